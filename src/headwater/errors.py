@@ -1,0 +1,70 @@
+"""Every error a user can meet.
+
+    HeadwaterError
+    ├── ConfigError            a setting, argument or file is wrong
+    ├── DatabaseError          PostgreSQL refused or could not be reached
+    │   └── PermissionMissing  … because the role lacks a right
+    ├── NotInstalled           the schema `headwater` is missing or of another version
+    ├── CaptureError           a table cannot be captured
+    ├── InvalidQuery           a filter, order or live query does not fit its table
+    ├── ResyncRequired         the log no longer reaches back to a position
+    └── EmbeddedError          the embedded PostgreSQL could not be used
+
+Each carries a stable `code` for machines, a `hint` that says the way out, and `retryable`. Driver
+errors are translated once, at the edge, with `from`. Assertions are for our own bugs only.
+"""
+
+from __future__ import annotations
+
+
+class HeadwaterError(Exception):
+    """Base of all; `str(error)` is the message without the hint."""
+
+    code = "headwater_error"
+    retryable = False
+
+    def __init__(self, message: str, *, hint: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+        if code is not None:
+            self.code = code
+
+
+class ConfigError(HeadwaterError):
+    code = "config"
+
+
+class DatabaseError(HeadwaterError):
+    code = "database"
+    retryable = True
+
+
+class PermissionMissing(DatabaseError):
+    code = "permission"
+    retryable = False
+
+
+class NotInstalled(HeadwaterError):
+    code = "not_installed"
+
+
+class CaptureError(HeadwaterError):
+    code = "capture"
+
+
+class InvalidQuery(HeadwaterError):
+    """`path` names the place in the query that is wrong: `where[2].value`."""
+
+    code = "invalid_query"
+
+    def __init__(self, message: str, *, path: str = "", hint: str | None = None) -> None:
+        super().__init__(f"{path}: {message}" if path else message, hint=hint)
+        self.path = path
+
+
+class ResyncRequired(HeadwaterError):
+    code = "resync"
+
+
+class EmbeddedError(HeadwaterError):
+    code = "embedded"

@@ -1,0 +1,214 @@
+"""The words everything else is written in: Table, Change, Transaction, Position.
+
+This module imports nothing of ours, does no I/O and reads no clock. All values are frozen; the same
+structs travel from the log through the live tier to the client.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+Value: TypeAlias = Any
+"""A column's value in Python. int, Decimal, str, bool, datetime, … as `headwater.log.images` says."""
+
+Row: TypeAlias = Mapping[str, Value]
+"""One row of a table by column name."""
+
+Key: TypeAlias = tuple[Value, ...]
+"""The primary key's values, in the order of `Table.key`."""
+
+Op: TypeAlias = Literal["insert", "update", "delete", "truncate", "reset"]
+"""What happened. `reset` says that the table changed in a way no row tells: read it again."""
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column as it was when a change was written.
+
+    `type` is the canonical name of the type beneath any domain (`integer`, `numeric`,
+    `timestamp with time zone`, `text[]`); `declared` is what the table says (`numeric(12,2)`).
+    `collation` is the collation's own name for types that have one, and `C` for every collation
+    that orders by code point, whatever it is called.
+    """
+
+    name: str
+    type: str
+    declared: str
+    collation: str | None = None
+
+
+class Table(msgspec.Struct, frozen=True):
+    """The shape of a table at one time. A column added, dropped, renamed or retyped makes a new
+    one with another `id`; changes point at the shape they were written under.
+    """
+
+    id: int
+    schema: str
+    name: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """How people call it: `orders`, or `sales.orders` outside the public schema."""
+        return self.name if self.schema == "public" else f"{self.schema}.{self.name}"
+
+    def key_of(self, row: Row) -> Key:
+        return tuple(row[column] for column in self.key)
+
+
+class Actor(msgspec.Struct, frozen=True):
+    """Who made a change: set by the writer for its transaction, empty when it did not say."""
+
+    user_id: str | None = None
+    function_name: str | None = None
+    trace_id: str | None = None
+
+
+NOBODY = Actor()
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One row's step: from `before` to `after`, at a place in the log.
+
+    `seq` orders the changes of any one row. `key` is empty for `truncate` and `reset`.
+    """
+
+    seq: int
+    xid: int
+    at: datetime
+    table: Table
+    op: Op
+    key: Key = ()
+    before: Row | None = None
+    after: Row | None = None
+    actor: Actor = NOBODY
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The columns whose values differ; for an insert or a delete, every column."""
+        if self.before is None or self.after is None:
+            return tuple(self.after or self.before or ())
+        before = self.before
+        return tuple(
+            name for name, value in self.after.items() if name not in before or before[name] != value
+        )
+
+
+class Position(msgspec.Struct, frozen=True):
+    """A place in the log: a database snapshot, and the log it belongs to.
+
+    A position contains the transactions that were visible in its snapshot: those below `xmin`, and
+    those below `xmax` that are not in `xip`. It is the resume token, the cursor, the SSE id and the
+    Spark offset; it prints and parses itself.
+
+    >>> position = Position.parse("9f3a61c2-748:752:749,751")
+    >>> position.contains(747), position.contains(749), position.contains(750)
+    (True, False, True)
+    >>> str(position)
+    '9f3a61c2-748:752:749,751'
+    >>> str(position.rounded_down())
+    '9f3a61c2-748:748:'
+    """
+
+    log: str
+    xmin: int
+    xmax: int
+    xip: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Read what `str` printed. Raises ValueError with the reason for anything else.
+
+        >>> Position.parse("yesterday")
+        Traceback (most recent call last):
+            ...
+        ValueError: 'yesterday' is not a position: expected LOG-XMIN:XMAX:XIP,…
+        """
+        match = _POSITION.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not a position: expected LOG-XMIN:XMAX:XIP,…")
+        return cls.of_snapshot(match["log"], match["snapshot"])
+
+    @classmethod
+    def of_snapshot(cls, log: str, snapshot: str) -> Position:
+        """Build a position from PostgreSQL's text form of a `pg_snapshot`."""
+        xmin, xmax, xip = snapshot.split(":")
+        running = tuple(int(xid) for xid in xip.split(",")) if xip else ()
+        position = cls(log, int(xmin), int(xmax), running)
+        if not (
+            position.xmin <= position.xmax
+            and all(position.xmin <= xid < position.xmax for xid in running)
+            and list(running) == sorted(set(running))
+        ):
+            raise ValueError(f"{snapshot!r} is not a snapshot: its transaction ids are out of order")
+        return position
+
+    @property
+    def snapshot(self) -> str:
+        """PostgreSQL's text form, to be cast to `pg_snapshot`."""
+        return f"{self.xmin}:{self.xmax}:{','.join(map(str, self.xip))}"
+
+    def __str__(self) -> str:
+        return f"{self.log}-{self.snapshot}"
+
+    def contains(self, xid: int) -> bool:
+        """Whether the transaction had committed (or failed) as of this position."""
+        return xid < self.xmin or (xid < self.xmax and xid not in self.xip)
+
+    def covers(self, other: Position) -> bool:
+        """Whether every transaction in `other` is in this position too.
+
+        >>> later, earlier = Position("a", 5, 9, (5,)), Position("a", 4, 6, (4, 5))
+        >>> later.covers(earlier), earlier.covers(later)
+        (True, False)
+        """
+        return (
+            self.log == other.log
+            and self.xmax >= other.xmax
+            and all(xid >= other.xmax or xid in other.xip for xid in self.xip)
+        )
+
+    def without(self, xids: frozenset[int] | set[int]) -> Position:
+        """The same place, as if these transactions had not been seen yet.
+
+        >>> str(Position("a", 7, 7).without({5}))
+        'a-5:7:5'
+        """
+        if not xids:
+            return self
+        running = tuple(sorted(xids.union(self.xip)))
+        return Position(self.log, min(running[0], self.xmin), self.xmax, running)
+
+    def rounded_down(self) -> Position:
+        """An earlier position without a list of running transactions. Resuming from it redelivers,
+        never skips."""
+        return Position(self.log, self.xmin, self.xmin)
+
+
+_POSITION = re.compile(
+    r"(?P<log>[0-9a-f]{1,16})-(?P<snapshot>[0-9]{1,20}:[0-9]{1,20}:(?:[0-9]{1,20}(?:,[0-9]{1,20})*)?)"
+)
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """Changes that became visible together, and the position that contains them.
+
+    A transaction of more than `limits.TRANSACTION_PART_CHANGES` arrives in parts; only its last
+    part is `complete`, and only then does `position` contain it. Saving any `position` is safe:
+    resuming from it never skips a change.
+    """
+
+    xid: int
+    changes: tuple[Change, ...]
+    position: Position
+    complete: bool = True
+
+    @property
+    def at(self) -> datetime:
+        """When its last change was written."""
+        return self.changes[-1].at
