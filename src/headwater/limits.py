@@ -20,3 +20,9 @@ NOTIFY_PAYLOAD_BYTES_MAX = 7_000
 
 IDENTIFIER_BYTES_MAX = 63
 """PostgreSQL's limit on names."""
+
+SERVER_VERSION_MIN = 140_000
+"""The oldest PostgreSQL: 14, for `create function … return` and multirange types."""
+
+CONNECT_TIMEOUT_SECONDS = 10
+"""How long opening a connection may take before it counts as unreachable."""

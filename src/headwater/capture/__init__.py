@@ -1,0 +1,1 @@
+"""Sources: what brings a database's changes into the log."""

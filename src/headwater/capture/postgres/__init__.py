@@ -1,0 +1,1 @@
+"""PostgreSQL through triggers: the SQL lives in `sql/`, one idea a file, applied by `schema`."""

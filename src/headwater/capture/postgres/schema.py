@@ -1,0 +1,120 @@
+"""Installs, upgrades and removes the schema `headwater` in the user's database.
+
+The files in `sql/` are the versions: `001_…`, `002_…`, applied in order, once each, all in one
+transaction and under a lock, so that any number of processes may start at the same time. A file
+that has been released is never edited; what it made is changed by a later one.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from psycopg import sql
+
+from headwater.database import Connection, translated
+from headwater.errors import NotInstalled
+from headwater.limits import SERVER_VERSION_MIN
+
+MIGRATION_LOCK = (1752654962, 2)  # see headwater.lock_class() in 002_waking.sql
+
+
+def versions() -> dict[int, str]:
+    """The SQL of every version there is, by number."""
+    folder = resources.files(__package__).joinpath("sql")
+    files = sorted(file.name for file in folder.iterdir() if file.name.endswith(".sql"))
+    return {int(name.split("_")[0]): folder.joinpath(name).read_text("utf-8") for name in files}
+
+
+LATEST = max(versions())
+
+
+async def installed_version(connection: Connection) -> int:
+    """The version in the database; 0 when Headwater is not installed."""
+    cursor = await connection.execute("select to_regclass('headwater.migrations') is not null")
+    if not _first(await cursor.fetchone()):
+        return 0
+    cursor = await connection.execute("select coalesce(max(version), 0) from headwater.migrations")
+    return int(_first(await cursor.fetchone()))
+
+
+async def install(connection: Connection, *, upto: int = LATEST) -> int:
+    """Bring the schema to a version; returns how many were applied. Does nothing when it is there."""
+    with translated():
+        if await installed_version(connection) >= upto:
+            return 0
+        await _check_server(connection)
+        async with connection.transaction():
+            await connection.execute("select pg_advisory_xact_lock(%s, %s)", MIGRATION_LOCK)
+            present = await installed_version(connection)
+            if present == 0:
+                await connection.execute(_BOOTSTRAP)
+            missing = {
+                number: text for number, text in versions().items() if present < number <= upto
+            }
+            for number, text in missing.items():
+                await connection.execute(text.encode())
+                await connection.execute(
+                    "insert into headwater.migrations (version) values (%s)", (number,)
+                )
+            # The functions of tables that are captured already are made anew by the new code.
+            await connection.execute(_RESYNC)
+            return len(missing)
+
+
+async def require(connection: Connection) -> None:
+    """Raise NotInstalled unless the schema is there in this release's version."""
+    with translated():
+        version = await installed_version(connection)
+    if version == 0:
+        raise NotInstalled(
+            "Headwater is not installed in this database", hint="Run: headwater init"
+        )
+    if version < LATEST:
+        raise NotInstalled(
+            f"the schema headwater is of version {version}, this release needs {LATEST}",
+            hint="Run: headwater init (it upgrades in place; nothing is lost)",
+        )
+
+
+async def uninstall(connection: Connection) -> bool:
+    """Remove the schema and every trigger. The user's tables and rows stay as they are."""
+    with translated():
+        if await installed_version(connection) == 0:
+            return False
+        await connection.execute(
+            sql.SQL("drop schema {} cascade").format(sql.Identifier("headwater"))
+        )
+    return True
+
+
+async def _check_server(connection: Connection) -> None:
+    version = connection.info.server_version
+    if version < SERVER_VERSION_MIN:
+        raise NotInstalled(
+            f"PostgreSQL {version // 10_000} is too old",
+            hint=f"Headwater needs PostgreSQL {SERVER_VERSION_MIN // 10_000} or newer.",
+        )
+
+
+_BOOTSTRAP = """
+create schema headwater;
+create table headwater.migrations (
+  version integer primary key,
+  applied_at timestamptz not null default clock_timestamp()
+);
+"""
+
+_RESYNC = """
+do $$
+begin
+  if to_regprocedure('headwater.sync_tables()') is not null then
+    update headwater.captures set fingerprint = fingerprint + 1;
+    perform headwater.sync_tables();
+  end if;
+end $$
+"""
+
+
+def _first(row: tuple[object, ...] | None) -> object:
+    assert row is not None
+    return row[0]

@@ -1,0 +1,715 @@
+-- Capture: triggers that write the log, one function a captured relation.
+--
+-- A relation's function holds the INSERT for the shape the relation had when it was made, so that a
+-- write costs one cached plan. It opens with a guard that PostgreSQL evaluates when it plans, and
+-- plans again when the table is altered: while the shape is the same the fixed statement runs, and
+-- after DDL the statement is built anew for each write until headwater.sync_tables makes a new
+-- function. Either way the statement comes from headwater.capture_statement.
+
+create table headwater.tables (
+  relid oid primary key,
+  schema_name text not null,
+  table_name text not null,
+  enabled boolean not null,
+  changed_at timestamptz not null default clock_timestamp()
+);
+
+-- The relations with triggers: the table itself, its partitions, its inheritance children.
+create table headwater.captures (
+  member oid primary key,
+  root oid not null,
+  fingerprint bigint not null
+);
+
+create index on headwater.captures (root);
+
+------------------------------------------------------------------------------------------- shapes
+
+-- Columns and key of a relation as jsonb; the key is empty where there is no primary key.
+create function headwater.describe(relation oid) returns jsonb
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  with recursive base_types (attnum, typid) as (
+    select a.attnum, a.atttypid
+    from pg_attribute a
+    where a.attrelid = relation and a.attnum > 0 and not a.attisdropped
+    union all
+    select b.attnum, t.typbasetype
+    from base_types b join pg_type t on t.oid = b.typid
+    where t.typtype = 'd'
+  ),
+  described as (
+    select
+      a.attnum,
+      jsonb_strip_nulls(jsonb_build_object(
+        'name', a.attname,
+        'type', format_type(b.typid, null),
+        'declared', format_type(a.atttypid, a.atttypmod),
+        'collation', case
+          when a.attcollation = 0 then null
+          when (case when l.collprovider = 'd' then
+                  -- Columns that hold an ICU or built-in locale were renamed from release to release.
+                  (select coalesce(to_jsonb(d) ->> 'datlocale', to_jsonb(d) ->> 'daticulocale', datcollate)
+                   from pg_database d where datname = current_database())
+                else coalesce(to_jsonb(l) ->> 'colllocale', to_jsonb(l) ->> 'colliculocale', l.collcollate) end)
+               in ('C', 'POSIX', 'C.UTF-8', 'C.UTF8', 'C.utf8') then 'C'
+          else l.collname end)) as col
+    from pg_attribute a
+    join base_types b on b.attnum = a.attnum
+    join pg_type t on t.oid = b.typid and t.typtype <> 'd'
+    left join pg_collation l on l.oid = a.attcollation
+    where a.attrelid = relation
+  )
+  select jsonb_build_object(
+    'schema', n.nspname,
+    'name', c.relname,
+    'columns', (select jsonb_agg(col order by attnum) from described),
+    'key', coalesce((
+      select jsonb_agg(a.attname order by k.ordinality)
+      from pg_index i
+      cross join unnest(i.indkey::int2[]) with ordinality k (attnum, ordinality)
+      join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+      where i.indrelid = relation and i.indisprimary and k.ordinality <= i.indnkeyatts), '[]'))
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace
+  where c.oid = relation
+$$;
+
+create function headwater.shape_id(relation oid) returns bigint
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$ select hashtextextended(relation::text || headwater.describe(relation)::text, 0) $$;
+
+create function headwater.register_shape(relation oid) returns bigint
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  shape bigint := headwater.shape_id(relation);
+  d jsonb;
+begin
+  if not exists (select from headwater.shapes where id = shape) then
+    d := headwater.describe(relation);
+    insert into headwater.shapes (id, relid, schema_name, table_name, columns, key)
+    values (shape, relation, d ->> 'schema', d ->> 'name', d -> 'columns',
+            array(select jsonb_array_elements_text(d -> 'key')));
+  end if;
+  return shape;
+end $$;
+
+-- The table and everything below it, by partitioning or inheritance.
+create function headwater.members_of(root oid) returns setof oid
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  with recursive members (oid) as (
+    select root
+    union
+    select i.inhrelid from members m join pg_inherits i on i.inhparent = m.oid
+  )
+  select oid from members
+$$;
+
+-- Whether statements on the relation must leave a mark before they start: its row triggers may
+-- write to the table again and be logged first, or it hands rows to partitions we do not know yet.
+create function headwater.needs_mark(member oid) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select exists (select from pg_class where oid = member and relkind = 'p')
+      or exists (
+        select from pg_trigger
+        where tgrelid = member
+          and tgtype & 1 = 1 and tgtype & 66 = 0 -- for each row; neither before nor instead of
+          and tgname not like 'headwater\_%'
+          and (not tgisinternal or exists (
+            -- A foreign key to itself that cascades writes to the table as well.
+            select from pg_constraint
+            where oid = tgconstraint and contype = 'f' and conrelid = confrelid
+              and (confdeltype not in ('a', 'r') or confupdtype not in ('a', 'r')))))
+$$;
+
+-- Changes whenever the function made for a member no longer fits it.
+create function headwater.fingerprint(member oid, root oid) returns bigint
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select hashtextextended(concat_ws(' ',
+    headwater.shape_id(root), headwater.describe(member), headwater.needs_mark(member),
+    member = root or member in (select headwater.members_of(root))), 0)
+$$;
+
+-- Declared immutable so that it is evaluated when the guard is planned, not at every write. The plan
+-- holds the table's oid and is thrown away when the table is altered, so it is never stale.
+create function headwater.fits(member oid, root oid, fingerprint bigint) returns boolean
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$ select coalesce(headwater.fingerprint(member, root) = fingerprint, false) $$;
+
+--------------------------------------------------------------------------------------- statements
+
+-- The image of a row of `member`, as a row of `root`: a child may have columns the table has not.
+create function headwater.image(alias text, member oid, root oid) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  with columns_of as (
+    select
+      (select array_agg(attname::text) from pg_attribute
+       where attrelid = root and attnum > 0 and not attisdropped) as wanted,
+      (select array_agg(attname::text) from pg_attribute
+       where attrelid = member and attnum > 0 and not attisdropped) as present
+  )
+  select case
+    when present <@ wanted then format('pg_catalog.row_to_json(%s)', alias)
+    else format('(select pg_catalog.row_to_json(image) from (select %s) image)',
+      (select string_agg(format('%s.%I', alias, name), ', ') from unnest(wanted) name))
+  end
+  from columns_of
+$$;
+
+-- The INSERT into the log for one statement on `member`. `actor` is the text of the three actor
+-- columns: variables where it stands in a function, parameters where it is executed.
+create function headwater.capture_statement(
+  member oid, root oid, operation text, shape bigint, actor text
+) returns text
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  before_image text := headwater.image('o', member, root);
+  after_image text := headwater.image('n', member, root);
+  first_key text;
+  same_key text;
+begin
+  if operation = 'INSERT' then
+    return format(
+      'insert into headwater.log (op, shape, after, user_id, function_name, trace_id)
+       select ''I'', %s, %s, %s from new_rows n', shape, after_image, actor);
+  elsif operation = 'DELETE' then
+    return format(
+      'insert into headwater.log (op, shape, before, user_id, function_name, trace_id)
+       select ''D'', %s, %s, %s from old_rows o', shape, before_image, actor);
+  end if;
+  -- Keys are compared by their bytes where their type has a collation, so that a key that changed
+  -- only for the eye ('a' to 'A' under a case-blind collation) is a delete and an insert too.
+  select
+    min(quote_ident(a.attname)) filter (where k.ordinality = 1),
+    string_agg(
+      case when a.attcollation <> 0
+        then format('o.%1$I::pg_catalog.text collate "C" operator(pg_catalog.=) n.%1$I::pg_catalog.text collate "C"', a.attname)
+        else format('o.%1$I operator(%2$I.%3$s) n.%1$I', a.attname, e.nspname, e.oprname) end,
+      ' and ')
+  into first_key, same_key
+  from pg_index i
+  cross join unnest(i.indkey::int2[], i.indclass::oid[]) with ordinality k (attnum, opclass, ordinality)
+  join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+  join pg_opclass c on c.oid = k.opclass
+  cross join lateral (
+    select n.nspname, o.oprname
+    from pg_amop p
+    join pg_operator o on o.oid = p.amopopr
+    join pg_namespace n on n.oid = o.oprnamespace
+    where p.amopfamily = c.opcfamily and p.amopstrategy = 3
+      and p.amoplefttype = c.opcintype and p.amoprighttype = c.opcintype
+  ) e
+  where i.indrelid = root and i.indisprimary and k.ordinality <= i.indnkeyatts;
+  -- A full join, because a changed key leaves both of its sides alone, and because it is never
+  -- planned as a nested loop: the plan is made for one row and must do for a million.
+  return format(
+    'insert into headwater.log (op, shape, before, after, user_id, function_name, trace_id)
+     select case when o.%1$s is null then ''I'' when n.%1$s is null then ''D'' else ''U'' end::pg_catalog."char",
+            %2$s,
+            case when o.%1$s is not null then %3$s end,
+            case when n.%1$s is not null then %4$s end,
+            %5$s
+     from old_rows o full join new_rows n on %6$s
+     where (o operator(pg_catalog.*=) n) is not true',
+    first_key, shape, before_image, after_image, actor, same_key);
+end $$;
+
+-- The same for a statement that no function fits: the table was altered since.
+create function headwater.fresh_statement(member oid, root oid, operation text) returns text
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  -- A partition or child that has left the table, or a table that has lost its key.
+  if member not in (select headwater.members_of(root))
+     or headwater.describe(root) -> 'key' = '[]' then
+    return null;
+  end if;
+  return headwater.capture_statement(
+    member, root, operation, headwater.register_shape(root), '$1, $2, $3');
+end $$;
+
+------------------------------------------------------------------------------------------ triggers
+
+-- Remembers where the log stood when a statement began (see headwater.needs_mark).
+create function headwater.mark() returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform set_config(
+    format('headwater.mark_%s_%s', pg_trigger_depth(), lower(tg_op)),
+    (select last_value from headwater.log_seq)::text, true);
+  return null;
+end $$;
+
+-- Row triggers may have written to the same table while the statement was at work; their changes
+-- were logged first but happened later. Gives them new numbers behind the statement's own.
+create function headwater.settle(root oid, operation text, depth integer, before_own bigint) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  setting text := format('headwater.mark_%s_%s', depth, lower(operation));
+  mark text := current_setting(setting, true);
+  nested record;
+begin
+  if mark is null or mark = '' then
+    return;
+  end if;
+  perform set_config(setting, '', true);
+  for nested in
+    select l.slot, l.seq
+    from headwater.log l
+    where l.xid = pg_current_xact_id() and l.seq > mark::bigint and l.seq <= before_own
+      and l.shape in (select id from headwater.shapes where relid = root)
+    order by l.seq
+  loop
+    update headwater.log set seq = nextval('headwater.log_seq')
+    where slot = nested.slot and xid = pg_current_xact_id() and seq = nested.seq;
+  end loop;
+end $$;
+
+-- A row written to a partition that was attached after the table was enabled and has no function of
+-- its own yet. Cloned onto it by PostgreSQL; silent while a statement on a parent is at work, which
+-- sees the same row.
+create function headwater.capture_row() returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set timezone = 'UTC' set datestyle = 'ISO' set intervalstyle = 'iso_8601'
+set bytea_output = 'hex' set extra_float_digits = 1 set lc_monetary = 'C'
+as $$
+declare
+  depth text := pg_trigger_depth();
+  root oid := pg_partition_root(tg_relid);
+  before_image json := case when tg_op <> 'INSERT' then row_to_json(old) end;
+  after_image json := case when tg_op <> 'DELETE' then row_to_json(new) end;
+  key text[];
+  shape bigint;
+begin
+  if concat(current_setting('headwater.mark_' || depth || '_insert', true),
+            current_setting('headwater.mark_' || depth || '_update', true),
+            current_setting('headwater.mark_' || depth || '_delete', true)) <> ''
+     or before_image::text = after_image::text
+     or not exists (select from headwater.tables where relid = root and enabled) then
+    return null;
+  end if;
+  shape := headwater.register_shape(root);
+  key := (select s.key from headwater.shapes s where s.id = shape limit 1);
+  insert into headwater.log (op, shape, before, after, user_id, function_name, trace_id)
+  select i.op::"char", shape, i.before, i.after,
+         nullif(current_setting('headwater.user_id', true), ''),
+         nullif(current_setting('headwater.function_name', true), ''),
+         nullif(current_setting('headwater.trace_id', true), '')
+  from (
+    select 'U' as op, before_image as before, after_image as after
+    where headwater.key_of(before_image, key)::text = headwater.key_of(after_image, key)::text
+    union all
+    select 'D', before_image, null
+    where before_image is not null
+      and headwater.key_of(before_image, key)::text is distinct from headwater.key_of(after_image, key)::text
+    union all
+    select 'I', null, after_image
+    where after_image is not null
+      and headwater.key_of(before_image, key)::text is distinct from headwater.key_of(after_image, key)::text
+  ) i;
+  if headwater.readers_sleep() then
+    perform headwater.notify(shape, tg_op, 1, null);
+  end if;
+  return null;
+end $$;
+
+-- TRUNCATE of the whole table is one change. Of a partition or of a table with inheritance children
+-- it is the deletion of the rows of that relation alone, unless the table was emptied just before.
+create function headwater.capture_truncate() returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set timezone = 'UTC' set datestyle = 'ISO' set intervalstyle = 'iso_8601'
+set bytea_output = 'hex' set extra_float_digits = 1 set lc_monetary = 'C'
+as $$
+declare
+  root oid := (select c.root from headwater.captures c where c.member = tg_relid);
+  shape bigint;
+  actor text[] := array[
+    nullif(current_setting('headwater.user_id', true), ''),
+    nullif(current_setting('headwater.function_name', true), ''),
+    nullif(current_setting('headwater.trace_id', true), '')];
+  logged bigint;
+  whole boolean;
+begin
+  if root is null or tg_relid not in (select headwater.members_of(root)) then
+    return null;
+  end if;
+  shape := headwater.register_shape(root);
+  whole := tg_relid = root and (
+    exists (select from pg_class where oid = root and relkind = 'p')
+    or not exists (select from pg_inherits where inhparent = root));
+  if whole then
+    insert into headwater.log (op, shape, user_id, function_name, trace_id)
+    values ('T', shape, actor[1], actor[2], actor[3]);
+    logged := 1;
+  elsif (select l.op from headwater.log l
+         where l.xid = pg_current_xact_id()
+           and l.shape in (select id from headwater.shapes where relid = root)
+         order by l.seq desc limit 1) = 'T' then
+    return null;
+  else
+    execute format(
+      'insert into headwater.log (op, shape, before, user_id, function_name, trace_id)
+       select ''D'', %s, %s, $1, $2, $3 from only %s o',
+      shape, headwater.image('o', tg_relid, root), tg_relid::regclass)
+      using actor[1], actor[2], actor[3];
+    get diagnostics logged = row_count;
+  end if;
+  if logged > 0 and headwater.readers_sleep() then
+    perform headwater.notify(shape, case when whole then 'TRUNCATE' else 'DELETE' end, logged, null);
+  end if;
+  return null;
+end $$;
+
+-- Makes (or makes anew) the function and the triggers of one relation.
+create function headwater.install_capture(member oid, root oid) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $body$
+declare
+  shape bigint := headwater.register_shape(root);
+  fingerprint bigint := headwater.fingerprint(member, root);
+  marked boolean := headwater.needs_mark(member);
+  actor constant text := 'capture.user_id, capture.function_name, capture.trace_id';
+  operation text;
+  transition text;
+begin
+  execute format(
+    $function$
+create or replace function headwater.capture_%1$s() returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set timezone = 'UTC' set datestyle = 'ISO' set intervalstyle = 'iso_8601'
+set bytea_output = 'hex' set extra_float_digits = 1 set lc_monetary = 'C'
+as $capture$
+<<capture>>
+declare
+  user_id text := nullif(current_setting('headwater.user_id', true), '');
+  function_name text := nullif(current_setting('headwater.function_name', true), '');
+  trace_id text := nullif(current_setting('headwater.trace_id', true), '');
+  sleeping boolean := headwater.readers_sleep();
+  logged bigint := 0;
+  mark bigint;
+  statement text;
+begin
+  if sleeping or %4$L::boolean then
+    select last_value into mark from headwater.log_seq;
+  end if;
+  if (tg_relid = '%1$s'::oid or tg_relid = '%2$s'::oid)
+     and headwater.fits('%1$s'::oid, '%2$s'::oid, %3$L::bigint) then
+    case tg_op
+      when 'INSERT' then %5$s;
+      when 'UPDATE' then %6$s;
+      when 'DELETE' then %7$s;
+    end case;
+    get diagnostics logged = row_count;
+  else
+    statement := headwater.fresh_statement(tg_relid, '%2$s'::oid, tg_op);
+    if statement is not null then
+      execute statement using user_id, function_name, trace_id;
+      get diagnostics logged = row_count;
+    end if;
+  end if;
+  if %4$L::boolean then
+    perform headwater.settle('%2$s'::oid, tg_op, pg_trigger_depth(), mark);
+  end if;
+  if sleeping and logged > 0 then
+    perform headwater.notify(%8$L::bigint, tg_op, logged, mark);
+  end if;
+  return null;
+end $capture$
+    $function$,
+    member, root, fingerprint, marked,
+    headwater.capture_statement(member, root, 'INSERT', shape, actor),
+    headwater.capture_statement(member, root, 'UPDATE', shape, actor),
+    headwater.capture_statement(member, root, 'DELETE', shape, actor),
+    shape);
+  execute format('revoke execute on function headwater.capture_%s() from public', member);
+
+  foreach operation in array array['insert', 'update', 'delete'] loop
+    transition := case operation
+      when 'insert' then 'new table as new_rows'
+      when 'update' then 'old table as old_rows new table as new_rows'
+      else 'old table as old_rows' end;
+    perform headwater.set_trigger(member, 'headwater_' || operation, format(
+      'after %s on %s referencing %s for each statement execute function headwater.capture_%s()',
+      operation, member::regclass, transition, member), true);
+    perform headwater.set_trigger(member, 'headwater_mark_' || operation, format(
+      'before %s on %s for each statement execute function headwater.mark()',
+      operation, member::regclass), marked);
+  end loop;
+  perform headwater.set_trigger(member, 'headwater_truncate', format(
+    'before truncate on %s for each statement execute function headwater.capture_truncate()',
+    member::regclass), true);
+  if member = root then
+    perform headwater.set_trigger(member, 'headwater_row', format(
+      'after insert or update or delete on %s for each row execute function headwater.capture_row()',
+      member::regclass), (select relkind = 'p' from pg_class where oid = member));
+  elsif exists (select from pg_trigger where tgrelid = member and tgname = 'headwater_row' and tgenabled <> 'D')
+    and exists (select from pg_class where oid = member and relkind = 'r') then
+    execute format('alter table only %s disable trigger headwater_row', member::regclass);
+  end if;
+
+  insert into headwater.captures values (member, root, fingerprint)
+  on conflict on constraint captures_pkey do update set root = excluded.root, fingerprint = excluded.fingerprint;
+end $body$;
+
+-- Creates or drops a trigger only where it is not as wanted: both take a lock that waits for writers.
+create function headwater.set_trigger(relation oid, name text, definition text, wanted boolean) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  present boolean := exists (select from pg_trigger where tgrelid = relation and tgname = name);
+begin
+  if wanted and not present then
+    execute format('create trigger %I %s', name, definition);
+  elsif present and not wanted then
+    execute format('drop trigger %I on %s', name, relation::regclass);
+  end if;
+end $$;
+
+create function headwater.remove_capture(relation oid) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  name text;
+begin
+  if exists (select from pg_class where oid = relation) then
+    for name in
+      select tgname from pg_trigger
+      where tgrelid = relation and tgname like 'headwater\_%' and not tgisinternal
+        and tgparentid = 0
+    loop
+      execute format('drop trigger %I on %s', name, relation::regclass);
+    end loop;
+  end if;
+  execute format('drop function if exists headwater.capture_%s() cascade', relation);
+  delete from headwater.captures c where c.member = relation;
+end $$;
+
+------------------------------------------------------------------------------- enable and disable
+
+-- Says why a relation cannot be captured, and what to do; returns it where it can.
+create function headwater.check_capturable(relation regclass, name text) returns oid
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  c pg_class;
+  parent regclass;
+  foreign_member regclass;
+begin
+  select * into c from pg_class where oid = relation;
+  if c.oid is null then
+    raise exception 'headwater: there is no table %', coalesce(name, 'null')
+      using errcode = 'undefined_table',
+            hint = 'Check the spelling and the schema (sales.orders); a name with capitals or '
+                   'blanks is quoted: enable_reactivity(''"Order Lines"'').';
+  end if;
+  if c.relkind in ('v', 'm') then
+    raise exception 'headwater: % is a %view, which has no changes of its own', relation,
+      case c.relkind when 'm' then 'materialized ' else '' end
+      using errcode = 'wrong_object_type', hint = 'Enable the tables it reads from.';
+  elsif c.relkind = 'f' then
+    raise exception 'headwater: % is a foreign table; its changes happen elsewhere', relation
+      using errcode = 'wrong_object_type', hint = 'Install Headwater in the database that holds it.';
+  elsif c.relkind not in ('r', 'p') then
+    raise exception 'headwater: % is not a table', relation using errcode = 'wrong_object_type';
+  elsif c.relpersistence = 't' then
+    raise exception 'headwater: % is a temporary table', relation
+      using errcode = 'wrong_object_type', hint = 'Only tables that other sessions can read can be watched.';
+  elsif c.relnamespace in ('pg_catalog'::regnamespace, 'information_schema'::regnamespace)
+     or relation = 'headwater.log'::regclass
+     or exists (select from pg_inherits where inhrelid = relation and inhparent = 'headwater.log'::regclass) then
+    raise exception 'headwater: % is a system table', relation using errcode = 'wrong_object_type';
+  end if;
+  select inhparent into parent from pg_inherits where inhrelid = relation limit 1;
+  if c.relispartition then
+    raise exception 'headwater: % is a partition of %', relation, parent
+      using errcode = 'wrong_object_type',
+            hint = format('Enable %s: its partitions are captured with it.', parent);
+  end if;
+  if headwater.describe(relation) -> 'key' = '[]' then
+    raise exception 'headwater: table % has no primary key', relation
+      using errcode = 'object_not_in_prerequisite_state',
+            hint = format('Rows are told apart by their key: alter table %s add primary key (…).', relation);
+  end if;
+  select m into foreign_member
+  from headwater.members_of(relation) m join pg_class f on f.oid = m where f.relkind = 'f' limit 1;
+  if foreign_member is not null then
+    raise exception 'headwater: % of table % is a foreign table, whose changes cannot be captured',
+      foreign_member, relation
+      using errcode = 'wrong_object_type', hint = 'Detach it, or enable the other partitions'' table.';
+  end if;
+  return relation;
+end $$;
+
+create function headwater.log_reset(root oid) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  shape bigint := headwater.register_shape(root);
+begin
+  insert into headwater.log (op, shape) values ('R', shape);
+  perform headwater.notify(shape, 'RESET', 1, null);
+end $$;
+
+-- Brings one table's triggers and functions up to its present shape and members. Returns whether
+-- anything was done. Partitions that came with rows or went are a reset: no row told us.
+create function headwater.sync_table(root oid) returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  relation oid;
+  filled boolean := false;
+  done boolean := false;
+  moved boolean := false;
+  fresh boolean := not exists (select from headwater.captures c where c.member = sync_table.root);
+begin
+  for relation in
+    select m from headwater.members_of(root) m
+    where not exists (
+      select from headwater.captures c
+      where c.member = m and c.fingerprint = headwater.fingerprint(m, sync_table.root))
+  loop
+    if not fresh and not exists (select from headwater.captures c where c.member = relation) then
+      execute format('lock table only %s in share row exclusive mode', relation::regclass);
+      execute format('select exists (select from only %s)', relation::regclass) into filled;
+      moved := moved or filled;
+    end if;
+    perform headwater.install_capture(relation, root);
+    done := true;
+  end loop;
+  for relation in
+    select c.member from headwater.captures c
+    where c.root = sync_table.root and c.member not in (select headwater.members_of(sync_table.root))
+  loop
+    perform headwater.remove_capture(relation);
+    moved := true;
+    done := true;
+  end loop;
+  update headwater.tables t
+  set schema_name = n.nspname, table_name = c.relname
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace
+  where t.relid = sync_table.root and c.oid = sync_table.root
+    and (t.schema_name, t.table_name) is distinct from (n.nspname::text, c.relname::text);
+  if moved then
+    perform headwater.log_reset(root);
+  end if;
+  return done;
+end $$;
+
+-- For the maintenance loop: every enabled table. A table that is gone is no longer enabled.
+create function headwater.sync_tables() returns integer
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  t record;
+  done integer := 0;
+begin
+  for t in select * from headwater.tables where enabled order by relid loop
+    if not exists (select from pg_class where oid = t.relid) then
+      perform headwater.remove_capture(c.member) from headwater.captures c where c.root = t.relid;
+      update headwater.tables set enabled = false, changed_at = clock_timestamp() where relid = t.relid;
+      done := done + 1;
+    elsif headwater.describe(t.relid) -> 'key' <> '[]' and headwater.sync_table(t.relid) then
+      done := done + 1;
+    end if;
+  end loop;
+  return done;
+end $$;
+
+create function headwater.enable_table(root oid) returns text
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  was_enabled boolean := (select enabled from headwater.tables where relid = root);
+begin
+  perform headwater.sync_table(root);
+  if was_enabled then
+    return headwater.label(root);
+  end if;
+  insert into headwater.tables (relid, schema_name, table_name, enabled)
+  select root, n.nspname, c.relname, true
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace
+  where c.oid = root
+  on conflict (relid) do update set enabled = true, changed_at = clock_timestamp();
+  -- Whoever watched before does not know what happened while nobody captured.
+  perform headwater.log_reset(root);
+  return headwater.label(root);
+end $$;
+
+create function headwater.disable_table(root oid) returns text
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform headwater.remove_capture(c.member) from headwater.captures c where c.root = disable_table.root;
+  update headwater.tables set enabled = false, changed_at = clock_timestamp()
+  where relid = root and enabled;
+  return headwater.label(root);
+end $$;
+
+-- How people call a table: orders, or sales.orders outside the public schema.
+create function headwater.label(relation oid) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select case when n.nspname = 'public' then c.relname else n.nspname || '.' || c.relname end
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = relation
+$$;
+
+-- Finds a table by the name a person typed, in the caller's own search path; a name that only fits
+-- when taken as it stands ("Order Lines" without quotes) is found too.
+create function headwater.find_table(name text) returns regclass
+language sql stable
+as $$
+  select coalesce(
+    case when name !~ '\s' or name ~ '"' then pg_catalog.to_regclass(name) end,
+    pg_catalog.to_regclass(pg_catalog.quote_ident(name)))
+$$;
+
+create function headwater.enable_reactivity(name text) returns text
+language sql volatile
+as $$
+  select headwater.enable_table(headwater.check_capturable(headwater.find_table(name), name))
+$$;
+
+create function headwater.disable_reactivity(name text) returns text
+language plpgsql
+as $$
+declare
+  relation pg_catalog.regclass := headwater.find_table(name);
+begin
+  if relation is null then
+    raise exception 'headwater: there is no table %', name
+      using errcode = 'undefined_table', hint = 'headwater status lists the tables that are enabled.';
+  end if;
+  return headwater.disable_table(relation);
+end $$;

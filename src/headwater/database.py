@@ -1,0 +1,93 @@
+"""The edge to PostgreSQL: opens connections and turns the driver's errors into ours, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+from psycopg import AsyncConnection, errors
+
+from headwater.errors import (
+    CaptureError,
+    ConfigError,
+    DatabaseError,
+    HeadwaterError,
+    NotInstalled,
+    PermissionMissing,
+)
+from headwater.limits import CONNECT_TIMEOUT_SECONDS
+
+Connection = AsyncConnection[tuple[Any, ...]]
+
+
+async def connect(url: str, *, purpose: str) -> Connection:
+    """Open a connection in autocommit mode. `purpose` shows in pg_stat_activity.
+
+    Times are read in UTC whatever the server's zone is.
+    """
+    try:
+        return await AsyncConnection.connect(
+            url,
+            autocommit=True,
+            connect_timeout=CONNECT_TIMEOUT_SECONDS,
+            application_name=f"headwater {purpose}",
+            options="-c timezone=UTC -c client_min_messages=warning",
+        )
+    except psycopg.Error as error:
+        raise translate(error, url) from error
+
+
+@contextmanager
+def translated(url: str = "") -> Iterator[None]:
+    """Raise our errors for the driver's inside the block."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise translate(error, url) from error
+
+
+def translate(error: psycopg.Error, url: str = "") -> HeadwaterError:
+    """The error a user should see for one of the driver's."""
+    message = error.diag.message_primary or str(error).strip()
+    hint = error.diag.message_hint
+    if message.startswith("headwater: "):
+        return CaptureError(message.removeprefix("headwater: "), hint=hint)
+    match error:
+        case errors.InsufficientPrivilege():
+            return PermissionMissing(
+                message, hint=hint or "headwater doctor says which right is needed for what."
+            )
+        case errors.InvalidSchemaName() | errors.UndefinedFunction() | errors.UndefinedTable() if (
+            "headwater" in message
+        ):
+            return NotInstalled(
+                f"Headwater is not installed in this database ({message})",
+                hint="Run: headwater init",
+            )
+        case psycopg.ProgrammingError() if not error.sqlstate:
+            return ConfigError(f"the database URL is not usable: {message}", hint=_URL_HINT)
+        case psycopg.OperationalError() if not error.sqlstate:
+            return DatabaseError(
+                f"cannot reach the database {without_password(url)}: {message}", hint=_REACH_HINT
+            )
+    return DatabaseError(message, hint=hint)
+
+
+_URL_HINT = "A URL looks like postgresql://user:password@host:5432/database."
+_REACH_HINT = "Check that the server runs and the URL is right, or use --embedded."
+
+
+def without_password(url: str) -> str:
+    """The URL as it may appear in messages and logs.
+
+    >>> without_password("postgresql://ann:secret@db:5432/shop")
+    'postgresql://ann:***@db:5432/shop'
+    """
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    netloc = parts.netloc.replace(f":{parts.password}@", ":***@", 1)
+    return urlunsplit(parts._replace(netloc=netloc))

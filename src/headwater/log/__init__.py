@@ -1,0 +1,1 @@
+"""The log: reading it in commit-safe order, following it, cursors, retention."""
