@@ -18,7 +18,7 @@ from headwater.errors import (
     NotInstalled,
     PermissionMissing,
 )
-from headwater.limits import CONNECT_TIMEOUT_SECONDS
+from headwater.limits import CONNECT_TIMEOUT_SECONDS, DEAD_PEER_SECONDS
 
 Connection = AsyncConnection[tuple[Any, ...]]
 
@@ -33,6 +33,8 @@ async def connect(url: str, *, purpose: str) -> Connection:
             url,
             autocommit=True,
             connect_timeout=CONNECT_TIMEOUT_SECONDS,
+            keepalives_idle=DEAD_PEER_SECONDS,
+            tcp_user_timeout=DEAD_PEER_SECONDS * 1000,
             application_name=f"headwater {purpose}",
             options="-c timezone=UTC -c client_min_messages=warning",
         )

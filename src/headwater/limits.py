@@ -26,3 +26,41 @@ SERVER_VERSION_MIN = 140_000
 
 CONNECT_TIMEOUT_SECONDS = 10
 """How long opening a connection may take before it counts as unreachable."""
+
+SLOT_CHECK_SECONDS = 60
+"""How often a reader looks which slots of the log are in use. Shorter than any slot lasts."""
+
+SLOT_SECONDS_MIN = 3_600
+"""With slots shorter than this (a retention below 30 hours) a reader visits all of them."""
+
+DEAD_PEER_SECONDS = 30
+"""A database that does not acknowledge for this long counts as gone, and we reconnect."""
+
+RECONNECT_SECONDS = (0.05, 5.0)
+"""First and longest pause between attempts to reach a lost database; doubled in between."""
+
+# Waking (docs/design/002-waking.md)
+SAFETY_POLL_SECONDS = 1.0
+"""A sleeping reader looks at the log this often without being woken."""
+
+WAKES_PER_SECOND_MAX = 300
+"""A reader woken more often begins to poll."""
+
+POLL_SECONDS = 0.005
+"""Pause between two reads of a polling reader."""
+
+POLL_QUIET_SECONDS = 1.0
+"""A polling reader that found nothing for this long goes back to sleep."""
+
+# Maintenance
+MAINTENANCE_SECONDS = 60.0
+"""How often retention is applied and altered tables get new capture functions."""
+
+MAINTENANCE_LOCK_TIMEOUT = "1s"
+"""How long maintenance may wait for a user's table; then it tries again next time."""
+
+CURSOR_SAVE_SECONDS = 0.5
+"""A cursor is saved at most this often while its consumer is busy."""
+
+CURSOR_WARNING_SHARE = 0.2
+"""Warn when less than this share of the retention is left to a cursor."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 Value: TypeAlias = Any
-"""A column's value in Python. int, Decimal, str, bool, datetime, … as `headwater.log.images` says."""
+"""A column's value in Python: int, Decimal, str, datetime, … as `headwater.log.images` says."""
 
 Row: TypeAlias = Mapping[str, Value]
 """One row of a table by column name."""
@@ -72,7 +72,7 @@ class Actor(msgspec.Struct, frozen=True):
 NOBODY = Actor()
 
 
-class Change(msgspec.Struct, frozen=True):
+class Change(msgspec.Struct, frozen=True, gc=False):
     """One row's step: from `before` to `after`, at a place in the log.
 
     `seq` orders the changes of any one row. `key` is empty for `truncate` and `reset`.
@@ -95,7 +95,9 @@ class Change(msgspec.Struct, frozen=True):
             return tuple(self.after or self.before or ())
         before = self.before
         return tuple(
-            name for name, value in self.after.items() if name not in before or before[name] != value
+            name
+            for name, value in self.after.items()
+            if name not in before or before[name] != value
         )
 
 
@@ -145,7 +147,9 @@ class Position(msgspec.Struct, frozen=True):
             and all(position.xmin <= xid < position.xmax for xid in running)
             and list(running) == sorted(set(running))
         ):
-            raise ValueError(f"{snapshot!r} is not a snapshot: its transaction ids are out of order")
+            raise ValueError(
+                f"{snapshot!r} is not a snapshot: its transaction ids are out of order"
+            )
         return position
 
     @property

@@ -8,6 +8,7 @@ that has been released is never edited; what it made is changed by a later one.
 from __future__ import annotations
 
 from importlib import resources
+from typing import Any
 
 from psycopg import sql
 
@@ -34,11 +35,12 @@ async def installed_version(connection: Connection) -> int:
     if not _first(await cursor.fetchone()):
         return 0
     cursor = await connection.execute("select coalesce(max(version), 0) from headwater.migrations")
-    return int(_first(await cursor.fetchone()))
+    version: int = _first(await cursor.fetchone())
+    return version
 
 
 async def install(connection: Connection, *, upto: int = LATEST) -> int:
-    """Bring the schema to a version; returns how many were applied. Does nothing when it is there."""
+    """Bring the schema to a version; returns how many were applied, 0 when it was there."""
     with translated():
         if await installed_version(connection) >= upto:
             return 0
@@ -115,6 +117,6 @@ end $$
 """
 
 
-def _first(row: tuple[object, ...] | None) -> object:
+def _first(row: tuple[Any, ...] | None) -> Any:
     assert row is not None
     return row[0]

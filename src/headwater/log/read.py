@@ -1,0 +1,419 @@
+"""Reads what is new in the log since a position. No loop, no waiting: `follow` has those.
+
+The rows new since a snapshot are those of transactions it does not contain; they are asked for in
+one statement together with the statement's own snapshot, which is the next position. Transactions
+come out whole, in the order of their last change: a transaction that changed a row after another
+one did so after that one had committed, so this order is right for every row.
+
+When more is new than fits a page, both snapshots are kept and the pages between them are read by
+number. Reading the same pair again gives the same changes for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, LiteralString
+
+import msgspec
+from psycopg.pq.abc import PGresult
+
+from headwater.database import Connection
+from headwater.errors import ResyncRequired
+from headwater.limits import (
+    LOG_PAGE_CHANGES,
+    LOG_SLOTS,
+    POSITION_RUNNING_MAX,
+    SLOT_CHECK_SECONDS,
+    SLOT_SECONDS_MIN,
+    TRANSACTION_PART_CHANGES,
+)
+from headwater.log.images import ImageDecoder
+from headwater.model import NOBODY, Actor, Change, Column, Op, Position, Table, Transaction
+
+
+class LogRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One line of `headwater.log`, decoded straight from the page's JSON."""
+
+    seq: int
+    xid: int
+    at: datetime
+    shape: int
+    op: str
+    before: msgspec.Raw
+    after: msgspec.Raw
+    user_id: str | None
+    function_name: str | None
+    trace_id: str | None
+
+
+_COLUMNS = (
+    "seq, xid::text::bigint, at, shape, op::text, before, after, user_id, function_name, trace_id"
+)
+_OPS: dict[str, Op] = {
+    "I": "insert",
+    "U": "update",
+    "D": "delete",
+    "T": "truncate",
+    "R": "reset",
+}
+_decode_page = msgspec.json.Decoder(list[LogRow]).decode
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """What one read brought. `position` is where the log was read to.
+
+    With `backlog` set, more is new than a page holds: nothing was taken, and `LogReader.catch_up`
+    reads from the old position to this one.
+    """
+
+    transactions: tuple[Transaction, ...]
+    position: Position
+    backlog: bool = False
+
+
+class LogReader:
+    """Reads the log through connections that its caller owns; remembers shapes and slots.
+
+    `wants` leaves out the tables nobody asked for before their images are decoded.
+    """
+
+    def __init__(self, log: str, wants: Callable[[Table], bool] | None = None) -> None:
+        self.log = log
+        self._wants = wants
+        self._shapes: dict[int, tuple[Table, ImageDecoder] | None] = {}
+        self._slots = _Slots()
+
+    @classmethod
+    async def open(
+        cls, connection: Connection, wants: Callable[[Table], bool] | None = None
+    ) -> LogReader:
+        """A reader of the log in this database. The connection is for reading the log only."""
+        # A plan made while a slot was empty must not scan it when it is full.
+        await connection.execute("set enable_seqscan = off")
+        (log,) = await _one(connection, "select headwater.log_id()")
+        return cls(str(log), wants)
+
+    async def now(self, connection: Connection) -> Position:
+        (snapshot,) = await _one(connection, "select pg_current_snapshot()::text")
+        return Position.of_snapshot(self.log, snapshot)
+
+    async def check(self, connection: Connection, position: Position) -> None:
+        """Raise ResyncRequired unless the log still holds everything since the position."""
+        if position.log != self.log:
+            raise ResyncRequired(
+                f"position {position} belongs to another log than this database's ({self.log})",
+                hint="The database was restored, failed over or installed anew. Read the tables "
+                "again, then follow the log from its present position.",
+            )
+        (floor,) = await _one(connection, "select last_value from headwater.log_floor")
+        _check_floor(position, floor)
+
+    async def read(self, connection: Connection, since: Position) -> Batch:
+        """Everything committed since the position, as of the connection's snapshot.
+
+        In a repeatable-read transaction, that is the transaction's snapshot; otherwise now.
+        """
+        slots = await self._slots.holding(connection, since)
+        cursor = await connection.execute(
+            _new_rows(slots, bool(since.xip)),
+            {"xmax": str(since.xmax), "xip": list(map(str, since.xip))},
+            prepare=True,
+        )
+        snapshot, floor, retention, page = _values(cursor.pgresult, 4)
+        _check_floor(since, int(floor))
+        if self._slots.moved(retention):
+            return await self.read(connection, since)
+        position = Position.of_snapshot(self.log, snapshot.decode())
+        rows = _decode_page(page)
+        if len(rows) > LOG_PAGE_CHANGES:
+            return Batch((), position, backlog=True)
+        await self._learn_shapes(connection, rows)
+        return Batch(tuple(self._assemble(rows, since, position)), position)
+
+    async def catch_up(
+        self, connection: Connection, since: Position, until: Position
+    ) -> AsyncIterator[Transaction]:
+        """All between two positions, page by page. Only the last transaction carries `until`;
+        resuming from an earlier one begins at `since` again."""
+        held: Transaction | None = None
+        pending = _Pending()
+        async for rows, upto in self._pages(connection, since, until):
+            await self._learn_shapes(connection, rows)
+            pending.add(self._wanted(rows))
+            finished = await _without_changes_beyond(connection, pending.xids(), upto)
+            for xid, ready, complete in pending.take_ready(finished):
+                if held is not None:
+                    yield held
+                held = Transaction(xid, self._changes(ready), since, complete)
+        if held is not None:
+            yield Transaction(held.xid, held.changes, until)
+
+    async def _pages(
+        self, connection: Connection, since: Position, until: Position
+    ) -> AsyncIterator[tuple[list[LogRow], int]]:
+        """The rows between two positions in the order of `seq`, with how far each page reaches."""
+        first, last = await _seq_bounds(connection, since, until)
+        fetching = asyncio.ensure_future(_fetch_page(connection, since, until, first))
+        try:
+            while first <= last:
+                page = await fetching
+                first += LOG_PAGE_CHANGES
+                # PostgreSQL prepares the next page while this one is decoded.
+                fetching = asyncio.ensure_future(_fetch_page(connection, since, until, first))
+                await asyncio.sleep(0)
+                yield _decode_page(page), first - 1
+        finally:
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
+
+    async def _learn_shapes(self, connection: Connection, rows: list[LogRow]) -> None:
+        unknown = {row.shape for row in rows} - self._shapes.keys()
+        if not unknown:
+            return
+        cursor = await connection.execute(
+            "select distinct on (id) id, schema_name, table_name, columns, key"
+            " from headwater.shapes where id = any(%s)",
+            (list(unknown),),
+        )
+        for id_, schema, name, columns, key in await cursor.fetchall():
+            table = Table(
+                id_, schema, name, msgspec.convert(columns, tuple[Column, ...]), tuple(key)
+            )
+            wanted = self._wants is None or self._wants(table)
+            self._shapes[id_] = (table, ImageDecoder(table)) if wanted else None
+
+    def _assemble(
+        self, rows: list[LogRow], since: Position, position: Position
+    ) -> Iterator[Transaction]:
+        """Whole transactions in the order of their last change. Each has a position that contains
+        it; where that would list too many others, the one before the batch."""
+        pending = _Pending()
+        pending.add(self._wanted(rows))
+        order = pending.xids()
+        for index, xid in enumerate(order, 1):
+            later = order[index:]
+            listed = len(later) <= POSITION_RUNNING_MAX
+            yield Transaction(
+                xid,
+                self._changes(pending.take(xid)),
+                position.without(set(later)) if listed else since,
+            )
+
+    def _wanted(self, rows: list[LogRow]) -> Iterator[LogRow]:
+        return (row for row in rows if self._shapes[row.shape] is not None)
+
+    def _changes(self, rows: list[LogRow]) -> tuple[Change, ...]:
+        shapes = self._shapes
+        return tuple(_change(row, *known) for row in rows if (known := shapes[row.shape]))
+
+
+class _Pending:
+    """Rows of transactions that may not have ended, in the order of each one's last row."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, list[LogRow]] = {}
+
+    def add(self, rows: Iterable[LogRow]) -> None:
+        for row in rows:
+            mine = self._rows.pop(row.xid, [])
+            mine.append(row)
+            self._rows[row.xid] = mine
+
+    def xids(self) -> list[int]:
+        return list(self._rows)
+
+    def take(self, xid: int) -> list[LogRow]:
+        return self._rows.pop(xid)
+
+    def take_ready(self, finished: list[int]) -> Iterator[tuple[int, list[LogRow], bool]]:
+        """The finished transactions, whole; then parts of those that would outgrow memory. Of
+        these a row stays behind, so that there is a last part to come."""
+        for xid in finished:
+            yield xid, self.take(xid), True
+        for xid, rows in self._rows.items():
+            if len(rows) > TRANSACTION_PART_CHANGES:
+                self._rows[xid] = rows[-1:]
+                yield xid, rows[:-1], False
+
+
+class _Slots:
+    """Knows which partitions of the log can hold anything new, so that a read visits two or three
+    and not all of them.
+
+    Writers choose the slot by the server's clock. Between two looks they can only reach the present
+    slot and its neighbours; a change of retention numbers the slots anew and is noticed in the read
+    that it could have misled.
+    """
+
+    def __init__(self) -> None:
+        self._slots: tuple[int, ...] = ()
+        self._xmin = 0
+        self._retention: bytes | None = None
+        self._look_again_at = 0.0
+
+    async def holding(self, connection: Connection, since: Position) -> tuple[int, ...]:
+        if (
+            self._retention is None
+            or since.xmin < self._xmin
+            or time.monotonic() >= self._look_again_at
+        ):
+            await self._look(connection, since)
+        return self._slots
+
+    def moved(self, retention: bytes) -> bool:
+        """Whether the slots were numbered anew since the last look; then look again."""
+        if retention == self._retention:
+            return False
+        self._retention = None
+        return True
+
+    async def _look(self, connection: Connection, since: Position) -> None:
+        self._look_again_at = time.monotonic() + SLOT_CHECK_SECONDS
+        retention, seconds, writing = await _one(
+            connection,
+            "select retention::text, extract(epoch from retention) / 30,"
+            " headwater.slot_at(clock_timestamp()) from headwater.installation",
+        )
+        near = {(writing + step) % LOG_SLOTS for step in (-1, 0, 1)}
+        if seconds < SLOT_SECONDS_MIN:
+            near = set(range(LOG_SLOTS))
+        cursor = await connection.execute(_OCCUPIED, {"xmin": str(since.xmin)})
+        occupied = {row[0] for row in await cursor.fetchall()}
+        self._slots = tuple(sorted(near | occupied))
+        self._xmin = since.xmin
+        self._retention = str(retention).encode()
+
+
+_OCCUPIED = " union all ".join(
+    f"select {slot} where exists (select from headwater.log_{slot} where xid >= %(xmin)s::xid8)"
+    for slot in range(LOG_SLOTS)
+)
+
+_ROW = f"json_build_array({_COLUMNS})"
+
+# The floor is asked for after the rows are there, and past the snapshot, being a sequence: a slot
+# that was emptied while we read it is noticed.
+_FLOOR = "(select last_value from headwater.log_floor where page.rows is not null)"
+
+
+@lru_cache(maxsize=64)
+def _new_rows(slots: tuple[int, ...], with_running: bool) -> str:
+    conditions = ["xid >= %(xmax)s::xid8"]
+    if with_running:
+        conditions.append("xid = any(%(xip)s::xid8[])")
+    parts = " union all ".join(
+        f"select * from headwater.log_{slot} where {condition}"
+        for slot in slots
+        for condition in conditions
+    )
+    return f"""
+        with page as materialized (
+          select coalesce(json_agg({_ROW}), '[]') as rows
+          from (select * from ({parts}) new order by seq limit {LOG_PAGE_CHANGES + 1}) ordered
+        )
+        select pg_current_snapshot()::text, {_FLOOR},
+               (select retention::text from headwater.installation), page.rows
+        from page"""
+
+
+_PAGE = f"""
+    with page as materialized (
+      select coalesce(json_agg({_ROW}), '[]') as rows
+      from (
+        select * from headwater.log
+        where seq between %(first)s and %(last)s
+          and not pg_visible_in_snapshot(xid, %(since)s::pg_snapshot)
+          and pg_visible_in_snapshot(xid, %(until)s::pg_snapshot)
+        order by seq
+      ) ordered
+    )
+    select {_FLOOR}, page.rows from page"""
+
+
+async def _fetch_page(
+    connection: Connection, since: Position, until: Position, first: int
+) -> bytes:
+    cursor = await connection.execute(
+        _PAGE,
+        {
+            "first": first,
+            "last": first + LOG_PAGE_CHANGES - 1,
+            "since": since.snapshot,
+            "until": until.snapshot,
+        },
+    )
+    floor, page = _values(cursor.pgresult, 2)
+    _check_floor(since, int(floor))
+    return page
+
+
+async def _seq_bounds(connection: Connection, since: Position, until: Position) -> tuple[int, int]:
+    first, last = await _one(
+        connection,
+        "select coalesce(min(seq), 1), coalesce(max(seq), 0) from headwater.log"
+        " where (xid >= %(xmax)s::xid8 or xid = any(%(xip)s::xid8[]))"
+        " and pg_visible_in_snapshot(xid, %(until)s::pg_snapshot)",
+        {
+            "xmax": str(since.xmax),
+            "xip": list(map(str, since.xip)),
+            "until": until.snapshot,
+        },
+    )
+    return first, last
+
+
+async def _without_changes_beyond(connection: Connection, xids: list[int], upto: int) -> list[int]:
+    """Those of the transactions that are wholly in the pages read so far, in their order."""
+    cursor = await connection.execute(
+        "select x.xid::text::bigint from unnest(%s::xid8[]) with ordinality x (xid, n)"
+        " where not exists (select from headwater.log l where l.xid = x.xid and l.seq > %s)"
+        " order by x.n",
+        (list(map(str, xids)), upto),
+    )
+    return [row[0] for row in await cursor.fetchall()]
+
+
+def _change(row: LogRow, table: Table, decode: ImageDecoder) -> Change:
+    before, after = decode(row.before), decode(row.after)
+    image = after if after is not None else before
+    anonymous = row.user_id is None and row.function_name is None and row.trace_id is None
+    return Change(
+        row.seq,
+        row.xid,
+        row.at,
+        table,
+        _OPS[row.op],
+        table.key_of(image) if image is not None else (),
+        before,
+        after,
+        NOBODY if anonymous else Actor(row.user_id, row.function_name, row.trace_id),
+    )
+
+
+def _check_floor(position: Position, floor: int) -> None:
+    if position.xmin < floor:
+        raise ResyncRequired(
+            f"the log was trimmed past position {position}",
+            hint="Its retention is over. Read the tables again, then follow the log from its "
+            "present position; a longer retention is set with `retention` in headwater.toml.",
+        )
+
+
+def _values(result: PGresult | None, count: int) -> list[bytes]:
+    """The first row's values as the server sent them."""
+    assert result is not None
+    values = [result.get_value(0, column) for column in range(count)]
+    return [value for value in values if value is not None]
+
+
+async def _one(
+    connection: Connection, statement: LiteralString, parameters: dict[str, Any] | None = None
+) -> tuple[Any, ...]:
+    cursor = await connection.execute(statement, parameters)
+    row = await cursor.fetchone()
+    assert row is not None
+    return row

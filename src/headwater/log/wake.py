@@ -1,0 +1,130 @@
+"""Wakes a reader when the log may have something new; the I/O around `pace.Pace`.
+
+One connection listens. When the pace says to poll, a second one asks for the lock with the blocking
+call: under load some writer always holds the shared form, so a try would starve, while a waiting
+request already makes writers skip NOTIFY. The poller tells the other readers with a NOTIFY of its
+own, once a read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+
+import psycopg
+
+from headwater.database import Connection, connect
+from headwater.log.pace import Pace
+from headwater.model import Position
+
+CHANNEL = "headwater"
+WAKE_LOCK = (1752654962, 1)  # see headwater.readers_sleep() in 002_waking.sql
+FROM_POLLER = "v1:poll"
+
+
+class Waker:
+    """Use as an async context manager; then `await wait()` before and `have_read` after a read."""
+
+    def __init__(self, url: str) -> None:
+        self.pace = Pace()
+        self._url = url
+        self._event = asyncio.Event()
+        self._listening: asyncio.Task[None] | None = None
+        self._lock: _PollerLock | None = None
+
+    async def __aenter__(self) -> Waker:
+        connection = await connect(self._url, purpose="listener")
+        await connection.execute(f"listen {CHANNEL}")
+        self._listening = asyncio.create_task(self._listen(connection))
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        assert self._listening is not None
+        self._listening.cancel()
+        await asyncio.gather(self._listening, return_exceptions=True)
+        await self._set_lock(False)
+
+    async def wait(self) -> None:
+        """Return when it is time to read. Raises the driver's error when the listener was lost."""
+        assert self._listening is not None
+        if self.pace.mode == "asleep":
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.pace.pause):
+                    await self._event.wait()
+        else:
+            await asyncio.sleep(self.pace.pause)
+        self._event.clear()
+        if self._listening.done():
+            self._listening.result()
+
+    async def have_read(self, *, news: bool, position: Position) -> None:
+        if self._lock is not None and self._lock.lost:
+            self.pace.lock_lost()
+        self.pace.have_read(time.monotonic(), news=news, position=position)
+        await self._set_lock(self.pace.mode == "polling")
+        if news and self._lock is not None:
+            self._lock.announce()
+
+    async def _listen(self, connection: Connection) -> None:
+        try:
+            async for notice in connection.notifies():
+                if notice.payload != FROM_POLLER:
+                    self.pace.woken(time.monotonic())
+                self._event.set()
+        finally:
+            self._event.set()
+            await connection.close()
+
+    async def _set_lock(self, wanted: bool) -> None:
+        if wanted and self._lock is None:
+            self._lock = _PollerLock(self._url)
+        elif not wanted and self._lock is not None:
+            lock, self._lock = self._lock, None
+            await lock.release()
+
+
+class _PollerLock:
+    """The exclusive form of the lock, asked for at once and held until released."""
+
+    def __init__(self, url: str) -> None:
+        self._connection: Connection | None = None
+        self._held = False
+        self._task = asyncio.create_task(self._acquire(url))
+        self._announcement: asyncio.Task[object] | None = None
+
+    @property
+    def lost(self) -> bool:
+        """The connection failed, and the lock or the request for it with it."""
+        failed = self._task.done() and not self._task.cancelled() and self._task.exception()
+        return bool(failed) or (self._connection is not None and self._connection.broken)
+
+    async def _acquire(self, url: str) -> None:
+        self._connection = await connect(url, purpose="poller")
+        await self._connection.execute("select pg_advisory_lock(%s, %s)", WAKE_LOCK)
+        self._held = True
+
+    def announce(self) -> None:
+        """Wake the readers that sleep, unless we are just doing so."""
+        connection = self._connection
+        busy = self._announcement is not None and not self._announcement.done()
+        if self._held and connection is not None and not busy:
+            self._announcement = asyncio.create_task(self._notify(connection))
+
+    async def _notify(self, connection: Connection) -> None:
+        with suppress(psycopg.Error):
+            await connection.execute("select pg_notify(%s, %s)", (CHANNEL, FROM_POLLER))
+
+    async def release(self) -> None:
+        """Cancel the request where it waits: closing the socket would leave it in the queue."""
+        if not self._task.done() and self._connection is not None:
+            with suppress(psycopg.Error):
+                await self._connection.cancel_safe()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        if self._announcement is not None:
+            await asyncio.gather(self._announcement, return_exceptions=True)
+        if self._connection is not None:
+            with suppress(psycopg.Error):
+                await self._connection.execute("select pg_advisory_unlock_all()")
+            await self._connection.close()
