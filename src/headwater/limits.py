@@ -64,3 +64,6 @@ CURSOR_SAVE_SECONDS = 0.5
 
 CURSOR_WARNING_SHARE = 0.2
 """Warn when less than this share of the retention is left to a cursor."""
+
+RETENTION_DAYS = 30
+"""How long the log keeps changes unless told otherwise."""

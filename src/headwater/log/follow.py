@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TypeAlias
 
 import psycopg
 
@@ -24,18 +25,24 @@ from headwater.model import Position, Table, Transaction
 
 logger = logging.getLogger(__name__)
 
+CaughtUp: TypeAlias = Callable[[Connection, Position], Awaitable[None]]
+
+
+async def _ignore(connection: Connection, position: Position) -> None:
+    pass
+
 
 async def follow(
     url: str,
     *,
     since: Position | None = None,
     wants: Callable[[Table], bool] | None = None,
-    caught_up: Callable[[Position], None] | None = None,
-) -> AsyncIterator[Transaction]:
+    caught_up: CaughtUp = _ignore,
+) -> AsyncGenerator[Transaction, None]:
     """Transactions after `since` (or from now on), for ever.
 
-    `caught_up` hears of every position up to which there is nothing more, also when no transaction
-    was for us.
+    `caught_up` hears, on the reading connection, of positions up to which all was delivered and
+    more was asked for: at the start and after every read, also when nothing in it was for us.
     """
     progress = _Progress(since)
     attempt = 0
@@ -44,11 +51,11 @@ async def follow(
             async with _link(url, wants) as (connection, reader, waker):
                 await progress.begin(connection, reader)
                 attempt = 0
+                await caught_up(connection, progress.position)
                 while True:
                     async for transaction in progress.read(connection, reader):
                         yield transaction
-                    if caught_up is not None:
-                        caught_up(progress.position)
+                    await caught_up(connection, progress.position)
                     await waker.have_read(news=progress.news, position=progress.position)
                     await waker.wait()
         except (psycopg.OperationalError, psycopg.InterfaceError, DatabaseError) as error:

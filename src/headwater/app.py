@@ -1,0 +1,188 @@
+"""`Headwater`: the one object a Python program needs.
+
+It finds or starts the database, keeps the schema and the captured tables as declared, looks after
+the log, and hands out change feeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from typing import Any
+
+from headwater.capture.postgres import schema, triggers
+from headwater.database import Connection, connect, translated
+from headwater.embedded import EmbeddedPostgres
+from headwater.errors import ConfigError
+from headwater.limits import CURSOR_SAVE_SECONDS
+from headwater.log import cursors, maintenance
+from headwater.log.follow import follow
+from headwater.model import Position, Transaction
+from headwater.settings import Settings, load_settings
+
+
+class Headwater:
+    """A database as live data.
+
+    ```python
+    hw = Headwater()                 # or Headwater("postgresql://…")
+    hw.table("orders")
+
+    async with hw:
+        async for transaction in hw.changes():
+            ...
+    ```
+
+    Without a URL (here, in `HEADWATER_URL` or in `headwater.toml`) it uses the embedded PostgreSQL.
+    """
+
+    def __init__(self, url: str | None = None, **overrides: Any) -> None:
+        self.settings = load_settings(overrides={"url": url, **overrides})
+        self._tables: dict[str, None] = {}
+        self._stack = AsyncExitStack()
+        self._url = self.settings.url
+
+    @property
+    def url(self) -> str:
+        """Where the database is; known from the start of `async with` on."""
+        if self._url is None:
+            raise ConfigError(
+                "the embedded PostgreSQL is not running yet",
+                hint="Use Headwater with `async with hw:` before asking for its url.",
+            )
+        return self._url
+
+    def table(self, name: str) -> None:
+        """Declare that a table's changes are captured; done when Headwater starts."""
+        self._tables[name] = None
+
+    async def __aenter__(self) -> Headwater:
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._stack.aclose()
+
+    async def _start(self) -> None:
+        self._url = await self._stack.enter_async_context(database(self.settings))
+        async with self.connection("setup") as connection:
+            await schema.install(connection)
+            with translated():
+                await connection.execute(
+                    "select headwater.set_retention(%(keep)s) from headwater.installation"
+                    " where retention <> %(keep)s",
+                    {"keep": self.settings.retention_period},
+                )
+            for name in self._tables:
+                await triggers.enable(connection, name)
+        every = self.settings.maintenance_period.total_seconds()
+        task = asyncio.create_task(maintenance.run(self.url, every=every))
+        self._stack.push_async_callback(_cancelled, task)
+
+    @asynccontextmanager
+    async def connection(self, purpose: str = "application") -> AsyncIterator[Connection]:
+        """A connection of one's own, in autocommit mode."""
+        connection = await connect(self.url, purpose=purpose)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    async def enable(self, name: str) -> str:
+        """Capture a table's changes from now on."""
+        async with self.connection("setup") as connection:
+            return await triggers.enable(connection, name)
+
+    async def disable(self, name: str) -> str:
+        """Stop capturing a table's changes."""
+        async with self.connection("setup") as connection:
+            return await triggers.disable(connection, name)
+
+    async def changes(
+        self, *tables: str, since: Position | None = None, cursor: str | None = None
+    ) -> AsyncGenerator[Transaction, None]:
+        """Committed transactions, whole and in order, from now on or from where one left off.
+
+        `since` is a position to resume from. With `cursor`, the position is kept in the database
+        under that name: a transaction counts as done when the next one is asked for, so after a
+        crash it comes again and none is skipped. Named tables are those to hear of; none means all.
+        """
+        names = await self._labels(tables)
+        wants = (lambda table: table.label in names) if names else None
+        if cursor is None:
+            feed = follow(self.url, since=since, wants=wants)
+        else:
+            async with self.connection("cursor") as connection:
+                with translated():
+                    since = since or await cursors.load(connection, cursor)
+            keeper = _CursorKeeper(cursor)
+            feed = follow(self.url, since=since, wants=wants, caught_up=keeper.caught_up)
+        async with aclosing(feed):
+            async for transaction in feed:
+                yield transaction
+
+    async def _labels(self, tables: tuple[str, ...]) -> frozenset[str]:
+        """The tables' names as changes carry them; a clear error for one that is not captured."""
+        if not tables:
+            return frozenset()
+        async with self.connection("setup") as connection:
+            known = {t.name: t for t in await triggers.list_tables(connection)}
+            labels = set()
+            for name in tables:
+                row = await (
+                    await connection.execute(
+                        "select headwater.label(headwater.find_table(%s))", (name,)
+                    )
+                ).fetchone()
+                label = row[0] if row else None
+                if label is None or label not in known:
+                    raise ConfigError(
+                        f"table {name} is not enabled",
+                        hint=f"Enable it first: headwater enable {name}",
+                    )
+                labels.add(label)
+        return frozenset(labels)
+
+
+@asynccontextmanager
+async def database(settings: Settings, *, keep_running: bool = False) -> AsyncIterator[str]:
+    """The URL of the database these settings mean. The embedded one runs inside the block, and
+    beyond it when it is to keep running."""
+    if settings.url is not None:
+        yield settings.url
+        return
+    server = EmbeddedPostgres(settings.data_dir)
+    await asyncio.to_thread(server.start)
+    try:
+        yield server.url
+    finally:
+        await asyncio.to_thread(server.close, keep_running=keep_running)
+
+
+class _CursorKeeper:
+    """Saves a cursor behind its consumer: only what is done, and not at every step."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._saved: Position | None = None
+        self._saved_at = -math.inf
+
+    async def caught_up(self, connection: Connection, position: Position) -> None:
+        """Everything up to the position has been delivered and asked beyond."""
+        due = time.monotonic() - self._saved_at >= CURSOR_SAVE_SECONDS
+        if due and position != self._saved:
+            await cursors.save(connection, self._name, position)
+            self._saved, self._saved_at = position, time.monotonic()
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

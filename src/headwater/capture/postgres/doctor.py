@@ -1,0 +1,151 @@
+"""Looks at a database and says what Headwater can do there, and which right or setting is missing
+for what."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from headwater.capture.postgres import schema, triggers
+from headwater.database import Connection
+from headwater.limits import SERVER_VERSION_MIN
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """`fail` keeps Headwater from working, `warn` one feature only; `hint` is the way out."""
+
+    topic: str
+    level: Literal["ok", "warn", "fail"]
+    detail: str
+    hint: str | None = None
+
+
+async def examine(connection: Connection) -> list[Finding]:
+    findings = [
+        _server(connection.info.server_version),
+        await _encoding(connection),
+        await _installation(connection),
+        await _identity(connection),
+        await _wal(connection),
+        await _commit_times(connection),
+    ]
+    if await schema.installed_version(connection) == schema.LATEST:
+        findings += [_table(table) for table in await triggers.list_tables(connection)]
+    return findings
+
+
+def _server(version: int) -> Finding:
+    name = f"PostgreSQL {version // 10_000}.{version % 10_000}"
+    if version < SERVER_VERSION_MIN:
+        return Finding(
+            "server", "fail", f"{name} is too old", f"Use {SERVER_VERSION_MIN // 10_000} or newer."
+        )
+    return Finding("server", "ok", name)
+
+
+async def _encoding(connection: Connection) -> Finding:
+    encoding = await _value(connection, "select current_setting('server_encoding')")
+    if encoding != "UTF8":
+        return Finding(
+            "encoding",
+            "warn",
+            f"the database is in {encoding}: text outside ASCII may not be ordered in memory",
+            "Use a database with encoding UTF8.",
+        )
+    return Finding("encoding", "ok", "UTF8")
+
+
+async def _installation(connection: Connection) -> Finding:
+    version = await schema.installed_version(connection)
+    if version == schema.LATEST:
+        return Finding("schema", "ok", f"schema headwater is of version {version}")
+    if version:
+        return Finding(
+            "schema",
+            "fail",
+            f"schema headwater is of version {version}, this release needs {schema.LATEST}",
+            "Run: headwater init",
+        )
+    allowed = await _value(
+        connection, "select has_database_privilege(current_database(), 'CREATE')"
+    )
+    if not allowed:
+        return Finding(
+            "schema",
+            "fail",
+            "not installed, and this role may not create a schema",
+            "As the database's owner: grant create on database … to …",
+        )
+    return Finding("schema", "warn", "not installed", "Run: headwater init")
+
+
+async def _identity(connection: Connection) -> Finding:
+    allowed = await _value(
+        connection, "select has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE')"
+    )
+    if not allowed:
+        return Finding(
+            "log identity",
+            "fail",
+            "this role may not call pg_control_system(), which tells a restored database apart",
+            "As a superuser: grant execute on function pg_control_system() to …",
+        )
+    return Finding("log identity", "ok", "a restored or failed-over database is recognised")
+
+
+async def _wal(connection: Connection) -> Finding:
+    level = await _value(connection, "select current_setting('wal_level')")
+    allowed = await _value(
+        connection,
+        "select rolreplication or rolsuper from pg_roles where rolname = current_user",
+    )
+    if level != "logical" or not allowed:
+        missing = (
+            "wal_level is " + str(level) if level != "logical" else "the role may not replicate"
+        )
+        return Finding(
+            "WAL source",
+            "warn",
+            f"{missing}; capture by triggers does not need it",
+            "Set wal_level = logical and: alter role … replication",
+        )
+    return Finding("WAL source", "ok", "wal_level is logical and the role may replicate")
+
+
+async def _commit_times(connection: Connection) -> Finding:
+    if await _value(connection, "select current_setting('track_commit_timestamp')") != "on":
+        return Finding(
+            "commit times",
+            "warn",
+            "track_commit_timestamp is off: a transaction's time is that of its last change",
+            "Set track_commit_timestamp = on for exact times in the history.",
+        )
+    return Finding("commit times", "ok", "track_commit_timestamp is on")
+
+
+def _table(table: triggers.CapturedTable) -> Finding:
+    topic = f"table {table.name}"
+    if not table.exists:
+        return Finding(topic, "warn", "was enabled and no longer exists")
+    if not table.enabled:
+        return Finding(
+            topic,
+            "warn",
+            "is disabled: nobody hears of its changes",
+            f"headwater enable {table.name}",
+        )
+    if table.altered:
+        return Finding(
+            topic,
+            "warn",
+            "was altered: its changes are captured exactly but slowly until the next maintenance",
+            f"Do it now: headwater enable {table.name}",
+        )
+    return Finding(topic, "ok", "is captured")
+
+
+async def _value(connection: Connection, statement: str) -> object:
+    cursor = await connection.execute(statement.encode())
+    row = await cursor.fetchone()
+    return row[0] if row else None

@@ -1,0 +1,72 @@
+"""Turns capture on and off for a table, and says which tables are captured and how."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from headwater.database import Connection, translated
+
+
+class CapturedTable(msgspec.Struct, frozen=True):
+    """A table Headwater knows. `members` counts the relations with triggers: itself, partitions,
+    inheritance children. `altered` says that DDL since has made its writes slower to capture (not
+    less exact); the next maintenance round, or enabling it again, mends that."""
+
+    name: str
+    enabled: bool
+    exists: bool
+    changed_at: datetime
+    members: int
+    altered: bool
+    changes: int
+
+
+async def enable(connection: Connection, name: str) -> str:
+    """Capture a table's changes from now on; returns its name as Headwater prints it. Enabling a
+    table twice changes nothing."""
+    return await _call(connection, "select headwater.enable_reactivity(%s)", name)
+
+
+async def disable(connection: Connection, name: str) -> str:
+    """Stop capturing. Subscriptions stay; they hear of nothing until it is enabled again."""
+    return await _call(connection, "select headwater.disable_reactivity(%s)", name)
+
+
+async def _call(connection: Connection, statement: str, name: str) -> str:
+    with translated():
+        cursor = await connection.execute(statement.encode(), (name,))
+        row = await cursor.fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+async def list_tables(connection: Connection) -> list[CapturedTable]:
+    with translated():
+        cursor = await connection.execute(_LIST)
+        rows = await cursor.fetchall()
+    return [CapturedTable(*row) for row in rows]
+
+
+_LIST = """
+    select coalesce(headwater.label(t.relid),
+                    case when t.schema_name = 'public' then t.table_name
+                         else t.schema_name || '.' || t.table_name end),
+           t.enabled,
+           c.oid is not null,
+           t.changed_at,
+           (select count(*) from headwater.captures k where k.root = t.relid),
+           exists (select from headwater.captures k
+                   where k.root = t.relid
+                     and k.fingerprint is distinct from headwater.fingerprint(k.member, k.root))
+             or (t.enabled and c.oid is not null and exists (
+                   select from headwater.members_of(t.relid) m
+                   where m not in (select member from headwater.captures))),
+           (select count(*) from headwater.log l
+            where l.at > now() - interval '1 hour'
+              and l.shape in (select id from headwater.shapes s where s.relid = t.relid))
+    from headwater.tables t
+    left join pg_class c on c.oid = t.relid
+    order by 1
+"""

@@ -1,0 +1,338 @@
+"""The command line. Each command: an example in its help, `--json`, an exit code that tells.
+
+0 done · 1 an error · 2 wrong usage or settings · 3 the database cannot be reached · 4 resync needed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from headwater import render
+from headwater.app import Headwater, database
+from headwater.capture.postgres import doctor as doctor_
+from headwater.capture.postgres import schema, triggers
+from headwater.database import Connection, connect
+from headwater.errors import (
+    ConfigError,
+    DatabaseError,
+    HeadwaterError,
+    PermissionMissing,
+    ResyncRequired,
+)
+from headwater.model import Position
+from headwater.settings import Settings, load_settings
+from headwater.status import status as read_status
+
+app = typer.Typer(
+    name="headwater",
+    help="Turn a database into live data.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False)
+
+Url = Annotated[
+    str | None,
+    typer.Option(help="The database; else HEADWATER_URL or url in headwater.toml."),
+]
+Embedded = Annotated[
+    bool, typer.Option("--embedded", help="Use the PostgreSQL that comes with Headwater.")
+]
+DataDir = Annotated[str | None, typer.Option(help="Where the embedded PostgreSQL keeps its data.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one document a line.")]
+
+
+def main() -> None:
+    """Run a command and turn errors into a message, a hint and an exit code."""
+    logging.basicConfig(
+        level=logging.WARNING,
+        format="%(message)s",
+        handlers=[RichHandler(console=err, show_path=False, show_time=False)],
+    )
+    try:
+        app()
+    except HeadwaterError as error:
+        _print_error(error, as_json="--json" in sys.argv)
+        sys.exit(_exit_code(error))
+    except (KeyboardInterrupt, BrokenPipeError):
+        sys.stderr.close()
+        sys.exit(130)
+
+
+def _exit_code(error: HeadwaterError) -> int:
+    match error:
+        case ConfigError():
+            return 2
+        case ResyncRequired():
+            return 4
+        case PermissionMissing():
+            return 1
+        case DatabaseError():
+            return 3
+    return 1
+
+
+def _print_error(error: HeadwaterError, *, as_json: bool) -> None:
+    if as_json:
+        document = {"error": {"code": error.code, "message": str(error), "hint": error.hint}}
+        err.print(render.as_json(document), markup=False, soft_wrap=True)
+        return
+    err.print(f"error: {error}", style="red", markup=False)
+    if error.hint:
+        err.print(f"hint: {error.hint}", markup=False)
+
+
+def _settings(url: str | None, embedded: bool, data_dir: str | None) -> Settings:
+    """The settings for a command, which must say which database it means."""
+    if url is not None and embedded:
+        raise ConfigError("--url and --embedded contradict each other", hint="Give one of them.")
+    settings = load_settings(overrides={"url": url, "data_dir": data_dir})
+    if embedded:
+        return Settings(**{**_as_dict(settings), "url": None})
+    if settings.url is None:
+        raise ConfigError(
+            "no database is given",
+            hint="Use --url postgresql://…, HEADWATER_URL, a headwater.toml, or --embedded.",
+        )
+    return settings
+
+
+def _as_dict(settings: Settings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in settings.__struct_fields__}
+
+
+@asynccontextmanager
+async def _connected(settings: Settings) -> AsyncIterator[Connection]:
+    async with database(settings) as url:
+        connection = await connect(url, purpose="cli")
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+def _say(document: dict[str, Any], text: str, *, json: bool) -> None:
+    if json:
+        out.print(render.as_json(document), markup=False)
+    else:
+        out.print(text, markup=False)
+
+
+@app.command()
+def url(
+    url: Url = None, embedded: Embedded = False, data_dir: DataDir = None, json: Json = False
+) -> None:
+    """Print the connection URL, for psql and drivers.
+
+    Example: `psql "$(headwater url --embedded)"`
+    """
+
+    async def work() -> None:
+        async with database(_settings(url, embedded, data_dir), keep_running=True) as found:
+            _say({"url": found}, found, json=json)
+
+    _run(work())
+
+
+@app.command()
+def init(
+    url: Url = None, embedded: Embedded = False, data_dir: DataDir = None, json: Json = False
+) -> None:
+    """Install Headwater's schema in the database, or upgrade it. Safe to run again.
+
+    Example: `headwater init --url postgresql://localhost/shop`
+    """
+
+    async def work() -> None:
+        async with _connected(_settings(url, embedded, data_dir)) as connection:
+            applied = await schema.install(connection)
+        text = (
+            f"Installed version {schema.LATEST} of the schema headwater."
+            if applied
+            else f"The schema headwater is there already, in version {schema.LATEST}."
+        )
+        _say({"version": schema.LATEST, "applied": applied}, text, json=json)
+
+    _run(work())
+
+
+Tables = Annotated[list[str], typer.Argument(metavar="TABLE…", help="One or more tables.")]
+
+
+@app.command()
+def enable(
+    tables: Tables,
+    url: Url = None,
+    embedded: Embedded = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Capture the changes of tables from now on. Safe to run again.
+
+    Example: `headwater enable orders sales.invoices '"Order Lines"'`
+    """
+
+    async def work() -> None:
+        async with _connected(_settings(url, embedded, data_dir)) as connection:
+            await schema.install(connection)
+            for name in tables:
+                label = await triggers.enable(connection, name)
+                _say({"table": label, "enabled": True}, f"Capturing {label}.", json=json)
+
+    _run(work())
+
+
+@app.command()
+def disable(
+    tables: Tables,
+    url: Url = None,
+    embedded: Embedded = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Stop capturing the changes of tables. Subscriptions stay and wait.
+
+    Example: `headwater disable orders`
+    """
+
+    async def work() -> None:
+        async with _connected(_settings(url, embedded, data_dir)) as connection:
+            await schema.require(connection)
+            for name in tables:
+                label = await triggers.disable(connection, name)
+                text = f"No longer capturing {label}; subscriptions to it wait."
+                _say({"table": label, "enabled": False}, text, json=json)
+
+    _run(work())
+
+
+@app.command()
+def status(
+    url: Url = None, embedded: Embedded = False, data_dir: DataDir = None, json: Json = False
+) -> None:
+    """Show the log, the captured tables, the cursors and the readers.
+
+    Example: `headwater status --json`
+    """
+
+    async def work() -> None:
+        async with _connected(_settings(url, embedded, data_dir)) as connection:
+            await schema.require(connection)
+            found = await read_status(connection)
+        out.print(render.as_json(found) if json else render.status_view(found), markup=False)
+
+    _run(work())
+
+
+@app.command()
+def doctor(
+    url: Url = None, embedded: Embedded = False, data_dir: DataDir = None, json: Json = False
+) -> None:
+    """Check the database: which right or setting is missing for which feature.
+
+    Exits with 1 when something keeps Headwater from working.
+
+    Example: `headwater doctor --url postgresql://localhost/shop`
+    """
+
+    async def work() -> None:
+        async with _connected(_settings(url, embedded, data_dir)) as connection:
+            findings = await doctor_.examine(connection)
+        out.print(render.as_json(findings) if json else render.findings_view(findings))
+        if any(finding.level == "fail" for finding in findings):
+            raise typer.Exit(1)
+
+    _run(work())
+
+
+@app.command()
+def tail(
+    tables: Annotated[
+        list[str] | None, typer.Argument(metavar="[TABLE…]", help="All tables when none is given.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="POSITION", help="Begin after this position.")
+    ] = None,
+    cursor: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Go on where this cursor left off.")
+    ] = None,
+    url: Url = None,
+    embedded: Embedded = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Show changes as they are committed, until Ctrl-C.
+
+    Example: `headwater tail orders --json`
+    """
+
+    async def work() -> None:
+        position = _position(since)
+        settings = _settings(url, embedded, data_dir)
+        async with Headwater(**_as_dict(settings)) as hw:
+            if not json:
+                err.print(f"Following {', '.join(tables or ['every table'])}. Ctrl-C ends it.")
+            await _print_changes(hw, tables or [], position, cursor, json=json)
+
+    _run(work())
+
+
+async def _print_changes(
+    hw: Headwater, tables: list[str], since: Position | None, cursor: str | None, *, json: bool
+) -> None:
+    async for transaction in hw.changes(*tables, since=since, cursor=cursor):
+        for change in transaction.changes:
+            if json:
+                print(render.change_as_json(change, transaction))
+            else:
+                out.print(render.change_line(change))
+        sys.stdout.flush()
+
+
+def _position(text: str | None) -> Position | None:
+    try:
+        return Position.parse(text) if text is not None else None
+    except ValueError as error:
+        raise ConfigError(
+            f"--since: {error}", hint="headwater status prints the present position."
+        ) from error
+
+
+@app.command()
+def uninstall(
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    url: Url = None,
+    embedded: Embedded = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Remove the schema headwater, its log and its triggers. Your tables stay untouched.
+
+    Example: `headwater uninstall --yes`
+    """
+    if not yes:
+        typer.confirm("Remove Headwater's log, cursors and triggers from the database?", abort=True)
+
+    async def work() -> None:
+        async with _connected(_settings(url, embedded, data_dir)) as connection:
+            removed = await schema.uninstall(connection)
+        text = "Removed." if removed else "Headwater was not installed."
+        _say({"removed": removed}, text, json=json)
+
+    _run(work())

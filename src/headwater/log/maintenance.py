@@ -1,0 +1,81 @@
+"""What must be done now and then: retention, altered tables, cursors about to fall off the log.
+
+Any number of processes may run this loop; a lock lets one of them work at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import timedelta
+
+import msgspec
+import psycopg
+
+from headwater.database import Connection, connect
+from headwater.errors import DatabaseError
+from headwater.limits import CURSOR_WARNING_SHARE, MAINTENANCE_LOCK_TIMEOUT, MAINTENANCE_SECONDS
+from headwater.log import cursors
+
+logger = logging.getLogger(__name__)
+
+MAINTENANCE_LOCK = (1752654962, 3)  # see headwater.lock_class() in 002_waking.sql
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What one round did."""
+
+    slots_emptied: int = 0
+    tables_synced: int = 0
+
+
+async def run(url: str, *, every: float = MAINTENANCE_SECONDS) -> None:
+    """Do a round every so often, for ever; a failed one is logged and tried again."""
+    while True:
+        try:
+            connection = await connect(url, purpose="maintenance")
+            try:
+                await once(connection)
+            finally:
+                await connection.close()
+        except (psycopg.Error, DatabaseError) as error:
+            logger.warning("maintenance failed, trying again in %.0f s: %s", every, error)
+        await asyncio.sleep(every)
+
+
+async def once(connection: Connection) -> Done:
+    """One round; does nothing while another process is at it."""
+    cursor = await connection.execute("select pg_try_advisory_lock(%s, %s)", MAINTENANCE_LOCK)
+    if (await cursor.fetchone()) != (True,):
+        return Done()
+    try:
+        emptied = await _call(connection, "trim_log")
+        synced = await _call(connection, "sync_tables")
+        await _warn_of_late_cursors(connection)
+        return Done(emptied, synced)
+    finally:
+        await connection.execute("select pg_advisory_unlock(%s, %s)", MAINTENANCE_LOCK)
+
+
+async def _call(connection: Connection, function: str) -> int:
+    """A step in its own transaction. One that would wait for a user's table is left for later."""
+    try:
+        async with connection.transaction():
+            await connection.execute(f"set local lock_timeout = '{MAINTENANCE_LOCK_TIMEOUT}'")
+            cursor = await connection.execute(f"select headwater.{function}()")
+            row = await cursor.fetchone()
+            return int(row[0]) if row else 0
+    except psycopg.errors.LockNotAvailable:
+        logger.info("maintenance step %s waits for a table in use; it is tried again", function)
+        return 0
+
+
+async def _warn_of_late_cursors(connection: Connection) -> None:
+    cursor = await connection.execute("select retention from headwater.installation")
+    row = await cursor.fetchone()
+    retention: timedelta = row[0] if row else timedelta()
+    for known in await cursors.list_all(connection):
+        if known.lost:
+            logger.error("cursor %s fell off the log: its consumer must resync", known.name)
+        elif known.left is not None and known.left < retention * CURSOR_WARNING_SHARE:
+            logger.warning("cursor %s falls off the log in %s", known.name, known.left)

@@ -1,0 +1,181 @@
+"""How things look in a terminal and as JSON lines. No I/O: values in, text out."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+from rich.console import Group
+from rich.table import Table as Grid
+from rich.text import Text
+
+from headwater.capture.postgres.doctor import Finding
+from headwater.model import Change, Position, Row, Transaction
+from headwater.status import Status
+
+_OP_STYLES = {
+    "insert": "green",
+    "update": "yellow",
+    "delete": "red",
+    "truncate": "bold red",
+    "reset": "magenta",
+}
+_LEVEL_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+_VALUE_CHARACTERS_MAX = 60
+_encode = msgspec.json.Encoder(decimal_format="number").encode
+
+
+def as_json(value: object) -> str:
+    """One line of JSON. Numerics keep their digits; what JSON lacks is PostgreSQL's text."""
+    return _encode(_plain(value)).decode()
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+        case bytes():
+            return "\\x" + value.hex()
+        case Position():
+            return str(value)
+        case timedelta():
+            return value.total_seconds()
+        case dict():
+            return {name: _plain(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case msgspec.Struct():
+            return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+    if hasattr(value, "is_finite") and not value.is_finite():
+        return str(value)
+    return value
+
+
+def change_as_json(change: Change, transaction: Transaction) -> str:
+    """A change as `headwater tail --json` prints it; docs/reference/cli.md explains the fields."""
+    return as_json(
+        {
+            "position": transaction.position,
+            "seq": change.seq,
+            "xid": change.xid,
+            "at": change.at,
+            "table": change.table.label,
+            "op": change.op,
+            "key": dict(zip(change.table.key, change.key, strict=False)) or None,
+            "before": change.before,
+            "after": change.after,
+            "changed": list(change.changed) if change.op == "update" else None,
+            "user_id": change.actor.user_id,
+            "function_name": change.actor.function_name,
+            "trace_id": change.actor.trace_id,
+        }
+    )
+
+
+def change_line(change: Change) -> Text:
+    """A change for people: when, what, which row, and what is new about it."""
+    line = Text()
+    line.append(f"{change.at:%H:%M:%S.%f} "[:-4] + " ", style="dim")
+    line.append(f"{change.op:<8} ", style=_OP_STYLES[change.op])
+    line.append(change.table.label, style="bold")
+    if change.key:
+        line.append(" " + ",".join(map(_short, change.key)), style="cyan")
+    match change.op:
+        case "insert" | "delete":
+            line.append("  " + _columns(change.after or change.before or {}, change.table.key))
+        case "update":
+            line.append("  ").append_text(_differences(change))
+    if change.actor.user_id:
+        line.append(f"  by {change.actor.user_id}", style="dim")
+    return line
+
+
+def _columns(row: Row, key: tuple[str, ...]) -> str:
+    return " ".join(f"{name}={_short(value)}" for name, value in row.items() if name not in key)
+
+
+def _differences(change: Change) -> Text:
+    text = Text()
+    before, after = change.before or {}, change.after or {}
+    for name in change.changed:
+        text.append(" " if text else "").append(f"{name} ")
+        text.append(_short(before.get(name)), style="red").append("→", style="dim")
+        text.append(_short(after.get(name)), style="green")
+    return text
+
+
+def _short(value: Any) -> str:
+    text = "∅" if value is None else str(_plain(value))
+    text = text.replace("\n", "⏎")
+    return text if len(text) <= _VALUE_CHARACTERS_MAX else text[: _VALUE_CHARACTERS_MAX - 1] + "…"
+
+
+def status_view(status: Status) -> Group:
+    log = status.log
+    facts = Grid.grid(padding=(0, 2))
+    facts.add_row("log", f"{log.id}, {_size(log.bytes)}, kept {_period(log.retention)}")
+    facts.add_row("position", log.position)
+    facts.add_row("oldest change", f"{log.oldest:%Y-%m-%d %H:%M:%S}" if log.oldest else "none")
+    facts.add_row("readers", f"{log.readers}" + (", polling" if log.polling else ""))
+    return Group(facts, "", _tables(status), "", _cursors(status))
+
+
+def _tables(status: Status) -> Grid | Text:
+    if not status.tables:
+        return Text("No table is enabled. Enable one: headwater enable TABLE", style="dim")
+    grid = Grid("table", "state", "relations", "changes in the last hour", box=None)
+    for table in status.tables:
+        if not table.exists:
+            state = Text("dropped", style="red")
+        elif not table.enabled:
+            state = Text("disabled: subscriptions get no updates", style="yellow")
+        elif table.altered:
+            state = Text("altered, captured the slow way", style="yellow")
+        else:
+            state = Text("captured", style="green")
+        grid.add_row(table.name, state, str(table.members), str(table.changes))
+    return grid
+
+
+def _cursors(status: Status) -> Grid | Text:
+    if not status.cursors:
+        return Text("No cursor is saved.", style="dim")
+    grid = Grid("cursor", "position", "behind", "retention left", box=None)
+    for cursor in status.cursors:
+        left = _period(cursor.left) if cursor.left is not None else "–"
+        grid.add_row(
+            cursor.name,
+            str(cursor.position),
+            _period(cursor.lag) if cursor.lag is not None else "nothing",
+            Text("fell off: resync", style="bold red") if cursor.lost else left,
+        )
+    return grid
+
+
+def findings_view(findings: list[Finding]) -> Grid:
+    grid = Grid.grid(padding=(0, 2))
+    for finding in findings:
+        detail = Text(finding.detail)
+        if finding.hint:
+            detail.append(f"\n{finding.hint}", style="dim")
+        level = Text(finding.level, style=_LEVEL_STYLES[finding.level])
+        grid.add_row(level, Text(finding.topic, style="bold"), detail)
+    return grid
+
+
+def _size(count: int) -> str:
+    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.3g} {units[0]}"
+
+
+def _period(period: timedelta) -> str:
+    seconds = period.total_seconds()
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,61 @@
+"""What `headwater status` tells: the log, the tables, the cursors, who is connected."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import msgspec
+
+from headwater.capture.postgres import triggers
+from headwater.capture.postgres.triggers import CapturedTable
+from headwater.database import Connection, translated
+from headwater.log import cursors
+from headwater.log.cursors import Cursor
+
+
+class LogStatus(msgspec.Struct, frozen=True):
+    """`polling` says that a reader polls and writers send no NOTIFY."""
+
+    id: str
+    position: str
+    bytes: int
+    oldest: datetime | None
+    retention: timedelta
+    readers: int
+    polling: bool
+
+
+class Status(msgspec.Struct, frozen=True):
+    log: LogStatus
+    tables: list[CapturedTable]
+    cursors: list[Cursor]
+
+
+async def status(connection: Connection) -> Status:
+    with translated():
+        cursor = await connection.execute(_LOG)
+        row = await cursor.fetchone()
+        assert row is not None
+        return Status(
+            LogStatus(*row),
+            await triggers.list_tables(connection),
+            await cursors.list_all(connection),
+        )
+
+
+_LOG = """
+    select headwater.log_id(),
+           headwater.log_id() || '-' || pg_current_snapshot(),
+           (select sum(pg_total_relation_size(inhrelid))::bigint
+            from pg_inherits where inhparent = 'headwater.log'::regclass),
+           (select at from headwater.log order by xid limit 1),
+           retention,
+           (select count(*) from pg_stat_activity
+            where datname = current_database() and application_name = 'headwater listener')::int,
+           exists (select from pg_locks
+                   where locktype = 'advisory' and classid = headwater.lock_class()
+                     and objid = 1 and mode = 'ExclusiveLock' and granted
+                     and database = (select oid from pg_database
+                                     where datname = current_database()))
+    from headwater.installation
+"""
