@@ -48,11 +48,14 @@ class FileLock:
     def take_within(self, seconds: float) -> bool:
         return wait_until(self.take, seconds)
 
-    def release(self) -> None:
-        fcntl.flock(self.fileno(), fcntl.LOCK_UN)
-
     def close(self) -> None:
-        """Let go, unless a program started with the descriptor holds on. May be repeated."""
+        """Unlock, also for a forked child that has not come to close its copy. May be repeated."""
+        if self._descriptor is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """Leave the lock, as it is, to the programs that were started with the descriptor."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -89,7 +92,7 @@ def looks(seconds: float) -> Iterator[None]:
 
 def _close_in_forked_child() -> None:
     for lock in list(_open_locks):
-        lock.close()
+        lock.hand_over()
 
 
 os.register_at_fork(after_in_child=_close_in_forked_child)

@@ -73,7 +73,10 @@ class Server:
                     continue
                 if log_start is not None:
                     raise self._did_not_start(log_start)
-                log_start = self._launch(account, lock)
+                try:
+                    log_start = self._launch(account, lock)
+                finally:
+                    lock.hand_over()
         raise not_yet(
             f"the server of {self._folder.data_dir} does not answer",
             hint=f"{self._folder.log} says why; after a crash, let it recover and try again",
