@@ -1,0 +1,98 @@
+"""File locks that die with their holder.
+
+A `flock` belongs to an open file description: it ends when the last descriptor of it is closed,
+also by SIGKILL, and two descriptions exclude each other even within one process. So every FileLock
+opens its file for itself. A program started with the descriptor shares the lock, which is how the
+server itself holds one (see `server`). A forked child gets copies of all descriptors; it closes
+them at once, so it keeps no lock of its parent alive, and its copies of the objects are closed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from headwater.embedded.folder import open_private
+from headwater.limits import EMBEDDED_POLL_SECONDS
+
+_open_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
+
+class FileLock:
+    """One open description of a lock file, at first unlocked."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor: int | None = open_private(path)
+        _open_locks.add(self)
+
+    @property
+    def is_open(self) -> bool:
+        return self._descriptor is not None
+
+    def fileno(self) -> int:
+        assert self._descriptor is not None, "the lock is closed"
+        return self._descriptor
+
+    def share(self) -> bool:
+        """Hold it together with others. False when somebody holds it alone."""
+        return self._try(fcntl.LOCK_SH)
+
+    def take(self) -> bool:
+        """Hold it alone. False when anybody holds it."""
+        return self._try(fcntl.LOCK_EX)
+
+    def take_within(self, seconds: float) -> bool:
+        return wait_until(self.take, seconds)
+
+    def close(self) -> None:
+        """Unlock, also for a forked child that has not come to close its copy. May be repeated."""
+        if self._descriptor is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """Leave the lock, as it is, to the programs that were started with the descriptor."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _try(self, operation: int) -> bool:
+        try:
+            fcntl.flock(self.fileno(), operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def __enter__(self) -> FileLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether the condition came true in time. It is looked at once at least."""
+    return any(condition() for _ in looks(seconds))
+
+
+def looks(seconds: float) -> Iterator[None]:
+    """Yields now and again until the time is up: often at first, then more rarely."""
+    deadline = time.monotonic() + seconds
+    pause, longest = EMBEDDED_POLL_SECONDS
+    yield
+    while (left := deadline - time.monotonic()) > 0:
+        time.sleep(min(pause, left))
+        pause = min(pause * 1.2, longest)
+        yield
+
+
+def _close_in_forked_child() -> None:
+    for lock in list(_open_locks):
+        lock.hand_over()
+
+
+os.register_at_fork(after_in_child=_close_in_forked_child)

@@ -1,0 +1,168 @@
+"""Shares the server of a data folder between everybody who uses it.
+
+Two locks, held by processes and therefore never left behind, decide:
+
+- `users` is held shared by everybody who uses the server. Who can take it alone was the last.
+- `start` is held alone while the server is started or stopped, so these never overlap.
+
+A process that was killed leaves the server running if it was the last; the next one to come
+attaches to it, and stops it when it leaves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+
+from headwater.embedded.account import account_for
+from headwater.embedded.folder import ELSEWHERE, Folder
+from headwater.embedded.locks import FileLock
+from headwater.embedded.server import Server, StopMode, not_yet
+from headwater.errors import EmbeddedError
+from headwater.limits import EMBEDDED_START_SECONDS, EMBEDDED_STOP_SECONDS
+
+_open_servers: set[EmbeddedPostgres] = set()
+
+
+class EmbeddedPostgres:
+    """One user of the server of a data folder; the last user to close stops it.
+
+    Any number of these, in any number of processes, share the server. `settings` are PostgreSQL
+    settings, used when it is this object that starts the server. What is open at exit is closed.
+
+    A forked child is not a user: its copy of this object is closed. It can connect as long as its
+    parent keeps the server, and can `start()` for itself. All calls block; from async code use
+    `asyncio.to_thread`.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str] | None = None,
+        *,
+        settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._folder = Folder(data_dir)
+        self._server = Server(self._folder, settings)
+        self._users: FileLock | None = None
+        self._mutex = threading.Lock()
+
+    @property
+    def data_dir(self) -> Path:
+        return self._folder.data_dir
+
+    @property
+    def url(self) -> str:
+        """For psycopg, psql and whatever else is built on libpq. It follows from the data folder
+        alone, so it is the same after every start."""
+        return self._server.url
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the running server."""
+        return self._server.pid
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this object is a user, which keeps others from stopping the server on close."""
+        return self._users is not None and self._users.is_open
+
+    def start(self) -> EmbeddedPostgres:
+        """Start the server or attach to it; returns when it answers. Where this is a user already,
+        it only makes sure that the server runs."""
+        with self._mutex, self._system_errors():
+            account = account_for(self._folder.data_dir, self._folder.cluster)
+            self._folder.create(account)
+            with self._alone():
+                self._join()
+                try:
+                    self._folder.create_socket_dir(account)
+                    self._server.bring_up(account)
+                except EmbeddedError:
+                    # A server that is slow to recover goes on: stopping it would begin anew.
+                    self._leave()
+                    raise
+                except BaseException:
+                    self._leave()
+                    self._stop_if_unused()
+                    raise
+        return self
+
+    def close(self) -> None:
+        """Stop using the server, and stop it if nobody else uses it. May be repeated."""
+        if not self.is_open:
+            return
+        with self._mutex, self._system_errors():
+            self._leave()
+            # PostgreSQL ends by itself when its data folder was removed.
+            if self._folder.run.is_dir():
+                with self._alone():
+                    self._stop_if_unused()
+
+    def stop_now(self, mode: StopMode = "immediate") -> None:
+        """Stop the server under everybody's feet, as a crash (`immediate`) or an operator (`fast`)
+        would. `start()` brings it back under the same URL."""
+        with self._mutex, self._system_errors(), self._alone():
+            self._server.bring_down(mode)
+
+    def restart(self, mode: StopMode = "fast") -> None:
+        """Stop the server under everybody's feet and start it again."""
+        self.stop_now(mode)
+        self.start()
+
+    def __enter__(self) -> EmbeddedPostgres:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _join(self) -> None:
+        if not self.is_open:
+            self._users = FileLock(self._folder.users_lock)
+            shared = self._users.share()
+            assert shared, "whoever holds it alone must hold the start lock, which we do"
+            _open_servers.add(self)
+
+    def _leave(self) -> None:
+        _open_servers.discard(self)
+        if self._users is not None:
+            self._users.close()
+
+    def _stop_if_unused(self) -> None:
+        with FileLock(self._folder.users_lock) as users:
+            if users.take():
+                self._server.bring_down("fast")
+                self._folder.remove_socket_dir()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While nobody else starts or stops the server."""
+        with FileLock(self._folder.start_lock) as lock:
+            if not lock.take_within(EMBEDDED_START_SECONDS + EMBEDDED_STOP_SECONDS):
+                raise not_yet(
+                    f"another process is starting or stopping the server of {self.data_dir}",
+                    hint=f"try again; fuser {self._folder.start_lock} names the process",
+                )
+            yield
+
+    @contextmanager
+    def _system_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise EmbeddedError(
+                f"the embedded PostgreSQL cannot use {self.data_dir}: {error}",
+                hint=f"make room on the disk, or {ELSEWHERE}" if full else ELSEWHERE,
+            ) from error
+
+
+@atexit.register
+def _close_all() -> None:
+    for server in list(_open_servers):
+        server.close()

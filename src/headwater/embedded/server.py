@@ -1,0 +1,154 @@
+"""Runs the server of a data folder: is it alive, bring it up, bring it down.
+
+Whether it is alive is told by a lock that initdb, the postmaster and all its children inherit:
+while it is taken some process of the server lives, once it is free none does. Process ids are not
+trusted for this, because they stay in files when their process is gone and are given out again.
+A server answers, or is waited for, or is dead and is started: starting it, attaching to it,
+recovering after a crash and waiting for the remains of a killed one are the same loop.
+Whoever calls makes sure that nobody else starts or stops the server at the same time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+from urllib.parse import quote
+
+from psycopg import pq
+
+from headwater.embedded.account import Account
+from headwater.embedded.binaries import find_binaries
+from headwater.embedded.cluster import ensure_cluster
+from headwater.embedded.folder import Folder, open_private
+from headwater.embedded.locks import FileLock, looks
+from headwater.errors import EmbeddedError
+from headwater.limits import (
+    EMBEDDED_LOG_BYTES_MAX,
+    EMBEDDED_LOG_TAIL_BYTES,
+    EMBEDDED_START_SECONDS,
+    EMBEDDED_STOP_SECONDS,
+)
+
+StopMode: TypeAlias = Literal["fast", "immediate"]
+
+_STOP_SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
+
+# Given on the command line, because Headwater relies on them.
+_SETTINGS = {
+    "listen_addresses": "",
+    "port": "5432",
+    "wal_level": "logical",
+    "track_commit_timestamp": "on",
+    "logging_collector": "off",
+}
+
+
+class Server:
+    def __init__(self, folder: Folder, settings: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._settings = dict(settings)
+
+    @property
+    def url(self) -> str:
+        # With the port, which PGPORT would decide otherwise.
+        return (
+            f"postgresql://postgres@:5432/postgres?host={quote(str(self._folder.socket_dir), '')}"
+        )
+
+    @property
+    def pid(self) -> int | None:
+        """The process id in the server's file, if a server is there that can have written it."""
+        return self._folder.postmaster_pid() if self._is_listening() else None
+
+    def bring_up(self, account: Account) -> None:
+        """Returns when the server answers."""
+        log_start: int | None = None
+        for _ in looks(EMBEDDED_START_SECONDS):
+            if self._ping() == pq.Ping.OK:
+                return
+            with FileLock(self._folder.server_lock) as lock:
+                if not lock.take():
+                    continue
+                if log_start is not None:
+                    raise self._did_not_start(log_start)
+                try:
+                    log_start = self._launch(account, lock)
+                finally:
+                    lock.hand_over()
+        raise not_yet(
+            f"the server of {self._folder.data_dir} does not answer",
+            hint=f"{self._folder.log} says why; after a crash, let it recover and try again",
+        )
+
+    def bring_down(self, mode: StopMode) -> None:
+        """Returns when no process of the server is left."""
+        for step in dict.fromkeys((mode, "immediate")):
+            if self._end(_STOP_SIGNALS[step]):
+                return
+        raise not_yet(
+            f"the server of {self._folder.data_dir} does not stop",
+            hint=f"see {self._folder.log}, and end its processes by hand",
+        )
+
+    def _launch(self, account: Account, lock: FileLock) -> int:
+        """Start the server without waiting for it. Returns where in the log it begins."""
+        binaries = find_binaries(account)
+        ensure_cluster(self._folder, account, binaries, lock.fileno())
+        self._folder.forget_dead_server()
+        sockets = str(self._folder.socket_dir).replace('"', '""')
+        settings = _SETTINGS | self._settings | {"unix_socket_directories": f'"{sockets}"'}
+        arguments = [f"--{name}={value}" for name, value in settings.items()]
+        # By way of a shell, so that the server is not our child: nobody would wait for it.
+        command = ["/bin/sh", "-c", 'exec "$@" </dev/null &', "sh"]
+        command += [str(binaries / "postgres"), "-D", str(self._folder.cluster), *arguments]
+        log = self._open_log()
+        try:
+            log_start = os.fstat(log).st_size
+            account.run(command, output=log, keep_open=(lock.fileno(),))
+            return log_start
+        finally:
+            os.close(log)
+
+    def _end(self, stop: signal.Signals) -> bool:
+        signalled = False
+        for _ in looks(EMBEDDED_STOP_SECONDS):
+            with FileLock(self._folder.server_lock) as lock:
+                if lock.take():
+                    return True
+            # One that does not listen yet is signalled once it does: only then is its id known.
+            if not signalled and (pid := self.pid) is not None:
+                os.kill(pid, stop)
+                signalled = True
+        return False
+
+    def _is_listening(self) -> bool:
+        return self._ping() in (pq.Ping.OK, pq.Ping.REJECT)
+
+    def _ping(self) -> pq.Ping:
+        # REJECT: alive, but starting, recovering or stopping. Out of connections counts as OK.
+        return pq.Ping(pq.PGconn.ping(f"{self.url}&connect_timeout=2".encode()))
+
+    def _open_log(self) -> int:
+        log = self._folder.log
+        if log.exists() and log.lstat().st_size > EMBEDDED_LOG_BYTES_MAX:
+            log.rename(log.with_name(f"{log.name}.old"))
+        return open_private(log)
+
+    def _did_not_start(self, log_start: int) -> EmbeddedError:
+        with self._folder.log.open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(log_start, log.tell() - EMBEDDED_LOG_TAIL_BYTES))
+            said = log.read().decode(errors="replace").strip()
+        return EmbeddedError(
+            f"the server of {self._folder.data_dir} did not start:\n{said}",
+            hint=f"the whole log is {self._folder.log}",
+        )
+
+
+def not_yet(message: str, *, hint: str) -> EmbeddedError:
+    """The error of somebody who has waited long enough."""
+    error = EmbeddedError(message, hint=hint)
+    error.retryable = True
+    return error
