@@ -67,6 +67,7 @@ CURSOR_WARNING_SHARE = 0.2
 
 RETENTION_DAYS = 30
 """How long the log keeps changes unless told otherwise."""
+
 # Embedded PostgreSQL
 EMBEDDED_START_SECONDS = 120.0
 """How long a start waits for the server to answer, crash recovery included. Then the start fails,
@@ -77,6 +78,10 @@ EMBEDDED_STOP_SECONDS = 30.0
 
 EMBEDDED_COMMAND_SECONDS = 120.0
 """How long `initdb` may take. Then it is killed and the start fails."""
+
+EMBEDDED_LEAVING_SECONDS = 0.5
+"""How long connections of those who are leaving may take to end before they count as clients that
+stay, for whom the server goes on."""
 
 EMBEDDED_POLL_SECONDS = (0.01, 0.1)
 """First and longest wait between two looks at a server that is starting or stopping."""

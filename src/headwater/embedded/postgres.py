@@ -93,14 +93,16 @@ class EmbeddedPostgres:
                     raise
         return self
 
-    def close(self) -> None:
-        """Stop using the server, and stop it if nobody else uses it. May be repeated."""
+    def close(self, *, keep_running: bool = False) -> None:
+        """Stop using the server, and stop it if nobody else uses it: no other user and no client
+        that is connected, psql for one. With `keep_running` it is left to the next user to stop.
+        May be repeated."""
         if not self.is_open:
             return
         with self._mutex, self._system_errors():
             self._leave()
             # PostgreSQL ends by itself when its data folder was removed.
-            if self._folder.run.is_dir():
+            if self._folder.run.is_dir() and not keep_running and not self._server.has_clients():
                 with self._alone():
                     self._stop_if_unused()
 

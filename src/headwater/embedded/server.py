@@ -16,15 +16,17 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 from urllib.parse import quote
 
+import psycopg
 from psycopg import pq
 
 from headwater.embedded.account import Account
 from headwater.embedded.binaries import find_binaries
 from headwater.embedded.cluster import ensure_cluster
 from headwater.embedded.folder import Folder, open_private
-from headwater.embedded.locks import FileLock, looks
+from headwater.embedded.locks import FileLock, looks, wait_until
 from headwater.errors import EmbeddedError
 from headwater.limits import (
+    EMBEDDED_LEAVING_SECONDS,
     EMBEDDED_LOG_BYTES_MAX,
     EMBEDDED_LOG_TAIL_BYTES,
     EMBEDDED_START_SECONDS,
@@ -43,6 +45,11 @@ _SETTINGS = {
     "track_commit_timestamp": "on",
     "logging_collector": "off",
 }
+
+_CLIENTS = (
+    "select count(*) from pg_stat_activity"
+    " where backend_type = 'client backend' and pid <> pg_backend_pid()"
+)
 
 
 class Server:
@@ -91,6 +98,18 @@ class Server:
             f"the server of {self._folder.data_dir} does not stop",
             hint=f"see {self._folder.log}, and end its processes by hand",
         )
+
+    def has_clients(self) -> bool:
+        """Whether somebody stays connected: those who have just left are not yet gone. False where
+        the server does not answer."""
+        try:
+            with psycopg.connect(self.url, autocommit=True, connect_timeout=2) as connection:
+                return not wait_until(
+                    lambda: connection.execute(_CLIENTS).fetchone() == (0,),
+                    EMBEDDED_LEAVING_SECONDS,
+                )
+        except psycopg.Error:
+            return False
 
     def _launch(self, account: Account, lock: FileLock) -> int:
         """Start the server without waiting for it. Returns where in the log it begins."""

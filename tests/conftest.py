@@ -1,0 +1,152 @@
+"""One real PostgreSQL for the whole run, and a fresh database with Headwater for each test."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+import pytest
+
+from headwater.capture.postgres import schema
+from headwater.database import Connection, connect
+from headwater.embedded import EmbeddedPostgres
+
+_numbers = itertools.count(1)
+
+# Tests do not crash the machine; without this each commit waits for the disk.
+FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[EmbeddedPostgres]:
+    with passable_folder() as folder, EmbeddedPostgres(folder / "data", settings=FAST) as server:
+        yield server
+
+
+@contextmanager
+def passable_folder() -> Iterator[Path]:
+    """Not pytest's own: as root the server runs as another user, who may not enter that."""
+    with tempfile.TemporaryDirectory(prefix="headwater-") as folder:
+        Path(folder).chmod(0o711)
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def system_postgres() -> Iterator[str]:
+    """The URL of a server of the machine's own PostgreSQL: another version, built with ICU."""
+    binaries = max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
+    if binaries is None:
+        pytest.skip(
+            "this machine has no PostgreSQL of its own (Debian: apt-get install postgresql)"
+        )
+    with passable_folder() as folder:
+        data, user = folder / "data", pwd.getpwnam("postgres") if os.geteuid() == 0 else None
+        data.mkdir(0o700)
+        if user:
+            shutil.chown(data, user.pw_uid)
+            shutil.chown(folder, user.pw_uid)
+
+        def run(program: str, *arguments: str) -> None:
+            command = [str(binaries / program), "-D", str(data), *arguments]
+            subprocess.run(
+                command,
+                check=True,
+                stdout=subprocess.DEVNULL,
+                user=user.pw_uid if user else None,
+                group=user.pw_gid if user else None,
+                cwd="/",
+            )
+
+        run("initdb", "-U", "postgres", "--auth=trust", "-E", "UTF8", "--locale=C.UTF-8", "-N")
+        settings = [
+            f"-c {name}={value}" for name, value in (FAST | {"listen_addresses": ""}).items()
+        ]
+        options = " ".join([f"-k {folder}", *settings])
+        run("pg_ctl", "-w", "-l", str(data / "log"), "-o", options, "start")
+        try:
+            yield f"postgresql://postgres@:5432/postgres?host={folder}"
+        finally:
+            run("pg_ctl", "-w", "-m", "immediate", "stop")
+
+
+@contextmanager
+def fresh_database(server_url: str, *, installed: bool) -> Iterator[str]:
+    """The URL of a new database on that server, with or without Headwater's schema."""
+    name = f"test_{next(_numbers)}"
+    template = _template(server_url) if installed else "template0"
+    _run(server_url, f"create database {name} template {template}")
+    try:
+        yield _database_url(server_url, name)
+    finally:
+        _run(server_url, f"drop database if exists {name} with (force)")
+
+
+@cache
+def _template(server_url: str) -> str:
+    """A database with the schema, made once a server: copying it is quicker than installing."""
+    _run(server_url, "create database headwater_template template template0")
+
+    async def install() -> None:
+        connection = await connect(_database_url(server_url, "headwater_template"), purpose="test")
+        await schema.install(connection)
+        await connection.close()
+
+    # Fixtures run inside an event loop of their own.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, install()).result()
+    return "headwater_template"
+
+
+def _run(server_url: str, statement: str) -> None:
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(statement.encode())
+
+
+def _database_url(server_url: str, name: str) -> str:
+    return urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
+
+
+@pytest.fixture
+def server_url(postgres: EmbeddedPostgres) -> str:
+    return postgres.url
+
+
+@pytest.fixture
+def empty_url(server_url: str) -> Iterator[str]:
+    """The URL of a database in which Headwater is not installed."""
+    with fresh_database(server_url, installed=False) as url:
+        yield url
+
+
+@pytest.fixture
+def url(server_url: str) -> Iterator[str]:
+    """The URL of a database with Headwater's schema."""
+    with fresh_database(server_url, installed=True) as url:
+        yield url
+
+
+@pytest.fixture
+async def connection(url: str) -> AsyncIterator[Connection]:
+    connection = await connect(url, purpose="test")
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def other(url: str) -> AsyncIterator[Connection]:
+    """A second session in the same database."""
+    connection = await connect(url, purpose="test")
+    yield connection
+    await connection.close()
