@@ -332,7 +332,8 @@ def test_a_stale_process_id_that_belongs_to_another_process(data_dir: Path) -> N
     server.close()
     # PostgreSQL itself ignores processes of other users, so it must be one of its own.
     user = account.uid if IS_ROOT else None
-    with subprocess.Popen(["sleep", "1000"], user=user) as unrelated:
+    unrelated = subprocess.Popen(["sleep", "1000"], user=user)
+    try:
         for path, text in files.items():
             _, *rest = text.splitlines()
             path.write_text("\n".join([str(unrelated.pid), *rest, ""]))
@@ -341,7 +342,9 @@ def test_a_stale_process_id_that_belongs_to_another_process(data_dir: Path) -> N
         with EmbeddedPostgres(data_dir):
             assert query(server, "select 1") == 1
         assert unrelated.poll() is None
+    finally:
         unrelated.kill()
+        unrelated.wait()
 
 
 def test_a_path_too_long_for_a_socket(place: Path, run: Callable[..., Process]) -> None:
@@ -551,6 +554,17 @@ say(server.pid)
         assert os.stat(f"/proc/{as_root.pid}").st_uid == nobody
     process.finish()
     assert EmbeddedPostgres(mine).pid is None
+
+
+@only_root
+def test_as_a_user_without_a_name(place: Path, run: Callable[..., Process]) -> None:
+    code = """
+os.setgroups([]); os.setgid(54321); os.setuid(54321)
+try: server.start()
+except EmbeddedError as error: say(error.hint)
+"""
+    place.chmod(0o777)
+    assert "give uid 54321 a line in /etc/passwd" in run(code, place / "data").hear()
 
 
 @only_root

@@ -99,7 +99,8 @@ def _system_account() -> Account | None:
 
 def _create_account() -> Account:
     name = _SYSTEM_USERS[-1]
-    command = ["useradd", "--system", "--user-group", "--no-create-home", name]
+    command = ["useradd", "--system", "--user-group", "--no-create-home"]
+    command += ["--home-dir=/nonexistent", "--shell=/usr/sbin/nologin", name]
     output = "there is no useradd"
     if shutil.which(command[0]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
