@@ -8,6 +8,7 @@ the tests run as root.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import pwd
 import shutil
@@ -585,7 +586,11 @@ def test_a_wheel_that_the_account_cannot_reach(place: Path, run: Callable[..., P
     wheel = _find_package()
     unneeded = shutil.ignore_patterns("include", "*.a")
     for part in (f"{wheel.name}/pginstall18", f"{wheel.name}.libs"):
-        shutil.copytree(wheel.parent / part, closed / part, symlinks=True, ignore=unneeded)
+        copy = functools.partial(shutil.copytree, symlinks=True, ignore=unneeded)
+        try:
+            copy(wheel.parent / part, closed / part, copy_function=os.link)
+        except shutil.Error:  # Another file system.
+            copy(wheel.parent / part, closed / part, dirs_exist_ok=True)
     (closed / wheel.name / "__init__.py").touch()
     home = place / "home"
     environment = {"PYTHONPATH": str(closed), "HEADWATER_DATA_DIR": str(home)}
