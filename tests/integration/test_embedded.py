@@ -8,6 +8,7 @@ the tests run as root.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import pwd
 import shutil
@@ -26,6 +27,7 @@ from headwater.embedded import EmbeddedPostgres, default_data_dir
 from headwater.embedded.account import account_for
 from headwater.embedded.binaries import _find_package
 from headwater.embedded.locks import wait_until
+from headwater.embedded.server import StopMode
 from headwater.errors import EmbeddedError
 from headwater.limits import EMBEDDED_LOG_BYTES_MAX
 
@@ -60,13 +62,6 @@ def new_dir(place: Path) -> Path:
     return place / "data"
 
 
-@pytest.fixture
-def data_dir(new_dir: Path, used_dir: Path) -> Path:
-    """A data folder that was used before: as good as a new one, and quicker."""
-    subprocess.run(["cp", "-a", used_dir, new_dir], check=True)
-    return new_dir
-
-
 @pytest.fixture(scope="module")
 def used_dir() -> Iterator[Path]:
     # An empty private folder at first, which root must open for the account of the server.
@@ -74,6 +69,15 @@ def used_dir() -> Iterator[Path]:
         with EmbeddedPostgres(path):
             pass
         yield Path(path)
+
+
+@pytest.fixture
+def data_dir(used_dir: Path) -> Iterator[Path]:
+    """A data folder that other tests have used before. No server runs; none is left running."""
+    yield used_dir
+    server = EmbeddedPostgres(used_dir)
+    if server.pid is not None:
+        server.stop_now()
 
 
 class Process:
@@ -151,40 +155,34 @@ def test_data_survives_a_restart(new_dir: Path) -> None:
         assert query(again, "select id from orders") == 42
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("wal_level", "logical"),
-        ("track_commit_timestamp", "on"),
-        ("max_connections", "200"),
-        ("server_encoding", "UTF8"),
-        ("listen_addresses", ""),
-        ("work_mem", "5MB"),
-    ],
-)
-def test_settings(shared: EmbeddedPostgres, setting: str, value: str) -> None:
-    assert query(shared, f"show {setting}") == value
-
-
-@pytest.fixture(scope="module")
-def shared(used_dir: Path) -> Iterator[EmbeddedPostgres]:
-    place = used_dir.with_name(f"{used_dir.name}-shared")
-    subprocess.run(["cp", "-a", used_dir, place], check=True)
-    with EmbeddedPostgres(place, settings={"work_mem": "5MB"}) as server:
+@pytest.fixture
+def server(data_dir: Path) -> Iterator[EmbeddedPostgres]:
+    with EmbeddedPostgres(data_dir, settings={"work_mem": "5MB"}) as server:
         yield server
-    shutil.rmtree(place)
 
 
-def test_text_is_ordered_by_code_point(shared: EmbeddedPostgres) -> None:
+def test_settings(server: EmbeddedPostgres) -> None:
+    expected = {
+        "wal_level": "logical",
+        "track_commit_timestamp": "on",
+        "max_connections": "200",
+        "server_encoding": "UTF8",
+        "listen_addresses": "",
+        "work_mem": "5MB",
+    }
+    assert {name: query(server, f"show {name}") for name in expected} == expected
+
+
+def test_text_is_ordered_by_code_point(server: EmbeddedPostgres) -> None:
     ordered = "select string_agg(v, '' order by v) from unnest(array['é','z','B','a','€']) v"
-    assert query(shared, ordered) == "Bazé€"
-    assert query(shared, "select upper('é')") == "É"
+    assert query(server, ordered) == "Bazé€"
+    assert query(server, "select upper('é')") == "É"
 
 
-def test_the_url_is_good_for_psql_whatever_the_environment(shared: EmbeddedPostgres) -> None:
+def test_the_url_is_good_for_psql_whatever_the_environment(server: EmbeddedPostgres) -> None:
     psql = _find_package() / "pginstall18" / "bin" / "psql"
     answer = subprocess.run(
-        [psql, "-XAtc", "select 1", shared.url],
+        [psql, "-XAtc", "select 1", server.url],
         env={"PGPORT": "1", "PGHOST": "nowhere", "PGUSER": "nobody", "PGDATABASE": "none"},
         capture_output=True,
         text=True,
@@ -193,10 +191,10 @@ def test_the_url_is_good_for_psql_whatever_the_environment(shared: EmbeddedPostg
     assert (answer.stdout.strip(), answer.stderr) == ("1", "")
 
 
-def test_only_the_owner_gets_near_the_data_and_the_socket(shared: EmbeddedPostgres) -> None:
+def test_only_the_owner_gets_near_the_data_and_the_socket(server: EmbeddedPostgres) -> None:
     for name in ("postgres", "run"):
-        assert (shared.data_dir / name).stat().st_mode & 0o777 == 0o700
-    assert shared.data_dir.stat().st_mode & 0o077 in (0, 0o011)
+        assert (server.data_dir / name).stat().st_mode & 0o777 == 0o700
+    assert server.data_dir.stat().st_mode & 0o077 in (0, 0o011)
 
 
 def test_two_processes_share_and_the_last_one_stops(
@@ -289,13 +287,13 @@ say(os.waitpid(child, 0)[1])
 
 def test_a_killed_server_is_started_again(data_dir: Path) -> None:
     with EmbeddedPostgres(data_dir) as server:
-        query(server, "create table orders as select 42 as id")
+        query(server, "create table killed as select 42 as id")
         first = server.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
         server.start()
         assert server.pid not in (None, first)
-        assert query(server, "select id from orders") == 42
+        assert query(server, "select id from killed") == 42
 
 
 def test_a_killed_server_is_started_again_by_another(data_dir: Path) -> None:
@@ -313,13 +311,15 @@ def test_a_killed_server_is_started_again_by_another(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_restart_keeps_the_url(data_dir: Path, mode: str) -> None:
+def test_restart_keeps_the_url(data_dir: Path, mode: StopMode) -> None:
     with EmbeddedPostgres(data_dir) as server:
         first, url = server.pid, server.url
-        server.restart("fast" if mode == "fast" else "immediate")
+        log_before = (data_dir / "postgres.log").read_text()
+        server.restart(mode)
         assert server.url == url
         assert server.pid not in (None, first)
-        recovered = "not properly shut down" in (data_dir / "postgres.log").read_text()
+        log = (data_dir / "postgres.log").read_text().removeprefix(log_before)
+        recovered = "not properly shut down" in log
         assert recovered == (mode == "immediate")
 
 
@@ -333,7 +333,8 @@ def test_a_stale_process_id_that_belongs_to_another_process(data_dir: Path) -> N
     server.close()
     # PostgreSQL itself ignores processes of other users, so it must be one of its own.
     user = account.uid if IS_ROOT else None
-    with subprocess.Popen(["sleep", "1000"], user=user) as unrelated:
+    unrelated = subprocess.Popen(["sleep", "1000"], user=user)
+    try:
         for path, text in files.items():
             _, *rest = text.splitlines()
             path.write_text("\n".join([str(unrelated.pid), *rest, ""]))
@@ -342,7 +343,9 @@ def test_a_stale_process_id_that_belongs_to_another_process(data_dir: Path) -> N
         with EmbeddedPostgres(data_dir):
             assert query(server, "select 1") == 1
         assert unrelated.poll() is None
+    finally:
         unrelated.kill()
+        unrelated.wait()
 
 
 def test_a_path_too_long_for_a_socket(place: Path, run: Callable[..., Process]) -> None:
@@ -388,13 +391,14 @@ def test_a_folder_reached_by_a_link_is_the_same(place: Path) -> None:
 
 
 def test_data_of_another_version_is_refused(data_dir: Path) -> None:
-    with EmbeddedPostgres(data_dir):
-        pass
-    (data_dir / "postgres" / "PG_VERSION").write_text("16\n")
-    with pytest.raises(EmbeddedError, match=r"PostgreSQL 16.*PostgreSQL 18") as caught:
-        EmbeddedPostgres(data_dir).start()
-    assert "pg_upgrade" in str(caught.value.hint)
-    (data_dir / "postgres" / "PG_VERSION").write_text("18\n")
+    version = data_dir / "postgres" / "PG_VERSION"
+    try:
+        version.write_text("16\n")
+        with pytest.raises(EmbeddedError, match=r"PostgreSQL 16.*PostgreSQL 18") as caught:
+            EmbeddedPostgres(data_dir).start()
+        assert "pg_upgrade" in str(caught.value.hint)
+    finally:
+        version.write_text("18\n")
     with EmbeddedPostgres(data_dir) as server:
         assert query(server, "select 1") == 1
 
@@ -441,21 +445,20 @@ def test_a_server_that_does_not_start_says_why(data_dir: Path) -> None:
         assert query(server, "select 1") == 1
 
 
-def test_a_large_log_is_set_aside(new_dir: Path) -> None:
-    log = new_dir / "postgres.log"
-    new_dir.mkdir()
+def test_a_large_log_is_set_aside(data_dir: Path) -> None:
+    log = data_dir / "postgres.log"
     log.write_bytes(b"x" * (EMBEDDED_LOG_BYTES_MAX + 1))
-    with EmbeddedPostgres(new_dir):
+    with EmbeddedPostgres(data_dir):
         assert b"ready to accept connections" in log.read_bytes()
         assert log.stat().st_size < EMBEDDED_LOG_BYTES_MAX
         assert log.with_name("postgres.log.old").stat().st_size == EMBEDDED_LOG_BYTES_MAX + 1
 
 
-def test_closing_after_the_data_folder_was_removed(data_dir: Path) -> None:
-    server = EmbeddedPostgres(data_dir).start()
+def test_closing_after_the_data_folder_was_removed(new_dir: Path) -> None:
+    server = EmbeddedPostgres(new_dir).start()
     pid = server.pid
     assert pid is not None
-    shutil.rmtree(data_dir)
+    shutil.rmtree(new_dir)
     server.close()
     os.kill(pid, signal.SIGQUIT)  # It would notice by itself within a minute.
     assert soon_gone(pid)
@@ -555,6 +558,17 @@ say(server.pid)
 
 
 @only_root
+def test_as_a_user_without_a_name(place: Path, run: Callable[..., Process]) -> None:
+    code = """
+os.setgroups([]); os.setgid(54321); os.setuid(54321)
+try: server.start()
+except EmbeddedError as error: say(error.hint)
+"""
+    place.chmod(0o777)
+    assert "give uid 54321 a line in /etc/passwd" in run(code, place / "data").hear()
+
+
+@only_root
 def test_a_data_folder_that_the_account_cannot_reach(place: Path) -> None:
     closed = place / "closed"
     closed.mkdir(0o700)
@@ -570,14 +584,22 @@ def test_a_wheel_that_the_account_cannot_reach(place: Path, run: Callable[..., P
     closed = place / "closed"
     closed.mkdir(0o700)
     wheel = _find_package()
+    unneeded = shutil.ignore_patterns("include", "*.a")
     for part in (f"{wheel.name}/pginstall18", f"{wheel.name}.libs"):
-        shutil.copytree(wheel.parent / part, closed / part, symlinks=True)
+        copy = functools.partial(shutil.copytree, symlinks=True, ignore=unneeded)
+        try:
+            copy(wheel.parent / part, closed / part, copy_function=os.link)
+        except shutil.Error:  # Another file system.
+            copy(wheel.parent / part, closed / part, dirs_exist_ok=True)
     (closed / wheel.name / "__init__.py").touch()
     home = place / "home"
     environment = {"PYTHONPATH": str(closed), "HEADWATER_DATA_DIR": str(home)}
     code = "server.start(); say(os.readlink(f'/proc/{server.pid}/exe'))"
-    for name in ("one", "two"):
-        process = run(code, place / name, env=environment)
+    copies = []
+    for _ in range(2):
+        process = run(code, place / "data", env=environment)
         assert process.hear().startswith(f"{home}/postgresql-18-")
         process.finish()
-    assert len(list(home.glob("postgresql-*"))) == 1
+        copies += [(path.name, path.stat().st_ino) for path in home.glob("postgresql-*")]
+    assert copies[0] == copies[1], "copied once"
+    assert len(copies) == 2

@@ -65,8 +65,6 @@ class Account:
         )
 
     def can_enter(self, folder: Path) -> bool:
-        if not self.is_other:
-            return os.access(folder, os.X_OK)
         return self.run(["/bin/sh", "-c", 'cd "$1"', "sh", folder]).returncode == 0
 
     def first_closed(self, folder: Path) -> Path:
@@ -99,7 +97,8 @@ def _system_account() -> Account | None:
 
 def _create_account() -> Account:
     name = _SYSTEM_USERS[-1]
-    command = ["useradd", "--system", "--user-group", "--no-create-home", name]
+    command = ["useradd", "--system", "--user-group", "--no-create-home"]
+    command += ["--home-dir=/nonexistent", "--shell=/usr/sbin/nologin", name]
     output = "there is no useradd"
     if shutil.which(command[0]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)

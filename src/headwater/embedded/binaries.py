@@ -82,7 +82,8 @@ def _copy_programs(package: Path, target: Path) -> None:
     parts = [Path(_PACKAGE, _INSTALLATION, part) for part in ("bin", "lib", "share")]
     libraries = [Path(f"{_PACKAGE}.libs"), Path(_PACKAGE, ".dylibs")]
     for part in parts + [way for way in libraries if (package.parent / way).exists()]:
-        shutil.copytree(package.parent / part, target / part, symlinks=True)
+        unneeded = shutil.ignore_patterns("*.a", "pkgconfig")
+        shutil.copytree(package.parent / part, target / part, symlinks=True, ignore=unneeded)
     for folder, _, names in os.walk(target):
         os.chmod(folder, 0o755)
         for name in names:

@@ -84,10 +84,10 @@ def _initdb(target: Path, account: Account, binaries: Path, server_lock: int) ->
         output = done.stdout[-EMBEDDED_LOG_TAIL_BYTES:].strip()
         if "invalid locale name" not in output:
             break
-    raise EmbeddedError(
-        f"initdb could not make a cluster in {target}:\n{output}",
-        hint=f"make sure that the disk is not full, or {ELSEWHERE}",
-    )
+    hint = f"make sure that the disk is not full, or {ELSEWHERE}"
+    if "could not look up effective user ID" in output:  # As in a container run with --user.
+        hint = f"PostgreSQL needs a name for its user: give uid {account.uid} a line in /etc/passwd"
+    raise EmbeddedError(f"initdb could not make a cluster in {target}:\n{output}", hint=hint)
 
 
 def _remove_unfinished(folder: Folder) -> None:

@@ -85,7 +85,7 @@ class Folder:
             return None
 
     def _let_pass(self, account: Account) -> None:
-        if account.can_enter(self.data_dir):
+        if not account.is_other or account.can_enter(self.data_dir):
             return
         parent = account.first_closed(self.data_dir)
         if parent == self.data_dir and _is_new_to_us(self.data_dir):
