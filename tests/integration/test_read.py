@@ -58,7 +58,7 @@ async def test_a_long_transaction_delays_only_its_own_changes(
     assert len(probe.position.xip) == 1
     await run(other, "commit")
     assert await probe.story() == [("insert", 1)]
-    assert probe.position.xip == ()
+    assert not probe.position.xip
 
 
 async def test_one_row_by_two_transactions_with_swapped_ids(
