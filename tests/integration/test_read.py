@@ -206,7 +206,6 @@ class TestBacklog:
     @pytest.fixture(autouse=True)
     def small_pages(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(read_module, "LOG_PAGE_CHANGES", 10)
-        read_module._new_rows.cache_clear()
 
     @pytest.fixture
     async def backlog(self, orders: Connection, other: Connection, probe: LogProbe) -> list[int]:

@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TypeAlias
+from datetime import datetime
+from typing import NamedTuple, TypeAlias
 
 import psycopg
 
 from headwater.database import Connection, connect, translate
-from headwater.errors import DatabaseError
+from headwater.errors import DatabaseError, ResyncRequired
 from headwater.limits import RECONNECT_SECONDS
-from headwater.log.read import LogReader
+from headwater.log.read import Batch, LogReader
 from headwater.log.wake import Waker
 from headwater.model import Position, Table, Transaction
 
@@ -68,14 +70,24 @@ async def follow(
 
 
 class _Progress:
-    """Where a follower is, kept across connections."""
+    """Where a follower is, kept across connections.
+
+    A server that crashes may forget transactions that we have seen: aborted ones, and committed
+    ones where commits are asynchronous. It then gives their ids out again, so a position that
+    contains them would hide the newcomers. Therefore we also know the last position that was safe
+    on disk, and after a restart go on from there, leaving out what we have delivered since.
+    """
 
     def __init__(self, since: Position | None) -> None:
         self.begun = False
         self.news = False
         self._position = since
+        self._durable = since
+        self._unflushed: deque[_Step] = deque()
+        self._repeated: set[_Delivered] = set()
+        self._server_started: object = None
         self._backlog: Position | None = None
-        self._delivered = 0
+        self._backlog_delivered = 0
 
     @property
     def position(self) -> Position:
@@ -84,29 +96,95 @@ class _Progress:
 
     async def begin(self, connection: Connection, reader: LogReader) -> None:
         if self._position is None:
-            self._position = await reader.now(connection)
-        await reader.check(connection, self._position)
+            self._position = self._durable = await reader.now(connection)
+        cursor = await connection.execute("select pg_postmaster_start_time()")
+        started = await cursor.fetchone()
+        if self.begun and started != self._server_started:
+            self._position = self._durable
+            self._repeated.update(done for step in self._unflushed for done in step.delivered)
+            self._unflushed.clear()
+        self._server_started = started
+        await reader.check(connection, self.position)
         self.begun = True
 
     async def read(self, connection: Connection, reader: LogReader) -> AsyncIterator[Transaction]:
-        """What is new. A backlog that a lost connection cut short goes on behind the last
-        transaction it delivered: they come in the order of their last change."""
+        """What is new since the last time."""
         if self._backlog is None:
             batch = await reader.read(connection, self.position)
             self.news = batch.backlog or bool(batch.transactions)
             if not batch.backlog:
                 for transaction in batch.transactions:
-                    yield transaction
-                self._position = batch.position
+                    if not self._was_delivered(transaction):
+                        yield transaction
+                self._advance(batch)
                 return
+            await _flush(connection)
             self._backlog = batch.position
-        async for transaction in reader.catch_up(connection, self.position, self._backlog):
+        async for transaction in self._read_backlog(connection, reader, self._backlog):
+            yield transaction
+        self._position = self._durable = self._backlog
+        self._unflushed.clear()
+        self._backlog = None
+        self._check_none_lost()
+
+    async def _read_backlog(
+        self, connection: Connection, reader: LogReader, until: Position
+    ) -> AsyncIterator[Transaction]:
+        """One that a lost connection cut short goes on behind the last transaction it delivered:
+        they come in the order of their last change, and the pair of positions is safe on disk."""
+        async for transaction in reader.catch_up(connection, self.position, until):
             last = transaction.changes[-1].seq
-            if last > self._delivered:
+            if last > self._backlog_delivered and not self._was_delivered(transaction):
                 yield transaction
                 if transaction.complete:
-                    self._delivered = last
-        self._position, self._backlog = self._backlog, None
+                    self._backlog_delivered = last
+
+    def _advance(self, batch: Batch) -> None:
+        self._check_none_lost()
+        delivered = tuple(map(_delivered, batch.transactions))
+        self._unflushed.append(_Step(batch.position, batch.written, delivered))
+        while self._unflushed and self._unflushed[0].written <= batch.flushed:
+            self._durable = self._unflushed.popleft().position
+        self._position = batch.position
+
+    def _was_delivered(self, transaction: Transaction) -> bool:
+        try:
+            self._repeated.remove(_delivered(transaction))
+        except KeyError:
+            return False
+        return True
+
+    def _check_none_lost(self) -> None:
+        if self._repeated:
+            raise ResyncRequired(
+                f"the server crashed and lost {len(self._repeated)} transactions that had been"
+                " delivered",
+                hint="Commits were asynchronous. Read the tables again, then follow the log from "
+                "its present position.",
+            )
+
+
+class _Step(NamedTuple):
+    """A read whose position may not be on disk yet."""
+
+    position: Position
+    written: int
+    delivered: tuple[_Delivered, ...]
+
+
+_Delivered: TypeAlias = tuple[int, int, datetime]
+"""What tells a transaction apart even when its id and numbers are given out again."""
+
+
+def _delivered(transaction: Transaction) -> _Delivered:
+    return transaction.xid, transaction.changes[-1].seq, transaction.at
+
+
+async def _flush(connection: Connection) -> None:
+    """Have everything written so far on disk: a commit that waits takes all before it along."""
+    async with connection.transaction():
+        await connection.execute("set local synchronous_commit = local")
+        await connection.execute("select pg_logical_emit_message(true, 'headwater', '')")
 
 
 @asynccontextmanager

@@ -67,11 +67,14 @@ class Batch(msgspec.Struct, frozen=True):
     """What one read brought. `position` is where the log was read to.
 
     With `backlog` set, more is new than a page holds: nothing was taken, and `LogReader.catch_up`
-    reads from the old position to this one.
+    reads from the old position to this one. The position would survive a crash of the server once
+    its WAL is on disk up to `written`; at the time of the read it was there up to `flushed`.
     """
 
     transactions: tuple[Transaction, ...]
     position: Position
+    written: int
+    flushed: int
     backlog: bool = False
 
 
@@ -109,6 +112,12 @@ class LogReader:
                 hint="The database was restored, failed over or installed anew. Read the tables "
                 "again, then follow the log from its present position.",
             )
+        if position.xmax > (await self.now(connection)).xmax:
+            raise ResyncRequired(
+                f"position {position} is ahead of the database",
+                hint="The server crashed and lost what it had not yet written to disk. Read the "
+                "tables again, then follow the log from its present position.",
+            )
         (floor,) = await _one(connection, "select last_value from headwater.log_floor")
         _check_floor(position, floor)
 
@@ -120,19 +129,24 @@ class LogReader:
         slots = await self._slots.holding(connection, since)
         cursor = await connection.execute(
             _new_rows(slots, bool(since.xip)),
-            {"xmax": str(since.xmax), "xip": list(map(str, since.xip))},
+            {
+                "xmax": str(since.xmax),
+                "xip": list(map(str, since.xip)),
+                "limit": LOG_PAGE_CHANGES + 1,
+            },
             prepare=True,
         )
-        snapshot, floor, retention, page = _values(cursor.pgresult, 4)
+        snapshot, floor, retention, written, flushed, page = _values(cursor.pgresult, 6)
         _check_floor(since, int(floor))
         if self._slots.moved(retention):
             return await self.read(connection, since)
         position = Position.of_snapshot(self.log, snapshot.decode())
         rows = _decode_page(page)
         if len(rows) > LOG_PAGE_CHANGES:
-            return Batch((), position, backlog=True)
+            return Batch((), position, int(written), int(flushed), backlog=True)
         await self._learn_shapes(connection, rows)
-        return Batch(tuple(self._assemble(rows, since, position)), position)
+        transactions = tuple(self._assemble(rows, since, position))
+        return Batch(transactions, position, int(written), int(flushed))
 
     async def catch_up(
         self, connection: Connection, since: Position, until: Position
@@ -313,10 +327,11 @@ def _new_rows(slots: tuple[int, ...], with_running: bool) -> str:
     return f"""
         with page as materialized (
           select coalesce(json_agg({_ROW}), '[]') as rows
-          from (select * from ({parts}) new order by seq limit {LOG_PAGE_CHANGES + 1}) ordered
+          from (select * from ({parts}) new order by seq limit %(limit)s) ordered
         )
         select pg_current_snapshot()::text, {_FLOOR},
-               (select retention::text from headwater.installation), page.rows
+               (select retention::text from headwater.installation),
+               pg_current_wal_insert_lsn() - '0/0', pg_current_wal_flush_lsn() - '0/0', page.rows
         from page"""
 
 
