@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test check format bench clean
+.PHONY: help install demo test sim check format bench clean
 
 help: ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,9 @@ demo: install ## Start an embedded PostgreSQL, write to a table, watch its chang
 
 test: install ## Run every test
 	$(BIN)/python -m pytest $(ARGS)
+
+sim: install ## Repeat the crash simulation (SEED=8123 SECONDS=60)
+	SEED=$(SEED) SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/simulation -s
 
 check: install ## Lint, format check and types
 	$(BIN)/ruff check .
