@@ -12,9 +12,6 @@ LOG_PAGE_CHANGES = 50_000
 TRANSACTION_PART_CHANGES = 200_000
 """A transaction with more changes is delivered in parts (`Transaction.complete`)."""
 
-POSITION_RUNNING_MAX = 64
-"""Running transactions listed in a position. With more, it is rounded down: resuming redelivers."""
-
 NOTIFY_PAYLOAD_BYTES_MAX = 7_000
 """A longer notification leaves out the key and the columns; PostgreSQL's own limit is 8,000."""
 

@@ -113,8 +113,6 @@ class Position(msgspec.Struct, frozen=True):
     (True, False, True)
     >>> str(position)
     '9f3a61c2-748:752:749,751'
-    >>> str(position.rounded_down())
-    '9f3a61c2-748:748:'
     """
 
     log: str
@@ -177,22 +175,6 @@ class Position(msgspec.Struct, frozen=True):
             and all(xid >= other.xmax or xid in other.xip for xid in self.xip)
         )
 
-    def without(self, xids: frozenset[int] | set[int]) -> Position:
-        """The same place, as if these transactions had not been seen yet.
-
-        >>> str(Position("a", 7, 7).without({5}))
-        'a-5:7:5'
-        """
-        if not xids:
-            return self
-        running = tuple(sorted(xids.union(self.xip)))
-        return Position(self.log, min(running[0], self.xmin), self.xmax, running)
-
-    def rounded_down(self) -> Position:
-        """An earlier position without a list of running transactions. Resuming from it redelivers,
-        never skips."""
-        return Position(self.log, self.xmin, self.xmin)
-
 
 _POSITION = re.compile(
     r"(?P<log>[0-9a-f]{1,16})-(?P<snapshot>[0-9]{1,20}:[0-9]{1,20}:(?:[0-9]{1,20}(?:,[0-9]{1,20})*)?)"
@@ -200,11 +182,12 @@ _POSITION = re.compile(
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """Changes that became visible together, and the position that contains them.
+    """Changes that became visible together, and a position to resume from once they are dealt with.
 
-    A transaction of more than `limits.TRANSACTION_PART_CHANGES` arrives in parts; only its last
-    part is `complete`, and only then does `position` contain it. Saving any `position` is safe:
-    resuming from it never skips a change.
+    Transactions are read many at a time. The last one of a read carries the position up to which it
+    went, those before it the one where it began: resuming from any of them never skips a change,
+    and repeats at most that read. One of more than `limits.TRANSACTION_PART_CHANGES` arrives in
+    parts, of which only the last is `complete`; after a lost connection they begin again.
     """
 
     xid: int

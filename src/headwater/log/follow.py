@@ -84,7 +84,7 @@ class _Progress:
         self._position = since
         self._durable = since
         self._unflushed: deque[_Step] = deque()
-        self._repeated: set[_Delivered] = set()
+        self._repeated: set[_Trait] = set()
         self._server_started: object = None
         self._backlog: Position | None = None
         self._backlog_delivered = 0
@@ -101,7 +101,7 @@ class _Progress:
         started = await cursor.fetchone()
         if self.begun and started != self._server_started:
             self._position = self._durable
-            self._repeated.update(done for step in self._unflushed for done in step.delivered)
+            self._repeated.update(_trait(t) for step in self._unflushed for t in step.delivered)
             self._unflushed.clear()
         self._server_started = started
         await reader.check(connection, self.position)
@@ -141,17 +141,15 @@ class _Progress:
 
     def _advance(self, batch: Batch) -> None:
         self._check_none_lost()
-        delivered = tuple(map(_delivered, batch.transactions))
-        self._unflushed.append(_Step(batch.position, batch.written, delivered))
+        self._unflushed.append(_Step(batch.position, batch.written, batch.transactions))
         while self._unflushed and self._unflushed[0].written <= batch.flushed:
             self._durable = self._unflushed.popleft().position
         self._position = batch.position
 
     def _was_delivered(self, transaction: Transaction) -> bool:
-        try:
-            self._repeated.remove(_delivered(transaction))
-        except KeyError:
+        if not self._repeated or (trait := _trait(transaction)) not in self._repeated:
             return False
+        self._repeated.remove(trait)
         return True
 
     def _check_none_lost(self) -> None:
@@ -169,14 +167,14 @@ class _Step(NamedTuple):
 
     position: Position
     written: int
-    delivered: tuple[_Delivered, ...]
+    delivered: tuple[Transaction, ...]
 
 
-_Delivered: TypeAlias = tuple[int, int, datetime]
-"""What tells a transaction apart even when its id and numbers are given out again."""
+_Trait: TypeAlias = tuple[int, int, datetime]
 
 
-def _delivered(transaction: Transaction) -> _Delivered:
+def _trait(transaction: Transaction) -> _Trait:
+    """Tells a transaction apart even when its id and numbers are given out again."""
     return transaction.xid, transaction.changes[-1].seq, transaction.at
 
 

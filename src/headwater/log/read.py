@@ -26,7 +26,6 @@ from headwater.errors import ResyncRequired
 from headwater.limits import (
     LOG_PAGE_CHANGES,
     LOG_SLOTS,
-    POSITION_RUNNING_MAX,
     SLOT_CHECK_SECONDS,
     SLOT_SECONDS_MIN,
     TRANSACTION_PART_CHANGES,
@@ -95,8 +94,10 @@ class LogReader:
         cls, connection: Connection, wants: Callable[[Table], bool] | None = None
     ) -> LogReader:
         """A reader of the log in this database. The connection is for reading the log only."""
-        # A plan made while a slot was empty must not scan it when it is full.
+        # A plan made while a slot was empty must not scan it when it is full; and making one for
+        # each read would cost more than the read.
         await connection.execute("set enable_seqscan = off")
+        await connection.execute("set plan_cache_mode = force_generic_plan")
         (log,) = await _one(connection, "select headwater.log_id()")
         return cls(str(log), wants)
 
@@ -203,19 +204,14 @@ class LogReader:
     def _assemble(
         self, rows: list[LogRow], since: Position, position: Position
     ) -> Iterator[Transaction]:
-        """Whole transactions in the order of their last change. Each has a position that contains
-        it; where that would list too many others, the one before the batch."""
+        """Whole transactions in the order of their last change."""
         pending = _Pending()
         pending.add(self._wanted(rows))
         order = pending.xids()
-        for index, xid in enumerate(order, 1):
-            later = order[index:]
-            listed = len(later) <= POSITION_RUNNING_MAX
-            yield Transaction(
-                xid,
-                self._changes(pending.take(xid)),
-                position.without(set(later)) if listed else since,
-            )
+        for xid in order[:-1]:
+            yield Transaction(xid, self._changes(pending.take(xid)), since)
+        for xid in order[-1:]:
+            yield Transaction(xid, self._changes(pending.take(xid)), position)
 
     def _wanted(self, rows: list[LogRow]) -> Iterator[LogRow]:
         return (row for row in rows if self._shapes[row.shape] is not None)

@@ -1,0 +1,1 @@
+"""Benchmarks: seeded, small by default, compared as ratios within one run."""

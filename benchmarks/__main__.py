@@ -1,0 +1,18 @@
+"""Runs every benchmark: `python -m benchmarks [--large]`."""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks import capture, reader
+from benchmarks.measure import report
+
+
+def main() -> None:
+    large = "--large" in sys.argv
+    report("What capture costs writers", capture.run(large=large))
+    report("How fast a reader is", reader.run(large=large))
+
+
+if __name__ == "__main__":
+    main()
