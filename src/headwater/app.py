@@ -20,6 +20,7 @@ from headwater.errors import ConfigError
 from headwater.limits import CURSOR_SAVE_SECONDS
 from headwater.log import cursors, maintenance
 from headwater.log.follow import follow
+from headwater.log.read import LogReader
 from headwater.model import Position, Transaction
 from headwater.settings import Settings, load_settings
 
@@ -39,9 +40,12 @@ class Headwater:
     Without a URL (here, in `HEADWATER_URL` or in `headwater.toml`) it uses the embedded PostgreSQL.
     """
 
-    def __init__(self, url: str | None = None, **overrides: Any) -> None:
-        self.settings = load_settings(overrides={"url": url, **overrides})
+    def __init__(
+        self, url: str | None = None, *, settings: Settings | None = None, **overrides: Any
+    ) -> None:
+        self.settings = settings or load_settings(overrides={"url": url, **overrides})
         self._tables: dict[str, None] = {}
+        self._started = False
         self._stack = AsyncExitStack()
         self._url = self.settings.url
 
@@ -57,6 +61,11 @@ class Headwater:
 
     def table(self, name: str) -> None:
         """Declare that a table's changes are captured; done when Headwater starts."""
+        if self._started:
+            raise ConfigError(
+                f"table {name} is declared too late: Headwater is running",
+                hint=f"Declare it before `async with`, or call: await hw.enable({name!r})",
+            )
         self._tables[name] = None
 
     async def __aenter__(self) -> Headwater:
@@ -74,14 +83,11 @@ class Headwater:
         self._url = await self._stack.enter_async_context(database(self.settings))
         async with self.connection("setup") as connection:
             await schema.install(connection)
-            with translated():
-                await connection.execute(
-                    "select headwater.set_retention(%(keep)s) from headwater.installation"
-                    " where retention <> %(keep)s",
-                    {"keep": self.settings.retention_period},
-                )
+            if keep := self.settings.retention_period:
+                await maintenance.set_retention(connection, keep)
             for name in self._tables:
                 await triggers.enable(connection, name)
+        self._started = True
         every = self.settings.maintenance_period.total_seconds()
         task = asyncio.create_task(maintenance.run(self.url, every=every))
         self._stack.push_async_callback(_cancelled, task)
@@ -114,8 +120,8 @@ class Headwater:
         under that name: a transaction counts as done when the next one is asked for, so after a
         crash it comes again and none is skipped. Named tables are those to hear of; none means all.
         """
-        names = await self._labels(tables)
-        wants = (lambda table: table.label in names) if names else None
+        oids = await self._oids(tables)
+        wants = (lambda table: table.oid in oids) if oids else None
         if cursor is None:
             feed = follow(self.url, since=since, wants=wants)
         else:
@@ -128,27 +134,19 @@ class Headwater:
             async for transaction in feed:
                 yield transaction
 
-    async def _labels(self, tables: tuple[str, ...]) -> frozenset[str]:
-        """The tables' names as changes carry them; a clear error for one that is not captured."""
+    async def position(self) -> Position:
+        """Where the log is now: `changes(since=…)` from here brings what is committed after."""
+        async with self.connection("setup") as connection:
+            with translated():
+                reader = await LogReader.open(connection)
+                return await reader.now(connection)
+
+    async def _oids(self, tables: tuple[str, ...]) -> frozenset[int]:
+        """The tables by what stays when they are renamed; an error for one that is not enabled."""
         if not tables:
             return frozenset()
         async with self.connection("setup") as connection:
-            known = {t.name: t for t in await triggers.list_tables(connection)}
-            labels = set()
-            for name in tables:
-                row = await (
-                    await connection.execute(
-                        "select headwater.label(headwater.find_table(%s))", (name,)
-                    )
-                ).fetchone()
-                label = row[0] if row else None
-                if label is None or label not in known:
-                    raise ConfigError(
-                        f"table {name} is not enabled",
-                        hint=f"Enable it first: headwater enable {name}",
-                    )
-                labels.add(label)
-        return frozenset(labels)
+            return frozenset([await triggers.find_enabled(connection, name) for name in tables])
 
 
 @asynccontextmanager

@@ -7,20 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
 
+import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.logging import RichHandler
+from rich.text import Text
 
+from headwater import demo as demo_
 from headwater import render
 from headwater.app import Headwater, database
 from headwater.capture.postgres import doctor as doctor_
 from headwater.capture.postgres import schema, triggers
 from headwater.database import Connection, connect
+from headwater.embedded import default_data_dir
 from headwater.errors import (
     ConfigError,
     DatabaseError,
@@ -66,9 +72,12 @@ def main() -> None:
     except HeadwaterError as error:
         _print_error(error, as_json="--json" in sys.argv)
         sys.exit(_exit_code(error))
-    except (KeyboardInterrupt, BrokenPipeError):
-        sys.stderr.close()
+    except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has gone, as `head` does. Python must not complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
 
 
 def _exit_code(error: HeadwaterError) -> int:
@@ -87,7 +96,7 @@ def _exit_code(error: HeadwaterError) -> int:
 def _print_error(error: HeadwaterError, *, as_json: bool) -> None:
     if as_json:
         document = {"error": {"code": error.code, "message": str(error), "hint": error.hint}}
-        err.print(render.as_json(document), markup=False, soft_wrap=True)
+        print(render.as_json(document), file=sys.stderr)
         return
     err.print(f"error: {error}", style="red", markup=False)
     if error.hint:
@@ -100,17 +109,13 @@ def _settings(url: str | None, embedded: bool, data_dir: str | None) -> Settings
         raise ConfigError("--url and --embedded contradict each other", hint="Give one of them.")
     settings = load_settings(overrides={"url": url, "data_dir": data_dir})
     if embedded:
-        return Settings(**{**_as_dict(settings), "url": None})
+        return msgspec.structs.replace(settings, url=None)
     if settings.url is None:
         raise ConfigError(
             "no database is given",
             hint="Use --url postgresql://…, HEADWATER_URL, a headwater.toml, or --embedded.",
         )
     return settings
-
-
-def _as_dict(settings: Settings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in settings.__struct_fields__}
 
 
 @asynccontextmanager
@@ -124,14 +129,28 @@ async def _connected(settings: Settings) -> AsyncIterator[Connection]:
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
+    """Run to the end. SIGTERM ends it as Ctrl-C does, so that what was started is stopped."""
+
+    async def until_told() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        await work
+
+    with suppress(asyncio.CancelledError):
+        asyncio.run(until_told())
+
+
+def _show(document: object, view: RenderableType, *, json: bool) -> None:
+    """The JSON goes out as it is: Rich would wrap it and read markup in it."""
+    if json:
+        print(render.as_json(document))
+    else:
+        out.print(view)
 
 
 def _say(document: dict[str, Any], text: str, *, json: bool) -> None:
-    if json:
-        out.print(render.as_json(document), markup=False)
-    else:
-        out.print(text, markup=False)
+    _show(document, Text(text), json=json)
 
 
 @app.command()
@@ -235,7 +254,7 @@ def status(
         async with _connected(_settings(url, embedded, data_dir)) as connection:
             await schema.require(connection)
             found = await read_status(connection)
-        out.print(render.as_json(found) if json else render.status_view(found), markup=False)
+        _show(found, render.status_view(found), json=json)
 
     _run(work())
 
@@ -254,7 +273,7 @@ def doctor(
     async def work() -> None:
         async with _connected(_settings(url, embedded, data_dir)) as connection:
             findings = await doctor_.examine(connection)
-        out.print(render.as_json(findings) if json else render.findings_view(findings))
+        _show(findings, render.findings_view(findings), json=json)
         if any(finding.level == "fail" for finding in findings):
             raise typer.Exit(1)
 
@@ -285,7 +304,7 @@ def tail(
     async def work() -> None:
         position = _position(since)
         settings = _settings(url, embedded, data_dir)
-        async with Headwater(**_as_dict(settings)) as hw:
+        async with Headwater(settings=settings) as hw:
             if not json:
                 err.print(f"Following {', '.join(tables or ['every table'])}. Ctrl-C ends it.")
             await _print_changes(hw, tables or [], position, cursor, json=json)
@@ -312,6 +331,42 @@ def _position(text: str | None) -> Position | None:
         raise ConfigError(
             f"--since: {error}", hint="headwater status prints the present position."
         ) from error
+
+
+_SHOP_IS_OPEN = """\
+A shop is open: orders are placed, paid, packed, shipped and cleared away.
+Below is what Headwater sees of it. Ctrl-C closes the shop.
+Look inside, or join in: psql "$(headwater url --embedded --data-dir {folder})"
+"""
+
+
+@app.command()
+def demo(
+    data_dir: DataDir = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Stop by itself after so many seconds.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Start an embedded PostgreSQL, write to a table without pause, and show its changes.
+
+    Example: `headwater demo --seconds 10`
+    """
+
+    async def work() -> None:
+        folder = data_dir or str(default_data_dir() / "demo")
+        err.print("Starting PostgreSQL …")
+        async with Headwater(settings=Settings(data_dir=folder)) as hw:
+            await demo_.open_shop(hw)
+            err.print(_SHOP_IS_OPEN.format(folder=folder), markup=False, soft_wrap=True)
+            async with asyncio.TaskGroup() as tasks:
+                watching = tasks.create_task(_print_changes(hw, ["orders"], None, None, json=json))
+                selling = tasks.create_task(demo_.sell(hw))
+                await demo_.stopped_after(seconds)
+                watching.cancel()
+                selling.cancel()
+
+    _run(work())
 
 
 @app.command()

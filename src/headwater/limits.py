@@ -12,12 +12,6 @@ LOG_PAGE_CHANGES = 50_000
 TRANSACTION_PART_CHANGES = 200_000
 """A transaction with more changes is delivered in parts (`Transaction.complete`)."""
 
-NOTIFY_PAYLOAD_BYTES_MAX = 7_000
-"""A longer notification leaves out the key and the columns; PostgreSQL's own limit is 8,000."""
-
-IDENTIFIER_BYTES_MAX = 63
-"""PostgreSQL's limit on names."""
-
 SERVER_VERSION_MIN = 140_000
 """The oldest PostgreSQL: 14, for `create function … return` and multirange types."""
 
@@ -61,9 +55,6 @@ CURSOR_SAVE_SECONDS = 0.5
 
 CURSOR_WARNING_SHARE = 0.2
 """Warn when less than this share of the retention is left to a cursor."""
-
-RETENTION_DAYS = 30
-"""How long the log keeps changes unless told otherwise."""
 
 # Embedded PostgreSQL
 EMBEDDED_START_SECONDS = 120.0

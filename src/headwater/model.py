@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -43,10 +44,12 @@ class Column(msgspec.Struct, frozen=True):
 
 class Table(msgspec.Struct, frozen=True):
     """The shape of a table at one time. A column added, dropped, renamed or retyped makes a new
-    one with another `id`; changes point at the shape they were written under.
+    one with another `id`; changes point at the shape they were written under. `oid` stays the same
+    for as long as the table lives, whatever it is called.
     """
 
     id: int
+    oid: int
     schema: str
     name: str
     columns: tuple[Column, ...]
@@ -97,8 +100,15 @@ class Change(msgspec.Struct, frozen=True, gc=False):
         return tuple(
             name
             for name, value in self.after.items()
-            if name not in before or before[name] != value
+            if name not in before or _differ(before[name], value)
         )
+
+
+def _differ(before: Value, after: Value) -> bool:
+    """Whether the database holds another value: 5.00 is not 5.0, and NaN is NaN."""
+    if isinstance(before, Decimal) or before != before:
+        return str(before) != str(after)
+    return bool(before != after)
 
 
 class Position(msgspec.Struct, frozen=True):

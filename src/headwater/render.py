@@ -108,7 +108,8 @@ def _differences(change: Change) -> Text:
 
 def _short(value: Any) -> str:
     text = "∅" if value is None else str(_plain(value))
-    text = text.replace("\n", "⏎")
+    # What is in a row must not move the cursor or recolour the terminal.
+    text = "".join(c if c.isprintable() else {"\n": "⏎"}.get(c, "·") for c in text)
     return text if len(text) <= _VALUE_CHARACTERS_MAX else text[: _VALUE_CHARACTERS_MAX - 1] + "…"
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from headwater.errors import ConfigError
-from headwater.limits import MAINTENANCE_SECONDS, RETENTION_DAYS
+from headwater.limits import MAINTENANCE_SECONDS
 
 FILE_NAME = "headwater.toml"
 
@@ -31,15 +31,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data_dir: str | None = None
     """Where the embedded PostgreSQL keeps its data."""
 
-    retention: str = f"{RETENTION_DAYS} days"
-    """How long the log keeps a change."""
+    retention: str | None = None
+    """How long the log keeps a change. Kept in the database; left as it is there unless given."""
 
     maintenance: str = f"{MAINTENANCE_SECONDS:.0f} seconds"
     """How often retention and altered tables are looked after."""
 
     @property
-    def retention_period(self) -> timedelta:
-        return parse_duration(self.retention, name="retention")
+    def retention_period(self) -> timedelta | None:
+        return None if self.retention is None else parse_duration(self.retention, name="retention")
 
     @property
     def maintenance_period(self) -> timedelta:

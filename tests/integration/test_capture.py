@@ -285,6 +285,21 @@ async def test_generated_columns(connection: Connection, probe: LogProbe) -> Non
     assert change.after == {"id": 1, "a": 4, "doubled": 8}
 
 
+async def test_virtual_columns(connection: Connection, probe: LogProbe) -> None:
+    """PostgreSQL 18 shows them to triggers as null."""
+    if connection.info.server_version < 180_000:
+        pytest.skip("virtual columns came with PostgreSQL 18")
+    await run(
+        connection,
+        'create table v (id int primary key, a int, "twice %" int generated always as (a * 2))',
+    )
+    await enable(connection, "v")
+    await probe.changes()
+    await run(connection, "insert into v values (1, 4)", "update v set a = 5", "delete from v")
+    found = [(c.before or c.after or {})["twice %"] for c in await probe.changes()]
+    assert found == [8, 8, 10]
+
+
 async def test_a_value_of_a_megabyte(orders: Connection, probe: LogProbe) -> None:
     await run(
         orders,

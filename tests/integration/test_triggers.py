@@ -269,6 +269,44 @@ class TestRoles:
             assert [c.actor.user_id for c in await probe.changes()] == [None] * 3
         assert await rows(connection, "select * from evil.loot") == []
 
+    async def test_a_type_of_somebody_else_does_not_get_our_rights(
+        self, url: str, connection: Connection, shared: dict[str, Connection]
+    ) -> None:
+        """to_json calls a type's cast to json, which the type's owner can make at any time."""
+        writer, owner = shared["writer"], shared["owner"]
+        await run(
+            connection,
+            f"create schema theirs authorization {writer.info.user}",
+            "create table public.loot (who text)",
+            f"grant insert on loot to {writer.info.user}, {owner.info.user}",
+        )
+        await run(
+            writer,
+            "create type theirs.mood as enum ('sad')",
+            "create type theirs.pair as (a int, m theirs.mood)",
+            "create table theirs.t (id int primary key, m theirs.mood, p theirs.pair,"
+            " l theirs.mood[], a int)",
+            f"grant trigger, insert on theirs.t to {owner.info.user}",
+            f"grant usage on schema theirs to {owner.info.user}",
+        )
+        await triggers.enable(owner, "theirs.t")
+        for type_ in ("mood", "pair"):
+            await run(
+                writer,
+                f"create function theirs.spy(theirs.{type_}) returns json language plpgsql as"
+                " $$ begin insert into public.loot values (current_user); return '1'; end $$",
+                f"create cast (theirs.{type_} as json) with function theirs.spy(theirs.{type_})",
+            )
+        async with probing(url) as probe:
+            await run(writer, "insert into theirs.t values (1, 'sad', (1, 'sad'), '{sad}', 7)")
+            await run(writer, "alter table theirs.t add column m2 theirs.mood default 'sad'")
+            await run(writer, "update theirs.t set a = 8")
+            insert, update = await probe.changes()
+        assert await rows(connection, "select * from loot") == []
+        assert insert.after == {"id": 1, "m": "sad", "p": "(1,sad)", "l": "{sad}", "a": 7}
+        assert update.after == {**insert.after, "a": 8, "m2": "sad"}
+        assert update.changed == ("a",)
+
     async def test_transaction_pooling(self, url: str, shared: dict[str, Connection]) -> None:
         """Each transaction of a writer on another server session, as behind PgBouncer."""
         user = shared["writer"].info.user

@@ -60,9 +60,14 @@ async def follow(
                     await caught_up(connection, progress.position)
                     await waker.have_read(news=progress.news, position=progress.position)
                     await waker.wait()
-        except (psycopg.OperationalError, psycopg.InterfaceError, DatabaseError) as error:
-            if not progress.begun:
-                raise translate(error, url) if isinstance(error, psycopg.Error) else error from None
+        except (psycopg.Error, DatabaseError) as error:
+            lost = isinstance(
+                error, psycopg.OperationalError | psycopg.InterfaceError | DatabaseError
+            )
+            if not (lost and progress.begun):
+                raise (
+                    translate(error, url) if isinstance(error, psycopg.Error) else error
+                ) from error
             pause = min(RECONNECT_SECONDS[0] * 2**attempt, RECONNECT_SECONDS[1])
             attempt = min(attempt + 1, 16)
             logger.warning("lost the database, trying again in %.2f s: %s", pause, error)

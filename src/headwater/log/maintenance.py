@@ -12,7 +12,7 @@ from datetime import timedelta
 import msgspec
 import psycopg
 
-from headwater.database import Connection, connect
+from headwater.database import Connection, connect, translated
 from headwater.errors import DatabaseError
 from headwater.limits import CURSOR_WARNING_SHARE, MAINTENANCE_LOCK_TIMEOUT, MAINTENANCE_SECONDS
 from headwater.log import cursors
@@ -43,8 +43,23 @@ async def run(url: str, *, every: float = MAINTENANCE_SECONDS) -> None:
         await asyncio.sleep(every)
 
 
+async def set_retention(connection: Connection, keep: timedelta) -> None:
+    """How long the log keeps a change, from now on."""
+    with translated():
+        await connection.execute(
+            "select headwater.set_retention(%(keep)s) from headwater.installation"
+            " where retention <> %(keep)s",
+            {"keep": keep},
+        )
+
+
 async def once(connection: Connection) -> Done:
-    """One round; does nothing while another process is at it."""
+    """One round; does nothing while another process is at it, or for a role that only reads."""
+    cursor = await connection.execute(
+        "select pg_has_role(nspowner, 'MEMBER') from pg_namespace where nspname = 'headwater'"
+    )
+    if (await cursor.fetchone()) != (True,):
+        return Done()
     cursor = await connection.execute("select pg_try_advisory_lock(%s, %s)", MAINTENANCE_LOCK)
     if (await cursor.fetchone()) != (True,):
         return Done()

@@ -190,14 +190,13 @@ class LogReader:
         if not unknown:
             return
         cursor = await connection.execute(
-            "select distinct on (id) id, schema_name, table_name, columns, key"
+            "select distinct on (id) id, relid, schema_name, table_name, columns, key"
             " from headwater.shapes where id = any(%s)",
             (list(unknown),),
         )
-        for id_, schema, name, columns, key in await cursor.fetchall():
-            table = Table(
-                id_, schema, name, msgspec.convert(columns, tuple[Column, ...]), tuple(key)
-            )
+        for id_, oid, schema, name, columns, key in await cursor.fetchall():
+            typed = msgspec.convert(columns, tuple[Column, ...])
+            table = Table(id_, oid, schema, name, typed, tuple(key))
             wanted = self._wants is None or self._wants(table)
             self._shapes[id_] = (table, ImageDecoder(table)) if wanted else None
 

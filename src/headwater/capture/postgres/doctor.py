@@ -25,14 +25,26 @@ async def examine(connection: Connection) -> list[Finding]:
     findings = [
         _server(connection.info.server_version),
         await _encoding(connection),
-        await _installation(connection),
         await _identity(connection),
         await _wal(connection),
         await _commit_times(connection),
+        await _tables(connection),
     ]
+    if await _value(connection, _HIDDEN):
+        hint = "As the role that installed it: grant usage on schema headwater to …"
+        return [
+            *findings,
+            Finding("schema", "fail", "this role may not use schema headwater", hint),
+        ]
+    findings.append(await _installation(connection))
     if await schema.installed_version(connection) == schema.LATEST:
         findings += [_table(table) for table in await triggers.list_tables(connection)]
     return findings
+
+
+_HIDDEN = """
+    select not has_schema_privilege(oid, 'USAGE') from pg_namespace where nspname = 'headwater'
+"""
 
 
 def _server(version: int) -> Finding:
@@ -122,6 +134,26 @@ async def _commit_times(connection: Connection) -> Finding:
             "Set track_commit_timestamp = on for exact times in the history.",
         )
     return Finding("commit times", "ok", "track_commit_timestamp is on")
+
+
+async def _tables(connection: Connection) -> Finding:
+    """Enabling a table needs the right to make triggers on it."""
+    cursor = await connection.execute(
+        "select c.oid::regclass::text from pg_class c join pg_namespace n on n.oid = relnamespace"
+        " where relkind in ('r', 'p') and not relispartition and relpersistence <> 't'"
+        " and n.nspname not in ('pg_catalog', 'information_schema', 'headwater')"
+        " and not has_table_privilege(c.oid, 'TRIGGER') order by 1"
+    )
+    closed = [row[0] for row in await cursor.fetchall()]
+    if closed:
+        names = ", ".join(closed[:5]) + (f" and {len(closed) - 5} more" if len(closed) > 5 else "")
+        return Finding(
+            "tables",
+            "warn",
+            f"this role may not enable {names}",
+            "As their owner: grant trigger on … to …",
+        )
+    return Finding("tables", "ok", "this role may enable every table")
 
 
 def _table(table: triggers.CapturedTable) -> Finding:

@@ -7,6 +7,8 @@ that has been released is never edited; what it made is changed by a later one.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib import resources
 from typing import Any
 
@@ -42,11 +44,13 @@ async def installed_version(connection: Connection) -> int:
 async def install(connection: Connection, *, upto: int = LATEST) -> int:
     """Bring the schema to a version; returns how many were applied, 0 when it was there."""
     with translated():
-        if await installed_version(connection) >= upto:
+        version = await installed_version(connection)
+        if version == LATEST:
+            await _settle_in(connection)
+        if version >= upto:
             return 0
         await _check_server(connection)
-        async with connection.transaction():
-            await connection.execute("select pg_advisory_xact_lock(%s, %s)", MIGRATION_LOCK)
+        async with _alone(connection):
             present = await installed_version(connection)
             if present == 0:
                 await connection.execute(_BOOTSTRAP)
@@ -87,6 +91,23 @@ async def uninstall(connection: Connection) -> bool:
             sql.SQL("drop schema {} cascade").format(sql.Identifier("headwater"))
         )
     return True
+
+
+async def _settle_in(connection: Connection) -> None:
+    """Begin a new log where the schema came here with a dump or a copy of its database."""
+    moved = "select home <> headwater.home() from headwater.installation"
+    if _first(await (await connection.execute(moved)).fetchone()):
+        async with _alone(connection):
+            if _first(await (await connection.execute(moved)).fetchone()):
+                await connection.execute("select headwater.adopt()")
+
+
+@asynccontextmanager
+async def _alone(connection: Connection) -> AsyncIterator[None]:
+    """A transaction in which nobody else installs."""
+    async with connection.transaction():
+        await connection.execute("select pg_advisory_xact_lock(%s, %s)", MIGRATION_LOCK)
+        yield
 
 
 async def _check_server(connection: Connection) -> None:

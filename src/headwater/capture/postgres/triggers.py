@@ -7,6 +7,7 @@ from datetime import datetime
 import msgspec
 
 from headwater.database import Connection, translated
+from headwater.errors import CaptureError
 
 
 class CapturedTable(msgspec.Struct, frozen=True):
@@ -40,6 +41,21 @@ async def _call(connection: Connection, statement: str, name: str) -> str:
         row = await cursor.fetchone()
     assert row is not None
     return str(row[0])
+
+
+async def find_enabled(connection: Connection, name: str) -> int:
+    """The oid of a table that is captured."""
+    with translated():
+        cursor = await connection.execute(
+            "select relid from headwater.tables where relid = headwater.find_table(%s) and enabled",
+            (name,),
+        )
+        row = await cursor.fetchone()
+    if row is None:
+        raise CaptureError(
+            f"table {name} is not enabled", hint=f"Enable it first: headwater enable {name}"
+        )
+    return int(row[0])
 
 
 async def list_tables(connection: Connection) -> list[CapturedTable]:

@@ -4,8 +4,19 @@
 -- partition can never be missing, and retention empties the slot that will be used next with
 -- TRUNCATE: no writer touches it, none waits. See docs/design/001-log.md.
 
+-- Which database this is: another one for a dump restored elsewhere and for a copied database.
+create function headwater.home() returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select concat_ws('/',
+    (select system_identifier from pg_control_system()),
+    (select oid from pg_database where datname = current_database()))
+$$;
+
 create table headwater.installation (
   id text primary key default left(md5(random()::text || clock_timestamp()::text), 16),
+  home text not null default headwater.home(),
   retention interval not null
 );
 
@@ -78,7 +89,7 @@ set search_path = pg_catalog, pg_temp
 as $$
   select left(md5(concat_ws('/',
     (select id from headwater.installation),
-    (select system_identifier from pg_control_system()),
+    headwater.home(),
     case
       when pg_is_in_recovery()
         then lpad(upper(to_hex((select timeline_id from pg_control_checkpoint()))), 8, '0')

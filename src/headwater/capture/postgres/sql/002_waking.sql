@@ -60,5 +60,3 @@ begin
   end if;
   perform pg_notify('headwater', head || detail || '#' || last_seq);
 end $$;
-
-revoke all on all functions in schema headwater from public;

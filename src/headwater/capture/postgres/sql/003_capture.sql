@@ -148,24 +148,93 @@ as $$ select coalesce(headwater.fingerprint(member, root) = fingerprint, false) 
 
 --------------------------------------------------------------------------------------- statements
 
--- The image of a row of `member`, as a row of `root`: a child may have columns the table has not.
+-- Whether a type's owner may be trusted with our rights. to_json calls a cast to json where a type
+-- has one, and whoever owns the type can make one: that function would run as the owner of ours.
+create function headwater.trusts(type oid) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  with recursive parts (oid) as (
+    select type
+    union
+    select part.oid
+    from parts p
+    join pg_type t on t.oid = p.oid
+    cross join lateral (
+      select t.typelem where t.typelem <> 0
+      union all
+      select t.typbasetype where t.typbasetype <> 0
+      union all
+      select a.atttypid from pg_attribute a
+      where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
+    ) part (oid)
+  )
+  select bool_and(t.typowner = current_user::regrole or r.rolsuper)
+  from parts p join pg_type t on t.oid = p.oid join pg_roles r on r.oid = t.typowner
+$$;
+
+-- The image of a row of `member` as a row of `root`. Mostly that is the row itself; it is put
+-- together column by column where a child has columns the table has not, for virtual columns,
+-- which triggers see as null, and for types of owners we do not trust, which are taken as text.
 create function headwater.image(alias text, member oid, root oid) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
   with columns_of as (
     select
-      (select array_agg(attname::text) from pg_attribute
-       where attrelid = root and attnum > 0 and not attisdropped) as wanted,
-      (select array_agg(attname::text) from pg_attribute
-       where attrelid = member and attnum > 0 and not attisdropped) as present
+      r.attnum,
+      a.attname,
+      a.attgenerated = 'v' as is_virtual,
+      headwater.trusts(a.atttypid) as is_trusted,
+      pg_get_expr(d.adbin, d.adrelid) as expression
+    from pg_attribute r
+    join pg_attribute a on a.attrelid = member and a.attname = r.attname and not a.attisdropped
+    left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+    where r.attrelid = root and r.attnum > 0 and not r.attisdropped
   )
   select case
-    when present <@ wanted then format('pg_catalog.row_to_json(%s)', alias)
-    else format('(select pg_catalog.row_to_json(image) from (select %s) image)',
-      (select string_agg(format('%s.%I', alias, name), ', ') from unnest(wanted) name))
+    when bool_and(is_trusted and not is_virtual)
+         and count(*) = (select count(*) from pg_attribute
+                         where attrelid = member and attnum > 0 and not attisdropped)
+      then format('pg_catalog.row_to_json(%s)', alias)
+    else format(
+      '(select pg_catalog.row_to_json(image) from (select %s from (select (%s).*) v) image)',
+      string_agg(case
+        when is_virtual then format('(%s) as %I', expression, attname)
+        when is_trusted then format('v.%I', attname)
+        else format(
+          'case when v.%1$I is distinct from null then pg_catalog.format(''%%s'', v.%1$I) end as %1$I',
+          attname)
+      end, ', ' order by attnum),
+      alias)
   end
   from columns_of
+$$;
+
+-- The settings that decide how values of a relation's types are written; pinned while it is
+-- captured, so that images do not depend on the writer's session. Each costs a little every time.
+create function headwater.format_settings(relation oid) returns table (name text, value text)
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select s.name, s.value
+  from (values ('timezone', 'UTC'), ('datestyle', 'ISO'), ('intervalstyle', 'iso_8601'),
+               ('bytea_output', 'hex'), ('extra_float_digits', '1'), ('lc_monetary', 'C'))
+       s (name, value)
+  where exists (
+    select from pg_attribute a
+    cross join lateral (select case
+      when format_type(a.atttypid, null) = 'timestamp with time zone' then 'timezone'
+      when format_type(a.atttypid, null) in ('real', 'double precision') then 'extra_float_digits'
+      when format_type(a.atttypid, null) = 'bytea' then 'bytea_output'
+      when format_type(a.atttypid, null) = 'interval' then 'intervalstyle'
+      when format_type(a.atttypid, null) in (
+        'smallint', 'integer', 'bigint', 'numeric', 'boolean', 'text', 'character varying',
+        'character', 'name', 'uuid', 'date', 'timestamp without time zone', 'json', 'jsonb')
+        then 'none'
+      else 'all' end) needs (setting)
+    where a.attrelid = relation and a.attnum > 0 and not a.attisdropped
+      and needs.setting in (s.name, 'all'))
 $$;
 
 -- The INSERT into the log for one statement on `member`. `actor` is the text of the three actor
@@ -226,6 +295,26 @@ begin
      from old_rows o full join new_rows n on %6$s
      where (o operator(pg_catalog.*=) n) is not true',
     first_key, shape, before_image, after_image, actor, same_key);
+end $$;
+
+-- Sets what headwater.format_settings names, and returns it as it was before. For statements that
+-- no function fits; what they leave set is what was set.
+create function headwater.swap_formats(relation oid, previous jsonb default null) returns jsonb
+language plpgsql
+as $$
+declare
+  setting record;
+  found jsonb := '{}';
+begin
+  for setting in
+    select f.name, coalesce(previous ->> f.name, f.value) as value
+    from headwater.format_settings(relation) f
+  loop
+    found := found operator(pg_catalog.||)
+      pg_catalog.jsonb_build_object(setting.name, pg_catalog.current_setting(setting.name));
+    perform pg_catalog.set_config(setting.name, setting.value, true);
+  end loop;
+  return found;
 end $$;
 
 -- The same for a statement that no function fits: the table was altered since.
@@ -296,11 +385,18 @@ as $$
 declare
   depth text := pg_trigger_depth();
   root oid := pg_partition_root(tg_relid);
-  before_image json := case when tg_op <> 'INSERT' then row_to_json(old) end;
-  after_image json := case when tg_op <> 'DELETE' then row_to_json(new) end;
+  take text := format('select %s from (select ($1).*) r', headwater.image('r', tg_relid, root));
+  before_image json;
+  after_image json;
   key text[];
   shape bigint;
 begin
+  if tg_op <> 'INSERT' then
+    execute take into before_image using old;
+  end if;
+  if tg_op <> 'DELETE' then
+    execute take into after_image using new;
+  end if;
   if concat(current_setting('headwater.mark_' || depth || '_insert', true),
             current_setting('headwater.mark_' || depth || '_update', true),
             current_setting('headwater.mark_' || depth || '_delete', true)) <> ''
@@ -350,6 +446,7 @@ declare
     nullif(current_setting('headwater.trace_id', true), '')];
   logged bigint;
   whole boolean;
+  mark bigint := (select last_value from headwater.log_seq);
 begin
   if root is null or tg_relid not in (select headwater.members_of(root)) then
     return null;
@@ -376,7 +473,7 @@ begin
     get diagnostics logged = row_count;
   end if;
   if logged > 0 and headwater.readers_sleep() then
-    perform headwater.notify(shape, case when whole then 'TRUNCATE' else 'DELETE' end, logged, null);
+    perform headwater.notify(shape, case when whole then 'TRUNCATE' else 'DELETE' end, logged, mark);
   end if;
   return null;
 end $$;
@@ -398,9 +495,7 @@ begin
     $function$
 create or replace function headwater.capture_%1$s() returns trigger
 language plpgsql security definer
-set search_path = pg_catalog, pg_temp
-set timezone = 'UTC' set datestyle = 'ISO' set intervalstyle = 'iso_8601'
-set bytea_output = 'hex' set extra_float_digits = 1 set lc_monetary = 'C'
+set search_path = pg_catalog, pg_temp%9$s
 as $capture$
 <<capture>>
 declare
@@ -411,6 +506,7 @@ declare
   logged bigint := 0;
   mark bigint;
   statement text;
+  formats jsonb;
 begin
   if sleeping or %4$L::boolean then
     select last_value into mark from headwater.log_seq;
@@ -426,8 +522,10 @@ begin
   else
     statement := headwater.fresh_statement(tg_relid, '%2$s'::oid, tg_op);
     if statement is not null then
+      formats := headwater.swap_formats(tg_relid);
       execute statement using user_id, function_name, trace_id;
       get diagnostics logged = row_count;
+      perform headwater.swap_formats(tg_relid, formats);
     end if;
   end if;
   if %4$L::boolean then
@@ -443,7 +541,9 @@ end $capture$
     headwater.capture_statement(member, root, 'INSERT', shape, actor),
     headwater.capture_statement(member, root, 'UPDATE', shape, actor),
     headwater.capture_statement(member, root, 'DELETE', shape, actor),
-    shape);
+    shape,
+    (select string_agg(format(' set %s = %L', f.name, f.value), '')
+     from headwater.format_settings(member) f));
   execute format('revoke execute on function headwater.capture_%s() from public', member);
 
   foreach operation in array array['insert', 'update', 'delete'] loop
@@ -623,7 +723,8 @@ begin
   return done;
 end $$;
 
--- For the maintenance loop: every enabled table. A table that is gone is no longer enabled.
+-- For the maintenance loop: every enabled table. A table that is gone is no longer enabled; one that
+-- is in use or not ours to alter is left as it is, and captured exactly all the same.
 create function headwater.sync_tables() returns integer
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -632,16 +733,55 @@ declare
   t record;
   done integer := 0;
 begin
+  if (select home <> headwater.home() from headwater.installation) then
+    return 0; -- the oids here are of another database, see headwater.adopt
+  end if;
   for t in select * from headwater.tables where enabled order by relid loop
-    if not exists (select from pg_class where oid = t.relid) then
-      perform headwater.remove_capture(c.member) from headwater.captures c where c.root = t.relid;
-      update headwater.tables set enabled = false, changed_at = clock_timestamp() where relid = t.relid;
-      done := done + 1;
-    elsif headwater.describe(t.relid) -> 'key' <> '[]' and headwater.sync_table(t.relid) then
-      done := done + 1;
-    end if;
+    begin
+      if not exists (select from pg_class where oid = t.relid) then
+        perform headwater.remove_capture(c.member) from headwater.captures c where c.root = t.relid;
+        update headwater.tables set enabled = false, changed_at = clock_timestamp() where relid = t.relid;
+        done := done + 1;
+      elsif headwater.describe(t.relid) -> 'key' <> '[]' and headwater.sync_table(t.relid) then
+        done := done + 1;
+      end if;
+    exception when lock_not_available or insufficient_privilege then
+      raise warning 'headwater: % could not be looked after: %', headwater.label(t.relid), sqlerrm;
+    end;
   end loop;
   return done;
+end $$;
+
+-- After a dump was restored or a database copied: oids and transaction ids mean something else here.
+-- Begins a new log and captures again, by their names, the tables that were captured.
+create function headwater.adopt() returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  name text;
+  captured text[] := array(
+    select format('%I.%I', schema_name, table_name) from headwater.tables where enabled);
+begin
+  for name in
+    select proname from pg_proc
+    where pronamespace = 'headwater'::regnamespace and proname ~ '^capture_[0-9]+$'
+  loop
+    execute format('drop function headwater.%I() cascade', name);
+  end loop;
+  for name in select format('%I on %s', tgname, tgrelid::regclass) from pg_trigger
+              where tgname like 'headwater\_%' and tgparentid = 0 and not tgisinternal loop
+    execute 'drop trigger ' || name;
+  end loop;
+  truncate headwater.log, headwater.shapes, headwater.captures, headwater.tables;
+  perform setval('headwater.log_floor', 0);
+  update headwater.installation
+  set home = headwater.home(), id = left(md5(random()::text || clock_timestamp()::text), 16);
+  foreach name in array captured loop
+    if to_regclass(name) is not null then
+      perform headwater.enable_table(to_regclass(name));
+    end if;
+  end loop;
 end $$;
 
 create function headwater.enable_table(root oid) returns text
@@ -713,3 +853,5 @@ begin
   end if;
   return headwater.disable_table(relation);
 end $$;
+
+revoke all on all functions in schema headwater from public;

@@ -1,0 +1,259 @@
+"""The command line, as a person and as a script use it: real processes, real output."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.conftest import passable_folder
+
+HEADWATER = [sys.executable, "-m", "headwater"]
+
+
+def headwater(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*HEADWATER, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment(**variables),
+        check=False,
+    )
+
+
+def environment(**variables: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_")}
+    return {**kept, "COLUMNS": "200", **variables}
+
+
+def documents(done: subprocess.CompletedProcess[str]) -> list[Any]:
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def psql(url: str, *statements: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+@pytest.fixture
+def database(empty_url: str) -> str:
+    psql(empty_url, "create table orders (id int primary key, note text)")
+    return empty_url
+
+
+def test_from_nothing_to_status_and_back(database: str) -> None:
+    at = ("--url", database, "--json")
+    assert documents(headwater("init", *at)) == [{"version": 3, "applied": 3}]
+    assert documents(headwater("init", *at)) == [{"version": 3, "applied": 0}]
+    assert documents(headwater("enable", "orders", *at)) == [{"table": "orders", "enabled": True}]
+    psql(database, "insert into orders values (1, 'x')")
+    (status,) = documents(headwater("status", *at))
+    (table,) = status["tables"]
+    assert (table["name"], table["enabled"], table["changes"]) == ("orders", True, 2)
+    assert status["log"]["retention"] == 30 * 86400
+    assert documents(headwater("disable", "orders", *at)) == [{"table": "orders", "enabled": False}]
+    assert "disabled: subscriptions get no updates" in headwater("status", "--url", database).stdout
+    assert documents(headwater("uninstall", "--yes", *at)) == [{"removed": True}]
+    assert documents(headwater("uninstall", "--yes", *at)) == [{"removed": False}]
+
+
+def test_for_people(database: str) -> None:
+    assert "Installed version" in headwater("init", "--url", database).stdout
+    assert headwater("enable", "orders", "--url", database).stdout == "Capturing orders.\n"
+    status = headwater("status", "--url", database).stdout
+    assert "kept 30 days" in status
+    assert "captured" in status
+
+
+ERRORS = [
+    (["status"], 2, "config", "no database is given"),
+    (["status", "--url", "postgresql://", "--embedded"], 2, "config", "contradict each other"),
+    (["status", "--url", "postgresql://x@127.0.0.1:1/y"], 3, "database", "cannot reach"),
+    (["status", "--url", "mysql://nowhere"], 2, "config", "URL is not usable"),
+    (["status", "--url", "{url}"], 1, "not_installed", "not installed"),
+    (["disable", "orders", "--url", "{url}"], 1, "not_installed", "not installed"),
+    (["enable", "nowhere", "--url", "{url}"], 1, "capture", "there is no table nowhere"),
+    (["tail", "nowhere", "--url", "{url}"], 1, "capture", "table nowhere is not enabled"),
+    (["tail", "--since", "yesterday", "--url", "{url}"], 2, "config", "is not a position"),
+    (["tail", "--since", "ff-3:3:", "--url", "{url}"], 4, "resync", "another log"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "name", "message"), ERRORS)
+def test_errors(arguments: list[str], code: int, name: str, message: str, database: str) -> None:
+    arguments = [argument.format(url=database) for argument in arguments]
+    plain, as_json = headwater(*arguments), headwater(*arguments, "--json")
+    assert (plain.returncode, as_json.returncode) == (code, code), plain.stderr
+    assert "Traceback" not in plain.stderr
+    assert "hint: " in plain.stderr
+    error = json.loads(as_json.stderr.splitlines()[-1])["error"]
+    assert error["code"] == name
+    assert message in error["message"]
+    assert error["hint"]
+
+
+def test_a_wrong_option_is_a_usage_error() -> None:
+    done = headwater("tail", "--sinse", "x")
+    assert done.returncode == 2
+    assert "No such option" in done.stderr
+
+
+def test_settings_from_the_environment(database: str) -> None:
+    assert headwater("init", HEADWATER_URL=database).returncode == 0
+    done = headwater("init", HEADWATER_URL=database, HEADWATER_RETENTION="long")
+    assert done.returncode == 2
+    assert "'long' is not a length of time" in done.stderr
+
+
+class Tail:
+    """`headwater tail` in another terminal."""
+
+    def __init__(self, *arguments: str, **variables: str) -> None:
+        self.process = subprocess.Popen(
+            [*HEADWATER, "tail", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(**variables),
+        )
+
+    def lines(self, count: int) -> list[str]:
+        assert self.process.stdout is not None
+        return [self.process.stdout.readline() for _ in range(count)]
+
+    def end(self, signal_: signal.Signals) -> int:
+        self.process.send_signal(signal_)
+        self.process.communicate(timeout=30)
+        return self.process.returncode
+
+
+@pytest.fixture
+def tails() -> Iterator[list[Tail]]:
+    opened: list[Tail] = []
+    yield opened
+    for tail in opened:
+        tail.process.kill()
+        tail.process.communicate()
+
+
+def test_tail_shows_what_psql_does(database: str, tails: list[Tail]) -> None:
+    (position,) = _enabled(database)
+    tail = Tail("orders", "--url", database, "--json", "--since", position)
+    tails.append(tail)
+    psql(database, "insert into orders values (1, 'a')")
+    (first,) = tail.lines(1)
+    psql(
+        database,
+        "begin; select set_config('headwater.user_id', 'ann', true);"
+        " update orders set note = 'b'; commit",
+        "delete from orders",
+    )
+    insert, update, delete = map(json.loads, [first, *tail.lines(2)])
+    assert (insert["op"], insert["key"], insert["after"]) == (
+        "insert",
+        {"id": 1},
+        {"id": 1, "note": "a"},
+    )
+    assert (update["op"], update["changed"], update["user_id"]) == ("update", ["note"], "ann")
+    assert (delete["op"], delete["before"]["note"]) == ("delete", "b")
+    again = Tail("orders", "--url", database, "--json", "--since", insert["position"])
+    tails.append(again)
+    assert [json.loads(line)["seq"] for line in again.lines(2)] == [update["seq"], delete["seq"]]
+    assert tail.end(signal.SIGINT) == 130
+    assert again.end(signal.SIGTERM) == 0
+
+
+def _enabled(url: str) -> tuple[str]:
+    assert headwater("enable", "orders", "--url", url).returncode == 0
+    (status,) = documents(headwater("status", "--url", url, "--json"))
+    return (status["log"]["position"],)
+
+
+def test_tail_for_people(database: str, tails: list[Tail]) -> None:
+    (position,) = _enabled(database)
+    tail = Tail("--url", database, "--since", position)
+    tails.append(tail)
+    psql(
+        database,
+        "insert into orders values (1, E'two\\nlines and an escape \\x1b[31m')",
+        "update orders set note = null",
+        "truncate orders",
+    )
+    insert, update, truncate = tail.lines(3)
+    assert "insert   orders 1  note=two⏎lines and an escape ·[31m\n" in insert
+    assert "→∅" in update
+    assert "truncate orders" in truncate
+
+
+def test_tail_into_head(database: str) -> None:
+    (position,) = _enabled(database)
+    psql(database, "insert into orders select i, 'x' from generate_series(1, 5000) i")
+    command = f"{sys.executable} -m headwater tail --url '{database}' --since {position} | head -1"
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "insert" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor(database: str) -> None:
+    (before,) = documents(headwater("doctor", "--url", database, "--json"))
+    levels = {finding["topic"]: finding["level"] for finding in before}
+    assert levels == {
+        "server": "ok",
+        "encoding": "ok",
+        "log identity": "ok",
+        "WAL source": "ok",
+        "commit times": "ok",
+        "tables": "ok",
+        "schema": "warn",
+    }
+    headwater("enable", "orders", "--url", database)
+    psql(database, "alter table orders add column more int")
+    (after,) = documents(headwater("doctor", "--url", database, "--json"))
+    assert [f["level"] for f in after if f["topic"] in ("schema", "table orders")] == ["ok", "warn"]
+
+
+def test_doctor_for_a_role_without_rights(database: str) -> None:
+    name = "doctor_patient"
+    psql(database, f"drop role if exists {name}", f"create role {name} login")
+    try:
+        headwater("init", "--url", database)
+        done = headwater("doctor", "--url", database.replace("postgres@", f"{name}@"), "--json")
+        assert done.returncode == 1
+        found = {finding["topic"]: finding for finding in json.loads(done.stdout)}
+        assert found["schema"]["level"] == "fail"
+        assert "grant usage on schema headwater" in found["schema"]["hint"]
+        assert found["WAL source"]["level"] == "warn"
+        assert "may not enable orders" in found["tables"]["detail"]
+    finally:
+        psql(database, f"drop role {name}")
+
+
+def test_the_embedded_server_and_the_demo() -> None:
+    """One data folder: `url` leaves the server running, the demo uses it, `status` finds it."""
+    with passable_folder() as folder:
+        data = {"HEADWATER_DATA_DIR": str(folder / "data")}
+        url = headwater("url", "--embedded", **data).stdout.strip()
+        psql(url, "create table orders (id int primary key)")
+        assert documents(headwater("enable", "orders", "--embedded", "--json", **data))
+        demo = headwater("demo", "--seconds", "3", "--json", **data)
+        assert demo.returncode == 0, demo.stderr
+        changes = [json.loads(line) for line in demo.stdout.splitlines()]
+        assert {change["table"] for change in changes} == {"orders"}
+        assert "A shop is open" in demo.stderr
+        # HEADWATER_URL does not overrule --embedded.
+        status = headwater("status", "--embedded", "--json", HEADWATER_URL="postgresql://x", **data)
+        assert documents(status)[0]["tables"][0]["name"] == "orders"
+        with pytest.raises(psycopg.OperationalError):
+            psql(url, "select 1")
