@@ -87,8 +87,11 @@ def fresh_database(server_url: str, *, installed: bool) -> Iterator[str]:
     name = f"test_{next(_numbers)}"
     template = _template(server_url) if installed else "template0"
     _run(server_url, f"create database {name} template {template}")
+    url = _database_url(server_url, name)
+    if installed:
+        _run(url, "select headwater.adopt()")
     try:
-        yield _database_url(server_url, name)
+        yield url
     finally:
         _run(server_url, f"drop database if exists {name} with (force)")
 
