@@ -1,0 +1,14 @@
+"""The benchmarks run, at their smallest, so that they do not rot. Their figures prove nothing here."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import capture, reader
+
+
+@pytest.mark.parametrize(("module", "lines"), [(capture, 3), (reader, 2)])
+def test_runs(module: object, lines: int) -> None:
+    results = module.run(tiny=True)  # type: ignore[attr-defined]
+    assert len(results) == lines
+    assert all(result.target and result.value for result in results)
