@@ -1,4 +1,4 @@
-"""The benchmarks run, at their smallest, so that they do not rot. Their figures prove nothing here."""
+"""The benchmarks run at their smallest, so that they do not rot. Their figures prove nothing."""
 
 from __future__ import annotations
 
