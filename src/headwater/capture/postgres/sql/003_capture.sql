@@ -46,6 +46,7 @@ as $$
         'name', a.attname,
         'type', format_type(b.typid, null),
         'declared', format_type(a.atttypid, a.atttypmod),
+        'enum', case when t.typtype = 'e' then true end,
         'collation', case
           when a.attcollation = 0 then null
           when (case when l.collprovider = 'd' then
