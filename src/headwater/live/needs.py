@@ -7,7 +7,7 @@ read in one database snapshot that contains exactly the changes applied so far.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -46,7 +46,9 @@ class Check(msgspec.Struct, frozen=True):
 Need: TypeAlias = Refill | Order | Check
 
 
-class Outcome(NamedTuple):
+class Outcome(msgspec.Struct, frozen=True):
+    """Deltas to send now, and what to ask before there can be more."""
+
     deltas: tuple[Delta, ...] = ()
     needs: tuple[Need, ...] = ()
 

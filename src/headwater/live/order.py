@@ -141,6 +141,12 @@ class Ordering:
         return condition
 
 
+@lru_cache(maxsize=1024)
+def ordering(by: tuple[OrderBy, ...], table: Table) -> Ordering:
+    """Queries of the same order share it."""
+    return Ordering(by, table)
+
+
 def _read(kind: Kind, value: Any, path: str) -> Value:
     try:
         return None if value is None else kinds.read(kind, value)

@@ -8,6 +8,7 @@ it takes is compiled. Wishes that mean the same have the same `canonical` bytes 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -18,7 +19,7 @@ from headwater.live import kinds
 from headwater.live.filter import EVERYTHING, Filter, canonical, from_json, to_json
 from headwater.live.filter_check import check
 from headwater.live.filter_compile import Matches, compile_filter
-from headwater.live.order import OrderBy, Ordering, check_order
+from headwater.live.order import OrderBy, Ordering, check_order, ordering
 from headwater.model import Cursor, Key, Row, Table, Value
 
 Mode: TypeAlias = Literal["window", "streamed"]
@@ -130,7 +131,7 @@ class BoundQuery:
             raise InvalidQuery("a streamed query has no order and no cursor", path="mode")
         self.table = table
         self.where = canonical(check(query.where, table, filterable=rules.filterable))
-        self.order = Ordering(check_order(query.order, table, sortable=rules.sortable), table)
+        self.order = ordering(check_order(query.order, table, sortable=rules.sortable), table)
         self.limit = query.limit
         self.after = None if query.after is None else self.order.read_cursor(query.after)
         self.columns = _check_columns(query.columns, table)
@@ -181,6 +182,7 @@ def _check_columns(columns: tuple[str, ...] | None, table: Table) -> tuple[str, 
     return None if len(selected) == len(names) else selected
 
 
+@lru_cache(maxsize=1024)
 def key_of(names: tuple[str, ...]) -> Callable[[Row], Key]:
     if len(names) == 1:
         (name,) = names
@@ -188,10 +190,12 @@ def key_of(names: tuple[str, ...]) -> Callable[[Row], Key]:
     return lambda row: tuple([row[name] for name in names])
 
 
+@lru_cache(maxsize=1024)
 def selection(columns: tuple[str, ...]) -> Callable[[Row], Row]:
     return lambda row: {name: row[name] for name in columns}
 
 
+@lru_cache(maxsize=1024)
 def sameness(columns: tuple[str, ...] | None, table: Table) -> Callable[[Row, Row], bool]:
     """Python calls 1.0 and 1.00 equal, and 1 and true inside JSON; a reader can tell them apart."""
     seen = [column for column in table.columns if columns is None or column.name in columns]

@@ -56,12 +56,13 @@ class Window:
     """
 
     __slots__ = (
-        "_anchor", "_at", "_doubt", "_edge", "_entries", "_horizon", "_limit", "_query", "_room",
-        "_settled", "_shown", "_stale", "refills",
+        "_anchor", "_at", "_cursor", "_doubt", "_edge", "_entries", "_entry", "_exact", "_horizon",
+        "_key_of", "_limit", "_matches", "_query", "_room", "_same", "_select", "_settled",
+        "_shown", "_stale", "refills",
     )  # fmt: skip
 
     def __init__(self, query: BoundQuery, *, cushion: int | None = None) -> None:
-        self._query = query
+        self._bind(query)
         self._limit = query.limit
         self._room = query.limit + (cushion_for(query.limit) if cushion is None else cushion)
         self._anchor = _START
@@ -75,6 +76,17 @@ class Window:
         self._settled = False
         self.refills = 0
         self._start_over()
+
+    def _bind(self, query: BoundQuery) -> None:
+        """Keep at hand what every change needs."""
+        self._query = query
+        self._matches = query.matches
+        self._exact = query.order.exact
+        self._entry = query.order.entry
+        self._cursor = query.order.cursor
+        self._key_of = query.key_of
+        self._select = query.select
+        self._same = query.same
 
     # -------------------------------------------------------------------- what it holds
 
@@ -135,7 +147,7 @@ class Window:
 
     def reanchor(self, after: Cursor | None) -> Outcome:
         """Slide to begin behind another cursor; rows already known stay known."""
-        self._query = self._query.moved(after)
+        self._bind(self._query.moved(after))
         anchor = self._anchor_of(after)
         if not (self._anchor < anchor < self._horizon) or self._doubt is not None or self._stale:
             self._start_over()
@@ -144,7 +156,7 @@ class Window:
         self._anchor = anchor
         passed = bisect_left(self._entries, anchor)
         for entry in self._entries[:passed]:
-            del self._at[self._query.key_of(entry[-1])]
+            del self._at[self._key_of(entry[-1])]
         del self._entries[:passed]
         return self._outcome(self._deltas(shown, ()))
 
@@ -159,15 +171,13 @@ class Window:
 
     def _place(self, row: Row | None, old: Entry | None) -> Entry | None:
         """Where the row belongs among what is known; None for nowhere. May raise Undecided."""
-        query = self._query
-        if row is None or not query.matches(row):
+        if row is None or not self._matches(row):
             return None
-        order = query.order
-        if order.exact:
-            entry = order.entry(row)
+        if self._exact:
+            entry = self._entry(row)
             known = self._anchor < entry and (self._horizon is _END or entry < self._horizon)
             return entry if known else None
-        if old is not None and order.cursor(old[-1]) == order.cursor(row):
+        if old is not None and self._cursor(old[-1]) == self._cursor(row):
             return (old[0], row)
         raise Undecided
 
@@ -204,7 +214,7 @@ class Window:
             source + 1 == len(entries) or new < entries[source + 1]
         ):
             entries[source] = new
-            if source >= limit or self._query.same(old[-1], new[-1]):
+            if source >= limit or self._same(old[-1], new[-1]):
                 return NOTHING
             return Outcome((self._update(key, new[-1], source),))
         del entries[source]
@@ -272,14 +282,14 @@ class Window:
 
     def _order(self, doubt: dict[Key, None]) -> Order:
         """Where memory orders, only the filter is in doubt, and only for these keys."""
-        keys = doubt if self._query.order.exact else {**self._at, **doubt}
+        keys = doubt if self._exact else {**self._at, **doubt}
         return Order(tuple(keys), self._bound() if self._horizon is not _END else None)
 
     def _settle_doubt(self, rows: Sequence[Row]) -> Outcome:
         assert self._doubt is not None, "nobody asked"
         doubt, shown = self._doubt, self._shown
         self._doubt, self._shown = None, []
-        key_of, order = self._query.key_of, self._query.order
+        key_of, order = self._key_of, self._query.order
         if order.exact:
             found = {key_of(row): order.entry(row) for row in rows}
             self._put({key: found.get(key) for key in doubt})
@@ -293,12 +303,12 @@ class Window:
     def _refill(self, rows: Sequence[Row], count: int) -> Outcome:
         self.refills += 1
         entries, known = self._entries, len(self._entries)
-        if self._query.order.exact:
-            entries.extend(map(self._query.order.entry, rows))
+        if self._exact:
+            entries.extend(map(self._entry, rows))
         else:
             rank = entries[-1][0] + 1 if entries else 0
             entries.extend(enumerate(rows, rank))
-        key_of = self._query.key_of
+        key_of = self._key_of
         self._at.update((key_of(entry[-1]), entry) for entry in entries[known:])
         if len(rows) < count:
             self._horizon, self._edge = _END, None
@@ -334,7 +344,7 @@ class Window:
     def _trim(self) -> None:
         """Forget what is beyond the cushion, and that it was known."""
         for entry in self._entries[self._room :]:
-            del self._at[self._query.key_of(entry[-1])]
+            del self._at[self._key_of(entry[-1])]
         del self._entries[self._room :]
         self._set_horizon()
 
@@ -344,7 +354,7 @@ class Window:
 
     def _bound(self) -> Cursor | None:
         """The cursor behind which nothing is known."""
-        return self._query.after if self._edge is None else self._query.order.cursor(self._edge)
+        return self._query.after if self._edge is None else self._cursor(self._edge)
 
     # -------------------------------------------------------------------- deltas
 
@@ -359,7 +369,7 @@ class Window:
     def _deltas(self, shown: list[Entry], touched: Collection[Key]) -> tuple[Delta, ...]:
         """The net steps from the rows shown before to those visible now."""
         if not self._stale:
-            key_of = self._query.key_of
+            key_of = self._key_of
             before = {key_of(entry[-1]): entry[-1] for entry in shown}
             now = [key_of(entry[-1]) for entry in self._visible()]
             found = steps(list(before), now, touched)
@@ -370,9 +380,7 @@ class Window:
 
     def _idle(self, step: Step, before: dict[Key, Row]) -> bool:
         """Whether a touched row looks the same as before, where it was before."""
-        return isinstance(step, Stays) and self._query.same(
-            before[step.key], self._at[step.key][-1]
-        )
+        return isinstance(step, Stays) and self._same(before[step.key], self._at[step.key][-1])
 
     def _delta(self, step: Step) -> Delta:
         match step:
@@ -387,23 +395,20 @@ class Window:
             case _:
                 assert_never(step)
 
+    def _seen(self, row: Row) -> Row:
+        return row if self._select is None else self._select(row)
+
     def _enter(self, row: Row, index: int) -> Enter:
-        query = self._query
-        seen = row if query.select is None else query.select(row)
-        return Enter(query.key_of(row), seen, index, query.order.cursor(row))
+        return Enter(self._key_of(row), self._seen(row), index, self._cursor(row))
 
     def _leave(self, row: Row, index: int) -> Leave:
-        return Leave(self._query.key_of(row), index)
+        return Leave(self._key_of(row), index)
 
     def _move(self, key: Key, row: Row, source: int, index: int) -> Move:
-        query = self._query
-        seen = row if query.select is None else query.select(row)
-        return Move(key, seen, source, index, query.order.cursor(row))
+        return Move(key, self._seen(row), source, index, self._cursor(row))
 
     def _update(self, key: Key, row: Row, index: int) -> Update:
-        query = self._query
-        seen = row if query.select is None else query.select(row)
-        return Update(key, seen, index, query.order.cursor(row))
+        return Update(key, self._seen(row), index, self._cursor(row))
 
 
 def _behind(key: Entry) -> Entry:
