@@ -227,7 +227,8 @@ class Player:
         return (number // 3, number % 3) if self._history.composite else (number,)
 
     def _run(self, number: int, alive: set[Key]) -> Iterator[tuple[str, Key, Any]]:
-        number, action = divmod(number, 16)
+        # Generated numbers are mostly small; all their bits shall matter, and 0 stay 0.
+        number, action = divmod(number * 0x9E3779B97F4A7C15 % 2**64, 16)
         number, place = divmod(number, KEYS)
         key = self._key(place)
         if action == 0 or (action in (1, 2, 3) and key not in alive):
@@ -310,7 +311,7 @@ class Game:
 
     def run(self) -> Played:
         player = Player(self.connection, self.history)
-        player.play([[number * 16 + 15 for number in self.history.rows]])
+        player.play([self.history.rows])
         query = BoundQuery(LiveQuery.from_json({"table": "t", **self.history.query}), player.table)
         state: Window | Streamed
         if query.mode == "window":
