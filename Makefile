@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test check format bench clean
+.PHONY: help install demo test fuzz check format bench clean
 
 help: ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,9 @@ demo: install ## Start an embedded PostgreSQL, write to a table, watch its chang
 
 test: install ## Run every test
 	$(BIN)/python -m pytest $(ARGS)
+
+fuzz: install ## Run 20,000 random histories against PostgreSQL (HISTORIES=… for another number)
+	HEADWATER_FUZZ_HISTORIES=$(or $(HISTORIES),20000) $(BIN)/python -m pytest tests/regressions tests/property/test_live_oracle.py $(ARGS)
 
 check: install ## Lint, format check and types
 	$(BIN)/ruff check .

@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 from psycopg import sql
@@ -124,6 +124,19 @@ class History:
         return replace(self, flushes=tuple(filter(None, kept)))
 
 
+# Generated numbers are mostly small; all their bits shall matter, and 0 stay 0.
+_SCATTER = 0x9E3779B97F4A7C15
+
+
+def operation(
+    action: Literal["delete", "put", "truncate", "reset"], row: int, values: int = 0
+) -> int:
+    """The number of an operation, for histories written by hand."""
+    digit = {"delete": 1, "put": 15, "truncate": 4, "reset": 5}[action]
+    rest = 7 if action in ("truncate", "reset") else values
+    return ((rest * KEYS + row) * 16 + digit) * pow(_SCATTER, -1, 2**64) % 2**64
+
+
 @dataclass
 class Played:
     """What a history cost."""
@@ -227,8 +240,7 @@ class Player:
         return (number // 3, number % 3) if self._history.composite else (number,)
 
     def _run(self, number: int, alive: set[Key]) -> Iterator[tuple[str, Key, Any]]:
-        # Generated numbers are mostly small; all their bits shall matter, and 0 stay 0.
-        number, action = divmod(number * 0x9E3779B97F4A7C15 % 2**64, 16)
+        number, action = divmod(number * _SCATTER % 2**64, 16)
         number, place = divmod(number, KEYS)
         key = self._key(place)
         if action == 0 or (action in (1, 2, 3) and key not in alive):
