@@ -10,6 +10,7 @@ the database (`needs`), and the shell that drives it brings the answer. Read it 
     filter_sql       … as SQL with bound values
     filter_terms     … as the index terms the router files them under
     order            sort keys that compare as PostgreSQL does
+    layout           how a window stores a row
     query            a live query: table, filter, order, limit, cursor, columns, mode
     statements       the three questions put to the database
     window           the ordered first N, exact after every transaction

@@ -91,15 +91,13 @@ def check_order(
 class Ordering:
     """An order, compiled for a table."""
 
-    __slots__ = ("_kinds", "by", "cursor", "entry", "exact")
+    __slots__ = ("_kinds", "_never_null", "by", "cursor", "exact")
 
     by: tuple[OrderBy, ...]
     exact: bool
     """Whether memory reproduces this order."""
     cursor: Callable[[Row], Cursor]
     """The row's values of the order's columns."""
-    entry: Callable[[Row], SortKey]
-    """The row's sort key with the row itself as the last element. Only if `exact`."""
 
     def __init__(self, by: tuple[OrderBy, ...], table: Table) -> None:
         of_column = {column.name: kinds.kind_of(column) for column in table.columns}
@@ -107,13 +105,17 @@ class Ordering:
         self._kinds = tuple(of_column[each.column] for each in by)
         self.exact = all(kind.orders for kind in self._kinds)
         self.cursor = _cursor(tuple(each.column for each in by))
-        key = frozenset(table.key)
-        self.entry = _entry(by, self._kinds, key) if self.exact else _no_entry
+        self._never_null = frozenset(table.key)
 
     def key(self, cursor: Cursor) -> SortKey:
         """The sort key of a row with this cursor. Only if `exact`."""
         row = {by.column: value for by, value in zip(self.by, cursor, strict=True)}
-        return self.entry(row)[:-1]
+        return self.entries(())[0](row)
+
+    def entries(self, held: tuple[str, ...]) -> tuple[Callable[[Row], SortKey], int]:
+        """Makes of a row its sort key, followed by the values of the held columns; and the sort
+        key's length. Only if `exact`."""
+        return _entries(self.by, self._kinds, self._never_null, held)
 
     def read_cursor(self, values: Any, path: str = "after") -> Cursor:
         """A cursor from JSON or Python, typed; InvalidQuery where it does not fit."""
@@ -185,14 +187,13 @@ def _cursor(columns: tuple[str, ...]) -> Callable[[Row], Cursor]:
     return itemgetter(*columns)
 
 
-def _no_entry(row: Row) -> SortKey:
-    raise AssertionError("this order is the database's to decide")
-
-
 @lru_cache(maxsize=1024)
-def _entry(
-    order: tuple[OrderBy, ...], of_column: tuple[Kind, ...], never_null: frozenset[str]
-) -> Callable[[Row], SortKey]:
+def _entries(
+    order: tuple[OrderBy, ...],
+    of_column: tuple[Kind, ...],
+    never_null: frozenset[str],
+    held: tuple[str, ...],
+) -> tuple[Callable[[Row], SortKey], int]:
     lines: list[str] = []
     elements: list[str] = []
     names: dict[str, Any] = dict(kinds.NAMES)
@@ -206,12 +207,13 @@ def _entry(
             names[f"null{i}"] = kind.null[0 if by.nulls_first else 1]
             elements.append(f"null{i} if v{i} is None else {value}")
         else:
-            elements += [_flag(kind, by, f"v{i}"), f"{value} if f{i} == 0 else 0"]
-            lines.append(f"f{i} = {elements[-2]}")
-            elements[-2] = f"f{i}"
-    body = "\n    ".join((*lines, f"return ({', '.join(elements)}, row)"))
+            lines.append(f"f{i} = {_flag(kind, by, f'v{i}')}")
+            elements += [f"f{i}", f"{value} if f{i} == 0 else 0"]
+    variables = {by.column: f"v{i}" for i, by in enumerate(order)}
+    values = [variables.get(name, f"row[{name!r}]") for name in held]
+    body = "\n    ".join((*lines, f"return ({', '.join((*elements, *values))},)"))
     exec(f"def entry(row):\n    {body}", names)
-    return names["entry"]  # type: ignore[no-any-return]
+    return names["entry"], len(elements)
 
 
 def _directed(kind: Kind, by: OrderBy, name: str) -> str:

@@ -8,17 +8,16 @@ it takes is compiled. Wishes that mean the same have the same `canonical` bytes 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from headwater import limits
 from headwater.errors import InvalidQuery
-from headwater.live import kinds
 from headwater.live.filter import EVERYTHING, Filter, canonical, from_json, to_json
 from headwater.live.filter_check import check
 from headwater.live.filter_compile import Matches, compile_filter
+from headwater.live.layout import Layout, at, layout
 from headwater.live.order import OrderBy, Ordering, check_order, ordering
 from headwater.model import Cursor, Key, Row, Table, Value
 
@@ -102,7 +101,7 @@ class BoundQuery:
     """A live query that fits its table, with everything compiled that maintaining it takes."""
 
     __slots__ = (
-        "after", "canonical", "columns", "key_of", "limit", "matches", "mode", "order", "same",
+        "after", "canonical", "columns", "key_of", "layout", "limit", "matches", "mode", "order",
         "select", "table", "where",
     )  # fmt: skip
 
@@ -119,8 +118,8 @@ class BoundQuery:
     key_of: Callable[[Row], Key]
     select: Callable[[Row], Row] | None
     """Cuts a row down to `columns`; None where there is nothing to cut."""
-    same: Callable[[Row, Row], bool]
-    """Whether a subscriber would see no difference between two images of a row."""
+    layout: Layout
+    """How a window stores the rows."""
 
     def __init__(self, query: LiveQuery, table: Table, rules: Rules = Rules()) -> None:  # noqa: B008
         if not table.key:
@@ -137,9 +136,9 @@ class BoundQuery:
         self.columns = _check_columns(query.columns, table)
         self.mode = query.mode
         self.matches = compile_filter(self.where, table)
-        self.key_of = key_of(table.key)
-        self.select = None if self.columns is None else selection(self.columns)
-        self.same = sameness(self.columns, table)
+        self.key_of = at(*table.key)
+        self.layout = layout(self.order.by, table, self.columns)
+        self.select = None if self.columns is None else _selection(self.columns)
         self.canonical = self._canonical()
 
     def moved(self, after: Cursor | None) -> BoundQuery:
@@ -182,28 +181,5 @@ def _check_columns(columns: tuple[str, ...] | None, table: Table) -> tuple[str, 
     return None if len(selected) == len(names) else selected
 
 
-@lru_cache(maxsize=1024)
-def key_of(names: tuple[str, ...]) -> Callable[[Row], Key]:
-    if len(names) == 1:
-        (name,) = names
-        return lambda row: (row[name],)
-    return lambda row: tuple([row[name] for name in names])
-
-
-@lru_cache(maxsize=1024)
-def selection(columns: tuple[str, ...]) -> Callable[[Row], Row]:
+def _selection(columns: tuple[str, ...]) -> Callable[[Row], Row]:
     return lambda row: {name: row[name] for name in columns}
-
-
-@lru_cache(maxsize=1024)
-def sameness(columns: tuple[str, ...] | None, table: Table) -> Callable[[Row, Row], bool]:
-    """Python calls 1.0 and 1.00 equal, and 1 and true inside JSON; a reader can tell them apart."""
-    seen = [column for column in table.columns if columns is None or column.name in columns]
-    strict = [column.name for column in seen if kinds.kind_of(column).strict]
-    loose = [column.name for column in seen if not kinds.kind_of(column).strict]
-    if columns is None and not strict:
-        return lambda one, other: one == other
-    return lambda one, other: (
-        all(one[name] == other[name] for name in loose)
-        and all(str(one[name]) == str(other[name]) for name in strict)
-    )

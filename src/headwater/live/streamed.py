@@ -69,7 +69,7 @@ class Streamed:
             return ()
         self._doubt.pop(key, None)
         if row is not None and before is not None and matches and key in self.members:
-            return () if self._query.same(before, row) else (Update(key, self._seen(row)),)
+            return () if self._same(before, row) else (Update(key, self._seen(row)),)
         return self._place(key, row if matches else None)
 
     def _place(self, key: Key, row: Row | None) -> Iterable[Delta]:
@@ -103,6 +103,10 @@ class Streamed:
         self._doubt.clear()
         self._edge, self._filled = None, False
         return Outcome((), self.needs)
+
+    def _same(self, one: Row, other: Row) -> bool:
+        layout = self._query.layout
+        return layout.same((0, *layout.values(one)), (0, *layout.values(other)))
 
     def _seen(self, row: Row) -> Row:
         return row if self._query.select is None else self._query.select(row)

@@ -16,16 +16,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, TypeAlias, assert_never
+from typing import assert_never
 
 from headwater import limits
+from headwater.live.layout import Entry
 from headwater.live.needs import NOTHING, Need, Order, Outcome, Refill, Undecided
 from headwater.live.query import BoundQuery
 from headwater.live.steps import Enters, Leaves, Moves, Stays, Step, steps
 from headwater.model import Change, Cursor, Delta, Enter, Key, Leave, Move, Reset, Row, Update
-
-Entry: TypeAlias = tuple[Any, ...]
-"""A sort key with its row as the last element. Sort keys are unique, so rows are never compared."""
 
 
 class _Beyond:
@@ -56,9 +54,9 @@ class Window:
     """
 
     __slots__ = (
-        "_anchor", "_at", "_cursor", "_doubt", "_edge", "_entries", "_entry", "_exact", "_horizon",
-        "_key_of", "_limit", "_matches", "_query", "_room", "_same", "_select", "_settled",
-        "_shown", "_stale", "refills",
+        "_anchor", "_at", "_cursor", "_doubt", "_edge", "_entries", "_exact", "_horizon", "_key",
+        "_layout", "_limit", "_matches", "_query", "_room", "_same", "_select", "_settled",
+        "_shown", "_sort", "_stale", "refills",
     )  # fmt: skip
 
     def __init__(self, query: BoundQuery, *, cushion: int | None = None) -> None:
@@ -69,7 +67,7 @@ class Window:
         self._entries: list[Entry] = []
         self._at: dict[Key, Entry] = {}
         self._horizon: Entry = _START
-        self._edge: Row | None = None
+        self._edge: Entry | None = None
         self._doubt: dict[Key, None] | None = None
         self._shown: list[Entry] = []
         self._stale = True
@@ -82,23 +80,24 @@ class Window:
         self._query = query
         self._matches = query.matches
         self._exact = query.order.exact
-        self._entry = query.order.entry
-        self._cursor = query.order.cursor
-        self._key_of = query.key_of
+        self._layout = query.layout
+        self._sort = query.layout.sort
+        self._key = query.layout.key
+        self._cursor = query.layout.cursor
+        self._same = query.layout.same
         self._select = query.select
-        self._same = query.same
 
     # -------------------------------------------------------------------- what it holds
 
     @property
     def rows(self) -> list[Row]:
-        """The visible rows, whole, in order."""
-        return [entry[-1] for entry in self._visible()]
+        """The visible rows in order, with every column the window holds."""
+        return [self._layout.row(entry) for entry in self._visible()]
 
     @property
     def buffer(self) -> list[Row]:
         """The visible rows and the cushion."""
-        return [entry[-1] for entry in self._entries]
+        return [self._layout.row(entry) for entry in self._entries]
 
     @property
     def buffered(self) -> int:
@@ -112,7 +111,7 @@ class Window:
     def snapshot(self) -> Reset:
         """The visible rows for a subscriber who has none of them."""
         visible = enumerate(self._visible())
-        return Reset(tuple(self._enter(entry[-1], index) for index, entry in visible))
+        return Reset(tuple(self._enter(entry, index) for index, entry in visible))
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -156,7 +155,7 @@ class Window:
         self._anchor = anchor
         passed = bisect_left(self._entries, anchor)
         for entry in self._entries[:passed]:
-            del self._at[self._key_of(entry[-1])]
+            del self._at[self._key(entry)]
         del self._entries[:passed]
         return self._outcome(self._deltas(shown, ()))
 
@@ -167,18 +166,21 @@ class Window:
         new = self._place(row, old)
         if old is None:
             return NOTHING if new is None else self._insert(key, new)
-        return self._remove(key, old) if new is None else self._replace(key, old, new)
+        if new is None:
+            return self._remove(key, old)
+        assert row is not None
+        return self._replace(key, old, new, row)
 
     def _place(self, row: Row | None, old: Entry | None) -> Entry | None:
         """Where the row belongs among what is known; None for nowhere. May raise Undecided."""
         if row is None or not self._matches(row):
             return None
         if self._exact:
-            entry = self._entry(row)
+            entry = self._sort(row)
             known = self._anchor < entry and (self._horizon is _END or entry < self._horizon)
             return entry if known else None
-        if old is not None and self._cursor(old[-1]) == self._cursor(row):
-            return (old[0], row)
+        if old is not None and self._cursor(old) == self._query.order.cursor(row):
+            return (old[0], *self._layout.values(row))
         raise Undecided
 
     def _insert(self, key: Key, new: Entry) -> Outcome:
@@ -188,9 +190,9 @@ class Window:
         self._at[key] = new
         deltas: tuple[Delta, ...] = ()
         if index < limit:
-            deltas = (self._enter(new[-1], index),)
+            deltas = (self._enter(new, index),)
             if len(entries) > limit:
-                deltas = (self._leave(entries[limit][-1], limit - 1), *deltas)
+                deltas = (self._leave(entries[limit], limit - 1), *deltas)
         if len(entries) > self._room:
             self._trim()
         return Outcome(deltas)
@@ -203,10 +205,10 @@ class Window:
         if index >= limit:
             return NOTHING
         if len(entries) >= limit:
-            return Outcome((Leave(key, index), self._enter(entries[limit - 1][-1], limit - 1)))
+            return Outcome((Leave(key, index), self._enter(entries[limit - 1], limit - 1)))
         return self._outcome((Leave(key, index),))
 
-    def _replace(self, key: Key, old: Entry, new: Entry) -> Outcome:
+    def _replace(self, key: Key, old: Entry, new: Entry, row: Row) -> Outcome:
         entries, limit = self._entries, self._limit
         source = bisect_left(entries, old)
         self._at[key] = new
@@ -214,19 +216,20 @@ class Window:
             source + 1 == len(entries) or new < entries[source + 1]
         ):
             entries[source] = new
-            if source >= limit or self._same(old[-1], new[-1]):
+            if source >= limit or self._same(old, new):
                 return NOTHING
-            return Outcome((self._update(key, new[-1], source),))
+            seen = row if self._select is None else self._select(row)
+            return Outcome((Update(key, seen, source, self._cursor(new)),))
         del entries[source]
         index = bisect_left(entries, new)
         entries.insert(index, new)
         if source < limit and index < limit:
-            return Outcome((self._move(key, new[-1], source, index),))
+            return Outcome((self._move(key, new, source, index),))
         if source < limit:
-            return Outcome((Leave(key, source), self._enter(entries[limit - 1][-1], limit - 1)))
+            return Outcome((Leave(key, source), self._enter(entries[limit - 1], limit - 1)))
         if index < limit:
-            pushed = self._leave(entries[limit][-1], limit - 1)
-            return Outcome((pushed, self._enter(new[-1], index)))
+            pushed = self._leave(entries[limit], limit - 1)
+            return Outcome((pushed, self._enter(new, index)))
         return NOTHING
 
     # -------------------------------------------------------------------- many rows at once
@@ -289,27 +292,28 @@ class Window:
         assert self._doubt is not None, "nobody asked"
         doubt, shown = self._doubt, self._shown
         self._doubt, self._shown = None, []
-        key_of, order = self._key_of, self._query.order
-        if order.exact:
-            found = {key_of(row): order.entry(row) for row in rows}
+        if self._exact:
+            found = {self._query.key_of(row): self._sort(row) for row in rows}
             self._put({key: found.get(key) for key in doubt})
         else:
-            self._entries = list(enumerate(rows))
-            self._at = {key_of(entry[-1]): entry for entry in self._entries}
+            self._entries = self._ranked(rows, 0)
+            self._at = {self._key(entry): entry for entry in self._entries}
             if len(self._entries) > self._room:
                 self._trim()
         return self._outcome(self._deltas(shown, doubt))
+
+    def _ranked(self, rows: Sequence[Row], first: int) -> list[Entry]:
+        values = map(self._layout.values, rows)
+        return [(rank, *each) for rank, each in enumerate(values, first)]
 
     def _refill(self, rows: Sequence[Row], count: int) -> Outcome:
         self.refills += 1
         entries, known = self._entries, len(self._entries)
         if self._exact:
-            entries.extend(map(self._entry, rows))
+            entries.extend(map(self._sort, rows))
         else:
-            rank = entries[-1][0] + 1 if entries else 0
-            entries.extend(enumerate(rows, rank))
-        key_of = self._key_of
-        self._at.update((key_of(entry[-1]), entry) for entry in entries[known:])
+            entries.extend(self._ranked(rows, entries[-1][0] + 1 if entries else 0))
+        self._at.update((self._key(entry), entry) for entry in entries[known:])
         if len(rows) < count:
             self._horizon, self._edge = _END, None
         else:
@@ -318,7 +322,7 @@ class Window:
             self._stale = False
             return self._outcome((self.snapshot(),))
         entered = enumerate(entries[known : self._limit], known)
-        return self._outcome(tuple(self._enter(entry[-1], index) for index, entry in entered))
+        return self._outcome(tuple(self._enter(entry, index) for index, entry in entered))
 
     # -------------------------------------------------------------------- anchor and horizon
 
@@ -344,13 +348,13 @@ class Window:
     def _trim(self) -> None:
         """Forget what is beyond the cushion, and that it was known."""
         for entry in self._entries[self._room :]:
-            del self._at[self._key_of(entry[-1])]
+            del self._at[self._key(entry)]
         del self._entries[self._room :]
         self._set_horizon()
 
     def _set_horizon(self) -> None:
         last = self._entries[-1]
-        self._horizon, self._edge = _behind(last[:-1]), last[-1]
+        self._horizon, self._edge = _behind(last[: self._layout.width]), last
 
     def _bound(self) -> Cursor | None:
         """The cursor behind which nothing is known."""
@@ -369,46 +373,42 @@ class Window:
     def _deltas(self, shown: list[Entry], touched: Collection[Key]) -> tuple[Delta, ...]:
         """The net steps from the rows shown before to those visible now."""
         if not self._stale:
-            key_of = self._key_of
-            before = {key_of(entry[-1]): entry[-1] for entry in shown}
-            now = [key_of(entry[-1]) for entry in self._visible()]
+            before = {self._key(entry): entry for entry in shown}
+            now = [self._key(entry) for entry in self._visible()]
             found = steps(list(before), now, touched)
             if found is not None:
                 return tuple(self._delta(step) for step in found if not self._idle(step, before))
         self._stale = False
         return (self.snapshot(),)
 
-    def _idle(self, step: Step, before: dict[Key, Row]) -> bool:
+    def _idle(self, step: Step, before: dict[Key, Entry]) -> bool:
         """Whether a touched row looks the same as before, where it was before."""
-        return isinstance(step, Stays) and self._same(before[step.key], self._at[step.key][-1])
+        return isinstance(step, Stays) and self._same(before[step.key], self._at[step.key])
 
     def _delta(self, step: Step) -> Delta:
         match step:
             case Leaves(key, index):
                 return Leave(key, index)
             case Moves(key, source, index):
-                return self._move(key, self._at[key][-1], source, index)
+                return self._move(key, self._at[key], source, index)
             case Enters(key, index):
-                return self._enter(self._at[key][-1], index)
+                return self._enter(self._at[key], index)
             case Stays(key, index):
-                return self._update(key, self._at[key][-1], index)
+                return self._update(key, self._at[key], index)
             case _:
                 assert_never(step)
 
-    def _seen(self, row: Row) -> Row:
-        return row if self._select is None else self._select(row)
+    def _enter(self, entry: Entry, index: int) -> Enter:
+        return Enter(self._key(entry), self._layout.seen(entry), index, self._cursor(entry))
 
-    def _enter(self, row: Row, index: int) -> Enter:
-        return Enter(self._key_of(row), self._seen(row), index, self._cursor(row))
+    def _leave(self, entry: Entry, index: int) -> Leave:
+        return Leave(self._key(entry), index)
 
-    def _leave(self, row: Row, index: int) -> Leave:
-        return Leave(self._key_of(row), index)
+    def _move(self, key: Key, entry: Entry, source: int, index: int) -> Move:
+        return Move(key, self._layout.seen(entry), source, index, self._cursor(entry))
 
-    def _move(self, key: Key, row: Row, source: int, index: int) -> Move:
-        return Move(key, self._seen(row), source, index, self._cursor(row))
-
-    def _update(self, key: Key, row: Row, index: int) -> Update:
-        return Update(key, self._seen(row), index, self._cursor(row))
+    def _update(self, key: Key, entry: Entry, index: int) -> Update:
+        return Update(key, self._layout.seen(entry), index, self._cursor(entry))
 
 
 def _behind(key: Entry) -> Entry:

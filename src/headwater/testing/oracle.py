@@ -369,8 +369,9 @@ class Game:
             assert state.members == {key for key, _ in keyed}
             assert replica.hash() == result_hash(sorted(keyed))
             return
-        assert repr(state.rows) == repr(true[: query.limit]), "window differs from the database"
-        assert repr(state.buffer) == repr(true[: state.buffered]), "buffer is not the first rows"
+        held = [{name: row[name] for name in query.layout.held} for row in true]
+        assert repr(state.rows) == repr(held[: query.limit]), "window differs from the database"
+        assert repr(state.buffer) == repr(held[: state.buffered]), "buffer is not the first rows"
         assert not state.complete or state.buffered == len(true), "complete, but rows are missing"
         assert replica.keys == [key for key, _ in keyed[: query.limit]], "replica has another order"
         assert replica.hash() == result_hash(keyed[: query.limit]), "replica has other rows"
