@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from operator import itemgetter
+from operator import eq, itemgetter
 from typing import Any, TypeAlias
 
 from headwater.live import kinds
-from headwater.live.order import OrderBy, Ordering, ordering
+from headwater.live.order import Entries, OrderBy, Ordering, ordering
 from headwater.model import Cursor, Key, Row, Table
 
 Entry: TypeAlias = tuple[Any, ...]
@@ -22,17 +22,23 @@ Entry: TypeAlias = tuple[Any, ...]
 class Layout:
     """The places in an entry, for one order and one choice of columns."""
 
-    __slots__ = ("cursor", "held", "key", "same", "seen", "sort", "values", "width")
+    __slots__ = (
+        "cursor", "held", "key", "places", "row", "same", "seen", "sort", "values", "width",
+    )  # fmt: skip
 
     held: tuple[str, ...]
     """The columns an entry holds, in the table's order."""
     width: int
     """How many elements the sort key has."""
+    places: dict[str, int]
+    """Where in an entry a column's value is: in the sort key, if that has it unchanged."""
     sort: Callable[[Row], Entry]
     """The entry of a row. Only if memory orders; else a rank is put before `values`."""
     values: Callable[[Row], Entry]
     key: Callable[[Entry], Key]
     cursor: Callable[[Entry], Cursor]
+    row: Callable[[Entry], Row]
+    """The held columns."""
     seen: Callable[[Entry], Row]
     """The columns a subscriber sees."""
     same: Callable[[Entry, Entry], bool]
@@ -43,28 +49,28 @@ class Layout:
         names = [column.name for column in table.columns]
         seen = tuple(names) if columns is None else columns
         self.held = tuple(name for name in names if name in seen or name in by)
-        self.sort, self.width = order.entries(self.held) if order.exact else (_no_sort, 1)
+        self.sort, self.width, self.places = (
+            order.entries(self.held)
+            if order.exact
+            else Entries(_no_sort, 1, {name: place for place, name in enumerate(self.held, 1)})
+        )
         self.values = at(*self.held)
         self.key = at(*self._places(table.key))
         self.cursor = at(*self._places(by))
-        self.seen = _seen(seen, self._places(seen))
+        self.row = _row_of(self.held, self._places(self.held))
+        self.seen = _row_of(seen, self._places(seen))
         self.same = self._sameness(seen, table)
 
-    def row(self, entry: Entry) -> Row:
-        """The held columns of an entry."""
-        return dict(zip(self.held, entry[self.width :], strict=True))
-
     def _places(self, names: tuple[str, ...]) -> list[int]:
-        return [self.width + self.held.index(name) for name in names]
+        return [self.places[name] for name in names]
 
     def _sameness(self, seen: tuple[str, ...], table: Table) -> Callable[[Entry, Entry], bool]:
         """Python calls 1.0 and 1.00 equal, and 1 and true in JSON; a reader tells them apart."""
         of_column = {column.name: kinds.kind_of(column) for column in table.columns}
         strict = self._places(tuple(name for name in seen if of_column[name].strict))
         loose = self._places(tuple(name for name in seen if not of_column[name].strict))
-        width = self.width
         if not strict and len(loose) == len(self.held):
-            return lambda one, other: one[width:] == other[width:]
+            return eq
         return lambda one, other: (
             all(one[place] == other[place] for place in loose)
             and all(str(one[place]) == str(other[place]) for place in strict)
@@ -81,11 +87,15 @@ def at(*places: Any) -> Callable[[Any], tuple[Any, ...]]:
     """Like itemgetter, but always a tuple."""
     if len(places) == 1:
         (place,) = places
-        return lambda values: (values[place],)
+        return itemgetter(slice(place, place + 1)) if isinstance(place, int) else _one(place)
     return itemgetter(*places)
 
 
-def _seen(names: tuple[str, ...], places: list[int]) -> Callable[[Entry], Row]:
+def _one(name: str) -> Callable[[Any], tuple[Any, ...]]:
+    return lambda row: (row[name],)
+
+
+def _row_of(names: tuple[str, ...], places: list[int]) -> Callable[[Entry], Row]:
     items = (f"{name!r}: entry[{place}]" for name, place in zip(names, places, strict=True))
     return eval(f"lambda entry: {{{', '.join(items)}}}")  # type: ignore[no-any-return]
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -110,11 +110,11 @@ class Ordering:
     def key(self, cursor: Cursor) -> SortKey:
         """The sort key of a row with this cursor. Only if `exact`."""
         row = {by.column: value for by, value in zip(self.by, cursor, strict=True)}
-        return self.entries(())[0](row)
+        return self.entries(()).make(row)
 
-    def entries(self, held: tuple[str, ...]) -> tuple[Callable[[Row], SortKey], int]:
-        """Makes of a row its sort key, followed by the values of the held columns; and the sort
-        key's length. Only if `exact`."""
+    def entries(self, held: tuple[str, ...]) -> Entries:
+        """How rows become sort keys, each followed by the values of the held columns that it does
+        not contain itself. Only if `exact`."""
         return _entries(self.by, self._kinds, self._never_null, held)
 
     def read_cursor(self, values: Any, path: str = "after") -> Cursor:
@@ -187,20 +187,31 @@ def _cursor(columns: tuple[str, ...]) -> Callable[[Row], Cursor]:
     return itemgetter(*columns)
 
 
+class Entries(NamedTuple):
+    """A function from rows to entries, the length of their sort key, and where columns are."""
+
+    make: Callable[[Row], SortKey]
+    width: int
+    places: dict[str, int]
+
+
 @lru_cache(maxsize=1024)
 def _entries(
     order: tuple[OrderBy, ...],
     of_column: tuple[Kind, ...],
     never_null: frozenset[str],
     held: tuple[str, ...],
-) -> tuple[Callable[[Row], SortKey], int]:
+) -> Entries:
     lines: list[str] = []
     elements: list[str] = []
+    places: dict[str, int] = {}
     names: dict[str, Any] = dict(kinds.NAMES)
     for i, (by, kind) in enumerate(zip(order, of_column, strict=True)):
         lines.append(f"v{i} = row[{by.column!r}]")
         value = _directed(kind, by, f"v{i}")
         if by.column in never_null and not kind.nan:
+            if value == f"v{i}":
+                places[by.column] = len(elements)
             elements.append(value)
         elif kind.null is not None:
             # The kind has room beyond its values, where NULL can stand without a flag.
@@ -209,11 +220,15 @@ def _entries(
         else:
             lines.append(f"f{i} = {_flag(kind, by, f'v{i}')}")
             elements += [f"f{i}", f"{value} if f{i} == 0 else 0"]
+    width = len(elements)
     variables = {by.column: f"v{i}" for i, by in enumerate(order)}
-    values = [variables.get(name, f"row[{name!r}]") for name in held]
-    body = "\n    ".join((*lines, f"return ({', '.join((*elements, *values))},)"))
+    for name in held:
+        if name not in places:
+            places[name] = len(elements)
+            elements.append(variables.get(name, f"row[{name!r}]"))
+    body = "\n    ".join((*lines, f"return ({', '.join(elements)},)"))
     exec(f"def entry(row):\n    {body}", names)
-    return names["entry"], len(elements)
+    return Entries(names["entry"], width, places)
 
 
 def _directed(kind: Kind, by: OrderBy, name: str) -> str:

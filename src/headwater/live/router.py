@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from headwater.live import kinds
 from headwater.live.filter import Filter
-from headwater.live.filter_terms import Between, Equal, Term, bound, terms
+from headwater.live.filter_terms import Between, Equal, Term, Terms, bound, terms
 from headwater.live.intervals import Intervals
 from headwater.model import Change, Row, Table
 
@@ -26,7 +26,7 @@ class Router(Generic[Item]):
 
     def __init__(self) -> None:
         self._tables: dict[tuple[str, str], _TableIndex[Item]] = {}
-        self._filed: dict[Item, tuple[_TableIndex[Item], tuple[Term, ...] | None]] = {}
+        self._filed: dict[Item, tuple[Filter, Table]] = {}
 
     def __len__(self) -> int:
         return len(self._filed)
@@ -34,17 +34,16 @@ class Router(Generic[Item]):
     def add(self, item: Item, where: Filter, table: Table) -> None:
         """File a query under its checked filter."""
         index = self._tables.setdefault((table.schema, table.name), _TableIndex())
-        found = terms(where, table)
-        self._filed[item] = (index, found)
-        index.add(item, found, table)
+        self._filed[item] = (where, table)
+        index.add(item, terms(where, table), table)
 
     def remove(self, item: Item) -> None:
-        index, found = self._filed.pop(item)
-        index.remove(item, found)
+        where, table = self._filed.pop(item)
+        self._tables[table.schema, table.name].remove(item, terms(where, table))
 
-    def terms(self, item: Item) -> tuple[Term, ...] | None:
+    def terms(self, item: Item) -> Terms:
         """What a query is filed under; None if every change visits it."""
-        return self._filed[item][1]
+        return terms(*self._filed[item])
 
     def candidates(self, change: Change) -> set[Item]:
         """The queries whose result the change may alter."""
@@ -66,7 +65,7 @@ class _TableIndex(Generic[Item]):
         self.unfiled: set[Item] = set()
         self.columns: dict[str, _ColumnIndex[Item]] = {}
 
-    def add(self, item: Item, found: tuple[Term, ...] | None, table: Table) -> None:
+    def add(self, item: Item, found: Terms, table: Table) -> None:
         self.items.add(item)
         if found is None:
             self.unfiled.add(item)
@@ -76,7 +75,7 @@ class _TableIndex(Generic[Item]):
                 self.columns[term.column] = _ColumnIndex(table, term.column)
             self.columns[term.column].add(term, item)
 
-    def remove(self, item: Item, found: tuple[Term, ...] | None) -> None:
+    def remove(self, item: Item, found: Terms) -> None:
         self.items.discard(item)
         self.unfiled.discard(item)
         for term in found or ():

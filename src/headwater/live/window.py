@@ -69,7 +69,7 @@ class Window:
         self._horizon: Entry = _START
         self._edge: Entry | None = None
         self._doubt: dict[Key, None] | None = None
-        self._shown: list[Entry] = []
+        self._shown: list[Entry] | None = None
         self._stale = True
         self._settled = False
         self.refills = 0
@@ -235,7 +235,7 @@ class Window:
     # -------------------------------------------------------------------- many rows at once
 
     def _take(self, changes: Sequence[Change]) -> Outcome:
-        shown = self._shown if self._doubt is not None else self._visible()
+        shown = self._visible() if self._shown is None else self._shown
         final: dict[Key, Row | None] = {}
         for change in changes:
             if change.op == "reset":
@@ -289,9 +289,10 @@ class Window:
         return Order(tuple(keys), self._bound() if self._horizon is not _END else None)
 
     def _settle_doubt(self, rows: Sequence[Row]) -> Outcome:
-        assert self._doubt is not None, "nobody asked"
         doubt, shown = self._doubt, self._shown
-        self._doubt, self._shown = None, []
+        assert doubt is not None, "nobody asked"
+        assert shown is not None
+        self._doubt, self._shown = None, None
         if self._exact:
             found = {self._query.key_of(row): self._sort(row) for row in rows}
             self._put({key: found.get(key) for key in doubt})
@@ -342,7 +343,7 @@ class Window:
         """Know that there are no rows at all."""
         self._entries = []
         self._at = {}
-        self._doubt = None
+        self._doubt, self._shown = None, None
         self._horizon, self._edge = _END, None
 
     def _trim(self) -> None:
