@@ -31,6 +31,9 @@ FILTER_CONDITIONS_MAX = 256
 FILTER_VALUES_MAX = 1_000
 """Values in one `in` list. A longer one is refused."""
 
+FILTER_VALUES_TOTAL_MAX = 10_000
+"""Values in all `in` lists of a filter together; a statement can bind 65,535. More are refused."""
+
 FILTER_TEXT_CHARS_MAX = 10_000
 """Characters in a text, number or pattern of a filter or cursor. A longer one is refused."""
 

@@ -94,11 +94,15 @@ def queries(draw: st.DrawFn, columns: tuple[str, ...], keys: tuple[str, ...]) ->
     query["order"] = draw(st.lists(by, max_size=3))
     query["limit"] = draw(st.integers(1, 5))
     if draw(st.integers(0, 3)) == 3:
-        names = dict.fromkeys([*(text.split(" ")[0] for text in query["order"]), *keys])
-        query["after"] = [draw(_cursor_value(name)) for name in names]
+        query["after"] = draw(cursors(query, keys))
     if draw(st.integers(0, 3)) == 3:
         query["columns"] = draw(st.lists(st.sampled_from(columns), max_size=2))
     return query
+
+
+def cursors(query: dict[str, Any], keys: tuple[str, ...]) -> st.SearchStrategy[list[Any]]:
+    names = dict.fromkeys([*(text.split(" ")[0] for text in query["order"]), *keys])
+    return st.tuples(*map(_cursor_value, names)).map(list)
 
 
 def _cursor_value(name: str) -> st.SearchStrategy[Any]:
@@ -119,9 +123,16 @@ def histories(
     number = st.integers(0, 2**40)
     transaction = st.lists(number, min_size=1, max_size=3).map(tuple)
     flush = st.one_of(transaction.map(lambda one: (one,)), st.tuples(transaction, transaction))
+    keys = ("k", "k2") if composite else ("k",)
+    query = draw(queries(columns, keys))
+    slides: list[Any] = []
+    if "order" in query:
+        slide = st.tuples(st.integers(0, FLUSHES - 1), st.none() | cursors(query, keys))
+        slides = draw(st.lists(slide, max_size=3))
     return History(
         columns=columns,
-        query=draw(queries(columns, ("k", "k2") if composite else ("k",))),
+        query=query,
+        slides=tuple(slides),
         flushes=tuple(draw(st.lists(flush, min_size=FLUSHES, max_size=FLUSHES))),
         rows=tuple(draw(st.lists(number, max_size=12))),
         cushion=draw(st.integers(0, 3)),

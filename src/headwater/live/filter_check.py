@@ -31,6 +31,10 @@ def check(
     allowed = columns if filterable is None else {n: columns[n] for n in filterable if n in columns}
     if sum(1 for _ in conditions(where)) > limits.FILTER_CONDITIONS_MAX:
         raise InvalidQuery(f"more than {limits.FILTER_CONDITIONS_MAX} conditions", path=path)
+    if sum(len(each.values) for each in conditions(where) if isinstance(each, In)) > (
+        limits.FILTER_VALUES_TOTAL_MAX
+    ):
+        raise InvalidQuery(f"more than {limits.FILTER_VALUES_TOTAL_MAX:,} values", path=path)
     if depth(where) > limits.FILTER_DEPTH_MAX:
         raise InvalidQuery(f"nested deeper than {limits.FILTER_DEPTH_MAX}", path=path)
     return _Check(table.label, allowed).node(where, path)

@@ -61,6 +61,10 @@ class Layout:
         self.seen = _row_of(seen, self._places(seen))
         self.same = self._sameness(seen, table)
 
+    def entry(self, row: Row, rank: int = 0) -> Entry:
+        """The entry of a row; where the database orders, with this rank."""
+        return (rank, *self.values(row)) if self.sort is _no_sort else self.sort(row)
+
     def _places(self, names: tuple[str, ...]) -> list[int]:
         return [self.places[name] for name in names]
 

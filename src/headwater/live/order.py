@@ -123,9 +123,17 @@ class Ordering:
             names = ", ".join(by.column for by in self.by)
             raise InvalidQuery(f"expected {len(self.by)} values: {names}", path=path)
         return tuple(
-            _read(kind, value, f"{path}[{i}]")
-            for i, (kind, value) in enumerate(zip(self._kinds, values, strict=True))
+            self._read(by, kind, value, f"{path}[{i}]")
+            for i, (by, kind, value) in enumerate(zip(self.by, self._kinds, values, strict=True))
         )
+
+    def _read(self, by: OrderBy, kind: Kind, value: Any, path: str) -> Value:
+        if value is None and by.column not in self._never_null:
+            return None
+        try:
+            return kinds.read(kind, value)
+        except ValueError as error:
+            raise InvalidQuery(str(error), path=path) from None
 
     def sql(self) -> Sql:
         """The ORDER BY list."""
@@ -147,13 +155,6 @@ class Ordering:
 def ordering(by: tuple[OrderBy, ...], table: Table) -> Ordering:
     """Queries of the same order share it."""
     return Ordering(by, table)
-
-
-def _read(kind: Kind, value: Any, path: str) -> Value:
-    try:
-        return None if value is None else kinds.read(kind, value)
-    except ValueError as error:
-        raise InvalidQuery(str(error), path=path) from None
 
 
 # ------------------------------------------------------------------------ SQL

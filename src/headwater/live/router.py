@@ -21,6 +21,10 @@ Item = TypeVar("Item", bound=Hashable)
 _ABSENT = object()
 
 
+def _no_value(value: Any) -> Any:
+    return _ABSENT
+
+
 class Router(Generic[Item]):
     """The index over many queries' filters; an item stands for a query."""
 
@@ -103,8 +107,12 @@ class _ColumnIndex(Generic[Item]):
 
     def __init__(self, table: Table, name: str) -> None:
         kind = next(kinds.kind_of(column) for column in table.columns if column.name == name)
-        plain = kind.comparable == "{v}"
-        self._comparable: Callable[[Any], Any] | None = None if plain else kind.to_comparable
+        self._comparable: Callable[[Any], Any] | None = kind.to_comparable
+        if not kind.equates:
+            # Only IS NULL can be filed, and the values need not even be hashable.
+            self._comparable = _no_value
+        elif kind.comparable == "{v}":
+            self._comparable = None
         self.equal: dict[Any, set[Item]] = {}
         self.ranges: Intervals[Item] = Intervals()
 

@@ -50,6 +50,8 @@ class Streamed:
                 final[change.key] = change.after
         for key, row in final.items():
             deltas += self._step(key, before[key], row)
+        if len(self._doubt) > limits.WINDOW_ASK_KEYS_MAX:
+            return self._start_over()
         return Outcome(tuple(deltas), self.needs)
 
     def answer(self, need: Need, rows: Sequence[Row]) -> Outcome:
@@ -106,7 +108,7 @@ class Streamed:
 
     def _same(self, one: Row, other: Row) -> bool:
         layout = self._query.layout
-        return layout.same((0, *layout.values(one)), (0, *layout.values(other)))
+        return layout.same(layout.entry(one), layout.entry(other))
 
     def _seen(self, row: Row) -> Row:
         return row if self._query.select is None else self._query.select(row)

@@ -180,7 +180,7 @@ class Window:
             known = self._anchor < entry and (self._horizon is _END or entry < self._horizon)
             return entry if known else None
         if old is not None and self._cursor(old) == self._query.order.cursor(row):
-            return (old[0], *self._layout.values(row))
+            return self._layout.entry(row, old[0])
         raise Undecided
 
     def _insert(self, key: Key, new: Entry) -> Outcome:
@@ -304,8 +304,7 @@ class Window:
         return self._outcome(self._deltas(shown, doubt))
 
     def _ranked(self, rows: Sequence[Row], first: int) -> list[Entry]:
-        values = map(self._layout.values, rows)
-        return [(rank, *each) for rank, each in enumerate(values, first)]
+        return [self._layout.entry(row, rank) for rank, row in enumerate(rows, first)]
 
     def _refill(self, rows: Sequence[Row], count: int) -> Outcome:
         self.refills += 1

@@ -115,6 +115,8 @@ class History:
     rows: tuple[int, ...] = ()
     cushion: int = 2
     composite: bool = False
+    slides: tuple[tuple[int, list[Any] | None], ...] = ()
+    """Before which flush the window slides to which cursor."""
 
     def without_idle_flushes(self) -> History:
         kept = (
@@ -333,7 +335,10 @@ class Game:
         replica = Replica()
         self._follow(state, query, replica, Outcome((), state.needs))
         self._compare(state, query, replica)
-        for transactions in self.history.flushes:
+        slides = dict(self.history.slides)
+        for index, transactions in enumerate(self.history.flushes):
+            if index in slides and isinstance(state, Window):
+                query = self._slide(state, query, replica, slides[index])
             outcome = Outcome((), state.needs)
             for changes in player.play(transactions):
                 if changes:
@@ -345,6 +350,17 @@ class Game:
         if isinstance(state, Window):
             self.played.refills += state.refills
         return self.played
+
+    def _slide(
+        self, state: Window, query: BoundQuery, replica: Replica, after: list[Any] | None
+    ) -> BoundQuery:
+        cursor = None if after is None else query.order.read_cursor(after)
+        moved = query.moved(cursor)
+        outcome = state.reanchor(cursor)
+        self._fold(replica, outcome)
+        self._follow(state, moved, replica, Outcome((), outcome.needs))
+        self._compare(state, moved, replica)
+        return moved
 
     def _fold(self, replica: Replica, outcome: Outcome) -> None:
         self.played.deltas += len(outcome.deltas)

@@ -110,6 +110,7 @@ def test_a_filter_is_not_a_truth_value() -> None:
         (["doc", "=", {}], "where", "'doc' is jsonb, which cannot be compared"),
         (["tags", "in", []], "where", "cannot be compared"),
         (["region", "in", list(range(1_001))], "where.value", "more than 1,000 values"),
+        ([["region", "in", list(range(1_000))]] * 11, "where", "more than 10,000 values"),
         ([["region", "=", 1]] * 257, "where", "more than 256 conditions"),
     ],
 )  # fmt: skip

@@ -73,6 +73,7 @@ def test_order_as_text(text: str, by: OrderBy) -> None:
         ({"order": ["id"] * 9}, "order", "more than 8 columns"),
         ({"after": [1]}, "after", "expected 2 values: price, id"),
         ({"after": ["x", 1]}, "after[0]", "expected a number"),
+        ({"after": [None, None]}, "after[1]", "expected an integer, got None"),
         ({"columns": ["colour"]}, "columns[0]", "no column 'colour'"),
         ({"where": ["region", "=", "x"]}, "where.value", "expected an integer"),
         ({"mode": "streamed"}, "mode", "no order and no cursor"),

@@ -25,13 +25,14 @@ TABLE = Table(
         Column("id", "integer", "integer"),
         Column("region", "integer", "integer"),
         Column("name", "text", "text", "C"),
+        Column("doc", "jsonb", "jsonb"),
     ),
     ("id",),
 )
 
 
 def row(id: int, region: int, name: str = "") -> Row:
-    return {"id": id, "region": region, "name": name}
+    return {"id": id, "region": region, "name": name, "doc": {"unhashable": []}}
 
 
 def change(before: Row | None, after: Row | None) -> Change:
@@ -64,6 +65,15 @@ def test_a_transaction_reaches_the_views_it_touches() -> None:
     moved = change(row(1, 2), row(1, 3))
     assert {view for view, _ in views.apply([moved])} == {opened[2], opened[3]}
     assert views.apply([change(None, row(2, 99))]) == []
+
+
+def test_a_query_may_ask_for_null_in_a_column_that_cannot_be_compared() -> None:
+    views = Views()
+    for where in (c.doc.is_null(), c.doc.is_not_null()):
+        view = views.subscribe(BoundQuery(LiveQuery("t", where), TABLE), None, "anna")
+        view.state.answer(view.state.needs[0], ())
+    ((touched, outcome),) = views.apply([change(None, row(1, 1))])
+    assert (touched, len(outcome.deltas)) == (view, 1)
 
 
 def test_a_view_of_ones_own_slides_and_a_shared_one_is_left() -> None:
