@@ -2,7 +2,8 @@
 
 Sort keys are unique, so that comparing two entries never reaches the values. A row costs one tuple
 instead of a dict and a key, and only the columns somebody needs are held: those selected, those of
-the order, and the primary key. Where the database orders, the sort key is a rank.
+the order, and the primary key. Where the database has the last word in the order, the sort key ends
+with a rank.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from operator import eq, itemgetter
 from typing import Any, TypeAlias
 
 from headwater.live import kinds
-from headwater.live.order import Entries, OrderBy, Ordering, ordering
+from headwater.live.order import OrderBy, Ordering, ordering
 from headwater.model import Cursor, Key, Row, Table
 
 Entry: TypeAlias = tuple[Any, ...]
@@ -23,7 +24,7 @@ class Layout:
     """The places in an entry, for one order and one choice of columns."""
 
     __slots__ = (
-        "cursor", "held", "key", "places", "row", "same", "seen", "sort", "values", "width",
+        "cursor", "held", "key", "places", "row", "same", "seen", "sort", "width",
     )  # fmt: skip
 
     held: tuple[str, ...]
@@ -32,9 +33,8 @@ class Layout:
     """How many elements the sort key has."""
     places: dict[str, int]
     """Where in an entry a column's value is: in the sort key, if that has it unchanged."""
-    sort: Callable[[Row], Entry]
-    """The entry of a row. Only if memory orders; else a rank is put before `values`."""
-    values: Callable[[Row], Entry]
+    sort: Callable[..., Entry]
+    """The entry of a row; where the database has the last word in the order, with its rank."""
     key: Callable[[Entry], Key]
     cursor: Callable[[Entry], Cursor]
     row: Callable[[Entry], Row]
@@ -49,21 +49,12 @@ class Layout:
         names = [column.name for column in table.columns]
         seen = tuple(names) if columns is None else columns
         self.held = tuple(name for name in names if name in seen or name in by)
-        self.sort, self.width, self.places = (
-            order.entries(self.held)
-            if order.exact
-            else Entries(_no_sort, 1, {name: place for place, name in enumerate(self.held, 1)})
-        )
-        self.values = at(*self.held)
+        self.sort, self.width, self.places = order.entries(self.held)
         self.key = at(*self._places(table.key))
         self.cursor = at(*self._places(by))
         self.row = _row_of(self.held, self._places(self.held))
         self.seen = _row_of(seen, self._places(seen))
         self.same = self._sameness(seen, table)
-
-    def entry(self, row: Row, rank: int = 0) -> Entry:
-        """The entry of a row; where the database orders, with this rank."""
-        return (rank, *self.values(row)) if self.sort is _no_sort else self.sort(row)
 
     def _places(self, names: tuple[str, ...]) -> list[int]:
         return [self.places[name] for name in names]
@@ -102,7 +93,3 @@ def _one(name: str) -> Callable[[Any], tuple[Any, ...]]:
 def _row_of(names: tuple[str, ...], places: list[int]) -> Callable[[Entry], Row]:
     items = (f"{name!r}: entry[{place}]" for name, place in zip(names, places, strict=True))
     return eval(f"lambda entry: {{{', '.join(items)}}}")  # type: ignore[no-any-return]
-
-
-def _no_sort(row: Row) -> Entry:
-    raise AssertionError("this order is the database's to decide")

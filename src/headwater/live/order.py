@@ -3,8 +3,9 @@
 A row's sort key is a tuple that Python compares exactly as PostgreSQL compares the rows: NULLs
 where the direction or the query puts them, NaN above every number, DESC by a value that compares
 the other way round instead of a wrapper object. The primary key comes last, so that no two rows are
-equal. If any column's order cannot be reproduced (another collation than C, an enumeration, a type
-we do not know), `exact` is false, there are no sort keys, and the database is asked.
+equal. From the first column on whose order cannot be reproduced (another collation than C, an
+enumeration, a type we do not know), a sort key has only a rank, for the database to give: `exact`
+is false, and rows that are equal up to there must be asked about.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Ordering:
 
     by: tuple[OrderBy, ...]
     exact: bool
-    """Whether memory reproduces this order."""
+    """Whether memory reproduces this order to the end."""
     cursor: Callable[[Row], Cursor]
     """The row's values of the order's columns."""
 
@@ -108,13 +109,14 @@ class Ordering:
         self._never_null = frozenset(table.key)
 
     def key(self, cursor: Cursor) -> SortKey:
-        """The sort key of a row with this cursor. Only if `exact`."""
+        """The sort key of a row with this cursor, without a rank."""
         row = {by.column: value for by, value in zip(self.by, cursor, strict=True)}
-        return self.entries(()).make(row)
+        made = self.entries(())
+        return made.make(row)[: made.width if self.exact else made.width - 1]
 
     def entries(self, held: tuple[str, ...]) -> Entries:
         """How rows become sort keys, each followed by the values of the held columns that it does
-        not contain itself. Only if `exact`."""
+        not contain itself."""
         return _entries(self.by, self._kinds, self._never_null, held)
 
     def read_cursor(self, values: Any, path: str = "after") -> Cursor:
@@ -191,7 +193,8 @@ def _cursor(columns: tuple[str, ...]) -> Callable[[Row], Cursor]:
 class Entries(NamedTuple):
     """A function from rows to entries, the length of their sort key, and where columns are."""
 
-    make: Callable[[Row], SortKey]
+    make: Callable[..., SortKey]
+    """Of a row and, where the database has the last word, its rank."""
     width: int
     places: dict[str, int]
 
@@ -206,9 +209,14 @@ def _entries(
     lines: list[str] = []
     elements: list[str] = []
     places: dict[str, int] = {}
+    variables: dict[str, str] = {}
     names: dict[str, Any] = dict(kinds.NAMES)
     for i, (by, kind) in enumerate(zip(order, of_column, strict=True)):
+        if not kind.orders:
+            elements.append("rank")
+            break
         lines.append(f"v{i} = row[{by.column!r}]")
+        variables[by.column] = f"v{i}"
         value = _directed(kind, by, f"v{i}")
         if by.column in never_null and not kind.nan:
             if value == f"v{i}":
@@ -222,13 +230,12 @@ def _entries(
             lines.append(f"f{i} = {_flag(kind, by, f'v{i}')}")
             elements += [f"f{i}", f"{value} if f{i} == 0 else 0"]
     width = len(elements)
-    variables = {by.column: f"v{i}" for i, by in enumerate(order)}
     for name in held:
         if name not in places:
             places[name] = len(elements)
             elements.append(variables.get(name, f"row[{name!r}]"))
     body = "\n    ".join((*lines, f"return ({', '.join(elements)},)"))
-    exec(f"def entry(row):\n    {body}", names)
+    exec(f"def entry(row, rank=0):\n    {body}", names)
     return Entries(names["entry"], width, places)
 
 

@@ -108,7 +108,7 @@ class Streamed:
 
     def _same(self, one: Row, other: Row) -> bool:
         layout = self._query.layout
-        return layout.same(layout.entry(one), layout.entry(other))
+        return layout.same(layout.sort(one), layout.sort(other))
 
     def _seen(self, row: Row) -> Row:
         return row if self._query.select is None else self._query.select(row)

@@ -8,8 +8,8 @@ tail. The buffer holds a cushion behind the N visible rows; when rows leave unti
 known, one bounded `Refill` behind the horizon extends the knowledge again. A new window knows
 nothing, so its first need is a refill too.
 
-Where memory cannot reproduce the order or decide the filter, the keys in doubt become one `Order`
-question, and until its answer comes every further change only joins the doubt.
+Where memory cannot decide the filter, or which of two rows comes first, the keys in doubt become
+one `Order` question, and until its answer comes every further change only joins the doubt.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ class Window:
         """Slide to begin behind another cursor; rows already known stay known."""
         self._bind(self._query.moved(after))
         anchor = self._anchor_of(after)
-        if not (self._anchor < anchor < self._horizon) or self._doubt is not None or self._stale:
+        slides = self._exact and self._anchor < anchor < self._horizon
+        if not slides or self._doubt is not None or self._stale:
             self._start_over()
             return self._outcome(())
         shown = self._visible()
@@ -175,13 +176,24 @@ class Window:
         """Where the row belongs among what is known; None for nowhere. May raise Undecided."""
         if row is None or not self._matches(row):
             return None
-        if self._exact:
-            entry = self._sort(row)
-            known = self._anchor < entry and (self._horizon is _END or entry < self._horizon)
-            return entry if known else None
-        if old is not None and self._cursor(old) == self._query.order.cursor(row):
-            return self._layout.entry(row, old[0])
-        raise Undecided
+        entry = self._sort(row)
+        if not self._exact:
+            if old is not None and self._cursor(old) == self._query.order.cursor(row):
+                return self._sort(row, old[self._layout.width - 1])
+            if self._tied(entry, old):
+                raise Undecided
+        known = self._anchor < entry and (self._horizon is _END or entry < self._horizon)
+        return entry if known else None
+
+    def _tied(self, entry: Entry, old: Entry | None) -> bool:
+        """Whether a rank decides between this entry and another, the anchor or the horizon."""
+        width = self._layout.width - 1
+        prefix = entry[:width]
+        near = bisect_left(self._entries, prefix)
+        same = (other for other in self._entries[near : near + 2] if other is not old)
+        marks = [self._anchor] if self._anchor is not _START else []
+        marks += [self._horizon] if self._horizon is not _END else []
+        return any(other[:width] == prefix for other in (*same, *marks))
 
     def _insert(self, key: Key, new: Entry) -> Outcome:
         entries, limit = self._entries, self._limit
@@ -257,10 +269,18 @@ class Window:
                 raise Undecided
             for key, row in final.items():
                 placed[key] = self._place(row, self._at.get(key))
+            if not self._exact and self._tied_among(placed.values()):
+                raise Undecided
         except Undecided:
             return self._doubt_all(final, shown)
         self._put(placed)
         return self._outcome(self._deltas(shown, placed))
+
+    def _tied_among(self, placed: Iterable[Entry | None]) -> bool:
+        """Whether two rows of one transaction have a rank between them."""
+        width = self._layout.width - 1
+        prefixes = [entry[:width] for entry in placed if entry is not None]
+        return len(set(prefixes)) < len(prefixes)
 
     def _put(self, placed: dict[Key, Entry | None]) -> None:
         for key, entry in placed.items():
@@ -304,7 +324,7 @@ class Window:
         return self._outcome(self._deltas(shown, doubt))
 
     def _ranked(self, rows: Sequence[Row], first: int) -> list[Entry]:
-        return [self._layout.entry(row, rank) for rank, row in enumerate(rows, first)]
+        return [self._sort(row, rank) for rank, row in enumerate(rows, first)]
 
     def _refill(self, rows: Sequence[Row], count: int) -> Outcome:
         self.refills += 1
@@ -312,7 +332,8 @@ class Window:
         if self._exact:
             entries.extend(map(self._sort, rows))
         else:
-            entries.extend(self._ranked(rows, entries[-1][0] + 1 if entries else 0))
+            rank = entries[-1][self._layout.width - 1] + 1 if entries else 0
+            entries.extend(self._ranked(rows, rank))
         self._at.update((self._key(entry), entry) for entry in entries[known:])
         if len(rows) < count:
             self._horizon, self._edge = _END, None
@@ -334,9 +355,7 @@ class Window:
         self._stale = True
 
     def _anchor_of(self, after: Cursor | None) -> Entry:
-        """Where the database orders, it keeps the anchor too."""
-        order = self._query.order
-        return _START if after is None or not order.exact else _behind(order.key(after))
+        return _START if after is None else _behind(self._query.order.key(after))
 
     def _empty(self) -> None:
         """Know that there are no rows at all."""

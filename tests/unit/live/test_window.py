@@ -261,6 +261,17 @@ def test_where_memory_cannot_order_the_database_is_asked() -> None:
     ]  # fmt: skip
 
 
+def test_the_database_is_only_asked_about_ties() -> None:
+    made = window({"a": 90, "b": 80}, order=(OrderBy("score", desc=True), OrderBy("mood")))
+    assert aloud(made.apply([put("x", 85, mood="ok")]).deltas) == ["x enters at 1"]
+    assert aloud(made.apply([put("x", 95, mood="ok")]).deltas) == ["x moves from 1 to 0"]
+    assert made.apply([put("y", 5), put("z", 5)]).needs != ()
+    assert made.answer(made.needs[0], [row("x", 95), row("a", 90), row("b", 80)]).needs == ()
+    assert made.apply([put("y", 80, mood="sad")]).needs == (
+        Order((("x",), ("a",), ("b",), ("y",)), None),
+    )
+
+
 def test_where_memory_cannot_filter_only_the_keys_in_doubt_are_asked() -> None:
     made = window({"a": 90, "b": 80}, where=c.note.ilike("É%"))
     outcome = made.apply([put("x", 85, "été")])
