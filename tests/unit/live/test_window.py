@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
@@ -155,6 +156,17 @@ def test_a_transaction_says_its_net_effect(changes: list[Change], deltas: list[s
     assert aloud(outcome.deltas) == deltas
     replica.apply(outcome.deltas)
     assert replica.rows == made.rows
+
+
+def test_a_bulk_load_takes_no_longer_than_its_rows() -> None:
+    made = window({"a": 0})
+    started = time.perf_counter()
+    outcome = made.apply([put(f"x{n}", n) for n in range(50_000)])
+    assert time.perf_counter() - started < 5
+    assert aloud(outcome.deltas) == [
+        "a leaves from 0", "x49999 enters at 0", "x49998 enters at 1", "x49997 enters at 2",
+    ]  # fmt: skip
+    assert made.buffered == 4
 
 
 def test_a_window_that_runs_short_asks_behind_its_horizon() -> None:
