@@ -161,15 +161,16 @@ class _Writer:
         if fold:
             return self._ilike(self._columns[column], pattern, form)
         template, constant = test_of(pattern)
-        return _present(column, form.format(template.format(v="v", k=self._constant(constant))))
+        test = template.format(v="v", k=self._constant(constant), lower="")
+        return _present(column, form.format(test))
 
     def _ilike(self, column: Column, pattern: str, form: str) -> str:
         guard = fold_guard(column, pattern)
         if guard is None:
             return _present(column.name, "undecided()")
         template, constant = test_of(pattern.lower())
-        test = form.format(template.format(v="v.lower()", k=self._constant(constant)))
-        return _present(column.name, f"{guard.format(v='v')} and {test}")
+        test = template.format(v="v", k=self._constant(constant), lower=".lower()")
+        return _present(column.name, f"{guard.format(v='v')} and {form.format(test)}")
 
 
 # NaN equals itself and is above every number, so only these hold for a NaN in the row.

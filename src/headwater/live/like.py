@@ -54,25 +54,26 @@ def tokens(pattern: str) -> list[Token]:
 
 
 def test_of(pattern: str) -> tuple[str, object]:
-    """Python source over `{v}` with one constant `{k}`, and the constant.
+    """Python source over `{v}` with one constant `{k}`, and the constant. `{lower}` is where the
+    text is to be lowered for ILIKE: no more of it than is looked at.
 
     >>> test_of("asset-%")
-    ('{v}[:6] == {k}', 'asset-')
+    ('{v}[:6]{lower} == {k}', 'asset-')
     """
     match [token.wildcard or token for token in tokens(pattern)]:
         case []:
             return "{v} == {k}", ""
         case [Token(text)]:
-            return "{v} == {k}", text
+            return "{v}{lower} == {k}", text
         case ["%"]:
             return "{v} is not {k}", None
         case [Token(text), "%"]:
-            return f"{{v}}[:{len(text)}] == {{k}}", text
+            return f"{{v}}[:{len(text)}]{{lower}} == {{k}}", text
         case ["%", Token(text)]:
-            return "{v}.endswith({k})", text
+            return "{v}{lower}.endswith({k})", text
         case ["%", Token(text), "%"]:
-            return "{k} in {v}", text
-    return "{k}({v}) is not None", _regex(pattern)
+            return "{k} in {v}{lower}", text
+    return "{k}({v}{lower}) is not None", _regex(pattern)
 
 
 def _regex(pattern: str) -> Callable[[str], object]:
