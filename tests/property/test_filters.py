@@ -22,14 +22,15 @@ from headwater.testing.oracle import SAMPLES, Connection, connect
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 WORDS = (
-    "", "a", "A", "b", "ab", "aB", "Ab ", "a%b", "a_b", "a\\b", "é", "É", "ß", "ẞ", "K", "İ", "ı",
-    "i", "I", "Σ", "σς", "Straße", "ASSET-1", "asset-22", "a\nb", "😀", "100%",
+    "", "a", "A", "b", "ab", "aB", "Ab ", "a%b", "a_b", "a\\b", "é", "É", "ß", "ẞ", "K",
+    "\u212a", "İ", "ı", "i", "I", "Σ", "σς", "Straße", "ASSET-1", "asset-22", "a\nb", "😀", "100%",
 )  # fmt: skip
 PATTERNS = (
     "", "%", "_", "a%", "%b", "%a%", "a_b", "a\\%b", "a\\_b", "a\\\\b", "%%", "_%_", "é", "%É%",
     "k", "K%", "i", "I", "a%b%", "asset-%", "%ASSET%2", "_%b", "ß%", "σ%", "a b", "\\a", "100\\%",
     "%s%r%", "a__", "%a%b%", "%_s%e%",
 )  # fmt: skip
+CODE_POINT_COLLATIONS = ("C", "pg_c_utf8", "C.utf8", "pg_unicode_fast", "ucs_basic")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ def test_every_operator_on_every_type(connection: Connection, name: str) -> None
 
 
 @pytest.mark.parametrize("type_", ["text", "character(6)", "character varying"])
-@pytest.mark.parametrize("collation", ["C", "pg_c_utf8", "C.utf8", "pg_unicode_fast"])
+@pytest.mark.parametrize("collation", CODE_POINT_COLLATIONS)
 def test_like_and_ilike_match_as_the_database_does(
     connection: Connection, type_: str, collation: str
 ) -> None:
@@ -114,6 +115,20 @@ def test_like_and_ilike_match_as_the_database_does(
         for operator in ("ilike", "not ilike"):
             undecided = assert_agreement(connection, table, rows, ["t", operator, pattern])
             assert undecided <= (2 if pattern.isascii() else len(rows))
+
+
+@pytest.mark.parametrize("collation", CODE_POINT_COLLATIONS)
+def test_only_two_characters_fold_into_ascii(connection: Connection, collation: str) -> None:
+    """What `like.fold_guard` relies on, for every character there is."""
+    found = connection.execute(
+        f"""
+        select chr(c) as character from generate_series(128, 1114111) c
+        where c not between 55296 and 57343
+        and (lower(chr(c) collate "{collation}") ~ '[\\x01-\\x7f]'
+             or length(lower(chr(c) collate "{collation}")) <> 1)
+        """.encode()
+    )
+    assert {row["character"] for row in found} <= {"\u212a", "\u0130"}
 
 
 NUMBERS = ("a", "b", "n")
