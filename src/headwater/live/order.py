@@ -145,12 +145,28 @@ class Ordering:
         """True for the rows that come after the cursor; false or NULL for the others."""
         condition = Sql("false")
         for by, kind, value in reversed(list(zip(self.by, self._kinds, cursor, strict=True))):
-            column = identifier(by.column)
-            same = _same_sql(column, kind, value)
-            later = _later_sql(column, by, kind, value)
+            same = _same_sql(by, kind, value)
+            later = self._later_sql(by, kind, value)
             tied = join(" and ", (same, condition)).wrapped("(", ")")
             condition = join(" or ", (later, tied)).wrapped("(", ")")
-        return condition
+        return join(" and ", (*self._bound_sql(cursor[0]), condition)).wrapped("(", ")")
+
+    def _later_sql(self, by: OrderBy, kind: Kind, value: Value) -> Sql:
+        column = identifier(by.column)
+        if value is None:
+            return Sql(f"{column} is not null" if by.nulls_first else "false")
+        later = Sql(f"{column} {'<' if by.desc else '>'} ") + constant_sql(kind, value)
+        if by.nulls_first or by.column in self._never_null:
+            return later
+        return later.wrapped("(", f" or {column} is null)")
+
+    def _bound_sql(self, value: Value) -> list[Sql]:
+        """What follows for the first column, where it is a plain range: an index can use that."""
+        by, kind = self.by[0], self._kinds[0]
+        if value is None or not (by.nulls_first or by.column in self._never_null):
+            return []
+        sign = "<=" if by.desc else ">="
+        return [Sql(f"{identifier(by.column)} {sign} ") + constant_sql(kind, value)]
 
 
 @lru_cache(maxsize=1024)
@@ -167,17 +183,11 @@ def _order_by_sql(by: OrderBy) -> str:
     return f"{identifier(by.column)}{' desc' if by.desc else ''}{nulls}"
 
 
-def _same_sql(column: str, kind: Kind, value: Value) -> Sql:
+def _same_sql(by: OrderBy, kind: Kind, value: Value) -> Sql:
+    column = identifier(by.column)
     if value is None:
         return Sql(f"{column} is null")
     return Sql(f"{column} = ") + constant_sql(kind, value)
-
-
-def _later_sql(column: str, by: OrderBy, kind: Kind, value: Value) -> Sql:
-    if value is None:
-        return Sql(f"{column} is not null" if by.nulls_first else "false")
-    later = Sql(f"{column} {'<' if by.desc else '>'} ") + constant_sql(kind, value)
-    return later if by.nulls_first else later.wrapped("(", f" or {column} is null)")
 
 
 # ------------------------------------------------------------------------ sort keys

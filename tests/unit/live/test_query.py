@@ -143,11 +143,13 @@ def test_statements_are_bounded_and_bound() -> None:
     question = page(query, (None, 7), 5)
     assert question.text == (
         'select "id", "region", "price", "doc" from "sales"."orders" where "region" = %s::bigint'
-        ' and (false or ("price" is null and (("id" > %s::bigint or "id" is null)'
-        ' or ("id" = %s::bigint and false))))'
+        ' and ((false or ("price" is null and ("id" > %s::bigint'
+        ' or ("id" = %s::bigint and false)))))'
         ' order by "price" desc nulls last, "id" limit %s'
     )
     assert question.values == (7, 7, 7, 5)
+    by_id = BoundQuery(LiveQuery("orders", order=(OrderBy("id", desc=True),)), ORDERS)
+    assert 'where true and ("id" <= %s::bigint and ("id" < %s' in page(by_id, (7,), 5).text
     question = by_keys(query, ((1,), (2,)), None)
     assert '("id") in ((%s::bigint), (%s::bigint))' in question.text
     assert by_keys(query, (), None).text.count("where false") == 1
