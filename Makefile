@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test sim check format bench clean
+.PHONY: help install demo test sim fuzz check format bench clean
 
 help: ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,6 +25,9 @@ test: install ## Run every test
 
 sim: install ## Repeat the crash simulation (SEED=8123 SECONDS=60)
 	SEED=$(SEED) SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/simulation -s
+
+fuzz: install ## Run 20,000 random histories against PostgreSQL (HISTORIES=… for another number)
+	HEADWATER_FUZZ_HISTORIES=$(or $(HISTORIES),20000) $(BIN)/python -m pytest tests/regressions tests/property/test_live_oracle.py $(ARGS)
 
 check: install ## Lint, format check and types
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@
     ├── CaptureError           a table cannot be captured
     ├── InvalidQuery           a filter, order or live query does not fit its table
     ├── ResyncRequired         the log no longer reaches back to a position
+    ├── Diverged               a replica no longer equals the result it follows
     └── EmbeddedError          the embedded PostgreSQL could not be used
 
 Each carries a stable `code` for machines, a `hint` that says the way out, and `retryable`. Driver
@@ -64,6 +65,13 @@ class InvalidQuery(HeadwaterError):
 
 class ResyncRequired(HeadwaterError):
     code = "resync"
+
+
+class Diverged(HeadwaterError):
+    """A delta does not fit what the replica holds, or the result's hash differs."""
+
+    code = "diverged"
+    retryable = True
 
 
 class EmbeddedError(HeadwaterError):

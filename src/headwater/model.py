@@ -1,4 +1,4 @@
-"""The words everything else is written in: Table, Change, Transaction, Position.
+"""The words everything else is written in: Table, Change, Transaction, Position, Delta.
 
 This module imports nothing of ours, does no I/O and reads no clock. All values are frozen; the same
 structs travel from the log through the live tier to the client.
@@ -33,13 +33,15 @@ class Column(msgspec.Struct, frozen=True):
     `type` is the canonical name of the type beneath any domain (`integer`, `numeric`,
     `timestamp with time zone`, `text[]`); `declared` is what the table says (`numeric(12,2)`).
     `collation` is the collation's own name for types that have one, and `C` for every collation
-    that orders by code point, whatever it is called.
+    that orders by code point, whatever it is called. `enum` says that the type is an enumeration,
+    whose labels are equal exactly when their texts are; no other foreign type promises that.
     """
 
     name: str
     type: str
     declared: str
     collation: str | None = None
+    enum: bool = False
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -209,3 +211,72 @@ class Transaction(msgspec.Struct, frozen=True):
     def at(self) -> datetime:
         """When its last change was written."""
         return self.changes[-1].at
+
+
+Cursor: TypeAlias = tuple[Value, ...]
+"""A row's place in an order: the values of the order's columns, the primary key last."""
+
+
+class _Delta(msgspec.Struct, frozen=True, tag_field="delta", tag=str.lower):
+    """One step from a live query's old result to its new one.
+
+    The deltas of a transaction are applied one after the other; every index is that of the moment
+    the delta is applied. `row` holds the selected columns, `cursor` the row's place in the order.
+    """
+
+
+class Enter(_Delta, frozen=True):
+    """The row is new in the window: insert it at `index`."""
+
+    key: Key
+    row: Row
+    index: int
+    cursor: Cursor
+
+
+class Leave(_Delta, frozen=True):
+    """The row is no longer in the window: remove it from `index`."""
+
+    key: Key
+    index: int
+
+
+class Move(_Delta, frozen=True):
+    """The row changed and goes elsewhere: remove it from `source`, insert it at `index`."""
+
+    key: Key
+    row: Row
+    source: int
+    index: int
+    cursor: Cursor
+
+
+class Update(_Delta, frozen=True):
+    """The row changed and stays where it is. In a streamed query it has no index and no cursor."""
+
+    key: Key
+    row: Row
+    index: int | None = None
+    cursor: Cursor | None = None
+
+
+class Reset(_Delta, frozen=True):
+    """Forget everything; the result is now exactly `rows`. Every snapshot is a reset."""
+
+    rows: tuple[Enter, ...] = ()
+
+
+class Match(_Delta, frozen=True):
+    """Streamed: the row now belongs to the result."""
+
+    key: Key
+    row: Row
+
+
+class Unmatch(_Delta, frozen=True):
+    """Streamed: the row no longer belongs to the result."""
+
+    key: Key
+
+
+Delta: TypeAlias = Enter | Leave | Move | Update | Reset | Match | Unmatch

@@ -1,0 +1,1 @@
+"""Following a result from afar."""

@@ -1,0 +1,104 @@
+"""Writes a filter as SQL: identifiers quoted, every value bound.
+
+Placeholders are psycopg's `%s`. A constant is cast to its column's type, so that PostgreSQL
+compares what memory compares; where only PostgreSQL knows the type, it infers it from the column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import assert_never
+
+from headwater.live import kinds
+from headwater.live.filter import And, Compare, Filter, In, IsNull, Like, Not, Or
+from headwater.model import Table, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Sql:
+    """SQL text and the values for its placeholders, in order."""
+
+    text: str
+    values: tuple[Value, ...] = ()
+
+    def __add__(self, other: Sql) -> Sql:
+        return Sql(self.text + other.text, self.values + other.values)
+
+    def wrapped(self, before: str, after: str) -> Sql:
+        return Sql(before + self.text + after, self.values)
+
+
+def join(separator: str, parts: Iterable[Sql]) -> Sql:
+    listed = list(parts)
+    return Sql(
+        separator.join(part.text for part in listed),
+        tuple(value for part in listed for value in part.values),
+    )
+
+
+def identifier(name: str) -> str:
+    """Quoted, and with psycopg's placeholder sign doubled.
+
+    >>> print(identifier('50% "off'))
+    "50%% ""off"
+    """
+    return '"' + name.replace('"', '""').replace("%", "%%") + '"'
+
+
+def filter_sql(where: Filter, table: Table) -> Sql:
+    """The condition of a checked filter.
+
+    >>> from headwater.live.filter import c
+    >>> from headwater.model import Column
+    >>> orders = Table(1, "public", "orders", (Column("region", "integer", "integer"),), ())
+    >>> filter_sql((c.region > 3) | c.region.is_null(), orders)
+    Sql(text='("region" > %s::bigint or "region" is null)', values=(3,))
+    """
+    return _Writer(table).node(where)
+
+
+class _Writer:
+    def __init__(self, table: Table) -> None:
+        self._columns = {column.name: column for column in table.columns}
+
+    def node(self, where: Filter) -> Sql:
+        match where:
+            case And(()):
+                return Sql("true")
+            case Or(()) | In(_, ()):
+                return Sql("false")
+            case And(parts):
+                return join(" and ", map(self.node, parts)).wrapped("(", ")")
+            case Or(parts):
+                return join(" or ", map(self.node, parts)).wrapped("(", ")")
+            case Not(part):
+                return self.node(part).wrapped("not (", ")")
+            case Compare(column, operator, value):
+                sign = "<>" if operator == "!=" else operator
+                return Sql(f"{identifier(column)} {sign} ") + self.constant(column, value)
+            case In(column, values):
+                listed = join(", ", (self.constant(column, value) for value in values))
+                return listed.wrapped(f"{identifier(column)} in (", ")")
+            case Like(column, pattern, fold):
+                operator_name = "ilike" if fold else "like"
+                return Sql(f"{identifier(column)} {operator_name} %s::text", (pattern,))
+            case IsNull(column):
+                return Sql(f"{identifier(column)} is null")
+            case _:
+                assert_never(where)
+
+    def constant(self, column: str, value: Value) -> Sql:
+        return constant_sql(kinds.kind_of(self._columns[column]), value)
+
+
+def constant_sql(kind: kinds.Kind, value: Value) -> Sql:
+    cast = kind.cast
+    if cast == "bigint" and (isinstance(value, Decimal) or not _fits_bigint(value)):
+        cast = "numeric"
+    return Sql(f"%s::{cast}" if cast else "%s", (value,))
+
+
+def _fits_bigint(value: Value) -> bool:
+    return value is None or -(2**63) <= value < 2**63

@@ -1,0 +1,56 @@
+"""What memory cannot know, said out loud.
+
+A state machine of this package answers with an `Outcome`: the deltas it is sure of, and what must
+be asked first. The needs of the last outcome replace those of earlier ones; their answers must be
+read in one database snapshot that contains exactly the changes applied so far.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from headwater.model import Cursor, Delta, Key
+
+
+class Undecided(Exception):
+    """Memory cannot tell; the database can."""
+
+
+def undecided() -> bool:
+    raise Undecided
+
+
+class Refill(msgspec.Struct, frozen=True):
+    """The next `count` rows of the query's order after a cursor, or from the very start."""
+
+    after: Cursor | None
+    count: int
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Of the rows with these keys: those that match the filter and stand at or before `until`, in
+    the query's order."""
+
+    keys: tuple[Key, ...]
+    until: Cursor | None
+
+
+class Check(msgspec.Struct, frozen=True):
+    """Of the rows with these keys, those that match the filter, in any order."""
+
+    keys: tuple[Key, ...]
+
+
+Need: TypeAlias = Refill | Order | Check
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Deltas to send now, and what to ask before there can be more."""
+
+    deltas: tuple[Delta, ...] = ()
+    needs: tuple[Need, ...] = ()
+
+
+NOTHING = Outcome()

@@ -1,0 +1,185 @@
+"""A live query: what a subscriber asks for, and the same checked against its table.
+
+`LiveQuery` is the wish, as it came over the wire or from Python. `BoundQuery` is the wish made
+sense of: columns exist, constants are typed, the primary key ends the order, all that maintaining
+it takes is compiled. Wishes that mean the same have the same `canonical` bytes and share a view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from headwater import limits
+from headwater.errors import InvalidQuery
+from headwater.live.filter import EVERYTHING, Filter, canonical, from_json, to_json
+from headwater.live.filter_check import check
+from headwater.live.filter_compile import Matches, compile_filter
+from headwater.live.layout import Layout, at, layout
+from headwater.live.order import OrderBy, Ordering, check_order, ordering
+from headwater.model import Cursor, Key, Row, Table, Value
+
+Mode: TypeAlias = Literal["window", "streamed"]
+
+
+class LiveQuery(msgspec.Struct, frozen=True):
+    """`after` is a cursor: the result begins behind it. `columns` left out means all of them."""
+
+    table: str
+    where: Filter = EVERYTHING
+    order: tuple[OrderBy, ...] = ()
+    limit: int = limits.WINDOW_ROWS_DEFAULT
+    after: tuple[Value, ...] | None = None
+    columns: tuple[str, ...] | None = None
+    mode: Mode = "window"
+
+    @classmethod
+    def from_json(cls, value: Any) -> LiveQuery:
+        """Read the JSON form, an object; InvalidQuery names the place that is wrong."""
+        if not isinstance(value, dict):
+            raise InvalidQuery("a live query is an object")
+        try:
+            shape = msgspec.convert(value, _Shape, strict=True)
+        except msgspec.ValidationError as error:
+            message, _, path = str(error).partition(" - at `$.")
+            raise InvalidQuery(message.lower(), path=path.rstrip("`")) from None
+        return cls(
+            table=shape.table,
+            where=from_json(shape.where),
+            order=tuple(OrderBy.parse(by) if isinstance(by, str) else by for by in shape.order),
+            limit=shape.limit,
+            after=None if shape.after is None else tuple(shape.after),
+            columns=shape.columns,
+            mode=shape.mode,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form, without what was left out."""
+        whole = {
+            "table": self.table,
+            "where": to_json(self.where),
+            "order": [msgspec.to_builtins(by) for by in self.order],
+            "limit": self.limit,
+            "after": None if self.after is None else list(self.after),
+            "columns": None if self.columns is None else list(self.columns),
+            "mode": self.mode,
+        }
+        return {name: value for name, value in whole.items() if value != _DEFAULT.get(name)}
+
+
+class _Shape(msgspec.Struct, forbid_unknown_fields=True):
+    table: str
+    where: Any = ()
+    order: list[str | OrderBy] = []
+    limit: int = limits.WINDOW_ROWS_DEFAULT
+    after: list[Any] | None = None
+    columns: tuple[str, ...] | None = None
+    mode: Mode = "window"
+
+
+_DEFAULT: dict[str, Any] = {
+    "where": to_json(EVERYTHING),
+    "order": [],
+    "limit": limits.WINDOW_ROWS_DEFAULT,
+    "after": None,
+    "columns": None,
+    "mode": "window",
+}
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """What a table lets live queries use; None means every column."""
+
+    filterable: frozenset[str] | None = None
+    sortable: frozenset[str] | None = None
+    limit_max: int = limits.WINDOW_ROWS_MAX
+
+
+class BoundQuery:
+    """A live query that fits its table, with everything compiled that maintaining it takes."""
+
+    __slots__ = (
+        "after", "canonical", "columns", "key_of", "layout", "limit", "matches", "mode", "order",
+        "select", "table", "where",
+    )  # fmt: skip
+
+    table: Table
+    where: Filter
+    order: Ordering
+    limit: int
+    after: Cursor | None
+    columns: tuple[str, ...] | None
+    """The columns a subscriber sees, the primary key among them; None for all."""
+    mode: Mode
+    canonical: bytes
+    matches: Matches
+    key_of: Callable[[Row], Key]
+    select: Callable[[Row], Row] | None
+    """Cuts a row down to `columns`; None where there is nothing to cut."""
+    layout: Layout
+    """How a window stores the rows."""
+
+    def __init__(self, query: LiveQuery, table: Table, rules: Rules = Rules()) -> None:  # noqa: B008
+        if not table.key:
+            raise InvalidQuery(f"{table.label} has no primary key", path="table")
+        if not 1 <= query.limit <= rules.limit_max:
+            raise InvalidQuery(f"expected 1 to {rules.limit_max:,}", path="limit")
+        if query.mode == "streamed" and (query.order or query.after is not None):
+            raise InvalidQuery("a streamed query has no order and no cursor", path="mode")
+        self.table = table
+        self.where = canonical(check(query.where, table, filterable=rules.filterable))
+        self.order = ordering(check_order(query.order, table, sortable=rules.sortable), table)
+        self.limit = query.limit
+        self.after = None if query.after is None else self.order.read_cursor(query.after)
+        self.columns = _check_columns(query.columns, table)
+        self.mode = query.mode
+        self.matches = compile_filter(self.where, table)
+        self.key_of = at(*table.key)
+        self.layout = layout(self.order.by, table, self.columns)
+        self.select = None if self.columns is None else _selection(self.columns)
+        self.canonical = self._canonical()
+
+    def moved(self, after: Cursor | None) -> BoundQuery:
+        """The same query behind another cursor."""
+        other: BoundQuery = object.__new__(BoundQuery)
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name))
+        other.after = after
+        other.canonical = other._canonical()
+        return other
+
+    def _canonical(self) -> bytes:
+        streamed = self.mode == "streamed"
+        return msgspec.json.encode(
+            (
+                (self.table.schema, self.table.name),
+                to_json(self.where),
+                [(by.column, by.desc, by.nulls_first) for by in self.order.by],
+                None if streamed else self.limit,
+                None if streamed else self.after,
+                None if self.columns is None else sorted(self.columns),
+                self.mode,
+            )
+        )
+
+
+def _check_columns(columns: tuple[str, ...] | None, table: Table) -> tuple[str, ...] | None:
+    """The columns in the table's order with its primary key; None if that is all of them."""
+    if columns is None:
+        return None
+    names = [column.name for column in table.columns]
+    for i, name in enumerate(columns):
+        if name not in names:
+            raise InvalidQuery(
+                f"{table.label} has no column {name!r:.100}",
+                path=f"columns[{i}]",
+                hint=f"Columns are: {', '.join(names)}.",
+            )
+    selected = tuple(name for name in names if name in columns or name in table.key)
+    return None if len(selected) == len(names) else selected
+
+
+def _selection(columns: tuple[str, ...]) -> Callable[[Row], Row]:
+    return lambda row: {name: row[name] for name in columns}

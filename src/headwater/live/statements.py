@@ -1,0 +1,61 @@
+"""The questions that `needs` put to the database, as SQL with bound values.
+
+All of them return whole rows of the table, and all of them are bounded: a page by its count, the
+others by their keys.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from headwater.live import kinds
+from headwater.live.filter_sql import Sql, constant_sql, filter_sql, identifier, join
+from headwater.live.needs import Check, Need, Order, Refill
+from headwater.live.query import BoundQuery
+from headwater.model import Cursor, Key, Table
+
+
+def statement(query: BoundQuery, need: Need) -> Sql:
+    """The statement whose rows answer a need."""
+    match need:
+        case Refill(after, count):
+            return page(query, after, count)
+        case Order(keys, until):
+            return by_keys(query, keys, until)
+        case Check(keys):
+            return by_keys(query, keys, None)
+        case _:
+            assert_never(need)
+
+
+def page(query: BoundQuery, after: Cursor | None, count: int) -> Sql:
+    """The first `count` rows of the query's order, after the cursor if there is one."""
+    conditions = [filter_sql(query.where, query.table)]
+    if after is not None:
+        conditions.append(query.order.after_sql(after))
+    return _select(query, conditions) + Sql(" limit %s", (count,))
+
+
+def by_keys(query: BoundQuery, keys: tuple[Key, ...], until: Cursor | None) -> Sql:
+    """Those rows among the keys that match and are not after `until`, in the query's order."""
+    conditions = [_keys_sql(query.table, keys), filter_sql(query.where, query.table)]
+    if query.after is not None:
+        conditions.append(query.order.after_sql(query.after))
+    if until is not None:
+        conditions.append(query.order.after_sql(until).wrapped("", " is not true"))
+    return _select(query, conditions)
+
+
+def _select(query: BoundQuery, conditions: list[Sql]) -> Sql:
+    columns = ", ".join(identifier(column.name) for column in query.table.columns)
+    table = f"{identifier(query.table.schema)}.{identifier(query.table.name)}"
+    where = join(" and ", conditions).wrapped(" where ", " order by ")
+    return Sql(f"select {columns} from {table}") + where + query.order.sql()
+
+
+def _keys_sql(table: Table, keys: tuple[Key, ...]) -> Sql:
+    of_column = {column.name: kinds.kind_of(column) for column in table.columns}
+    key_kinds = [of_column[name] for name in table.key]
+    names = ", ".join(map(identifier, table.key))
+    listed = [join(", ", map(constant_sql, key_kinds, key)).wrapped("(", ")") for key in keys]
+    return join(", ", listed).wrapped(f"({names}) in (", ")") if listed else Sql("false")

@@ -1,0 +1,1 @@
+"""What Headwater offers to tests, its own and those of applications."""

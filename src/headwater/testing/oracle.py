@@ -1,0 +1,406 @@
+"""The oracle: random histories, and PostgreSQL's own answer after every step.
+
+A `History` is plain data (a query and steps as numbers), so that a failure shrinks, prints and can
+be kept. `play` runs one against a database: it makes the table, opens the query, and after every
+flush compares three things with the database: the window's visible rows, its whole buffer (exactly
+the first rows of the order), and a replica that has seen nothing but deltas.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import psycopg
+from psycopg import sql
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
+from psycopg.rows import dict_row
+from psycopg.types.datetime import DateLoader, TimeLoader, TimestampLoader, TimestamptzLoader
+
+from headwater.client.replica import Replica, result_hash
+from headwater.live.needs import Outcome
+from headwater.live.query import BoundQuery, LiveQuery
+from headwater.live.statements import page, statement
+from headwater.live.streamed import Streamed
+from headwater.live.window import Window
+from headwater.model import Change, Column, Key, Row, Table
+
+Connection = psycopg.Connection[dict[str, Any]]
+
+_TIME = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A column type with values that are likely to cause trouble, as PostgreSQL reads them."""
+
+    column: Column
+    ddl: str
+    values: tuple[str | None, ...]
+
+
+def _sample(
+    name: str, type: str, values: Iterable[str | None], ddl: str = "", **options: Any
+) -> Sample:
+    declared = ddl or type
+    return Sample(Column(name, type, declared, **options), declared, tuple(values))
+
+
+_WORDS = (None, "", "a", "B", "b", "ab", "a b", "é", "Z", "ß", "50%", "\uffff", "\U0001f600", "Ab")
+
+SAMPLES: dict[str, Sample] = {
+    sample.column.name: sample
+    for sample in (
+        _sample("i", "integer", (None, "0", "1", "2", "-1", "3")),
+        _sample("big", "bigint", (None, "9007199254740993", "9007199254740992", "-5", "0")),
+        _sample(
+            "n", "numeric", (None, "0", "1.5", "1.50", "-1", "NaN", "Infinity", "-Infinity", "2",
+            "1.50000000000000000000000000000000000001"),
+        ),
+        _sample("f", "double precision", (None, "0", "-0", "1.5", "NaN", "Infinity", "-1e300")),
+        _sample("r", "real", (None, "0.1", "0.2", "16777217", "NaN", "-1.5")),
+        _sample("b", "boolean", (None, "t", "f")),
+        _sample("t", "text", _WORDS, 'text collate "C"', collation="C"),
+
+        _sample("ch", "character", (None, "", "a", "ab", "B", "b"), 'char(3) collate "C"',
+                collation="C"),
+        _sample(
+            "ts", "timestamp with time zone", (None, "2026-01-01 00:00:00+00", "infinity",
+            "2026-01-01 02:00:00.000001+02", "-infinity", "0044-03-15 00:00:00+00 BC",
+            "20000-01-01 00:00:00+00", "1999-12-31 23:59:59.5+00"),
+        ),
+        _sample("lts", "timestamp without time zone", (None, "2026-01-01", "infinity",
+                "2026-01-01 02:00:00.000001", "0044-03-15 BC")),
+        _sample("d", "date", (None, "2026-01-01", "2026-01-02", "infinity", "0044-03-15 BC",
+                "-infinity", "5874897-12-31", "10000-01-01")),
+        _sample("tm", "time without time zone", (None, "00:00:00", "24:00:00", "12:30:00.5")),
+        _sample("id4", "uuid", (None, "00000000-0000-0000-0000-000000000001",
+                "ffffffff-ffff-ffff-ffff-ffffffffffff", "80000000-0000-0000-0000-000000000000")),
+        _sample("by", "bytea", (None, r"\x", r"\x00", r"\x00ff", r"\xff", r"\x61")),
+        _sample("m", "public.mood", (None, "sad", "ok", "happy"), "public.mood", enum=True),
+        _sample("iv", "interval", (None, "1 day", "24:00:00", "1 mon", "-1 day")),
+    )
+}  # fmt: skip
+
+ICU_SAMPLES: dict[str, Sample] = {
+    sample.column.name: sample
+    for sample in (
+        _sample("u", "text", _WORDS, 'text collate "und-x-icu"', collation="und-x-icu"),
+        _sample("ci", "text", _WORDS, 'text collate "no_case"', collation="no_case"),
+        _sample("uc", "character", _WORDS, 'char(3) collate "und-x-icu"', collation="und-x-icu"),
+    )
+}
+"""Columns that only a PostgreSQL built with ICU can have; in `no_case`, a equals A."""
+
+ALL_SAMPLES = {**SAMPLES, **ICU_SAMPLES}
+
+KEYS = 12
+"""How many rows a history can have at once."""
+
+
+@dataclass(frozen=True)
+class History:
+    """`columns` of SAMPLES, a live query in JSON, and flushes of transactions of operations.
+
+    An operation is a number: its digits choose what happens to which row with which values. 0 does
+    nothing, which is what a history shrinks to.
+    """
+
+    columns: tuple[str, ...]
+    query: dict[str, Any]
+    flushes: tuple[tuple[tuple[int, ...], ...], ...]
+    rows: tuple[int, ...] = ()
+    cushion: int = 2
+    composite: bool = False
+    slides: tuple[tuple[int, list[Any] | None], ...] = ()
+    """Before which flush the window slides to which cursor."""
+
+    def without_idle_flushes(self) -> History:
+        kept = (
+            tuple(tuple(filter(None, transaction)) for transaction in flush if any(transaction))
+            for flush in self.flushes
+        )
+        return replace(self, flushes=tuple(filter(None, kept)))
+
+
+# Generated numbers are mostly small; all their bits shall matter, and 0 stay 0.
+_SCATTER = 0x9E3779B97F4A7C15
+
+
+def operation(
+    action: Literal["delete", "put", "truncate", "reset"], row: int, values: int = 0
+) -> int:
+    """The number of an operation, for histories written by hand."""
+    digit = {"delete": 1, "put": 15, "truncate": 4, "reset": 5}[action]
+    rest = 7 if action in ("truncate", "reset") else values
+    return ((rest * KEYS + row) * 16 + digit) * pow(_SCATTER, -1, 2**64) % 2**64
+
+
+@dataclass
+class Played:
+    """What a history cost."""
+
+    flushes: int = 0
+    deltas: int = 0
+    refills: int = 0
+    asked: int = 0
+
+
+def connect(url: str) -> Connection:
+    """A connection that reads values as the log's images hold them."""
+    connection: Connection = psycopg.connect(
+        url, autocommit=True, prepare_threshold=None, row_factory=dict_row
+    )
+    connection.execute("set timezone to 'UTC'; set client_min_messages to warning")
+    for name, loader in _LOADERS.items():
+        connection.adapters.register_loader(name, loader)
+    connection.adapters.register_loader("interval", _Text)
+    connection.execute(_TYPES)
+    return connection
+
+
+_TYPES = """
+do $$ begin
+  create type public.mood as enum ('sad', 'ok', 'happy');
+  if exists (select from pg_collation where collname = 'und-x-icu') then
+    create collation public.no_case
+      (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+  end if;
+exception when duplicate_object then null;
+end $$
+"""
+
+
+class _Text(Loader):
+    def load(self, data: Buffer) -> Any:
+        return bytes(data).decode()
+
+
+def _or_text(loader: type[Loader]) -> type[Loader]:
+    """What Python's type cannot hold stays PostgreSQL's text."""
+
+    class OrText(loader):  # type: ignore[misc,valid-type]
+        def load(self, data: Buffer) -> Any:
+            try:
+                return super().load(data)
+            except psycopg.DataError:
+                return bytes(data).decode()
+
+    return OrText
+
+
+_LOADERS: dict[str, type[Loader]] = {
+    "timestamptz": _or_text(TimestamptzLoader),
+    "timestamp": _or_text(TimestampLoader),
+    "date": _or_text(DateLoader),
+    "time": _or_text(TimeLoader),
+}
+
+
+def make_table(history: History) -> Table:
+    """The shape of a history's table."""
+    key = ("k", "k2") if history.composite else ("k",)
+    keys = [Column(name, "integer", "integer") for name in key]
+    columns = [ALL_SAMPLES[name].column for name in history.columns]
+    return Table(1, "pg_temp", "t", (*keys, *columns), key)
+
+
+def create_table(connection: Connection, table: Table) -> None:
+    """Create it as a temporary table, in place of any former one."""
+    columns = ", ".join(f'"{c.name}" {c.declared}' for c in table.columns)
+    connection.execute(
+        f"drop table if exists pg_temp.t; create temp table t ({columns},"
+        f" primary key ({', '.join(table.key)}))"
+    )
+
+
+class Player:
+    """A table, and the operations of a history on it as changes."""
+
+    def __init__(self, connection: Connection, history: History) -> None:
+        self._connection = connection
+        self._history = history
+        self.table = make_table(history)
+        self.images: dict[Key, Row] = {}
+        create_table(connection, self.table)
+
+    def play(self, transactions: Sequence[Sequence[int]]) -> list[list[Change]]:
+        """Run transactions, all in one round trip, and tell what changed."""
+        pending: list[list[tuple[str, Key, Any]]] = []
+        alive = set(self.images)
+        with self._connection.pipeline():
+            for operations in transactions:
+                self._connection.execute("begin")
+                pending.append([done for number in operations for done in self._run(number, alive)])
+                self._connection.execute("commit")
+        return [[self._change(*done) for done in dones] for dones in pending]
+
+    def _key(self, number: int) -> Key:
+        return (number // 3, number % 3) if self._history.composite else (number,)
+
+    def _run(self, number: int, alive: set[Key]) -> Iterator[tuple[str, Key, Any]]:
+        number, action = divmod(number * _SCATTER % 2**64, 16)
+        number, place = divmod(number, KEYS)
+        key = self._key(place)
+        if action == 0 or (action in (1, 2, 3) and key not in alive):
+            return
+        if action in (1, 2):
+            alive.discard(key)
+            yield "delete", key, None
+            self._connection.execute(*self._where("delete from pg_temp.t", (), key))
+        elif action == 3:
+            number, place = divmod(number, KEYS)
+            yield from self._rekey(key, self._key(place), alive)
+        elif action == 4 and number % 8 == 7:
+            alive.clear()
+            self._connection.execute("truncate pg_temp.t")
+            yield "truncate", (), None
+        elif action == 5 and number % 8 == 7:
+            yield "reset", (), None
+        elif key in alive:
+            yield "update", key, self._update(key, number, whole=action > 10)
+        else:
+            alive.add(key)
+            yield "insert", key, self._insert(key, number)
+
+    def _rekey(self, old: Key, new: Key, alive: set[Key]) -> Iterator[tuple[str, Key, Any]]:
+        if new in alive:
+            return
+        names = ", ".join(f"{name} = %s" for name in self.table.key)
+        text, values = self._where(f"update pg_temp.t set {names}", new, old)
+        cursor = self._connection.execute(text + b" returning *", values)
+        alive.remove(old)
+        alive.add(new)
+        yield "delete", old, None
+        yield "insert", new, cursor
+
+    def _where(self, text: str, values: Sequence[Any], key: Key) -> tuple[bytes, Sequence[Any]]:
+        condition = " and ".join(f"{name} = %s" for name in self.table.key)
+        return f"{text} where {condition}".encode(), (*values, *key)
+
+    def _values(self, number: int) -> list[str | None]:
+        values = []
+        for name in self._history.columns:
+            pool = ALL_SAMPLES[name].values
+            number, choice = divmod(number, len(pool))
+            values.append(pool[choice])
+        return values
+
+    def _insert(self, key: Key, number: int) -> Any:
+        places = sql.SQL(", ").join([sql.Placeholder()] * len(self.table.columns))
+        text = sql.SQL("insert into pg_temp.t values ({}) returning *").format(places)
+        return self._connection.execute(text, (*key, *self._values(number)))
+
+    def _update(self, key: Key, number: int, *, whole: bool) -> Any:
+        names, values = self._history.columns, self._values(number)
+        if not whole:
+            chosen = number % len(names)
+            names, values = names[chosen : chosen + 1], values[chosen : chosen + 1]
+        assignments = ", ".join(f'"{name}" = %s' for name in names)
+        text, bound = self._where(f"update pg_temp.t set {assignments}", values, key)
+        return self._connection.execute(text + b" returning *", bound)
+
+    def _change(self, op: Any, key: Key, cursor: Any) -> Change:
+        before = self.images.get(key)
+        after = None if cursor is None else cursor.fetchone()
+        if op == "truncate":
+            self.images.clear()
+        elif op == "delete":
+            del self.images[key]
+        elif after is not None:
+            self.images[key] = after
+        return Change(0, 0, _TIME, self.table, op, key, before, after)
+
+
+@dataclass
+class Game:
+    """One history being played."""
+
+    connection: Connection
+    history: History
+    played: Played = field(default_factory=Played)
+
+    def run(self) -> Played:
+        player = Player(self.connection, self.history)
+        player.play([self.history.rows])
+        query = BoundQuery(LiveQuery.from_json({"table": "t", **self.history.query}), player.table)
+        state: Window | Streamed
+        if query.mode == "window":
+            state = Window(query, cushion=self.history.cushion)
+        else:
+            state = Streamed(query)
+        replica = Replica()
+        self._follow(state, query, replica, Outcome((), state.needs))
+        self._compare(state, query, replica)
+        slides = dict(self.history.slides)
+        for index, transactions in enumerate(self.history.flushes):
+            if index in slides and isinstance(state, Window):
+                query = self._slide(state, query, replica, slides[index])
+            outcome = Outcome((), state.needs)
+            for changes in player.play(transactions):
+                if changes:
+                    outcome = state.apply(changes)
+                    self._fold(replica, outcome)
+            self._follow(state, query, replica, Outcome((), outcome.needs))
+            self._compare(state, query, replica)
+            self.played.flushes += 1
+        if isinstance(state, Window):
+            self.played.refills += state.refills
+        return self.played
+
+    def _slide(
+        self, state: Window, query: BoundQuery, replica: Replica, after: list[Any] | None
+    ) -> BoundQuery:
+        cursor = None if after is None else query.order.read_cursor(after)
+        moved = query.moved(cursor)
+        outcome = state.reanchor(cursor)
+        self._fold(replica, outcome)
+        self._follow(state, moved, replica, Outcome((), outcome.needs))
+        self._compare(state, moved, replica)
+        return moved
+
+    def _fold(self, replica: Replica, outcome: Outcome) -> None:
+        self.played.deltas += len(outcome.deltas)
+        replica.apply(outcome.deltas)
+
+    def _follow(
+        self, state: Window | Streamed, query: BoundQuery, replica: Replica, outcome: Outcome
+    ) -> None:
+        while outcome.needs:
+            (need,) = outcome.needs
+            question = statement(query, need)
+            self.played.asked += 1
+            answer = self.connection.execute(question.text.encode(), question.values).fetchall()
+            outcome = state.answer(need, answer)
+            self._fold(replica, outcome)
+
+    def _compare(self, state: Window | Streamed, query: BoundQuery, replica: Replica) -> None:
+        question = page(query, query.after, 1_000_000)
+        true = self.connection.execute(question.text.encode(), question.values).fetchall()
+        keyed = [(query.key_of(row), _seen(query, row)) for row in true]
+        if isinstance(state, Streamed):
+            assert state.members == {key for key, _ in keyed}
+            assert replica.hash() == result_hash(sorted(keyed))
+            return
+        held = [{name: row[name] for name in query.layout.held} for row in true]
+        assert repr(state.rows) == repr(held[: query.limit]), "window differs from the database"
+        assert repr(state.buffer) == repr(held[: state.buffered]), "buffer is not the first rows"
+        assert not state.complete or state.buffered == len(true), "complete, but rows are missing"
+        assert replica.keys == [key for key, _ in keyed[: query.limit]], "replica has another order"
+        assert replica.hash() == result_hash(keyed[: query.limit]), "replica has other rows"
+
+
+def _seen(query: BoundQuery, row: Row) -> Row:
+    return row if query.select is None else query.select(row)
+
+
+def play(connection: Connection, history: History) -> Played:
+    """Run a history; AssertionError at the first difference, or what it cost."""
+    try:
+        return Game(connection, history).run()
+    except AssertionError as error:
+        error.add_note(f"Keep as: {history.without_idle_flushes()!r}")
+        raise
