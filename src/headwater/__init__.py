@@ -5,6 +5,7 @@ from headwater.errors import (
     CaptureError,
     ConfigError,
     DatabaseError,
+    Diverged,
     EmbeddedError,
     HeadwaterError,
     InvalidQuery,
@@ -12,6 +13,7 @@ from headwater.errors import (
     PermissionMissing,
     ResyncRequired,
 )
+from headwater.live.filter import c
 from headwater.model import Actor, Change, Column, Position, Table, Transaction
 
 __version__ = "0.1.0.dev0"
@@ -23,6 +25,7 @@ __all__ = [
     "Column",
     "ConfigError",
     "DatabaseError",
+    "Diverged",
     "EmbeddedError",
     "Headwater",
     "HeadwaterError",
@@ -34,4 +37,5 @@ __all__ = [
     "Table",
     "Transaction",
     "__version__",
+    "c",
 ]

@@ -13,15 +13,19 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import Any
 
+import msgspec
+
 from headwater.capture.postgres import schema, triggers
 from headwater.database import Connection, connect, translated
 from headwater.embedded import EmbeddedPostgres
-from headwater.errors import ConfigError
+from headwater.errors import ConfigError, InvalidQuery
 from headwater.limits import CURSOR_SAVE_SECONDS
+from headwater.live.feed import FeedFilter
+from headwater.live.filter import Filter
 from headwater.log import cursors, maintenance
 from headwater.log.follow import follow
 from headwater.log.read import LogReader
-from headwater.model import Position, Transaction
+from headwater.model import Position, Table, Transaction
 from headwater.settings import Settings, load_settings
 
 
@@ -112,16 +116,24 @@ class Headwater:
             return await triggers.disable(connection, name)
 
     async def changes(
-        self, *tables: str, since: Position | None = None, cursor: str | None = None
+        self,
+        *tables: str,
+        where: Filter | None = None,
+        since: Position | None = None,
+        cursor: str | None = None,
     ) -> AsyncGenerator[Transaction, None]:
         """Committed transactions, whole and in order, from now on or from where one left off.
 
-        `since` is a position to resume from. With `cursor`, the position is kept in the database
-        under that name: a transaction counts as done when the next one is asked for, so after a
-        crash it comes again and none is skipped. Named tables are those to hear of; none means all.
+        Named tables are those to hear of; none means all. With `where`, which needs one table, only
+        changes of rows that match before or after are carried. `since` is a position to resume
+        from. With `cursor`, the position is kept in the database under that name: a transaction
+        counts as done when the next one is asked for, so after a crash it comes again and none is
+        skipped.
         """
-        oids = await self._oids(tables)
+        found = await self._find(tables)
+        oids = frozenset(table.oid for table in found)
         wants = (lambda table: table.oid in oids) if oids else None
+        keeps = _feed_filter(where, found)
         if cursor is None:
             feed = follow(self.url, since=since, wants=wants)
         else:
@@ -132,7 +144,8 @@ class Headwater:
             feed = follow(self.url, since=since, wants=wants, caught_up=keeper.caught_up)
         async with aclosing(feed):
             async for transaction in feed:
-                yield transaction
+                if kept := _filtered(transaction, keeps):
+                    yield kept
 
     async def position(self) -> Position:
         """Where the log is now: `changes(since=…)` from here brings what is committed after."""
@@ -141,12 +154,30 @@ class Headwater:
                 reader = await LogReader.open(connection)
                 return await reader.now(connection)
 
-    async def _oids(self, tables: tuple[str, ...]) -> frozenset[int]:
+    async def _find(self, tables: tuple[str, ...]) -> list[Table]:
         """The tables by what stays when they are renamed; an error for one that is not enabled."""
         if not tables:
-            return frozenset()
+            return []
         async with self.connection("setup") as connection:
-            return frozenset([await triggers.find_enabled(connection, name) for name in tables])
+            return [await triggers.find_enabled(connection, name) for name in tables]
+
+
+def _feed_filter(where: Filter | None, tables: list[Table]) -> FeedFilter | None:
+    if where is None:
+        return None
+    if len(tables) != 1:
+        raise InvalidQuery(
+            "a filter needs exactly one table", path="where", hint='hw.changes("orders", where=…)'
+        )
+    return FeedFilter(where, tables[0])
+
+
+def _filtered(transaction: Transaction, keeps: FeedFilter | None) -> Transaction | None:
+    """The transaction with what the filter leaves of it; None for nothing."""
+    if keeps is None:
+        return transaction
+    changes = tuple(change for change in transaction.changes if keeps.carries(change))
+    return msgspec.structs.replace(transaction, changes=changes) if changes else None
 
 
 @asynccontextmanager

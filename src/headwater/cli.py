@@ -10,8 +10,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -31,10 +31,12 @@ from headwater.errors import (
     ConfigError,
     DatabaseError,
     HeadwaterError,
+    InvalidQuery,
     PermissionMissing,
     ResyncRequired,
 )
-from headwater.model import Position
+from headwater.live.filter_text import parse_conditions
+from headwater.model import Position, Transaction
 from headwater.settings import Settings, load_settings
 from headwater.status import status as read_status
 
@@ -82,7 +84,7 @@ def main() -> None:
 
 def _exit_code(error: HeadwaterError) -> int:
     match error:
-        case ConfigError():
+        case ConfigError() | InvalidQuery():
             return 2
         case ResyncRequired():
             return 4
@@ -288,6 +290,13 @@ def tail(
     since: Annotated[
         str | None, typer.Option(metavar="POSITION", help="Begin after this position.")
     ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Only rows that match, before or after: 'region = 7'. Several must all hold.",
+        ),
+    ] = None,
     cursor: Annotated[
         str | None, typer.Option(metavar="NAME", help="Go on where this cursor left off.")
     ] = None,
@@ -298,30 +307,31 @@ def tail(
 ) -> None:
     """Show changes as they are committed, until Ctrl-C.
 
-    Example: `headwater tail orders --json`
+    Example: `headwater tail orders --where 'amount > 100' --json`
     """
 
     async def work() -> None:
         position = _position(since)
+        only = parse_conditions(where) if where else None
         settings = _settings(url, embedded, data_dir)
         async with Headwater(settings=settings) as hw:
             if not json:
                 err.print(f"Following {', '.join(tables or ['every table'])}. Ctrl-C ends it.")
-            await _print_changes(hw, tables or [], position, cursor, json=json)
+            feed = hw.changes(*(tables or []), where=only, since=position, cursor=cursor)
+            await _print_changes(feed, json=json)
 
     _run(work())
 
 
-async def _print_changes(
-    hw: Headwater, tables: list[str], since: Position | None, cursor: str | None, *, json: bool
-) -> None:
-    async for transaction in hw.changes(*tables, since=since, cursor=cursor):
-        for change in transaction.changes:
-            if json:
-                print(render.change_as_json(change, transaction))
-            else:
-                out.print(render.change_line(change))
-        sys.stdout.flush()
+async def _print_changes(feed: AsyncGenerator[Transaction, None], *, json: bool) -> None:
+    async with aclosing(feed):
+        async for transaction in feed:
+            for change in transaction.changes:
+                if json:
+                    print(render.change_as_json(change, transaction))
+                else:
+                    out.print(render.change_line(change))
+            sys.stdout.flush()
 
 
 def _position(text: str | None) -> Position | None:
@@ -360,7 +370,7 @@ def demo(
             await demo_.open_shop(hw)
             err.print(_SHOP_IS_OPEN.format(folder=folder), markup=False, soft_wrap=True)
             async with asyncio.TaskGroup() as tasks:
-                watching = tasks.create_task(_print_changes(hw, ["orders"], None, None, json=json))
+                watching = tasks.create_task(_print_changes(hw.changes("orders"), json=json))
                 selling = tasks.create_task(demo_.sell(hw))
                 await demo_.stopped_after(seconds)
                 watching.cancel()

@@ -51,11 +51,11 @@ class Table(msgspec.Struct, frozen=True):
     """
 
     id: int
-    oid: int
     schema: str
     name: str
     columns: tuple[Column, ...]
     key: tuple[str, ...]
+    oid: int = 0
 
     @property
     def label(self) -> str:

@@ -8,7 +8,17 @@ from contextlib import aclosing
 
 import pytest
 
-from headwater import CaptureError, ConfigError, Headwater, NotInstalled, Position, ResyncRequired
+from headwater import (
+    CaptureError,
+    ConfigError,
+    Headwater,
+    InvalidQuery,
+    NotInstalled,
+    Position,
+    ResyncRequired,
+    c,
+)
+from headwater.capture.postgres import schema
 from headwater.database import Connection, connect
 from headwater.model import Change
 from tests.conftest import passable_folder
@@ -66,6 +76,23 @@ async def test_a_feed_of_some_tables_survives_a_rename(hw: Headwater, writer: Co
         "insert into purchases values (2)",
     )
     assert keys(await first(hw, 2, "purchases", since=start)) == [1, 2]
+
+
+async def test_a_filtered_feed(hw: Headwater, writer: Connection) -> None:
+    start = await hw.position()
+    await run(writer, "insert into orders select i from generate_series(1, 9) i")
+    await run(writer, "update orders set id = id + 100 where id = 5", "truncate orders")
+    found = await first(hw, 4, "orders", where=c.id.between(4, 5), since=start)
+    assert [(change.op, *change.key) for change in found] == [
+        ("insert", 4),
+        ("insert", 5),
+        ("delete", 5),
+        ("truncate",),
+    ]
+    with pytest.raises(InvalidQuery, match="no filterable column 'colour'"):
+        await first(hw, 1, "orders", where=c.colour == "red")
+    with pytest.raises(InvalidQuery, match="exactly one table"):
+        await first(hw, 1, where=c.id == 1)
 
 
 async def test_a_cursor_redelivers_what_was_not_done(hw: Headwater, writer: Connection) -> None:
@@ -128,7 +155,8 @@ async def test_a_declared_table_that_is_missing(empty_url: str) -> None:
 
 async def test_uninstalled_under_a_feed(hw: Headwater, writer: Connection) -> None:
     feed = asyncio.create_task(first(hw, 10))
-    await run(writer, "insert into orders values (1)", "drop schema headwater cascade")
+    await run(writer, "insert into orders values (1)")
+    assert await schema.uninstall(writer)
     with pytest.raises(NotInstalled, match="not installed"):
         await feed
 

@@ -86,6 +86,8 @@ ERRORS = [
     (["tail", "nowhere", "--url", "{url}"], 1, "capture", "table nowhere is not enabled"),
     (["tail", "--since", "yesterday", "--url", "{url}"], 2, "config", "is not a position"),
     (["tail", "--since", "ff-3:3:", "--url", "{url}"], 4, "resync", "another log"),
+    (["tail", "orders", "--where", "amount", "--url", "{url}"], 2, "invalid_query", "condition"),
+    (["tail", "--where", "id = 1", "--url", "{url}"], 2, "invalid_query", "exactly one table"),
 ]
 
 
@@ -181,11 +183,12 @@ def _enabled(url: str) -> tuple[str]:
 
 def test_tail_for_people(database: str, tails: list[Tail]) -> None:
     (position,) = _enabled(database)
-    tail = Tail("--url", database, "--since", position)
+    tail = Tail("orders", "--url", database, "--since", position, "--where", "id < 5")
     tails.append(tail)
     psql(
         database,
         "insert into orders values (1, E'two\\nlines and an escape \\x1b[31m')",
+        "insert into orders values (7, 'not shown')",
         "update orders set note = null",
         "truncate orders",
     )

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
-_spec = importlib.util.spec_from_file_location(
-    "property_conftest", Path(__file__).parent.parent / "property" / "conftest.py"
-)
-assert _spec is not None
-assert _spec.loader is not None
-_servers = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_servers)
+from tests.property.conftest import icu_postgres_url, postgres_url
 
-postgres_url = _servers.postgres_url
-icu_postgres_url = _servers.icu_postgres_url
+__all__ = ["icu_postgres_url", "postgres_url"]
 
 
 @pytest.hookimpl(trylast=True)

@@ -21,7 +21,8 @@ ALLOWED: dict[str, set[str]] = {
     "client/replica": {"model", "errors", "limits"},
     "client": {"model", "errors", "limits", "client"},
     "pipeline": {"model", "errors", "limits", "settings", "log", "live", "pipeline"},
-    "log": {"model", "errors", "limits", "settings", "log"},
+    "database": {"errors", "limits"},
+    "log": {"model", "errors", "limits", "settings", "database", "log"},
 }
 """What of ours a package may import, for the packages whose place is fixed."""
 

@@ -68,7 +68,7 @@ CHANGED: list[tuple[Any, Any, bool]] = [
 @pytest.mark.parametrize(("before", "after", "differs"), CHANGED)
 def test_changed_columns(before: Any, after: Any, differs: bool) -> None:
     columns = (Column("id", "integer", "integer"), Column("v", "x", "x"))
-    table = Table(1, 1, "public", "t", columns, ("id",))
+    table = Table(1, "public", "t", columns, ("id",))
     now = datetime.now(UTC)
     change = Change(1, 1, now, table, "update", (1,), {"id": 1, "v": before}, {"id": 1, "v": after})
     assert change.changed == (("v",) if differs else ())

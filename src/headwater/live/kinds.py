@@ -98,6 +98,8 @@ def _read_real(value: Any) -> float:
 
 
 def _read_boolean(value: Any) -> bool:
+    if value in ("true", "false"):
+        return bool(value == "true")
     if not isinstance(value, bool):
         raise TypeError
     return value

@@ -41,10 +41,32 @@ class OrderBy(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> OrderBy:
+        """Read `column [asc|desc] [nulls first|last]`."""
         match = _ORDER_BY.fullmatch(text)
         assert match is not None  # the pattern fits every text
         nulls: Any = match["nulls"]
         return cls(match["column"], match["direction"] == "desc", nulls)
+
+    @classmethod
+    def from_json(cls, value: str | list[str], *, path: str) -> OrderBy:
+        """Read the text, or the same as a list, which also names columns that look like one."""
+        if isinstance(value, str):
+            return cls.parse(value)
+        column, *words = value or [""]
+        # The column is left out, so that only the words after it are read.
+        spec = _ORDER_BY.fullmatch(" ".join(["", *words]))
+        if spec is None or spec["column"]:
+            raise InvalidQuery(
+                f"expected [column, direction, nulls], got {value!r:.100}",
+                path=path,
+                hint='For example ["price", "desc", "nulls last"].',
+            )
+        return cls(column, spec["direction"] == "desc", spec["nulls"])  # type: ignore[arg-type]
+
+    def to_json(self) -> list[str]:
+        words = [self.column]
+        words += ["desc"] if self.desc else []
+        return words + ([f"nulls {self.nulls}"] if self.nulls else [])
 
     def __str__(self) -> str:
         nulls = f" nulls {self.nulls}" if self.nulls else ""

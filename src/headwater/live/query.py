@@ -21,7 +21,7 @@ from headwater.live.layout import Layout, at, layout
 from headwater.live.order import OrderBy, Ordering, check_order, ordering
 from headwater.model import Cursor, Key, Row, Table, Value
 
-Mode: TypeAlias = Literal["window", "streamed"]
+Mode: TypeAlias = Literal["maintained", "streamed"]
 
 
 class LiveQuery(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class LiveQuery(msgspec.Struct, frozen=True):
     limit: int = limits.WINDOW_ROWS_DEFAULT
     after: tuple[Value, ...] | None = None
     columns: tuple[str, ...] | None = None
-    mode: Mode = "window"
+    mode: Mode = "maintained"
 
     @classmethod
     def from_json(cls, value: Any) -> LiveQuery:
@@ -48,7 +48,9 @@ class LiveQuery(msgspec.Struct, frozen=True):
         return cls(
             table=shape.table,
             where=from_json(shape.where),
-            order=tuple(OrderBy.parse(by) if isinstance(by, str) else by for by in shape.order),
+            order=tuple(
+                OrderBy.from_json(by, path=f"order[{i}]") for i, by in enumerate(shape.order)
+            ),
             limit=shape.limit,
             after=None if shape.after is None else tuple(shape.after),
             columns=shape.columns,
@@ -60,7 +62,7 @@ class LiveQuery(msgspec.Struct, frozen=True):
         whole = {
             "table": self.table,
             "where": to_json(self.where),
-            "order": [msgspec.to_builtins(by) for by in self.order],
+            "order": [by.to_json() for by in self.order],
             "limit": self.limit,
             "after": None if self.after is None else list(self.after),
             "columns": None if self.columns is None else list(self.columns),
@@ -72,11 +74,11 @@ class LiveQuery(msgspec.Struct, frozen=True):
 class _Shape(msgspec.Struct, forbid_unknown_fields=True):
     table: str
     where: Any = ()
-    order: list[str | OrderBy] = []
+    order: list[str | list[str]] = []
     limit: int = limits.WINDOW_ROWS_DEFAULT
     after: list[Any] | None = None
     columns: tuple[str, ...] | None = None
-    mode: Mode = "window"
+    mode: Mode = "maintained"
 
 
 _DEFAULT: dict[str, Any] = {
@@ -85,7 +87,7 @@ _DEFAULT: dict[str, Any] = {
     "limit": limits.WINDOW_ROWS_DEFAULT,
     "after": None,
     "columns": None,
-    "mode": "window",
+    "mode": "maintained",
 }
 
 

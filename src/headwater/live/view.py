@@ -29,7 +29,9 @@ class View:
         self.id = id
         self.query = query
         self.scope = scope
-        self.state: Window | Streamed = Window(query) if query.mode == "window" else Streamed(query)
+        self.state: Window | Streamed = (
+            Window(query) if query.mode == "maintained" else Streamed(query)
+        )
         self.subscribers: set[Subscriber] = set()
 
     @property

@@ -196,7 +196,7 @@ class LogReader:
         )
         for id_, oid, schema, name, columns, key in await cursor.fetchall():
             typed = msgspec.convert(columns, tuple[Column, ...])
-            table = Table(id_, oid, schema, name, typed, tuple(key))
+            table = Table(id_, schema, name, typed, tuple(key), oid)
             wanted = self._wants is None or self._wants(table)
             self._shapes[id_] = (table, ImageDecoder(table)) if wanted else None
 

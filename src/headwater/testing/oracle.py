@@ -328,7 +328,7 @@ class Game:
         player.play([self.history.rows])
         query = BoundQuery(LiveQuery.from_json({"table": "t", **self.history.query}), player.table)
         state: Window | Streamed
-        if query.mode == "window":
+        if query.mode == "maintained":
             state = Window(query, cushion=self.history.cushion)
         else:
             state = Streamed(query)

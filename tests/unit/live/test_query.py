@@ -29,7 +29,7 @@ ORDERS = Table(
 WHOLE: dict[str, Any] = {
     "table": "orders",
     "where": ["region", "=", 7],
-    "order": [{"column": "price", "desc": True, "nulls": "last"}],
+    "order": [["price", "desc", "nulls last"]],
     "limit": 20,
     "after": ["9.50", 1042],
     "columns": ["id", "price"],
@@ -67,7 +67,7 @@ def test_order_as_text(text: str, by: OrderBy) -> None:
         ({"limit": 0}, "limit", "expected 1 to 1,000"),
         ({"limit": 5_000}, "limit", "expected 1 to 1,000"),
         ({"mode": "magic"}, "mode", "magic"),
-        ({"order": [7]}, "order[0]", "expected `str | object`"),
+        ({"order": [7]}, "order[0]", "expected `str | array`"),
         ({"order": ["colour"]}, "order[0]", "no sortable column 'colour'"),
         ({"order": ["doc"]}, "order[0]", "jsonb cannot be ordered"),
         ({"order": ["id"] * 9}, "order", "more than 8 columns"),

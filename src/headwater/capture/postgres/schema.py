@@ -12,8 +12,6 @@ from contextlib import asynccontextmanager
 from importlib import resources
 from typing import Any
 
-from psycopg import sql
-
 from headwater.database import Connection, translated
 from headwater.errors import NotInstalled
 from headwater.limits import SERVER_VERSION_MIN
@@ -33,8 +31,7 @@ LATEST = max(versions())
 
 async def installed_version(connection: Connection) -> int:
     """The version in the database; 0 when Headwater is not installed."""
-    cursor = await connection.execute("select to_regclass('headwater.migrations') is not null")
-    if not _first(await cursor.fetchone()):
+    if not await _exists(connection, "headwater.migrations"):
         return 0
     cursor = await connection.execute("select coalesce(max(version), 0) from headwater.migrations")
     version: int = _first(await cursor.fetchone())
@@ -87,9 +84,11 @@ async def uninstall(connection: Connection) -> bool:
     with translated():
         if await installed_version(connection) == 0:
             return False
-        await connection.execute(
-            sql.SQL("drop schema {} cascade").format(sql.Identifier("headwater"))
-        )
+        async with _alone(connection):
+            # Readers take their locks one by one; having this first keeps clear of a deadlock.
+            if await _exists(connection, "headwater.log"):
+                await connection.execute("lock table headwater.log in access exclusive mode")
+            await connection.execute("drop schema headwater cascade")
     return True
 
 
@@ -136,6 +135,11 @@ begin
   end if;
 end $$
 """
+
+
+async def _exists(connection: Connection, relation: str) -> bool:
+    cursor = await connection.execute("select to_regclass(%s) is not null", (relation,))
+    return bool(_first(await cursor.fetchone()))
 
 
 def _first(row: tuple[Any, ...] | None) -> Any:

@@ -8,6 +8,7 @@ import msgspec
 
 from headwater.database import Connection, translated
 from headwater.errors import CaptureError
+from headwater.model import Column, Table
 
 
 class CapturedTable(msgspec.Struct, frozen=True):
@@ -43,11 +44,12 @@ async def _call(connection: Connection, statement: str, name: str) -> str:
     return str(row[0])
 
 
-async def find_enabled(connection: Connection, name: str) -> int:
-    """The oid of a table that is captured."""
+async def find_enabled(connection: Connection, name: str) -> Table:
+    """A captured table as it is now."""
     with translated():
         cursor = await connection.execute(
-            "select relid from headwater.tables where relid = headwater.find_table(%s) and enabled",
+            "select headwater.shape_id(relid), relid, headwater.describe(relid)"
+            " from headwater.tables where relid = headwater.find_table(%s) and enabled",
             (name,),
         )
         row = await cursor.fetchone()
@@ -55,7 +57,9 @@ async def find_enabled(connection: Connection, name: str) -> int:
         raise CaptureError(
             f"table {name} is not enabled", hint=f"Enable it first: headwater enable {name}"
         )
-    return int(row[0])
+    id_, oid, found = row
+    columns = msgspec.convert(found["columns"], tuple[Column, ...])
+    return Table(id_, found["schema"], found["name"], columns, tuple(found["key"]), oid)
 
 
 async def list_tables(connection: Connection) -> list[CapturedTable]:
