@@ -103,14 +103,12 @@ def _always_notify(url: str) -> None:
     """The variant that we do not ship: the same function, without looking for a poller."""
     with psycopg.connect(url, autocommit=True) as connection:
         row = connection.execute(
-            "select pg_get_functiondef(format('headwater.capture_%s()', 'orders'::regclass::oid)"
-            "::regprocedure)"
+            "select pg_get_functiondef(format('headwater.capture_%s_insert()',"
+            " 'orders'::regclass::oid)::regprocedure)"
         ).fetchone()
         assert row is not None
         plain: str = row[0]
-        changed = plain.replace(
-            "sleeping boolean := headwater.readers_sleep()", "sleeping boolean := true"
-        )
+        changed = plain.replace("headwater.readers_sleep()", "true")
         assert changed != plain
         connection.execute(changed.encode())
 

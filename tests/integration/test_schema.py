@@ -72,8 +72,8 @@ async def test_an_upgrade_renews_the_functions_of_captured_tables(empty: Connect
     # As if an older release had made it.
     await run(
         empty,
-        f"create or replace function headwater.capture_{oid}() returns trigger language plpgsql"
-        " as 'begin return null; end'",
+        f"create or replace function headwater.capture_{oid}_insert() returns trigger"
+        " language plpgsql as 'begin return null; end'",
     )
     await run(empty, schema._RESYNC)
     async with probing(empty.info.dsn) as probe:

@@ -34,7 +34,7 @@ NAMES = [
     (LONG, LONG, LONG),
     ('"it\'s; drop table x --"', '"it\'s; drop table x --"', "it's; drop table x --"),
     ('"a""b"', '"a""b"', 'a"b'),
-    ('"%I %s $capture$"', '"%I %s $capture$"', "%I %s $capture$"),
+    ('"%I %s $function$"', '"%I %s $function$"', "%I %s $function$"),
 ]
 
 
@@ -43,12 +43,14 @@ async def test_names(
     sql: str, typed: str, label: str, connection: Connection, probe: LogProbe
 ) -> None:
     await run(connection, "create schema sales", 'create schema "My Schema"')
-    await run(connection, f'create table {sql} ("Id %s" int primary key, "$1" text)')
+    # The key stands in the text of a function: its name must not be able to end it.
+    key = """\"Id %s $function$ ' $body$\""""
+    await run(connection, f'create table {sql} ({key} int primary key, "$1" text)')
     assert await triggers.enable(connection, typed) == label
     assert await triggers.enable(connection, typed) == label, "twice in a row"
     await probe.changes()
     await run(connection, f"insert into {sql} values (1, 'a'), (2, 'b')")
-    await run(connection, f'update {sql} set "$1" = \'c\' where "Id %s" = 1', f"delete from {sql}")
+    await run(connection, f"update {sql} set \"$1\" = 'c' where {key} = 1", f"delete from {sql}")
     changes = await probe.changes()
     assert [(c.table.label, c.op) for c in changes] == [
         (label, "insert"),

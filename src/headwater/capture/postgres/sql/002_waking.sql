@@ -21,8 +21,8 @@ as $$
 $$;
 
 -- Sends v1:{table}:{OP}:{key}[:changed,cols]#{seq} for one change and v1:{table}:{OP}:*#{from}-{to}
--- for more. `mark` is a number drawn before the statement's changes.
-create function headwater.notify(shape bigint, operation text, changes bigint, mark bigint) returns void
+-- for more, where the range begins with the transaction's first change.
+create function headwater.notify(shape bigint, operation text, changes bigint) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
@@ -39,8 +39,10 @@ begin
          || ':' || operation || ':'
   into head
   from headwater.shapes s where s.id = notify.shape limit 1;
-  if changes > 1 and mark is not null then
-    perform pg_notify('headwater', head || '*#' || (mark + 1) || '-' || last_seq);
+  if changes > 1 then
+    perform pg_notify('headwater', head || '*#' || coalesce(min(seq), last_seq) || '-' || last_seq)
+    from headwater.log
+    where slot = current_slot and xid = pg_current_xact_id();
     return;
   end if;
   select

@@ -238,17 +238,26 @@ as $$
       and needs.setting in (s.name, 'all'))
 $$;
 
--- The INSERT into the log for one statement on `member`. `actor` is the text of the three actor
--- columns: variables where it stands in a function, parameters where it is executed.
-create function headwater.capture_statement(
-  member oid, root oid, operation text, shape bigint, actor text
-) returns text
+-- Who writes, as the writer said for its transaction: user, function, trace.
+create function headwater.actor() returns text
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+  select string_agg(
+    format('nullif(pg_catalog.current_setting(%L, true), %L)', 'headwater.' || name, ''), ', ')
+  from unnest(array['user_id', 'function_name', 'trace_id']) name
+$$;
+
+-- The INSERT into the log for one statement on `member`.
+create function headwater.capture_statement(member oid, root oid, operation text, shape bigint)
+returns text
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 declare
   before_image text := headwater.image('o', member, root);
   after_image text := headwater.image('n', member, root);
+  actor constant text := headwater.actor();
   first_key text;
   same_key text;
 begin
@@ -329,8 +338,7 @@ begin
      or headwater.describe(root) -> 'key' = '[]' then
     return null;
   end if;
-  return headwater.capture_statement(
-    member, root, operation, headwater.register_shape(root), '$1, $2, $3');
+  return headwater.capture_statement(member, root, operation, headwater.register_shape(root));
 end $$;
 
 ------------------------------------------------------------------------------------------ triggers
@@ -425,7 +433,7 @@ begin
       and headwater.key_of(before_image, key)::text is distinct from headwater.key_of(after_image, key)::text
   ) i;
   if headwater.readers_sleep() then
-    perform headwater.notify(shape, tg_op, 1, null);
+    perform headwater.notify(shape, tg_op, 1);
   end if;
   return null;
 end $$;
@@ -447,7 +455,6 @@ declare
     nullif(current_setting('headwater.trace_id', true), '')];
   logged bigint;
   whole boolean;
-  mark bigint := (select last_value from headwater.log_seq);
 begin
   if root is null or tg_relid not in (select headwater.members_of(root)) then
     return null;
@@ -474,12 +481,13 @@ begin
     get diagnostics logged = row_count;
   end if;
   if logged > 0 and headwater.readers_sleep() then
-    perform headwater.notify(shape, case when whole then 'TRUNCATE' else 'DELETE' end, logged, mark);
+    perform headwater.notify(shape, case when whole then 'TRUNCATE' else 'DELETE' end, logged);
   end if;
   return null;
 end $$;
 
--- Makes (or makes anew) the function and the triggers of one relation.
+-- Makes (or makes anew) the functions and the triggers of one relation. The functions are short:
+-- plpgsql prepares every expression anew in each transaction, and most transactions write one row.
 create function headwater.install_capture(member oid, root oid) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -488,72 +496,60 @@ declare
   shape bigint := headwater.register_shape(root);
   fingerprint bigint := headwater.fingerprint(member, root);
   marked boolean := headwater.needs_mark(member);
-  actor constant text := 'capture.user_id, capture.function_name, capture.trace_id';
+  settings text := (
+    select string_agg(format(' set %s = %L', f.name, f.value), '')
+    from headwater.format_settings(member) f);
   operation text;
   transition text;
+  source text;
 begin
-  execute format(
-    $function$
-create or replace function headwater.capture_%1$s() returns trigger
-language plpgsql security definer
-set search_path = pg_catalog, pg_temp%9$s
-as $capture$
-<<capture>>
+  foreach operation in array array['insert', 'update', 'delete'] loop
+    source := format(
+      $function$
 declare
-  user_id text := nullif(current_setting('headwater.user_id', true), '');
-  function_name text := nullif(current_setting('headwater.function_name', true), '');
-  trace_id text := nullif(current_setting('headwater.trace_id', true), '');
-  sleeping boolean := headwater.readers_sleep();
   logged bigint := 0;
-  mark bigint;
   statement text;
   formats jsonb;
+  mark bigint;
 begin
-  if sleeping or %4$L::boolean then
-    select last_value into mark from headwater.log_seq;
-  end if;
-  if (tg_relid = '%1$s'::oid or tg_relid = '%2$s'::oid)
-     and headwater.fits('%1$s'::oid, '%2$s'::oid, %3$L::bigint) then
-    case tg_op
-      when 'INSERT' then %5$s;
-      when 'UPDATE' then %6$s;
-      when 'DELETE' then %7$s;
-    end case;
+  %1$s
+  if (tg_relid = '%2$s'::oid or tg_relid = '%3$s'::oid)
+     and headwater.fits('%2$s'::oid, '%3$s'::oid, %4$L::bigint) then
+    %5$s;
     get diagnostics logged = row_count;
   else
-    statement := headwater.fresh_statement(tg_relid, '%2$s'::oid, tg_op);
+    statement := headwater.fresh_statement(tg_relid, '%3$s'::oid, tg_op);
     if statement is not null then
       formats := headwater.swap_formats(tg_relid);
-      execute statement using user_id, function_name, trace_id;
+      execute statement;
       get diagnostics logged = row_count;
       perform headwater.swap_formats(tg_relid, formats);
     end if;
   end if;
-  if %4$L::boolean then
-    perform headwater.settle('%2$s'::oid, tg_op, pg_trigger_depth(), mark);
+  if logged > 0 and headwater.readers_sleep() then
+    perform headwater.notify(%6$L::bigint, tg_op, logged);
   end if;
-  if sleeping and logged > 0 then
-    perform headwater.notify(%8$L::bigint, tg_op, logged, mark);
-  end if;
+  %7$s
   return null;
-end $capture$
-    $function$,
-    member, root, fingerprint, marked,
-    headwater.capture_statement(member, root, 'INSERT', shape, actor),
-    headwater.capture_statement(member, root, 'UPDATE', shape, actor),
-    headwater.capture_statement(member, root, 'DELETE', shape, actor),
-    shape,
-    (select string_agg(format(' set %s = %L', f.name, f.value), '')
-     from headwater.format_settings(member) f));
-  execute format('revoke execute on function headwater.capture_%s() from public', member);
+end $function$,
+      case when marked then 'select last_value into mark from headwater.log_seq;' end,
+      member, root, fingerprint,
+      headwater.capture_statement(member, root, upper(operation), shape),
+      shape,
+      case when marked then
+        format('perform headwater.settle(''%s''::oid, tg_op, pg_trigger_depth(), mark);', root) end);
+    execute format(
+      'create or replace function headwater.capture_%s_%s() returns trigger'
+      ' language plpgsql security definer set search_path = pg_catalog, pg_temp%s as %L',
+      member, operation, settings, source);
+    execute format('revoke execute on function headwater.capture_%s_%s() from public', member, operation);
 
-  foreach operation in array array['insert', 'update', 'delete'] loop
     transition := case operation
       when 'insert' then 'new table as new_rows'
       when 'update' then 'old table as old_rows new table as new_rows'
       else 'old table as old_rows' end;
     perform headwater.set_trigger(member, 'headwater_' || operation, format(
-      'after %s on %s referencing %s for each statement execute function headwater.capture_%s()',
+      'after %1$s on %2$s referencing %3$s for each statement execute function headwater.capture_%4$s_%1$s()',
       operation, member::regclass, transition, member), true);
     perform headwater.set_trigger(member, 'headwater_mark_' || operation, format(
       'before %s on %s for each statement execute function headwater.mark()',
@@ -606,7 +602,9 @@ begin
       execute format('drop trigger %I on %s', name, relation::regclass);
     end loop;
   end if;
-  execute format('drop function if exists headwater.capture_%s() cascade', relation);
+  for name in select unnest(array['insert', 'update', 'delete']) loop
+    execute format('drop function if exists headwater.capture_%s_%s() cascade', relation, name);
+  end loop;
   delete from headwater.captures c where c.member = relation;
 end $$;
 
@@ -675,7 +673,7 @@ declare
   shape bigint := headwater.register_shape(root);
 begin
   insert into headwater.log (op, shape) values ('R', shape);
-  perform headwater.notify(shape, 'RESET', 1, null);
+  perform headwater.notify(shape, 'RESET', 1);
 end $$;
 
 -- Brings one table's triggers and functions up to its present shape and members. Returns whether
@@ -766,7 +764,7 @@ declare
 begin
   for name in
     select proname from pg_proc
-    where pronamespace = 'headwater'::regnamespace and proname ~ '^capture_[0-9]+$'
+    where pronamespace = 'headwater'::regnamespace and proname ~ '^capture_[0-9]+_'
   loop
     execute format('drop function headwater.%I() cascade', name);
   end loop;
