@@ -94,10 +94,15 @@ class LogReader:
         cls, connection: Connection, wants: Callable[[Table], bool] | None = None
     ) -> LogReader:
         """A reader of the log in this database. The connection is for reading the log only."""
-        # A plan made while a slot was empty must not scan it when it is full; and making one for
-        # each read would cost more than the read.
-        await connection.execute("set enable_seqscan = off")
-        await connection.execute("set plan_cache_mode = force_generic_plan")
+        # Making a plan for each read would cost more than the read. The one plan must neither scan
+        # a slot that was empty when it was made, nor start workers for a handful of rows.
+        for setting in (
+            "plan_cache_mode = force_generic_plan",
+            "enable_seqscan = off",
+            "jit = off",
+        ):
+            await connection.execute(f"set {setting}")
+        await connection.execute("set max_parallel_workers_per_gather = 0")
         (log,) = await _one(connection, "select headwater.log_id()")
         return cls(str(log), wants)
 
@@ -390,7 +395,7 @@ async def _without_changes_beyond(connection: Connection, xids: list[int], upto:
 def _change(row: LogRow, table: Table, decode: ImageDecoder) -> Change:
     before, after = decode(row.before), decode(row.after)
     image = after if after is not None else before
-    anonymous = row.user_id is None and row.function_name is None and row.trace_id is None
+    anonymous = not (row.user_id or row.function_name or row.trace_id)
     return Change(
         row.seq,
         row.xid,
@@ -400,7 +405,9 @@ def _change(row: LogRow, table: Table, decode: ImageDecoder) -> Change:
         table.key_of(image) if image is not None else (),
         before,
         after,
-        NOBODY if anonymous else Actor(row.user_id, row.function_name, row.trace_id),
+        NOBODY
+        if anonymous
+        else Actor(row.user_id or None, row.function_name or None, row.trace_id or None),
     )
 
 

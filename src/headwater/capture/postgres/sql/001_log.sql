@@ -183,9 +183,9 @@ select
   l.before,
   l.after,
   case when l.op = 'U' then headwater.changed_columns(l.before, l.after) end as changed,
-  l.user_id,
-  l.function_name,
-  l.trace_id,
+  nullif(l.user_id, '') as user_id,
+  nullif(l.function_name, '') as function_name,
+  nullif(l.trace_id, '') as trace_id,
   l.shape
 from headwater.log l
 cross join lateral (select * from headwater.shapes where id = l.shape limit 1) s;

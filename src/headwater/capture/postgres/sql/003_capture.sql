@@ -238,13 +238,13 @@ as $$
       and needs.setting in (s.name, 'all'))
 $$;
 
--- Who writes, as the writer said for its transaction: user, function, trace.
+-- Who writes, as the writer said for its transaction: user, function, trace. A setting that was made
+-- local to an earlier transaction is an empty text afterwards; readers take that for nobody.
 create function headwater.actor() returns text
 language sql immutable
 set search_path = pg_catalog, pg_temp
 as $$
-  select string_agg(
-    format('nullif(pg_catalog.current_setting(%L, true), %L)', 'headwater.' || name, ''), ', ')
+  select string_agg(format('pg_catalog.current_setting(%L, true)', 'headwater.' || name), ', ')
   from unnest(array['user_id', 'function_name', 'trace_id']) name
 $$;
 
@@ -417,9 +417,9 @@ begin
   key := (select s.key from headwater.shapes s where s.id = shape limit 1);
   insert into headwater.log (op, shape, before, after, user_id, function_name, trace_id)
   select i.op::"char", shape, i.before, i.after,
-         nullif(current_setting('headwater.user_id', true), ''),
-         nullif(current_setting('headwater.function_name', true), ''),
-         nullif(current_setting('headwater.trace_id', true), '')
+         current_setting('headwater.user_id', true),
+         current_setting('headwater.function_name', true),
+         current_setting('headwater.trace_id', true)
   from (
     select 'U' as op, before_image as before, after_image as after
     where headwater.key_of(before_image, key)::text = headwater.key_of(after_image, key)::text
@@ -450,9 +450,9 @@ declare
   root oid := (select c.root from headwater.captures c where c.member = tg_relid);
   shape bigint;
   actor text[] := array[
-    nullif(current_setting('headwater.user_id', true), ''),
-    nullif(current_setting('headwater.function_name', true), ''),
-    nullif(current_setting('headwater.trace_id', true), '')];
+    current_setting('headwater.user_id', true),
+    current_setting('headwater.function_name', true),
+    current_setting('headwater.trace_id', true)];
   logged bigint;
   whole boolean;
 begin
