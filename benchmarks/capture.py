@@ -130,7 +130,7 @@ def _reader(url: str) -> Iterator[None]:
 
 def _follow(url: str, ready: Event) -> None:
     async def run() -> None:
-        async def caught_up(connection: object, position: object) -> None:
+        async def caught_up(connection: object, position: object, news: bool) -> None:
             ready.set()
 
         async for _ in follow(url, caught_up=caught_up):

@@ -21,7 +21,7 @@ async def idle_latency(url: str, count: int) -> Result:
     arrived: asyncio.Queue[float] = asyncio.Queue()
     ready = asyncio.Event()
 
-    async def caught_up(connection: object, position: object) -> None:
+    async def caught_up(connection: object, position: object, news: bool) -> None:
         ready.set()
 
     async def read() -> None:

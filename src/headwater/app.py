@@ -19,7 +19,7 @@ from headwater.capture.postgres import schema, triggers
 from headwater.database import Connection, connect, translated
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import ConfigError, InvalidQuery
-from headwater.limits import CURSOR_SAVE_SECONDS
+from headwater.limits import CURSOR_IDLE_SAVE_SECONDS, CURSOR_SAVE_SECONDS
 from headwater.live.feed import FeedFilter
 from headwater.live.filter import Filter
 from headwater.log import cursors, maintenance
@@ -200,15 +200,17 @@ class _CursorKeeper:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._saved: Position | None = None
+        self._news = True
         self._saved_at = -math.inf
 
-    async def caught_up(self, connection: Connection, position: Position) -> None:
-        """Everything up to the position has been delivered and asked beyond."""
-        due = time.monotonic() - self._saved_at >= CURSOR_SAVE_SECONDS
-        if due and position != self._saved:
+    async def caught_up(self, connection: Connection, position: Position, news: bool) -> None:
+        """Everything up to the position has been delivered and asked beyond. Without news it is
+        saved now and then only, to stay clear of the retention: saving is a transaction too."""
+        waited = time.monotonic() - self._saved_at
+        self._news = self._news or news
+        if waited >= (CURSOR_SAVE_SECONDS if self._news else CURSOR_IDLE_SAVE_SECONDS):
             await cursors.save(connection, self._name, position)
-            self._saved, self._saved_at = position, time.monotonic()
+            self._news, self._saved_at = False, time.monotonic()
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

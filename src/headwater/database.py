@@ -23,10 +23,10 @@ from headwater.limits import CONNECT_TIMEOUT_SECONDS, DEAD_PEER_SECONDS
 Connection = AsyncConnection[tuple[Any, ...]]
 
 
-async def connect(url: str, *, purpose: str) -> Connection:
+async def connect(url: str, *, purpose: str, options: str = "") -> Connection:
     """Open a connection in autocommit mode. `purpose` shows in pg_stat_activity.
 
-    Times are read in UTC whatever the server's zone is.
+    Times are read in UTC and texts in UTF-8, whatever the server's zone and encoding are.
     """
     try:
         return await AsyncConnection.connect(
@@ -36,7 +36,8 @@ async def connect(url: str, *, purpose: str) -> Connection:
             keepalives_idle=DEAD_PEER_SECONDS,
             tcp_user_timeout=DEAD_PEER_SECONDS * 1000,
             application_name=f"headwater {purpose}",
-            options="-c timezone=UTC -c client_min_messages=warning",
+            client_encoding="utf8",
+            options=f"-c timezone=UTC -c client_min_messages=warning {options}",
         )
     except psycopg.Error as error:
         raise translate(error, url) from error

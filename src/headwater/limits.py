@@ -50,8 +50,17 @@ MAINTENANCE_SECONDS = 60.0
 MAINTENANCE_LOCK_TIMEOUT = "1s"
 """How long maintenance may wait for a user's table; then it tries again next time."""
 
+ENABLE_LOCK_TIMEOUT = "1s"
+"""How long enabling may wait for a table at a time: writers queue behind it meanwhile."""
+
+ENABLE_ATTEMPTS_MAX = 20
+"""How often enabling tries; then it is an error that names the table."""
+
 CURSOR_SAVE_SECONDS = 0.5
 """A cursor is saved at most this often while its consumer is busy."""
+
+CURSOR_IDLE_SAVE_SECONDS = 30.0
+"""A cursor is saved this often while there is nothing new."""
 
 CURSOR_WARNING_SHARE = 0.2
 """Warn when less than this share of the retention is left to a cursor."""

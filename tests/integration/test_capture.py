@@ -448,7 +448,7 @@ class TestAlteredTables:
             "alter table orders drop constraint orders_pkey",
             "insert into orders values (1, 'x', 1)",
         )
-        assert await probe.story() == []
+        assert await probe.story() == [("reset",)]
         await run(
             orders,
             "alter table orders add primary key (id)",

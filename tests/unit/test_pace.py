@@ -67,3 +67,11 @@ def test_a_lost_lock_is_drained_too(busy: Pace) -> None:
     assert busy.mode == "draining"
     busy.have_read(0.5, news=True, position=at(100, 120))
     assert busy.mode == "draining"
+
+
+def test_never_sleeps_where_nobody_wakes_it() -> None:
+    pace = Pace()
+    pace.never_sleep()
+    pace.have_read(100.0, news=False, position=at(100, 110))
+    pace.lock_lost()
+    assert (pace.mode, pace.pause) == ("polling", POLL_SECONDS)

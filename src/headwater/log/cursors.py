@@ -6,6 +6,7 @@ skipped.
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime, timedelta
 
 import msgspec
@@ -13,6 +14,8 @@ import msgspec
 from headwater.database import Connection
 from headwater.errors import ConfigError
 from headwater.model import Position
+
+logger = logging.getLogger(__name__)
 
 
 class Cursor(msgspec.Struct, frozen=True):
@@ -64,10 +67,13 @@ async def list_all(connection: Connection) -> list[Cursor]:
     cursor = await connection.execute(
         "select name, position, saved_at from headwater.cursors order by name"
     )
-    return [
-        await _describe(connection, name, Position.parse(position), saved_at)
-        for name, position, saved_at in await cursor.fetchall()
-    ]
+    found = []
+    for name, text, saved_at in await cursor.fetchall():
+        try:
+            found.append(await _describe(connection, name, Position.parse(text), saved_at))
+        except ValueError as error:
+            logger.error("cursor %s is damaged: %s", name, error)
+    return found
 
 
 async def _describe(

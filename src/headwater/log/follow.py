@@ -27,10 +27,10 @@ from headwater.model import Position, Table, Transaction
 
 logger = logging.getLogger(__name__)
 
-CaughtUp: TypeAlias = Callable[[Connection, Position], Awaitable[None]]
+CaughtUp: TypeAlias = Callable[[Connection, Position, bool], Awaitable[None]]
 
 
-async def _ignore(connection: Connection, position: Position) -> None:
+async def _ignore(connection: Connection, position: Position, news: bool) -> None:
     pass
 
 
@@ -44,7 +44,7 @@ async def follow(
     """Transactions after `since` (or from now on), for ever.
 
     `caught_up` hears, on the reading connection, of positions up to which all was delivered and
-    more was asked for: at the start and after every read, also when nothing in it was for us.
+    more was asked for: at the start and after every read, and whether there was any news in it.
     """
     progress = _Progress(since)
     attempt = 0
@@ -52,19 +52,16 @@ async def follow(
         try:
             async with _link(url, wants) as (connection, reader, waker):
                 await progress.begin(connection, reader)
-                attempt = 0
-                await caught_up(connection, progress.position)
+                await caught_up(connection, progress.position, True)
                 while True:
                     async for transaction in progress.read(connection, reader):
                         yield transaction
-                    await caught_up(connection, progress.position)
+                    attempt = 0
+                    await caught_up(connection, progress.position, progress.news)
                     await waker.have_read(news=progress.news, position=progress.position)
                     await waker.wait()
         except (psycopg.Error, DatabaseError) as error:
-            lost = isinstance(
-                error, psycopg.OperationalError | psycopg.InterfaceError | DatabaseError
-            )
-            if not (lost and progress.begun):
+            if not (progress.begun and _is_lost(error)):
                 raise (
                     translate(error, url) if isinstance(error, psycopg.Error) else error
                 ) from error
@@ -72,6 +69,14 @@ async def follow(
             attempt = min(attempt + 1, 16)
             logger.warning("lost the database, trying again in %.2f s: %s", pause, error)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+
+
+def _is_lost(error: psycopg.Error | DatabaseError) -> bool:
+    """Whether it is the connection or the server that failed, not what we asked."""
+    if isinstance(error, DatabaseError):
+        return error.retryable
+    passing = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return passing and (error.sqlstate is None or error.sqlstate[:2] in ("08", "40", "53", "57"))
 
 
 class _Progress:
@@ -92,7 +97,7 @@ class _Progress:
         self._repeated: set[_Trait] = set()
         self._server_started: object = None
         self._backlog: Position | None = None
-        self._backlog_delivered = 0
+        self._backlog_delivered: set[int] = set()
 
     @property
     def position(self) -> Position:
@@ -116,7 +121,7 @@ class _Progress:
         """What is new since the last time."""
         if self._backlog is None:
             batch = await reader.read(connection, self.position)
-            self.news = batch.backlog or bool(batch.transactions)
+            self.news = batch.news
             if not batch.backlog:
                 for transaction in batch.transactions:
                     if not self._was_delivered(transaction):
@@ -130,19 +135,20 @@ class _Progress:
         self._position = self._durable = self._backlog
         self._unflushed.clear()
         self._backlog = None
+        self._backlog_delivered.clear()
         self._check_none_lost()
 
     async def _read_backlog(
         self, connection: Connection, reader: LogReader, until: Position
     ) -> AsyncIterator[Transaction]:
-        """One that a lost connection cut short goes on behind the last transaction it delivered:
-        they come in the order of their last change, and the pair of positions is safe on disk."""
+        """One that a lost connection cut short goes on with what it has not delivered; the pair of
+        positions is safe on disk."""
         async for transaction in reader.catch_up(connection, self.position, until):
-            last = transaction.changes[-1].seq
-            if last > self._backlog_delivered and not self._was_delivered(transaction):
-                yield transaction
-                if transaction.complete:
-                    self._backlog_delivered = last
+            if transaction.xid in self._backlog_delivered or self._was_delivered(transaction):
+                continue
+            yield transaction
+            if transaction.complete:
+                self._backlog_delivered.add(transaction.xid)
 
     def _advance(self, batch: Batch) -> None:
         self._check_none_lost()

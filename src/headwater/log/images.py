@@ -19,7 +19,9 @@ A value that the Python type cannot hold (`infinity`, a year before 1) stays Pos
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -57,32 +59,68 @@ class ImageDecoder:
     def __init__(self, table: Table) -> None:
         types = {column.name: _python_type(column.type) for column in table.columns}
         image_type: Any = TypedDict(table.name, types)  # type: ignore[misc]
-        self._fast = msgspec.json.Decoder(image_type | None)
+        self._fast = msgspec.json.Decoder(image_type)
         self._columns = {name: msgspec.json.Decoder(type_) for name, type_ in types.items()}
         self._bytes = tuple(c.name for c in table.columns if c.type in ("bytea", "bytea[]"))
 
-    def __call__(self, image: msgspec.Raw) -> Row | None:
-        """The row, or None for the JSON null that stands for no image."""
-        row: dict[str, Any] | None
+    def __call__(self, image: str) -> Row:
+        row: dict[str, Any]
         try:
-            row = self._fast.decode(image)
-        except msgspec.ValidationError:
+            row = self._fast.decode(image)  # type: ignore[assignment]
+        except (msgspec.DecodeError, RecursionError):
             row = self._decode_each(image)
-        if row is None:
-            return None
         for name in self._bytes:
             row[name] = _map(_to_bytes, row[name])
         return row
 
-    def _decode_each(self, image: msgspec.Raw) -> dict[str, Any]:
+    def _decode_each(self, image: str) -> dict[str, Any]:
         """The slow way, for rows with a value beyond its Python type."""
         row: dict[str, Any] = {}
-        for name, raw in msgspec.json.decode(image, type=dict[str, msgspec.Raw]).items():
+        for name, text in _split(image).items():
             try:
-                row[name] = self._columns[name].decode(raw)
-            except (msgspec.ValidationError, KeyError):
-                row[name] = _map(_to_special_float, msgspec.json.decode(raw))
+                row[name] = self._columns[name].decode(text)
+            except (msgspec.DecodeError, RecursionError, KeyError):
+                row[name] = _as_it_stands(text)
         return row
+
+
+def _split(image: str) -> dict[str, str]:
+    """The columns of an image, undecoded. Python's own decoder finds their ends: it takes numbers
+    of any size and nesting as deep as the stack allows; deeper, the image is one text."""
+    columns = {}
+    decoder = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
+    at = 1
+    while image[at : at + 1] not in ("}", ""):
+        name, at = decoder.raw_decode(image, at)
+        start = at + 1
+        try:
+            _, at = decoder.raw_decode(image, start)
+        except RecursionError:
+            at = _end_of_value(image, start)
+        columns[name] = image[start:at]
+        at += image[at : at + 1] == ","
+    return columns
+
+
+def _end_of_value(image: str, start: int) -> int:
+    """Where a nested value ends, counting brackets outside of texts."""
+    depth = 0
+    for match in _BRACKETS.finditer(image, start):
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
+        if depth == 0:
+            return match.end()
+    return len(image)
+
+
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]')
+
+
+def _as_it_stands(text: str) -> Any:
+    """A value that no Python type of ours holds: numbers that are none, else the text itself."""
+    try:
+        return _map(_to_special_float, msgspec.json.decode(text))
+    except (msgspec.DecodeError, RecursionError):
+        return text
 
 
 def _python_type(name: str) -> Any:

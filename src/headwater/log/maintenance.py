@@ -13,7 +13,7 @@ import msgspec
 import psycopg
 
 from headwater.database import Connection, connect, translated
-from headwater.errors import DatabaseError
+from headwater.errors import HeadwaterError
 from headwater.limits import CURSOR_WARNING_SHARE, MAINTENANCE_LOCK_TIMEOUT, MAINTENANCE_SECONDS
 from headwater.log import cursors
 
@@ -38,7 +38,7 @@ async def run(url: str, *, every: float = MAINTENANCE_SECONDS) -> None:
                 await once(connection)
             finally:
                 await connection.close()
-        except (psycopg.Error, DatabaseError) as error:
+        except (psycopg.Error, HeadwaterError, ValueError) as error:
             logger.warning("maintenance failed, trying again in %.0f s: %s", every, error)
         await asyncio.sleep(every)
 

@@ -31,6 +31,12 @@ class Pace:
         self._wakes: deque[float] = deque(maxlen=int(WAKES_PER_SECOND_MAX * _WINDOW_SECONDS))
         self._last_news = 0.0
         self._drained_at: int | None = None
+        self._sleeps = True
+
+    def never_sleep(self) -> None:
+        """Nobody will wake us."""
+        self.mode = "polling"
+        self._sleeps = False
 
     @property
     def pause(self) -> float:
@@ -63,6 +69,8 @@ class Pace:
                 self.mode = "asleep"
 
     def _drain(self) -> None:
+        if not self._sleeps:
+            return
         self.mode = "draining"
         self._drained_at = None
         self._wakes.clear()

@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any, LiteralString
 
 import msgspec
+from psycopg import errors
 from psycopg.pq.abc import PGresult
 
 from headwater.database import Connection
@@ -35,22 +36,24 @@ from headwater.model import NOBODY, Actor, Change, Column, Op, Position, Table, 
 
 
 class LogRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One line of `headwater.log`, decoded straight from the page's JSON."""
+    """One line of `headwater.log`, decoded straight from the page's JSON. Images stay text until
+    somebody wants them: what is in them must not matter to readers of other tables."""
 
     seq: int
     xid: int
     at: datetime
     shape: int
     op: str
-    before: msgspec.Raw
-    after: msgspec.Raw
+    before: str | None
+    after: str | None
     user_id: str | None
     function_name: str | None
     trace_id: str | None
 
 
 _COLUMNS = (
-    "seq, xid::text::bigint, at, shape, op::text, before, after, user_id, function_name, trace_id"
+    "seq, xid::text::bigint, at, shape, op::text, before::text, after::text,"
+    " user_id, function_name, trace_id"
 )
 _OPS: dict[str, Op] = {
     "I": "insert",
@@ -67,13 +70,15 @@ class Batch(msgspec.Struct, frozen=True):
 
     With `backlog` set, more is new than a page holds: nothing was taken, and `LogReader.catch_up`
     reads from the old position to this one. The position would survive a crash of the server once
-    its WAL is on disk up to `written`; at the time of the read it was there up to `flushed`.
+    its WAL is on disk up to `written`; at the time of the read it was there up to `flushed`. `news`
+    says that something was written at all, also to tables nobody here wants.
     """
 
     transactions: tuple[Transaction, ...]
     position: Position
     written: int
     flushed: int
+    news: bool
     backlog: bool = False
 
 
@@ -133,26 +138,35 @@ class LogReader:
         In a repeatable-read transaction, that is the transaction's snapshot; otherwise now.
         """
         slots = await self._slots.holding(connection, since)
-        cursor = await connection.execute(
-            _new_rows(slots, bool(since.xip)),
-            {
-                "xmax": str(since.xmax),
-                "xip": list(map(str, since.xip)),
-                "limit": LOG_PAGE_CHANGES + 1,
-            },
-            prepare=True,
-        )
-        snapshot, floor, retention, written, flushed, page = _values(cursor.pgresult, 6)
+        try:
+            cursor = await connection.execute(
+                _new_rows(slots, bool(since.xip)),
+                {
+                    "xmax": str(since.xmax),
+                    "xip": list(map(str, since.xip)),
+                    "limit": LOG_PAGE_CHANGES + 1,
+                },
+                prepare=True,
+            )
+        except errors.ProgramLimitExceeded:
+            # Fewer rows than a page, but larger than the server can send at once.
+            return Batch((), await self.now(connection), 0, 0, news=True, backlog=True)
+        snapshot, floor, retention, slot, written, flushed, page = _values(cursor.pgresult, 7)
         _check_floor(since, int(floor))
-        if self._slots.moved(retention):
-            return await self.read(connection, since)
         position = Position.of_snapshot(self.log, snapshot.decode())
+        if self._slots.misled(retention, int(slot), position):
+            return await self.read(connection, since)
         rows = _decode_page(page)
-        if len(rows) > LOG_PAGE_CHANGES:
-            return Batch((), position, int(written), int(flushed), backlog=True)
+        backlog = len(rows) > LOG_PAGE_CHANGES
         await self._learn_shapes(connection, rows)
-        transactions = tuple(self._assemble(rows, since, position))
-        return Batch(transactions, position, int(written), int(flushed))
+        return Batch(
+            () if backlog else tuple(self._assemble(rows, since, position)),
+            position,
+            int(written),
+            int(flushed),
+            news=bool(rows),
+            backlog=backlog,
+        )
 
     async def catch_up(
         self, connection: Connection, since: Position, until: Position
@@ -177,13 +191,21 @@ class LogReader:
     ) -> AsyncIterator[tuple[list[LogRow], int]]:
         """The rows between two positions in the order of `seq`, with how far each page reaches."""
         first, last = await _seq_bounds(connection, since, until)
-        fetching = asyncio.ensure_future(_fetch_page(connection, since, until, first))
+        size = LOG_PAGE_CHANGES
+        fetching = asyncio.ensure_future(_fetch_page(connection, since, until, first, size))
         try:
             while first <= last:
-                page = await fetching
-                first += LOG_PAGE_CHANGES
+                try:
+                    page = await fetching
+                except errors.ProgramLimitExceeded:
+                    size = max(1, size // 10)
+                    fetching = asyncio.ensure_future(
+                        _fetch_page(connection, since, until, first, size)
+                    )
+                    continue
+                first += size
                 # PostgreSQL prepares the next page while this one is decoded.
-                fetching = asyncio.ensure_future(_fetch_page(connection, since, until, first))
+                fetching = asyncio.ensure_future(_fetch_page(connection, since, until, first, size))
                 await asyncio.sleep(0)
                 yield _decode_page(page), first - 1
         finally:
@@ -259,14 +281,18 @@ class _Slots:
     and not all of them.
 
     Writers choose the slot by the server's clock. Between two looks they can only reach the present
-    slot and its neighbours; a change of retention numbers the slots anew and is noticed in the read
-    that it could have misled.
+    slot and its neighbours. Three things could mislead us, and a read that shows one of them is
+    done again after another look: a new retention numbers the slots anew; the clock jumps; and a
+    transaction that was running at a look commits what it wrote long before.
     """
 
     def __init__(self) -> None:
         self._slots: tuple[int, ...] = ()
+        self._near: frozenset[int] = frozenset()
         self._xmin = 0
         self._retention: bytes | None = None
+        self._looked_at: Position | None = None
+        self._long_running: frozenset[int] = frozenset()
         self._look_again_at = 0.0
 
     async def holding(self, connection: Connection, since: Position) -> tuple[int, ...]:
@@ -278,28 +304,36 @@ class _Slots:
             await self._look(connection, since)
         return self._slots
 
-    def moved(self, retention: bytes) -> bool:
-        """Whether the slots were numbered anew since the last look; then look again."""
-        if retention == self._retention:
+    def misled(self, retention: bytes, slot: int, position: Position) -> bool:
+        """Whether the read may have passed over something; then the next one looks again."""
+        if (
+            retention == self._retention
+            and slot in self._near
+            and not any(position.contains(xid) for xid in self._long_running)
+        ):
             return False
         self._retention = None
         return True
 
     async def _look(self, connection: Connection, since: Position) -> None:
         self._look_again_at = time.monotonic() + SLOT_CHECK_SECONDS
-        retention, seconds, writing = await _one(
+        retention, seconds, writing, snapshot, occupied = await _one(
             connection,
             "select retention::text, extract(epoch from retention) / 30,"
-            " headwater.slot_at(clock_timestamp()) from headwater.installation",
+            " headwater.slot_at(clock_timestamp()), pg_current_snapshot()::text,"
+            f" array({_OCCUPIED}) from headwater.installation",
+            {"xmin": str(since.xmin)},
         )
         near = {(writing + step) % LOG_SLOTS for step in (-1, 0, 1)}
-        if seconds < SLOT_SECONDS_MIN:
-            near = set(range(LOG_SLOTS))
-        cursor = await connection.execute(_OCCUPIED, {"xmin": str(since.xmin)})
-        occupied = {row[0] for row in await cursor.fetchall()}
-        self._slots = tuple(sorted(near | occupied))
+        self._near = frozenset(range(LOG_SLOTS) if seconds < SLOT_SECONDS_MIN else near)
+        self._slots = tuple(sorted(self._near.union(occupied)))
         self._xmin = since.xmin
         self._retention = str(retention).encode()
+        # One that began after the last look has written nowhere but near.
+        before, now = self._looked_at, Position.of_snapshot(since.log, snapshot)
+        old = now.xip if before is None else [xid for xid in now.xip if xid < before.xmax]
+        self._long_running = frozenset(() if len(self._near) == LOG_SLOTS else old)
+        self._looked_at = now
 
 
 _OCCUPIED = " union all ".join(
@@ -331,6 +365,7 @@ def _new_rows(slots: tuple[int, ...], with_running: bool) -> str:
         )
         select pg_current_snapshot()::text, {_FLOOR},
                (select retention::text from headwater.installation),
+               headwater.slot_at(clock_timestamp()),
                pg_current_wal_insert_lsn() - '0/0', pg_current_wal_flush_lsn() - '0/0', page.rows
         from page"""
 
@@ -350,13 +385,13 @@ _PAGE = f"""
 
 
 async def _fetch_page(
-    connection: Connection, since: Position, until: Position, first: int
+    connection: Connection, since: Position, until: Position, first: int, size: int
 ) -> bytes:
     cursor = await connection.execute(
         _PAGE,
         {
             "first": first,
-            "last": first + LOG_PAGE_CHANGES - 1,
+            "last": first + size - 1,
             "since": since.snapshot,
             "until": until.snapshot,
         },
@@ -393,7 +428,8 @@ async def _without_changes_beyond(connection: Connection, xids: list[int], upto:
 
 
 def _change(row: LogRow, table: Table, decode: ImageDecoder) -> Change:
-    before, after = decode(row.before), decode(row.after)
+    before = None if row.before is None else decode(row.before)
+    after = None if row.after is None else decode(row.after)
     image = after if after is not None else before
     anonymous = not (row.user_id or row.function_name or row.trace_id)
     return Change(

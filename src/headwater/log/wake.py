@@ -22,6 +22,11 @@ CHANNEL = "headwater"
 WAKE_LOCK = (1752654962, 1)  # see headwater.readers_sleep() in 002_waking.sql
 FROM_POLLER = "v1:poll"
 
+_NOTICED_WHEN_GONE = (
+    "-c client_connection_check_interval=1s -c tcp_keepalives_idle=10"
+    " -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
+)
+
 
 class Waker:
     """Use as an async context manager; then `await wait()` before and `have_read` after a read."""
@@ -36,6 +41,10 @@ class Waker:
     async def __aenter__(self) -> Waker:
         connection = await connect(self._url, purpose="listener")
         await connection.execute(f"listen {CHANNEL}")
+        cursor = await connection.execute("select current_setting('max_prepared_transactions')")
+        if await cursor.fetchone() != ("0",):
+            # There, writers send no NOTIFY: it would forbid them to prepare a transaction.
+            self.pace.never_sleep()
         self._listening = asyncio.create_task(self._listen(connection))
         return self
 
@@ -100,7 +109,8 @@ class _PollerLock:
         return bool(failed) or (self._connection is not None and self._connection.broken)
 
     async def _acquire(self, url: str) -> None:
-        self._connection = await connect(url, purpose="poller")
+        # The server must notice soon when we die, or what we hold or wait for outlives us.
+        self._connection = await connect(url, purpose="poller", options=_NOTICED_WHEN_GONE)
         await self._connection.execute("select pg_advisory_lock(%s, %s)", WAKE_LOCK)
         self._held = True
 

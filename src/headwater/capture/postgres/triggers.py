@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from datetime import datetime
+from typing import LiteralString
 
 import msgspec
+from psycopg import errors
 
 from headwater.database import Connection, translated
 from headwater.errors import CaptureError
+from headwater.limits import ENABLE_ATTEMPTS_MAX, ENABLE_LOCK_TIMEOUT
 from headwater.model import Column, Table
 
 
@@ -36,12 +41,26 @@ async def disable(connection: Connection, name: str) -> str:
     return await _call(connection, "select headwater.disable_reactivity(%s)", name)
 
 
-async def _call(connection: Connection, statement: str, name: str) -> str:
+async def _call(connection: Connection, statement: LiteralString, name: str) -> str:
+    """Triggers need a lock for which writers to the table wait, so it is asked for again and again
+    and never for long."""
     with translated():
-        cursor = await connection.execute(statement.encode(), (name,))
-        row = await cursor.fetchone()
-    assert row is not None
-    return str(row[0])
+        for attempt in range(1, ENABLE_ATTEMPTS_MAX + 1):
+            try:
+                async with connection.transaction():
+                    await connection.execute(f"set local lock_timeout = '{ENABLE_LOCK_TIMEOUT}'")
+                    cursor = await connection.execute(statement, (name,))
+                    row = await cursor.fetchone()
+                    assert row is not None
+                    return str(row[0])
+            except errors.LockNotAvailable as error:
+                if attempt == ENABLE_ATTEMPTS_MAX:
+                    raise CaptureError(
+                        f"table {name} is in use: a transaction holds it",
+                        hint="Look for one that stays open in pg_stat_activity, and try again.",
+                    ) from error
+                await asyncio.sleep(random.uniform(0.05, 0.2))
+    raise AssertionError
 
 
 async def find_enabled(connection: Connection, name: str) -> Table:

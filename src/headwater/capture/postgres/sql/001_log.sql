@@ -51,11 +51,13 @@ begin
   for slot in 0 .. 31 loop
     execute format(
       'create table headwater.log_%1$s partition of headwater.log for values in (%1$s)', slot);
-    -- By transaction: what is new between two snapshots. The tie on equal ids costs little to keep.
-    execute format('create index on headwater.log_%s (xid)', slot);
+    -- By transaction: what is new between two snapshots, and what a transaction wrote last.
+    execute format('create index on headwater.log_%s (xid, seq)', slot);
     -- By number, for catching up page by page: rows lie in this order on disk, so a few bytes do.
     execute format(
       'create index on headwater.log_%s using brin (seq) with (autosummarize = on)', slot);
+    -- headwater.settle updates rows; a publication of all tables would refuse that otherwise.
+    execute format('alter table headwater.log_%s replica identity full', slot);
   end loop;
 end $$;
 
@@ -120,32 +122,49 @@ end $$;
 
 select headwater.set_retention(retention) from headwater.installation;
 
+-- Whether a slot holds changes, none of which must be kept. Volatile, to see what was just committed.
+create function headwater.is_over(slot integer, keep_from timestamptz) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  newest record;
+begin
+  execute format('select xid, at from headwater.log_%s order by xid desc limit 1', slot) into newest;
+  return coalesce(
+    newest.at < keep_from
+    and newest.xid < pg_snapshot_xmin(pg_current_snapshot())
+    and slot <> headwater.slot_at(clock_timestamp()), false);
+end $$;
+
 -- Empties every slot whose newest change is older than the retention. Never waits: a slot that
--- somebody is reading is left for the next time.
+-- somebody reads or writes is left for the next time, and so is one with changes of a transaction
+-- that readers may still call running.
 create function headwater.trim_log() returns integer
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
   keep_from timestamptz := clock_timestamp() - (select retention from headwater.installation);
-  writing smallint := headwater.slot_at(clock_timestamp());
-  newest record;
   emptied integer := 0;
 begin
   for slot in 0 .. 31 loop
-    continue when slot = writing;
-    execute format('select xid::text::bigint as xid, at from headwater.log_%s order by xid desc limit 1', slot)
-      into newest;
-    continue when newest.xid is null or newest.at >= keep_from;
-    begin
-      execute format('lock table headwater.log_%s in access exclusive mode nowait', slot);
-    exception when lock_not_available then
-      continue;
-    end;
-    perform setval('headwater.log_floor',
-      greatest(newest.xid + 1, (select last_value from headwater.log_floor)));
-    execute format('truncate headwater.log_%s', slot);
-    emptied := emptied + 1;
+    if headwater.is_over(slot, keep_from) then
+      begin
+        execute format('lock table headwater.log_%s in access exclusive mode nowait', slot);
+      exception when lock_not_available then
+        continue;
+      end;
+      -- Looked at again, now that nobody can write to it.
+      if headwater.is_over(slot, keep_from) then
+        execute format(
+          'select setval(''headwater.log_floor'',
+             greatest(max(xid::text::bigint) + 1, (select last_value from headwater.log_floor)))
+           from (select xid from headwater.log_%s order by xid desc limit 1) newest', slot);
+        execute format('truncate headwater.log_%s', slot);
+        emptied := emptied + 1;
+      end if;
+    end if;
   end loop;
   return emptied;
 end $$;

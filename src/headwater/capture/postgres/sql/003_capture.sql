@@ -29,6 +29,7 @@ create index on headwater.captures (root);
 create function headwater.describe(relation oid) returns jsonb
 language sql stable
 set search_path = pg_catalog, pg_temp
+set quote_all_identifiers = off
 as $$
   with recursive base_types (attnum, typid) as (
     select a.attnum, a.atttypid
@@ -111,7 +112,7 @@ as $$
   select oid from members
 $$;
 
--- Whether statements on the relation must leave a mark before they start: its row triggers may
+-- Whether statements on the relation must leave a mark before they start: its AFTER triggers may
 -- write to the table again and be logged first, or it hands rows to partitions we do not know yet.
 create function headwater.needs_mark(member oid) returns boolean
 language sql stable
@@ -121,7 +122,7 @@ as $$
       or exists (
         select from pg_trigger
         where tgrelid = member
-          and tgtype & 1 = 1 and tgtype & 66 = 0 -- for each row; neither before nor instead of
+          and tgtype & 66 = 0 -- neither before nor instead of
           and tgname not like 'headwater\_%'
           and (not tgisinternal or exists (
             -- A foreign key to itself that cascades writes to the table as well.
@@ -137,15 +138,22 @@ set search_path = pg_catalog, pg_temp
 as $$
   select hashtextextended(concat_ws(' ',
     headwater.shape_id(root), headwater.describe(member), headwater.needs_mark(member),
-    member = root or member in (select headwater.members_of(root))), 0)
+    member = root or member in (select headwater.members_of(root)),
+    current_setting('max_prepared_transactions'),
+    (select string_agg(concat(tgname, tgenabled), ' ' order by tgname)
+     from pg_trigger where tgrelid = member and tgname like 'headwater\_%')), 0)
 $$;
 
 -- Declared immutable so that it is evaluated when the guard is planned, not at every write. The plan
--- holds the table's oid and is thrown away when the table is altered, so it is never stale.
+-- holds the table's oid and is thrown away when the table is altered, so it is never stale. In a
+-- transaction with a snapshot of its own the catalog may be older than the table: the answer is no.
 create function headwater.fits(member oid, root oid, fingerprint bigint) returns boolean
 language sql immutable
 set search_path = pg_catalog, pg_temp
-as $$ select coalesce(headwater.fingerprint(member, root) = fingerprint, false) $$;
+as $$
+  select current_setting('transaction_isolation') = 'read committed'
+     and coalesce(headwater.fingerprint(member, root) = fingerprint, false)
+$$;
 
 --------------------------------------------------------------------------------------- statements
 
@@ -197,9 +205,9 @@ as $$
     when bool_and(is_trusted and not is_virtual)
          and count(*) = (select count(*) from pg_attribute
                          where attrelid = member and attnum > 0 and not attisdropped)
-      then format('pg_catalog.row_to_json(%s)', alias)
+      then format('pg_catalog.row_to_json(%s.*)', alias)
     else format(
-      '(select pg_catalog.row_to_json(image) from (select %s from (select (%s).*) v) image)',
+      '(select pg_catalog.row_to_json(image.*) from (select %s from (select %s.*) v) image)',
       string_agg(case
         when is_virtual then format('(%s) as %I', expression, attname)
         when is_trusted then format('v.%I', attname)
@@ -217,6 +225,7 @@ $$;
 create function headwater.format_settings(relation oid) returns table (name text, value text)
 language sql stable
 set search_path = pg_catalog, pg_temp
+set quote_all_identifiers = off
 as $$
   select s.name, s.value
   from (values ('timezone', 'UTC'), ('datestyle', 'ISO'), ('intervalstyle', 'iso_8601'),
@@ -270,28 +279,35 @@ begin
       'insert into headwater.log (op, shape, before, user_id, function_name, trace_id)
        select ''D'', %s, %s, %s from old_rows o', shape, before_image, actor);
   end if;
-  -- Keys are compared by their bytes where their type has a collation, so that a key that changed
-  -- only for the eye ('a' to 'A' under a case-blind collation) is a delete and an insert too.
+  -- Built-in types are compared by the operator of the key's index, text by its bytes, so that a key
+  -- that changed only for the eye ('a' to 'A' under a case-blind collation) is a delete and an insert
+  -- too. Of other types only the text is looked at: an operator could be somebody's code.
   select
     min(quote_ident(a.attname)) filter (where k.ordinality = 1),
     string_agg(
-      case when a.attcollation <> 0
-        then format('o.%1$I::pg_catalog.text collate "C" operator(pg_catalog.=) n.%1$I::pg_catalog.text collate "C"', a.attname)
-        else format('o.%1$I operator(%2$I.%3$s) n.%1$I', a.attname, e.nspname, e.oprname) end,
+      format(
+        case
+          when a.attcollation = 0 and t.typnamespace = 'pg_catalog'::regnamespace and e.oprname is not null
+            then 'o.%1$I operator(pg_catalog.%2$s) n.%1$I'
+          when a.attcollation <> 0 and t.typnamespace = 'pg_catalog'::regnamespace
+            then 'o.%1$I::pg_catalog.text collate "C" operator(pg_catalog.=) n.%1$I::pg_catalog.text collate "C"'
+          else 'pg_catalog.format(''%%s'', o.%1$I) collate "C" operator(pg_catalog.=) pg_catalog.format(''%%s'', n.%1$I) collate "C"'
+        end, a.attname, e.oprname),
       ' and ')
   into first_key, same_key
   from pg_index i
   cross join unnest(i.indkey::int2[], i.indclass::oid[]) with ordinality k (attnum, opclass, ordinality)
   join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
-  join pg_opclass c on c.oid = k.opclass
-  cross join lateral (
-    select n.nspname, o.oprname
-    from pg_amop p
-    join pg_operator o on o.oid = p.amopopr
-    join pg_namespace n on n.oid = o.oprnamespace
-    where p.amopfamily = c.opcfamily and p.amopstrategy = 3
+  join pg_type t on t.oid = a.atttypid
+  left join lateral (
+    select o.oprname
+    from pg_opclass c
+    join pg_am m on m.oid = c.opcmethod and m.amname = 'btree'
+    join pg_amop p on p.amopfamily = c.opcfamily and p.amopstrategy = 3
       and p.amoplefttype = c.opcintype and p.amoprighttype = c.opcintype
-  ) e
+    join pg_operator o on o.oid = p.amopopr and o.oprnamespace = 'pg_catalog'::regnamespace
+    where c.oid = k.opclass
+  ) e on true
   where i.indrelid = root and i.indisprimary and k.ordinality <= i.indnkeyatts;
   -- A full join, because a changed key leaves both of its sides alone, and because it is never
   -- planned as a nested loop: the plan is made for one row and must do for a million.
@@ -303,7 +319,7 @@ begin
             case when n.%1$s is not null then %4$s end,
             %5$s
      from old_rows o full join new_rows n on %6$s
-     where (o operator(pg_catalog.*=) n) is not true',
+     where (o.* operator(pg_catalog.*=) n.*) is not true',
     first_key, shape, before_image, after_image, actor, same_key);
 end $$;
 
@@ -327,18 +343,48 @@ begin
   return found;
 end $$;
 
--- The same for a statement that no function fits: the table was altered since.
+-- The same for a statement that no function fits: the table was altered since. Without a key rows
+-- cannot be told apart, and all there is to say is that the table must be read again.
 create function headwater.fresh_statement(member oid, root oid, operation text) returns text
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+  shape bigint;
+  statement text;
 begin
-  -- A partition or child that has left the table, or a table that has lost its key.
-  if member not in (select headwater.members_of(root))
-     or headwater.describe(root) -> 'key' = '[]' then
-    return null;
+  if member not in (select headwater.members_of(root)) then
+    return null; -- a partition or child that has left the table
   end if;
-  return headwater.capture_statement(member, root, operation, headwater.register_shape(root));
+  shape := headwater.register_shape(root);
+  if headwater.describe(root) -> 'key' = '[]' then
+    return format('insert into headwater.log (op, shape) select ''R'', %s', shape);
+  end if;
+  statement := headwater.capture_statement(member, root, operation, shape);
+  if current_setting('transaction_isolation') = 'read committed' then
+    return statement;
+  end if;
+  return statement || format(
+    '%s headwater.same_columns(%s, %L)',
+    case operation when 'UPDATE' then ' and' else ' where' end,
+    case operation when 'DELETE' then headwater.image('o', member, root)
+                   when 'INSERT' then headwater.image('n', member, root)
+                   else format('coalesce(%s, %s)', headwater.image('n', member, root), headwater.image('o', member, root)) end,
+    array(select jsonb_array_elements(headwater.describe(root) -> 'columns') ->> 'name'));
+end $$;
+
+-- A transaction with a snapshot of its own writes to a table that was altered after it began, and
+-- reads the catalog as it was before. It cannot be logged rightly; a new attempt will be.
+create function headwater.same_columns(image json, names text[]) returns boolean
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if array(select json_object_keys(image) order by 1) <> array(select unnest(names) order by 1) then
+    raise exception 'headwater: the table was altered after this transaction began'
+      using errcode = 'serialization_failure', hint = 'Try the transaction again.';
+  end if;
+  return true;
 end $$;
 
 ------------------------------------------------------------------------------------------ triggers
@@ -362,14 +408,18 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  setting text := format('headwater.mark_%s_%s', depth, lower(operation));
-  mark text := current_setting(setting, true);
+  -- For the statements of a cascading foreign key, BEFORE triggers run one level deeper than AFTER.
+  settings text[] := array[
+    format('headwater.mark_%s_%s', depth, lower(operation)),
+    format('headwater.mark_%s_%s', depth + 1, lower(operation))];
+  mark text := coalesce(
+    nullif(current_setting(settings[1], true), ''), nullif(current_setting(settings[2], true), ''));
   nested record;
 begin
-  if mark is null or mark = '' then
+  if mark is null then
     return;
   end if;
-  perform set_config(setting, '', true);
+  perform set_config(settings[1], '', true), set_config(settings[2], '', true);
   for nested in
     select l.slot, l.seq
     from headwater.log l
@@ -391,26 +441,31 @@ set search_path = pg_catalog, pg_temp
 set timezone = 'UTC' set datestyle = 'ISO' set intervalstyle = 'iso_8601'
 set bytea_output = 'hex' set extra_float_digits = 1 set lc_monetary = 'C'
 as $$
+<<capture_row>>
 declare
-  depth text := pg_trigger_depth();
   root oid := pg_partition_root(tg_relid);
-  take text := format('select %s from (select ($1).*) r', headwater.image('r', tg_relid, root));
+  take text;
   before_image json;
   after_image json;
   key text[];
   shape bigint;
 begin
+  if exists (
+       select from generate_series(pg_trigger_depth(), pg_trigger_depth() + 1) depth,
+                   unnest(array['insert', 'update', 'delete']) operation
+       where current_setting(format('headwater.mark_%s_%s', depth, operation), true) <> '')
+     or not exists (select from headwater.tables where relid = root and enabled)
+     or exists (select from headwater.captures c where c.member = tg_relid and c.root = capture_row.root) then
+    return null;
+  end if;
+  take := format('select %s from (select ($1).*) r', headwater.image('r', tg_relid, root));
   if tg_op <> 'INSERT' then
     execute take into before_image using old;
   end if;
   if tg_op <> 'DELETE' then
     execute take into after_image using new;
   end if;
-  if concat(current_setting('headwater.mark_' || depth || '_insert', true),
-            current_setting('headwater.mark_' || depth || '_update', true),
-            current_setting('headwater.mark_' || depth || '_delete', true)) <> ''
-     or before_image::text = after_image::text
-     or not exists (select from headwater.tables where relid = root and enabled) then
+  if before_image::text = after_image::text then
     return null;
   end if;
   shape := headwater.register_shape(root);
@@ -432,8 +487,8 @@ begin
     where after_image is not null
       and headwater.key_of(before_image, key)::text is distinct from headwater.key_of(after_image, key)::text
   ) i;
-  if headwater.readers_sleep() then
-    perform headwater.notify(shape, tg_op, 1);
+  if headwater.may_notify() then
+    perform headwater.notify(shape, tg_op, 1, before_image, after_image);
   end if;
   return null;
 end $$;
@@ -472,6 +527,10 @@ begin
            and l.shape in (select id from headwater.shapes where relid = root)
          order by l.seq desc limit 1) = 'T' then
     return null;
+  elsif not has_table_privilege(tg_relid, 'SELECT') or row_security_active(tg_relid) then
+    -- The rows are not ours to read, or not all of them.
+    insert into headwater.log (op, shape) values ('R', shape);
+    logged := 1;
   else
     execute format(
       'insert into headwater.log (op, shape, before, user_id, function_name, trace_id)
@@ -480,15 +539,26 @@ begin
       using actor[1], actor[2], actor[3];
     get diagnostics logged = row_count;
   end if;
-  if logged > 0 and headwater.readers_sleep() then
+  if logged > 0 and headwater.may_notify() then
     perform headwater.notify(shape, case when whole then 'TRUNCATE' else 'DELETE' end, logged);
   end if;
   return null;
 end $$;
 
+-- The image of a transition table's row, if it has one row only.
+create function headwater.only_image(alias text, source text, member oid, root oid) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select format(
+    '(select case when pg_catalog.count(*) operator(pg_catalog.=) 1 then (pg_catalog.array_agg(%1$s))[1] end
+      from (select * from %2$s limit 2) %3$s)',
+    headwater.image(alias, member, root), source, alias)
+$$;
+
 -- Makes (or makes anew) the functions and the triggers of one relation. The functions are short:
 -- plpgsql prepares every expression anew in each transaction, and most transactions write one row.
-create function headwater.install_capture(member oid, root oid) returns void
+create function headwater.make_capture(member oid, root oid) returns bigint
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $body$
@@ -506,6 +576,7 @@ begin
   foreach operation in array array['insert', 'update', 'delete'] loop
     source := format(
       $function$
+#variable_conflict use_column
 declare
   logged bigint := 0;
   statement text;
@@ -517,6 +588,7 @@ begin
      and headwater.fits('%2$s'::oid, '%3$s'::oid, %4$L::bigint) then
     %5$s;
     get diagnostics logged = row_count;
+    %6$s
   else
     statement := headwater.fresh_statement(tg_relid, '%3$s'::oid, tg_op);
     if statement is not null then
@@ -525,16 +597,25 @@ begin
       get diagnostics logged = row_count;
       perform headwater.swap_formats(tg_relid, formats);
     end if;
+    if logged > 0 and headwater.may_notify() then
+      perform headwater.notify(%7$L::bigint, tg_op, logged);
+    end if;
   end if;
-  if logged > 0 and headwater.readers_sleep() then
-    perform headwater.notify(%6$L::bigint, tg_op, logged);
-  end if;
-  %7$s
+  %8$s
   return null;
 end $function$,
       case when marked then 'select last_value into mark from headwater.log_seq;' end,
       member, root, fingerprint,
       headwater.capture_statement(member, root, upper(operation), shape),
+      case when current_setting('max_prepared_transactions') = '0' then
+        format(
+          'if logged > 0 and headwater.readers_sleep() then
+             perform headwater.notify(%L::bigint, tg_op, logged, %s, %s);
+           end if;',
+          shape,
+          case when operation = 'insert' then 'null' else headwater.only_image('o', 'old_rows', member, root) end,
+          case when operation = 'delete' then 'null' else headwater.only_image('n', 'new_rows', member, root) end)
+      end,
       shape,
       case when marked then
         format('perform headwater.settle(''%s''::oid, tg_op, pg_trigger_depth(), mark);', root) end);
@@ -567,9 +648,23 @@ end $function$,
     execute format('alter table only %s disable trigger headwater_row', member::regclass);
   end if;
 
-  insert into headwater.captures values (member, root, fingerprint)
-  on conflict on constraint captures_pkey do update set root = excluded.root, fingerprint = excluded.fingerprint;
+  return fingerprint;
 end $body$;
+
+-- The fingerprint covers the triggers as well, so the functions are made again once these are there.
+create function headwater.install_capture(member oid, root oid) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  made_for bigint := headwater.make_capture(member, root);
+begin
+  if made_for <> headwater.fingerprint(member, root) then
+    made_for := headwater.make_capture(member, root);
+  end if;
+  insert into headwater.captures values (member, root, made_for)
+  on conflict on constraint captures_pkey do update set root = excluded.root, fingerprint = excluded.fingerprint;
+end $$;
 
 -- Creates or drops a trigger only where it is not as wanted: both take a lock that waits for writers.
 create function headwater.set_trigger(relation oid, name text, definition text, wanted boolean) returns void
@@ -583,6 +678,8 @@ begin
     execute format('create trigger %I %s', name, definition);
   elsif present and not wanted then
     execute format('drop trigger %I on %s', name, relation::regclass);
+  elsif present and exists (select from pg_trigger where tgrelid = relation and tgname = name and tgenabled = 'D') then
+    execute format('alter table only %s enable trigger %I', relation::regclass, name);
   end if;
 end $$;
 
@@ -645,10 +742,16 @@ begin
     raise exception 'headwater: % is a system table', relation using errcode = 'wrong_object_type';
   end if;
   select inhparent into parent from pg_inherits where inhrelid = relation limit 1;
-  if c.relispartition then
-    raise exception 'headwater: % is a partition of %', relation, parent
+  if parent is not null then
+    raise exception 'headwater: % is a % of %', relation,
+      case when c.relispartition then 'partition' else 'child' end, parent
       using errcode = 'wrong_object_type',
-            hint = format('Enable %s: its partitions are captured with it.', parent);
+            hint = format('Enable %s: what is below it is captured with it.', parent);
+  end if;
+  if exists (select from pg_index where indrelid = relation and indisprimary and not indimmediate) then
+    raise exception 'headwater: the primary key of table % is deferrable', relation
+      using errcode = 'object_not_in_prerequisite_state',
+            hint = 'Two rows may share it for a while, so changes could not be told apart. Make it immediate.';
   end if;
   if headwater.describe(relation) -> 'key' = '[]' then
     raise exception 'headwater: table % has no primary key', relation
@@ -697,7 +800,11 @@ begin
   loop
     if not fresh and not exists (select from headwater.captures c where c.member = relation) then
       execute format('lock table only %s in share row exclusive mode', relation::regclass);
-      execute format('select exists (select from only %s)', relation::regclass) into filled;
+      if not has_table_privilege(relation, 'SELECT') or row_security_active(relation) then
+        filled := true; -- it may be
+      else
+        execute format('select exists (select from only %s)', relation::regclass) into filled;
+      end if;
       moved := moved or filled;
     end if;
     perform headwater.install_capture(relation, root);
@@ -732,6 +839,7 @@ declare
   t record;
   done integer := 0;
 begin
+  perform pg_advisory_xact_lock(headwater.lock_class(), 4);
   if (select home <> headwater.home() from headwater.installation) then
     return 0; -- the oids here are of another database, see headwater.adopt
   end if;
@@ -744,7 +852,7 @@ begin
       elsif headwater.describe(t.relid) -> 'key' <> '[]' and headwater.sync_table(t.relid) then
         done := done + 1;
       end if;
-    exception when lock_not_available or insufficient_privilege then
+    exception when others then
       raise warning 'headwater: % could not be looked after: %', headwater.label(t.relid), sqlerrm;
     end;
   end loop;
@@ -788,8 +896,10 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  was_enabled boolean := (select enabled from headwater.tables where relid = root);
+  was_enabled boolean;
 begin
+  perform pg_advisory_xact_lock(headwater.lock_class(), 4); -- one at a time
+  was_enabled := (select enabled from headwater.tables where relid = root);
   perform headwater.sync_table(root);
   if was_enabled then
     return headwater.label(root);
@@ -809,6 +919,7 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 begin
+  perform pg_advisory_xact_lock(headwater.lock_class(), 4);
   perform headwater.remove_capture(c.member) from headwater.captures c where c.root = disable_table.root;
   update headwater.tables set enabled = false, changed_at = clock_timestamp()
   where relid = root and enabled;
