@@ -306,12 +306,11 @@ class _Slots:
 
     def misled(self, retention: bytes, slot: int, position: Position) -> bool:
         """Whether the read may have passed over something; then the next one looks again."""
-        if (
-            retention == self._retention
-            and slot in self._near
-            and not any(position.contains(xid) for xid in self._long_running)
-        ):
+        moved = retention != self._retention or slot not in self._near
+        if not moved and not any(position.contains(xid) for xid in self._long_running):
             return False
+        if moved:
+            self._looked_at = None  # whoever is running may have written anywhere
         self._retention = None
         return True
 

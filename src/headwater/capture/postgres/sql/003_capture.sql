@@ -756,7 +756,7 @@ begin
   if headwater.describe(relation) -> 'key' = '[]' then
     raise exception 'headwater: table % has no primary key', relation
       using errcode = 'object_not_in_prerequisite_state',
-            hint = format('Rows are told apart by their key: alter table %s add primary key (…).', relation);
+            hint = format('Rows are told apart by their key: alter table %s add primary key (...).', relation);
   end if;
   select m into foreign_member
   from headwater.members_of(relation) m join pg_class f on f.oid = m where f.relkind = 'f' limit 1;
