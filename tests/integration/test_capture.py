@@ -672,14 +672,11 @@ class TestInheritance:
             "delete from capitals",
         )
         changes = await probe.changes()
-        assert [(c.table.label, c.op, *c.key) for c in changes] == [
-            ("cities", "insert", "Ulm"),
-            ("cities", "insert", "Bern"),
-            ("cities", "update", "Ulm"),
-            ("cities", "update", "Bern"),
-            ("cities", "update", "Ulm"),
-            ("cities", "delete", "Bern"),
-        ]
+        assert {c.table.label for c in changes} == {"cities"}
+        story = [(c.op, *c.key) for c in changes]
+        assert story[:2] == [("insert", "Ulm"), ("insert", "Bern")]
+        assert sorted(story[2:4]) == [("update", "Bern"), ("update", "Ulm")]
+        assert story[4:] == [("update", "Ulm"), ("delete", "Bern")]
         assert changes[1].after == {"name": "Bern", "people": 2}
 
     async def test_truncate_spares_who_is_not_named(

@@ -219,6 +219,7 @@ def test_doctor(database: str) -> None:
         "WAL source": "ok",
         "commit times": "ok",
         "tables": "ok",
+        "notifications": "ok",
         "schema": "warn",
     }
     headwater("enable", "orders", "--url", database)

@@ -442,3 +442,41 @@ async def test_many_statements_in_one_transaction(connection: Connection, probe:
         "do $$ begin for i in 1 .. 20000 loop insert into t values (i); end loop; end $$",
     )
     assert len(await probe.changes()) == 20000
+
+
+class TestSeveralVersionsOfARow:
+    """One statement touches a row twice: its versions are paired in order, not each with each."""
+
+    async def test_two_foreign_keys_cascade_into_it(
+        self, connection: Connection, probe: LogProbe
+    ) -> None:
+        await captured(
+            connection,
+            probe,
+            "create table p (id int primary key)",
+            "create table t (id int primary key, a int references p on update cascade,"
+            " b int references p on update cascade)",
+            "insert into p values (1)",
+            "insert into t values (7, 1, 1)",
+        )
+        await run(connection, "update p set id = 2")
+        steps = [(c.before, c.after) for c in await probe.changes()]
+        one, two, three = ({"id": 7, "a": a, "b": b} for a, b in ((1, 1), (2, 1), (2, 2)))
+        assert steps == [(one, two), (two, three)]
+
+    async def test_one_key_in_parent_and_child(
+        self, connection: Connection, probe: LogProbe
+    ) -> None:
+        await captured(
+            connection,
+            probe,
+            "create table t (id int primary key, a int)",
+            "create table t1 (primary key (id)) inherits (t)",
+            "insert into t values (1, 10)",
+            "insert into t1 values (1, 20)",
+        )
+        await run(connection, "update t set a = a + 1")
+        assert sorted((c.op, c.after["a"]) for c in await probe.changes() if c.after) == [
+            ("update", 11),
+            ("update", 21),
+        ]

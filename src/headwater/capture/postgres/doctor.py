@@ -29,6 +29,7 @@ async def examine(connection: Connection) -> list[Finding]:
         await _wal(connection),
         await _commit_times(connection),
         await _tables(connection),
+        await _notifications(connection),
     ]
     if await _value(connection, _HIDDEN):
         hint = "As the role that installed it: grant usage on schema headwater to …"
@@ -154,6 +155,25 @@ async def _tables(connection: Connection) -> Finding:
             "As their owner: grant trigger on … to …",
         )
     return Finding("tables", "ok", "this role may enable every table")
+
+
+async def _notifications(connection: Connection) -> Finding:
+    """PostgreSQL's queue is shared by all databases; when it is full, commits fail."""
+    usage = float(str(await _value(connection, "select pg_notification_queue_usage()")))
+    if usage > 0.5:
+        return Finding(
+            "notifications",
+            "fail",
+            f"the queue is {usage:.0%} full: a session listens and does not read",
+            "Find it in pg_stat_activity and end it: pg_terminate_backend(…)",
+        )
+    if await _value(connection, "select current_setting('max_prepared_transactions')") != "0":
+        return Finding(
+            "notifications",
+            "warn",
+            "max_prepared_transactions is not 0: writers send no NOTIFY, and readers poll",
+        )
+    return Finding("notifications", "ok", "the queue is all but empty")
 
 
 def _table(table: triggers.CapturedTable) -> Finding:

@@ -257,6 +257,35 @@ as $$
   from unnest(array['user_id', 'function_name', 'trace_id']) name
 $$;
 
+-- Whether one statement may bring several versions of a row, or several rows of one key: cascades
+-- of foreign keys touch a row once for each, and a key is not unique across inheritance children.
+create function headwater.may_repeat_rows(member oid) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select exists (
+           select from pg_constraint
+           where conrelid = member and contype = 'f'
+             and (confupdtype not in ('a', 'r') or confdeltype in ('n', 'd')))
+      or exists (
+           select from pg_inherits i join pg_class c on c.oid = i.inhparent
+           where i.inhparent = member and c.relkind = 'r')
+$$;
+
+-- A transition table with its keys, images, and which version of its key each row is.
+create function headwater.numbered(alias text, source text, keys text[], image text) returns text
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+  select format(
+    '(select r.*, pg_catalog.row_number() over (partition by %1$s order by r.hw_number) as hw_turn
+      from (select %2$s, %3$s as hw_image, pg_catalog.row_number() over () as hw_number
+            from %4$s %5$s) r) %5$s',
+    (select string_agg('r.' || key, ', ') from unnest(keys) key),
+    (select string_agg(alias || '.' || key, ', ') from unnest(keys) key),
+    image, source, alias)
+$$;
+
 -- The INSERT into the log for one statement on `member`.
 create function headwater.capture_statement(member oid, root oid, operation text, shape bigint)
 returns text
@@ -269,6 +298,7 @@ declare
   actor constant text := headwater.actor();
   first_key text;
   same_key text;
+  keys text[];
 begin
   if operation = 'INSERT' then
     return format(
@@ -284,6 +314,7 @@ begin
   -- too. Of other types only the text is looked at: an operator could be somebody's code.
   select
     min(quote_ident(a.attname)) filter (where k.ordinality = 1),
+    array_agg(quote_ident(a.attname)),
     string_agg(
       format(
         case
@@ -294,7 +325,7 @@ begin
           else 'pg_catalog.format(''%%s'', o.%1$I) collate "C" operator(pg_catalog.=) pg_catalog.format(''%%s'', n.%1$I) collate "C"'
         end, a.attname, e.oprname),
       ' and ')
-  into first_key, same_key
+  into first_key, keys, same_key
   from pg_index i
   cross join unnest(i.indkey::int2[], i.indclass::oid[]) with ordinality k (attnum, opclass, ordinality)
   join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
@@ -311,16 +342,30 @@ begin
   where i.indrelid = root and i.indisprimary and k.ordinality <= i.indnkeyatts;
   -- A full join, because a changed key leaves both of its sides alone, and because it is never
   -- planned as a nested loop: the plan is made for one row and must do for a million.
+  if not headwater.may_repeat_rows(member) then
+    return format(
+      'insert into headwater.log (op, shape, before, after, user_id, function_name, trace_id)
+       select case when o.%1$s is null then ''I'' when n.%1$s is null then ''D'' else ''U'' end::pg_catalog."char",
+              %2$s,
+              case when o.%1$s is not null then %3$s end,
+              case when n.%1$s is not null then %4$s end,
+              %5$s
+       from old_rows o full join new_rows n on %6$s
+       where (o.* operator(pg_catalog.*=) n.*) is not true',
+      first_key, shape, before_image, after_image, actor, same_key);
+  end if;
+  -- The versions of a row are paired in the order in which they were made.
   return format(
     'insert into headwater.log (op, shape, before, after, user_id, function_name, trace_id)
      select case when o.%1$s is null then ''I'' when n.%1$s is null then ''D'' else ''U'' end::pg_catalog."char",
-            %2$s,
-            case when o.%1$s is not null then %3$s end,
-            case when n.%1$s is not null then %4$s end,
-            %5$s
-     from old_rows o full join new_rows n on %6$s
-     where (o.* operator(pg_catalog.*=) n.*) is not true',
-    first_key, shape, before_image, after_image, actor, same_key);
+            %2$s, o.hw_image, n.hw_image, %3$s
+     from %4$s full join %5$s on %6$s and o.hw_turn operator(pg_catalog.=) n.hw_turn
+     where (o.hw_image::pg_catalog.text operator(pg_catalog.=) n.hw_image::pg_catalog.text) is not true
+     order by coalesce(o.hw_turn, n.hw_turn)',
+    first_key, shape, actor,
+    headwater.numbered('o', 'old_rows', keys, before_image),
+    headwater.numbered('n', 'new_rows', keys, after_image),
+    same_key);
 end $$;
 
 -- Sets what headwater.format_settings names, and returns it as it was before. For statements that
@@ -363,6 +408,9 @@ begin
   statement := headwater.capture_statement(member, root, operation, shape);
   if current_setting('transaction_isolation') = 'read committed' then
     return statement;
+  end if;
+  if operation = 'UPDATE' and headwater.may_repeat_rows(member) then
+    return statement; -- its images have no table to be looked at through
   end if;
   return statement || format(
     '%s headwater.same_columns(%s, %L)',
