@@ -120,8 +120,9 @@ def _reader(url: str) -> Iterator[None]:
     ready = context.Event()
     process = context.Process(target=_follow, args=(url, ready), daemon=True)
     process.start()
-    ready.wait()
     try:
+        if not ready.wait(timeout=30):
+            raise RuntimeError("the reader did not start")
         yield
     finally:
         process.terminate()
