@@ -626,7 +626,7 @@ begin
       $function$
 #variable_conflict use_column
 declare
-  logged bigint := 0;
+  logged bigint;
   statement text;
   formats jsonb;
   mark bigint;
