@@ -260,7 +260,8 @@ class TestRoles:
             create function evil.clock_timestamp() returns timestamptz language sql as
               $$ select 'epoch'::timestamptz $$;
         """
-        await run(writer, shadows, "set search_path = evil, pg_catalog, public")
+        await run(writer, "grant usage on schema evil to public", shadows)
+        await run(writer, "set search_path = evil, pg_catalog, public")
         async with probing(url) as probe:
             await run(
                 writer,
