@@ -103,6 +103,18 @@ async def test_a_cursor_redelivers_what_was_not_done(hw: Headwater, writer: Conn
     assert keys(await first(hw, 2, cursor="billing")) == [1, 2]
 
 
+async def test_a_new_cursor_is_saved_before_anything_is_delivered(
+    hw: Headwater, writer: Connection
+) -> None:
+    """Or a crash at the first transaction would begin after it."""
+    start = await hw.position()
+    await run(writer, "insert into orders values (1)")
+    async with aclosing(hw.changes(cursor="new", since=start)) as feed:
+        await anext(feed)
+        saved = await rows(writer, "select position from headwater.cursors where name = 'new'")
+    assert saved == [(str(start),)]
+
+
 async def self_started(hw: Headwater, writer: Connection, statement: str) -> list[Change]:
     """Start a feed with a new cursor and write once it has saved its beginning."""
     task = asyncio.create_task(first(hw, 1, cursor="billing"))
