@@ -27,7 +27,7 @@ begin
   return null;
 end $$;
 
--- Row triggers may have written to the same table while the statement was at work; their changes
+-- Triggers may have written to the same table while the statement was at work; their changes
 -- were logged first but happened later. Gives them new numbers behind the statement's own.
 create function headwater.settle(root oid, operation text, depth integer, before_own bigint) returns void
 language plpgsql
