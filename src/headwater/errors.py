@@ -9,6 +9,11 @@
     ├── InvalidQuery           a filter, order or live query does not fit its table
     ├── ResyncRequired         the log no longer reaches back to a position
     ├── Diverged               a replica no longer equals the result it follows
+    ├── Unauthorized           a token is missing or does not hold
+    ├── Forbidden              the user may not do this
+    ├── LimitExceeded          a quota or a bound is reached
+    ├── Unavailable            the gateway cannot serve now
+    ├── ConnectionFailed       a gateway cannot be reached
     └── EmbeddedError          the embedded PostgreSQL could not be used
 
 Each carries a stable `code` for machines, a `hint` that says the way out, and `retryable`. Driver
@@ -76,3 +81,45 @@ class Diverged(HeadwaterError):
 
 class EmbeddedError(HeadwaterError):
     code = "embedded"
+
+
+class Unauthorized(HeadwaterError):
+    """No token, or one that does not hold."""
+
+    code = "unauthorized"
+
+
+class Forbidden(HeadwaterError):
+    code = "forbidden"
+
+
+class LimitExceeded(HeadwaterError):
+    """`retry_after` is when to try again, in seconds."""
+
+    code = "limit"
+    retryable = True
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        code: str | None = None,
+        retry_after: float = 1.0,
+    ) -> None:
+        super().__init__(message, hint=hint, code=code)
+        self.retry_after = retry_after
+
+
+class Unavailable(HeadwaterError):
+    """The gateway cannot serve this now: it is starting, stopping or without its database."""
+
+    code = "unavailable"
+    retryable = True
+
+
+class ConnectionFailed(HeadwaterError):
+    """A client could not reach a gateway, or lost it for good."""
+
+    code = "connection"
+    retryable = True

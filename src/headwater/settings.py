@@ -37,6 +37,84 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     maintenance: str = f"{MAINTENANCE_SECONDS:.0f} seconds"
     """How often retention and altered tables are looked after."""
 
+    coalesce: str = "adaptive"
+    """When changes are delivered: `adaptive`, or a quiet and a maximum time as in `50ms/200ms`."""
+
+    host: str = "127.0.0.1"
+    """The address `headwater serve` listens on."""
+
+    port: int = 8484
+    """The port `headwater serve` listens on; 0 for any that is free."""
+
+    origins: tuple[str, ...] = ()
+    """Origins whose pages may use the gateway from a browser, beside its own; `*` for all."""
+
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks whose `X-Forwarded-For` is believed."""
+
+    compression: tuple[str, ...] = ("br", "zstd", "gzip")
+    """Encodings offered to clients, best first."""
+
+    keepalive: str = "15 seconds"
+    """How often an idle connection hears that it is alive."""
+
+    drain: str = "10 seconds"
+    """How long a stopping gateway waits for its clients to take what is theirs."""
+
+    recheck: str = "60 seconds"
+    """How often the rights of open subscriptions are looked at again."""
+
+    sessions_per_user: int = 8
+    """Connections that one user may hold open."""
+
+    sessions_per_ip: int = 32
+    """Connections that may be open from one address."""
+
+    subscriptions_per_user: int = 500
+    """Subscriptions that one user may hold open."""
+
+    requests_per_second: int = 100
+    """Requests a second that one user, or one address without a user, may make in the long run."""
+
+    auth_secret: str | None = None
+    """The shared secret of tokens signed with HS256, HS384 or HS512."""
+
+    auth_public_key: str | None = None
+    """The public key (PEM, or a file with it) of tokens signed with RS…, PS…, ES… or EdDSA."""
+
+    auth_jwks: str | None = None
+    """The key set (a URL or a file) of tokens signed with one of several keys."""
+
+    auth_algorithms: tuple[str, ...] = ()
+    """Algorithms to accept; left out, those that fit the key."""
+
+    auth_audience: str | None = None
+    """What a token's `aud` must contain."""
+
+    auth_issuer: str | None = None
+    """What a token's `iss` must be."""
+
+    auth_leeway: str = "5 seconds"
+    """How far the clocks of the issuer and the gateway may differ."""
+
+    auth_user_claim: str = "sub"
+    """The claim that names the user."""
+
+    auth_tenant_claim: str = "tenant"
+    """The claim that names the user's tenant."""
+
+    auth_tenants: tuple[str, ...] = ()
+    """Tenants this gateway serves; left out, all."""
+
+    auth_role_claim: str = "role"
+    """The claim that names the database role a session reads as."""
+
+    auth_role: str | None = None
+    """The database role of sessions whose token names none."""
+
+    auth_cookie: str | None = None
+    """A cookie that may carry the token."""
+
     @property
     def retention_period(self) -> timedelta | None:
         return None if self.retention is None else parse_duration(self.retention, name="retention")
@@ -57,10 +135,10 @@ def load_settings(
     values = _from_file((folder or Path.cwd()) / FILE_NAME)
     for name in Settings.__struct_fields__:
         if text := environment.get(f"HEADWATER_{name.upper()}"):
-            values[name] = text
+            values[name] = _split(text) if name in _LISTS else text
     values |= {name: value for name, value in (overrides or {}).items() if value is not None}
     try:
-        settings = msgspec.convert(values, Settings)
+        settings = msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"wrong setting: {error}", hint="docs/reference/settings.md lists them all."
@@ -68,6 +146,16 @@ def load_settings(
     # Say what is wrong at once, not when it is first used.
     _ = settings.retention_period, settings.maintenance_period
     return settings
+
+
+_LISTS = frozenset(
+    field.name for field in msgspec.structs.fields(Settings) if isinstance(field.default, tuple)
+)
+
+
+def _split(text: str) -> list[str]:
+    """A list in an environment variable: `a, b`."""
+    return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def _from_file(path: Path) -> dict[str, Any]:

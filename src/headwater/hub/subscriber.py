@@ -1,0 +1,40 @@
+"""Who subscribes, and what a subscriber may see: the contract between the hub and the gateway."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from headwater.errors import HeadwaterError
+from headwater.live.filter import EVERYTHING, Filter
+from headwater.protocol import Frame
+
+
+class Access(msgspec.Struct, frozen=True):
+    """What a subscriber may see of one table.
+
+    `role` is the database role it reads as, None for Headwater's own; `claims` is the JSON text that
+    policies find in `request.jwt.claims`. Only rows that match `where` are ever its own.
+    """
+
+    role: str | None = None
+    claims: str = "{}"
+    where: Filter = EVERYTHING
+
+
+class Subscriber(Protocol):
+    """One subscription of one session. None of these calls waits or raises."""
+
+    def subscribed(self, view: int, *, key: tuple[str, ...], resumed: bool) -> None:
+        """Frames that name this view are for you from here on. Said again when the view changes."""
+
+    def deliver(self, frame: Frame) -> None:
+        """A snapshot, deltas, a reset, changes or a gap. Many subscribers get the same frame."""
+
+    def failed(self, error: HeadwaterError) -> None:
+        """The subscription is over; the hub has forgotten it."""
+
+    async def room(self) -> None:
+        """Wait until the client has taken most of what it was sent. For results too large to be
+        handed over at once."""

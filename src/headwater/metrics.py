@@ -1,0 +1,45 @@
+"""Every metric in one place; docs/reference/metrics.md is the page about them."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class Metrics:
+    """What one process counts. Each has a registry of its own, so that two do not mix."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, help: str, *labels: str) -> Counter:
+            return Counter(f"headwater_{name}", help, labels, registry=registry)
+
+        def gauge(name: str, help: str, *labels: str) -> Gauge:
+            return Gauge(f"headwater_{name}", help, labels, registry=registry)
+
+        def histogram(name: str, help: str) -> Histogram:
+            return Histogram(f"headwater_{name}", help, registry=registry, buckets=_SECONDS)
+
+        self.flushes = counter("flushes_total", "Flushes that brought something new")
+        self.flush_seconds = histogram("flush_seconds", "Time from reading the log to handing out")
+        self.lag_seconds = histogram("lag_seconds", "Time from a change being written to its frame")
+        self.changes = counter("changes_total", "Changes read from the log")
+        self.questions = counter("questions_total", "Questions put to the database", "kind")
+        self.resyncs = counter("resyncs_total", "Times that views were read anew", "reason")
+        self.views = gauge("views", "Live queries maintained, shared ones once")
+        self.database_up = gauge("database_up", "1 while the log is being followed")
+        self.subscriptions = gauge("subscriptions", "Open subscriptions", "kind")
+        self.sessions = gauge("sessions", "Open connections", "transport")
+        self.opened = counter("sessions_opened_total", "Connections opened", "transport")
+        self.frames = counter("frames_sent_total", "Frames handed to connections")
+        self.bytes = counter("bytes_sent_total", "Bytes handed to connections")
+        self.overflows = counter("overflows_total", "Subscriptions that fell behind", "policy")
+        self.stalled_bytes = gauge("stalled_bytes", "Bytes waiting for slow clients")
+        self.closed = counter("sessions_closed_total", "Connections the server closed", "reason")
+        self.refused = counter("refused_total", "Requests refused", "code")
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self.registry)

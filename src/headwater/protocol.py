@@ -1,0 +1,369 @@
+"""The wire protocol: every message between a gateway and its clients, and how it is written.
+
+The same messages travel over SSE and WebSocket; docs/reference/protocol.md shows each of them.
+Pure: structs in, bytes out. A `Frame` is one message encoded at most once for all who get it:
+frames of a shared result name its `view`, and `subscribed` has told each client which of its
+subscriptions that is. The `position` of a message is what its receiver is complete up to, and the
+SSE `id`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from headwater.model import Delta, Enter, Leave, Match, Move, Row, Table, Unmatch, Update, Value
+
+VERSION = 1
+
+Overflow: TypeAlias = Literal["conflate", "drop", "pause"]
+"""What happens to a subscription whose client reads too slowly: it gets the latest state only; what
+does not fit is dropped and a gap announced; or nothing is dropped and the log read later."""
+
+FeedFormat: TypeAlias = Literal["headwater", "debezium"]
+
+
+class _Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower, omit_defaults=True):
+    pass
+
+
+# ------------------------------------------------------------------------ from the server
+
+
+class Hello(_Message, frozen=True):
+    """The first message of every connection."""
+
+    session: str
+    version: int
+    keepalive: float
+    """Seconds between keepalives: hear nothing for longer than twice that, and reconnect."""
+    expires_at: datetime | None = None
+    """When the token ends, and the connection with it unless it is refreshed."""
+
+
+class Subscribed(_Message, frozen=True):
+    """The subscription `id` is fed by the frames of `view` from here on."""
+
+    id: str
+    view: int
+    resumed: bool = False
+    """Whether it goes on behind the position that the client named; if not, a snapshot follows."""
+    key: tuple[str, ...] = ()
+    """A live query's primary key: what the values in each `key` are called."""
+
+
+class Unsubscribed(_Message, frozen=True):
+    """The client ended the subscription; nothing of it follows."""
+
+    id: str
+
+
+class Snapshot(_Message, frozen=True):
+    """The whole result as of a position. With `more`, further rows follow in further snapshots."""
+
+    view: int
+    position: str
+    rows: tuple[Enter | Match, ...]
+    more: bool = False
+    hash: int | None = None
+
+
+class Deltas(_Message, frozen=True):
+    """What changed in a result in one flush; to be applied in order, as one."""
+
+    view: int
+    position: str
+    at: datetime
+    """When the last of these changes was written."""
+    deltas: tuple[Delta, ...]
+    hash: int | None = None
+    """Of the result that they lead to, where a subscriber asked to verify."""
+
+
+ResetReason: TypeAlias = Literal["overflow", "resync", "table", "access", "window"]
+
+
+class Reset(_Message, frozen=True):
+    """Forget the result; it is now `rows`. Why: the client read too slowly (`overflow`), the log
+    could not be followed (`resync`), the table was truncated, altered or enabled again (`table`),
+    the client's rights changed (`access`), or it slid its window (`window`)."""
+
+    view: int
+    position: str
+    reason: ResetReason
+    rows: tuple[Enter | Match, ...] = ()
+    more: bool = False
+    hash: int | None = None
+
+
+class Gap(_Message, frozen=True):
+    """Changes of a feed after `since` and up to `position` were left out. They can be had with
+    another feed from `since`, unless the log has been trimmed past it (`reason` "resync")."""
+
+    view: int
+    position: str
+    since: str | None
+    reason: Literal["overflow", "resync"]
+
+
+class WireChange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One row's step in a change feed."""
+
+    seq: int
+    table: str
+    op: str
+    key: dict[str, Value] | None = None
+    before: Row | None = None
+    after: Row | None = None
+    changed: tuple[str, ...] | None = None
+    user_id: str | None = None
+    function_name: str | None = None
+    trace_id: str | None = None
+
+
+class WireTransaction(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Changes that became visible together."""
+
+    xid: int
+    at: datetime
+    changes: tuple[Any, ...]
+    """`WireChange`, or Debezium envelopes where they were asked for."""
+    complete: bool = True
+    """False for a part of a very large transaction, which goes on in the next message."""
+
+
+class Changes(_Message, frozen=True):
+    """Transactions of a change feed. `position` is where to resume; it may lie before the last
+    transaction: discard by `seq` what comes twice."""
+
+    view: int
+    position: str
+    transactions: tuple[WireTransaction, ...]
+
+
+class Error(_Message, frozen=True):
+    """With `id`, that subscription is over. Without, it is about the last request, or about the
+    connection when that is closed next."""
+
+    code: str
+    message: str
+    hint: str | None = None
+    retryable: bool = False
+    id: str | None = None
+    retry_after_secs: float | None = None
+
+
+class Keepalive(_Message, frozen=True):
+    """Nothing happened, and all is well. Over SSE a comment."""
+
+
+class Authenticated(_Message, frozen=True):
+    """The new token holds."""
+
+    expires_at: datetime | None = None
+
+
+ServerMessage: TypeAlias = (
+    Hello | Subscribed | Unsubscribed | Snapshot | Deltas | Reset | Gap | Changes | Error
+    | Keepalive | Authenticated
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------------ from the client
+
+
+class ChangesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A change feed: of these tables (none for all), from now on or from a position."""
+
+    tables: tuple[str, ...] = ()
+    where: Any = None
+    since: str | None = None
+    format: FeedFormat = "headwater"
+
+
+class Subscribe(_Message, frozen=True, forbid_unknown_fields=True):
+    """Ask for a live query or a change feed; exactly one of `live` and `changes`."""
+
+    id: str
+    live: dict[str, Any] | None = None
+    """A live query as docs/reference/live-query.md describes it."""
+    changes: ChangesQuery | None = None
+    since: str | None = None
+    """The position up to which the client already has the live query's result."""
+    batch: bool = True
+    """False: one message per delta instead of one per flush."""
+    overflow: Overflow | None = None
+    """Left out: `conflate` for a live query, `pause` for a change feed."""
+    verify: bool = False
+    """Have every batch carry the hash of the result."""
+
+
+class Unsubscribe(_Message, frozen=True, forbid_unknown_fields=True):
+    id: str
+
+
+class Reanchor(_Message, frozen=True, forbid_unknown_fields=True):
+    """Slide the window of a live query: it now begins behind another cursor."""
+
+    id: str
+    after: list[Any] | None = None
+
+
+class Authenticate(_Message, frozen=True, forbid_unknown_fields=True):
+    """Go on with a new token, of the same user and tenant."""
+
+    token: str
+
+
+ClientMessage: TypeAlias = Subscribe | Unsubscribe | Reanchor | Authenticate
+
+
+# ------------------------------------------------------------------------ values
+
+
+class Wire:
+    """Turns a table's rows and deltas into what JSON can hold: texts for NaN, infinities and bytes.
+
+    For a table without such columns, rows go out as they are.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._plain = {c.name: _plain for c in table.columns if _needs_care(c.type)}
+
+    def row(self, row: Row) -> Row:
+        if not self._plain:
+            return row
+        return {name: _plain(v) if name in self._plain else v for name, v in row.items()}
+
+    def delta(self, delta: Delta) -> Delta:
+        if not self._plain:
+            return delta
+        match delta:
+            case Enter(key, row, index, cursor):
+                return Enter(_values(key), self.row(row), index, _values(cursor))
+            case Move(key, row, source, index, cursor):
+                return Move(_values(key), self.row(row), source, index, _values(cursor))
+            case Update(key, row, index, cursor):
+                plain = None if cursor is None else _values(cursor)
+                return Update(_values(key), self.row(row), index, plain)
+            case Match(key, row):
+                return Match(_values(key), self.row(row))
+            case Leave(key, index):
+                return Leave(_values(key), index)
+            case Unmatch(key):
+                return Unmatch(_values(key))
+        return msgspec.structs.replace(delta, rows=tuple(map(self.delta, delta.rows)))
+
+
+def _needs_care(type_: str) -> bool:
+    return type_.removesuffix("[]") in ("real", "double precision", "bytea")
+
+
+def _values(values: Sequence[Value]) -> tuple[Value, ...]:
+    return tuple(map(_plain, values))
+
+
+def _plain(value: Value) -> Value:
+    match value:
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+        case bytes():
+            return "\\x" + value.hex()
+        case list():
+            return [_plain(item) for item in value]
+    return value
+
+
+# ------------------------------------------------------------------------ frames
+
+_encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
+_decode_server = msgspec.json.Decoder(ServerMessage).decode
+_decode_client = msgspec.json.Decoder(ClientMessage).decode
+
+KEEPALIVE_SSE = b": keepalive\n\n"
+
+
+class Frame:
+    """A message and its encodings, each made when it is first wanted and then shared."""
+
+    def __init__(self, message: ServerMessage) -> None:
+        self.message = message
+
+    @cached_property
+    def json(self) -> bytes:
+        """The message: a WebSocket text, an SSE event's data, a line of NDJSON."""
+        return _encode(self.message)
+
+    @cached_property
+    def sse(self) -> bytes:
+        """The message as a Server-Sent Event."""
+        message = self.message
+        if isinstance(message, Keepalive):
+            return KEEPALIVE_SSE
+        # Whoever is cut off between the parts of a result has nothing to resume from.
+        id = None if getattr(message, "more", False) else getattr(message, "position", None)
+        return _event(type(message).__name__.lower(), self.json, id)
+
+    @cached_property
+    def each(self) -> tuple[Frame, ...]:
+        """For those who did not want batches: one frame per delta. Only the last carries the
+        position, or who is cut off in between would resume behind what it has not seen."""
+        message = self.message
+        if not isinstance(message, Deltas):
+            return (self,)
+        last = len(message.deltas) - 1
+        return tuple(
+            _DeltaFrame(message, delta, i == last) for i, delta in enumerate(message.deltas)
+        )
+
+    @property
+    def size(self) -> int:
+        return len(self.json)
+
+
+class _DeltaFrame(Frame):
+    def __init__(self, batch: Deltas, delta: Delta, last: bool) -> None:
+        super().__init__(batch)
+        self._delta = delta
+        self._last = last
+
+    @cached_property
+    def json(self) -> bytes:
+        assert isinstance(self.message, Deltas)
+        fields = msgspec.to_builtins(self._delta, builtin_types=(datetime,), str_keys=False)
+        name = fields.pop("delta")
+        common: dict[str, Any] = {"view": self.message.view, "at": self.message.at}
+        if self._last:
+            common["position"] = self.message.position
+            if self.message.hash is not None:
+                common["hash"] = self.message.hash
+        return _encode({"type": name, **common, **fields})
+
+    @cached_property
+    def sse(self) -> bytes:
+        assert isinstance(self.message, Deltas)
+        name = type(self._delta).__name__.lower()
+        return _event(name, self.json, self.message.position if self._last else None)
+
+
+def _event(name: str, data: bytes, id: str | None) -> bytes:
+    # JSON has no raw line breaks, so one data line always holds it.
+    head = f"event: {name}\n" if id is None else f"event: {name}\nid: {id}\n"
+    return b"%sdata: %s\n\n" % (head.encode(), data)
+
+
+def read_server(data: bytes | str) -> ServerMessage:
+    """Decode a message from a server; `msgspec.DecodeError` for what is none."""
+    message: ServerMessage = _decode_server(data)
+    return message
+
+
+def read_client(data: bytes | str) -> ClientMessage:
+    """Decode a message from a client; `msgspec.DecodeError` names the place that is wrong."""
+    message: ClientMessage = _decode_client(data)
+    return message
