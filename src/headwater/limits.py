@@ -129,3 +129,26 @@ WINDOW_ASK_KEYS_MAX = 2_000
 
 STREAMED_PAGE_ROWS = 5_000
 """Rows read at a time while a streamed query learns its members."""
+
+# Gateway
+SESSION_QUEUE_BYTES_MAX = 1024 * 1024
+"""Bytes that may wait for one client, beside the frame that exceeds it. Then its subscriptions fall
+behind, each by its own policy."""
+
+SESSION_BEHIND_SECONDS_MAX = 60.0
+"""A client that stays behind for this long is disconnected."""
+
+SESSION_IDLE_SECONDS_MAX = 300.0
+"""A connection without a subscription is closed after this long."""
+
+SUBSCRIPTION_ID_CHARS_MAX = 100
+"""Characters in the id that a client gives a subscription. A longer one is refused."""
+
+FEED_TABLES_MAX = 100
+"""Tables one change feed may name. More are refused."""
+
+KEEPALIVE_SLOTS = 16
+"""Connections get their keepalives in so many groups, one after the other."""
+
+RECHECKS_AT_ONCE = 16
+"""Subscriptions whose rights are looked at again at the same time."""

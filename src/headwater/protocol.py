@@ -293,6 +293,9 @@ class Frame:
 
     def __init__(self, message: ServerMessage) -> None:
         self.message = message
+        self.position: str | None = getattr(message, "position", None)
+        self.is_step = isinstance(message, Deltas | Changes)
+        """Whether it only makes sense to those who have all before it."""
 
     @cached_property
     def json(self) -> bytes:
@@ -306,7 +309,7 @@ class Frame:
         if isinstance(message, Keepalive):
             return KEEPALIVE_SSE
         # Whoever is cut off between the parts of a result has nothing to resume from.
-        id = None if getattr(message, "more", False) else getattr(message, "position", None)
+        id = None if getattr(message, "more", False) else self.position
         return _event(type(message).__name__.lower(), self.json, id)
 
     @cached_property
