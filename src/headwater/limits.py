@@ -152,3 +152,32 @@ KEEPALIVE_SLOTS = 16
 
 RECHECKS_AT_ONCE = 16
 """Subscriptions whose rights are looked at again at the same time."""
+
+REQUEST_BYTES_MAX = 1024 * 1024
+"""Bytes in the body of a request or in a WebSocket message. A larger one is refused."""
+
+REQUEST_HEAD_BYTES_MAX = 64 * 1024
+"""Bytes in a request's line and headers. A larger head is answered with 431."""
+
+REQUEST_HEAD_SECONDS = 20.0
+"""How long a client may take to send a request's line and headers. Then it is disconnected."""
+
+KEEP_ALIVE_SECONDS = 60
+"""How long a connection without a request stays open for the next one."""
+
+ACCEPT_BACKLOG = 2048
+"""Connections that may wait to be accepted. More are refused by the operating system."""
+
+UNSENT_BYTES_MAX = 128 * 1024
+"""Bytes that the operating system takes for a connection without sending them. More wait in the
+sink, where they are counted and where newer state replaces them."""
+
+SINK_LOW_BYTES = 32 * 1024
+"""A sink that held more says so when it is down to this."""
+
+SINK_BYTES_MAX = 64 * 1024 * 1024
+"""A sink that holds more when it is given yet another frame is aborted. Sessions stop far below
+it; only one enormous frame leads there."""
+
+SINK_CLOSE_SECONDS = 5.0
+"""How long a closed sink waits for its client to take what is buffered. Then it is cut off."""

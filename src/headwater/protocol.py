@@ -299,7 +299,7 @@ class Frame:
 
     @cached_property
     def json(self) -> bytes:
-        """The message: a WebSocket text, an SSE event's data, a line of NDJSON."""
+        """The message: what is in a WebSocket text, an SSE event's data, a line of NDJSON."""
         return _encode(self.message)
 
     @cached_property
@@ -311,6 +311,26 @@ class Frame:
         # Whoever is cut off between the parts of a result has nothing to resume from.
         id = None if getattr(message, "more", False) else self.position
         return _event(type(message).__name__.lower(), self.json, id)
+
+    @cached_property
+    def text(self) -> str:
+        """The message as a WebSocket text."""
+        return self.json.decode()
+
+    @cached_property
+    def line(self) -> bytes:
+        """The message as a line of NDJSON."""
+        return self.json + b"\n"
+
+    @cached_property
+    def chunk(self) -> bytes:
+        """The Server-Sent Event as a chunk of an HTTP/1.1 body, as it is on the wire."""
+        return as_chunk(self.sse)
+
+    @cached_property
+    def line_chunk(self) -> bytes:
+        """The line of NDJSON as a chunk of an HTTP/1.1 body."""
+        return as_chunk(self.line)
 
     @cached_property
     def each(self) -> tuple[Frame, ...]:
@@ -358,6 +378,15 @@ def _event(name: str, data: bytes, id: str | None) -> bytes:
     # JSON has no raw line breaks, so one data line always holds it.
     head = f"event: {name}\n" if id is None else f"event: {name}\nid: {id}\n"
     return b"%sdata: %s\n\n" % (head.encode(), data)
+
+
+def as_chunk(data: bytes) -> bytes:
+    """Data as one chunk of an HTTP/1.1 body (RFC 9112 §7.1).
+
+    >>> as_chunk(b"data: {}\\n\\n")
+    b'a\\r\\ndata: {}\\n\\n\\r\\n'
+    """
+    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def read_server(data: bytes | str) -> ServerMessage:
