@@ -13,11 +13,11 @@ import math
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, assert_never
 
 import msgspec
 
-from headwater.model import Delta, Enter, Leave, Match, Move, Row, Table, Unmatch, Update, Value
+from headwater.model import Enter, Leave, Match, Move, Row, Table, Unmatch, Update, Value
 
 VERSION = 1
 
@@ -73,6 +73,10 @@ class Snapshot(_Message, frozen=True):
     hash: int | None = None
 
 
+Step: TypeAlias = Enter | Leave | Move | Update | Match | Unmatch
+"""A delta as it travels: a reset is a message of its own."""
+
+
 class Deltas(_Message, frozen=True):
     """What changed in a result in one flush; to be applied in order, as one."""
 
@@ -80,7 +84,7 @@ class Deltas(_Message, frozen=True):
     position: str
     at: datetime
     """When the last of these changes was written."""
-    deltas: tuple[Delta, ...]
+    deltas: tuple[Step, ...]
     hash: int | None = None
     """Of the result that they lead to, where a subscriber asked to verify."""
 
@@ -240,7 +244,7 @@ class Wire:
             return row
         return {name: _plain(v) if name in self._plain else v for name, v in row.items()}
 
-    def delta(self, delta: Delta) -> Delta:
+    def delta(self, delta: Step) -> Step:
         if not self._plain:
             return delta
         match delta:
@@ -257,7 +261,8 @@ class Wire:
                 return Leave(_values(key), index)
             case Unmatch(key):
                 return Unmatch(_values(key))
-        return msgspec.structs.replace(delta, rows=tuple(map(self.delta, delta.rows)))
+            case _:
+                assert_never(delta)
 
 
 def _needs_care(type_: str) -> bool:
@@ -350,10 +355,10 @@ class Frame:
 
 
 class _DeltaFrame(Frame):
-    def __init__(self, batch: Deltas, delta: Delta, last: bool) -> None:
+    def __init__(self, batch: Deltas, delta: Step, last: bool) -> None:
         super().__init__(batch)
+        self.position = batch.position if last else None
         self._delta = delta
-        self._last = last
 
     @cached_property
     def json(self) -> bytes:
@@ -361,17 +366,15 @@ class _DeltaFrame(Frame):
         fields = msgspec.to_builtins(self._delta, builtin_types=(datetime,), str_keys=False)
         name = fields.pop("delta")
         common: dict[str, Any] = {"view": self.message.view, "at": self.message.at}
-        if self._last:
-            common["position"] = self.message.position
+        if self.position is not None:
+            common["position"] = self.position
             if self.message.hash is not None:
                 common["hash"] = self.message.hash
         return _encode({"type": name, **common, **fields})
 
     @cached_property
     def sse(self) -> bytes:
-        assert isinstance(self.message, Deltas)
-        name = type(self._delta).__name__.lower()
-        return _event(name, self.json, self.message.position if self._last else None)
+        return _event(type(self._delta).__name__.lower(), self.json, self.position)
 
 
 def _event(name: str, data: bytes, id: str | None) -> bytes:

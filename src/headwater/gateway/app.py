@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import Receive, Scope, Send
+from starlette.types import Lifespan, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from headwater.errors import (
@@ -32,11 +33,12 @@ from headwater.errors import (
     Unauthorized,
 )
 from headwater.gateway import openapi, streams, websocket
+from headwater.gateway.bodies import ReanchorBody, SubscribeBody, TokenBody
 from headwater.gateway.connection import Connection
 from headwater.gateway.gateway import Gateway
 from headwater.gateway.requests import admit, read_json
 from headwater.gateway.session import error_message
-from headwater.protocol import ChangesQuery, Overflow, Subscribe
+from headwater.protocol import Subscribe
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +49,14 @@ Handler = Callable[[Gateway, Request, Send], Awaitable[Response | None]]
 """Answers a request; None when it has done so by itself."""
 
 
-def create_app(gateway_of: GatewayOf, *, origins: tuple[str, ...] = ()) -> Starlette:
-    """The app over a gateway."""
+def create_app(
+    gateway_of: GatewayOf,
+    *,
+    origins: tuple[str, ...] = (),
+    lifespan: Lifespan[Starlette] | None = None,
+) -> Starlette:
+    """The app over a gateway. `lifespan` runs where it is served by itself, not where it is
+    mounted."""
 
     def route(path: str, handler: Handler, *methods: str) -> Route:
         return Route(path, _Endpoint(gateway_of, handler), methods=methods)
@@ -76,7 +84,7 @@ def create_app(gateway_of: GatewayOf, *, origins: tuple[str, ...] = ()) -> Starl
         allow_methods=["GET", "POST", "PATCH", "DELETE"],
         allow_headers=["authorization", "content-type", "last-event-id"],
     )
-    return Starlette(routes=routes, middleware=[allowed] if origins else [])
+    return Starlette(routes=routes, middleware=[allowed] if origins else [], lifespan=lifespan)
 
 
 class _Endpoint:
@@ -106,10 +114,8 @@ class _Endpoint:
             await response(scope, receive, send)
 
     def _count(self, error: HeadwaterError) -> None:
-        try:
+        with suppress(HeadwaterError):
             self._gateway_of().metrics.refused.labels(error.code).inc()
-        except HeadwaterError:
-            pass
 
 
 def _socket(gateway_of: GatewayOf) -> Callable[[WebSocket], Awaitable[None]]:
@@ -169,32 +175,14 @@ def _unforeseen() -> Response:
     return refusal(error)
 
 
-def _json(document: object, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def _json(
+    document: object, *, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
     body = msgspec.json.encode(document)
     return Response(body, status, headers, media_type="application/json")
 
 
 # ------------------------------------------------------------------------ sessions
-
-
-class SubscribeBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A subscription to add to a session: the message `subscribe` without its type."""
-
-    id: str
-    live: dict[str, Any] | None = None
-    changes: ChangesQuery | None = None
-    since: str | None = None
-    batch: bool = True
-    overflow: Overflow | None = None
-    verify: bool = False
-
-
-class ReanchorBody(msgspec.Struct, forbid_unknown_fields=True):
-    after: list[Any] | None
-
-
-class TokenBody(msgspec.Struct, forbid_unknown_fields=True):
-    token: str
 
 
 async def _connection(gateway: Gateway, request: Request) -> Connection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 from headwater.errors import HeadwaterError
@@ -54,6 +54,8 @@ class Connection:
         self.sink = sink
         sink.on_drain = self._drained
         self.session.attach(sink)
+        # What fell behind before there was a sink has nothing to drain that would tell.
+        self.session.drained()
         if self.closing is not None:
             sink.close()
 

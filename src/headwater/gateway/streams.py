@@ -6,7 +6,7 @@ in a stream of status 200.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -14,25 +14,18 @@ from starlette.responses import Response
 from starlette.types import Send
 
 from headwater.errors import InvalidQuery
+from headwater.gateway.bodies import LiveBody
 from headwater.gateway.compression import negotiate
 from headwater.gateway.connection import Connection
 from headwater.gateway.gateway import Gateway
 from headwater.gateway.requests import admit, flag, parameter, parse_json, read_json
-from headwater.gateway.sinks import open_stream
+from headwater.gateway.sinks import ContentType, open_stream
 from headwater.live.filter import to_json
 from headwater.live.filter_text import parse_conditions
-from headwater.protocol import ChangesQuery, Subscribe
+from headwater.protocol import ChangesQuery, FeedFormat, Overflow, Subscribe
 
-EVENTS, LINES = "text/event-stream", "application/x-ndjson"
-
-
-class LiveBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A live query with its options."""
-
-    live: dict[str, Any]
-    since: str | None = None
-    batch: bool = True
-    verify: bool = False
+EVENTS: ContentType = "text/event-stream"
+LINES: ContentType = "application/x-ndjson"
 
 
 async def live(gateway: Gateway, request: Request, send: Send) -> Response | None:
@@ -65,9 +58,7 @@ def _live_wish(value: dict[str, Any]) -> Subscribe:
         body = msgspec.convert(value, LiveBody)
     except msgspec.ValidationError as error:
         raise InvalidQuery(str(error)) from None
-    return Subscribe(
-        "live", live=body.live, since=body.since, batch=body.batch, verify=body.verify
-    )
+    return Subscribe("live", live=body.live, since=body.since, batch=body.batch, verify=body.verify)
 
 
 async def changes(gateway: Gateway, request: Request, send: Send) -> Response | None:
@@ -77,7 +68,9 @@ async def changes(gateway: Gateway, request: Request, send: Send) -> Response | 
     if request.method == "HEAD":
         return Response(media_type=content_type)
     caller = await admit(gateway, request)
-    wish = Subscribe("changes", changes=_feed_wish(request), overflow=_overflow(request))
+    wish = Subscribe(
+        "changes", changes=_feed_wish(request), overflow=_choice(request, "overflow", Overflow)
+    )
     async with gateway.connection(
         caller.identity, address=caller.address, transport=transport
     ) as it:
@@ -89,17 +82,11 @@ async def changes(gateway: Gateway, request: Request, send: Send) -> Response | 
 def _feed_wish(request: Request) -> ChangesQuery:
     tables = parameter(request, "tables") or ""
     since = request.headers.get("last-event-id") or parameter(request, "since")
-    format = parameter(request, "format") or "headwater"
-    if format not in ("headwater", "debezium"):
-        raise InvalidQuery(
-            f"expected headwater or debezium, got {format!r:.100}",
-            path="format",
-        )
     return ChangesQuery(
         tuple(name.strip() for name in tables.split(",") if name.strip()),
         _where(parameter(request, "where")),
         since,
-        format,
+        _choice(request, "format", FeedFormat) or "headwater",
     )
 
 
@@ -112,10 +99,12 @@ def _where(text: str | None) -> Any:
     return to_json(parse_conditions([text]))
 
 
-def _overflow(request: Request) -> Any:
-    value = parameter(request, "overflow")
-    if value not in (None, "conflate", "drop", "pause"):
-        raise InvalidQuery(f"expected drop or pause, got {value!r:.100}", path="overflow")
+def _choice(request: Request, name: str, choices: Any) -> Any:
+    """A parameter that must be one of a few words."""
+    value = parameter(request, name)
+    if value is not None and value not in get_args(choices):
+        words = " or ".join(get_args(choices))
+        raise InvalidQuery(f"expected {words}, got {value!r:.100}", path=name)
     return value
 
 
@@ -137,11 +126,13 @@ def _required(request: Request, name: str) -> str:
 
 
 async def _stream(
-    gateway: Gateway, connection: Connection, request: Request, send: Send, content_type: str
+    gateway: Gateway,
+    connection: Connection,
+    request: Request,
+    send: Send,
+    content_type: ContentType,
 ) -> None:
-    encoding = negotiate(
-        request.headers.get("accept-encoding", ""), gateway.settings.compression
-    )
+    encoding = negotiate(request.headers.get("accept-encoding", ""), gateway.settings.compression)
     sink = await open_stream(
         request.scope, request.receive, send, content_type=content_type, encoding=encoding
     )

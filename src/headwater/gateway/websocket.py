@@ -10,7 +10,7 @@ import asyncio
 from contextlib import suppress
 
 import msgspec
-from starlette.types import Send
+from starlette.types import Message, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from headwater.errors import HeadwaterError, InvalidQuery, NotFound
@@ -78,7 +78,7 @@ async def _listen(gateway: Gateway, websocket: WebSocket, connection: Connection
                 connection.start(_obey(gateway, connection, message))
 
 
-def _read(event: dict[str, object]) -> ClientMessage:
+def _read(event: Message) -> ClientMessage:
     text = event.get("text")
     if not isinstance(text, str):
         raise InvalidQuery("expected a text message")
