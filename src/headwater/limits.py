@@ -140,8 +140,8 @@ RSA_BITS_MIN = 2_048
 TOKEN_BYTES_MAX = 8_192
 """Bytes in a token. A longer one is refused before any of it is looked at."""
 
-CLAIM_CHARS_MAX = 256
-"""Characters in the name of a user or tenant. A token with a longer one is refused."""
+CLAIM_BYTES_MAX = 256
+"""Bytes in the name of a user or tenant. A token with a longer one is refused."""
 
 ROLE_BYTES_MAX = 63
 """Bytes in the name of a database role, as in PostgreSQL. A token with a longer one is refused."""
@@ -149,14 +149,14 @@ ROLE_BYTES_MAX = 63
 JWKS_BYTES_MAX = 1_048_576
 """Bytes in a key set. A larger one counts as a failed fetch."""
 
-JWKS_KEYS_MAX = 100
+JWKS_KEYS_MAX = 32
 """Keys taken from a key set. Those beyond are ignored, with a warning in the log."""
 
 JWKS_TIMEOUT_SECONDS = 5.0
 """How long fetching a key set may take before it counts as failed."""
 
 JWKS_REFRESH_SECONDS = 300.0
-"""An older key set is fetched again when it is next needed; until that succeeds the old one holds."""
+"""An older key set is fetched again when next needed; until that succeeds the old one holds."""
 
 JWKS_COOLDOWN_SECONDS = 10.0
 """A key set is fetched no more often, however many tokens name keys that are not in it."""

@@ -330,7 +330,7 @@ _UNITS = {
 
 
 def parse_duration(text: str, *, name: str = "duration", least: int = 1) -> timedelta:
-    """A length of time as people write it: `30 days`, `12h`, `90 seconds`. `least` is in seconds."""
+    """A length of time as people write it: `30 days`, `12h`, `90 seconds`. `least` in seconds."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", text)
     unit = _UNITS.get(match[2]) if match else None
     if match is None or unit is None:
