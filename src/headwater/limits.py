@@ -160,3 +160,21 @@ JWKS_REFRESH_SECONDS = 300.0
 
 JWKS_COOLDOWN_SECONDS = 10.0
 """A key set is fetched no more often, however many tokens name keys that are not in it."""
+
+# Requests
+ACCEPT_ENCODING_ITEMS_MAX = 32
+"""Encodings looked at in a request's `Accept-Encoding`. Those beyond do not count."""
+
+RATE_BURST_SECONDS = 2.0
+"""Of requests that come at once, as many are let through as the rate allows in this time. More are
+answered with 429 and when to try again."""
+
+RATE_OWNERS_MAX = 100_000
+"""Users and addresses whose requests are counted. Beyond it the one seen longest ago is forgotten
+early, and may ask a little more often than the rate."""
+
+QUOTA_RETRY_SECONDS = 5.0
+"""When to try again after too many sessions or subscriptions, as told to clients."""
+
+AUTHORIZE_SECONDS_MAX = 10.0
+"""How long the application's authorize hook may take. Then access is denied and the log says it."""
