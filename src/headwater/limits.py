@@ -181,3 +181,52 @@ it; only one enormous frame leads there."""
 
 SINK_CLOSE_SECONDS = 5.0
 """How long a closed sink waits for its client to take what is buffered. Then it is cut off."""
+
+# Authentication
+SECRET_BYTES_MIN = 32
+"""Bytes in a shared secret, at least. A shorter one is refused at the start."""
+
+RSA_BITS_MIN = 2_048
+"""Bits of an RSA key, at least. A smaller one is refused at the start, and ignored in a key set."""
+
+TOKEN_BYTES_MAX = 8_192
+"""Bytes in a token. A longer one is refused before any of it is looked at."""
+
+CLAIM_BYTES_MAX = 256
+"""Bytes in the name of a user or tenant. A token with a longer one is refused."""
+
+ROLE_BYTES_MAX = 63
+"""Bytes in the name of a database role, as in PostgreSQL. A token with a longer one is refused."""
+
+JWKS_BYTES_MAX = 1_048_576
+"""Bytes in a key set. A larger one counts as a failed fetch."""
+
+JWKS_KEYS_MAX = 32
+"""Keys taken from a key set. Those beyond are ignored, with a warning in the log."""
+
+JWKS_TIMEOUT_SECONDS = 5.0
+"""How long fetching a key set may take before it counts as failed."""
+
+JWKS_REFRESH_SECONDS = 300.0
+"""An older key set is fetched again when next needed; until that succeeds the old one holds."""
+
+JWKS_COOLDOWN_SECONDS = 10.0
+"""A key set is fetched no more often, however many tokens name keys that are not in it."""
+
+# Requests
+ACCEPT_ENCODING_ITEMS_MAX = 32
+"""Encodings looked at in a request's `Accept-Encoding`. Those beyond do not count."""
+
+RATE_BURST_SECONDS = 2.0
+"""Of requests that come at once, as many are let through as the rate allows in this time. More are
+answered with 429 and when to try again."""
+
+RATE_OWNERS_MAX = 100_000
+"""Users and addresses whose requests are counted. Beyond it the one seen longest ago is forgotten
+early, and may ask a little more often than the rate."""
+
+QUOTA_RETRY_SECONDS = 5.0
+"""When to try again after too many sessions or subscriptions, as told to clients."""
+
+AUTHORIZE_SECONDS_MAX = 10.0
+"""How long the application's authorize hook may take. Then access is denied and the log says it."""
