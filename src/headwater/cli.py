@@ -374,7 +374,7 @@ def serve(
         hw = _headwater(program, url, embedded, data_dir)
         settings = hw.settings
         address = host or settings.host
-        if settings.has_authentication or insecure or _is_local(address):
+        if settings.has_auth or insecure or _is_local(address):
             asgi = hw.asgi()
         else:
             raise ConfigError(

@@ -33,10 +33,11 @@ from headwater.errors import (
     Unauthorized,
 )
 from headwater.gateway import openapi, streams, websocket
+from headwater.gateway.auth import Credentials
 from headwater.gateway.bodies import ReanchorBody, SubscribeBody, TokenBody
 from headwater.gateway.connection import Connection
 from headwater.gateway.gateway import Gateway
-from headwater.gateway.requests import admit, read_json
+from headwater.gateway.requests import admit, counted_address, read_json
 from headwater.gateway.session import error_message
 from headwater.protocol import Subscribe
 
@@ -222,8 +223,9 @@ def _unknown(request: Request) -> NotFound:
 async def refresh(gateway: Gateway, request: Request, send: Send) -> Response:
     """Go on with a new token. The session's id, which only its client knows, is enough to ask: the
     old token may have just expired."""
+    counted_address(gateway, request)
     body = await read_json(request, TokenBody)
-    identity = await gateway.identify(token=body.token)
+    identity = await gateway.identify(Credentials(body.token))
     connection = gateway.find(request.path_params["session"], identity)
     return _json(await gateway.authenticate(connection, body.token))
 

@@ -16,8 +16,6 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-
 from headwater.errors import (
     Forbidden,
     HeadwaterError,
@@ -28,9 +26,10 @@ from headwater.errors import (
 )
 from headwater.gateway import tickets
 from headwater.gateway.access import Authorize, decide
-from headwater.gateway.auth import Authenticator
+from headwater.gateway.addresses import Proxies
+from headwater.gateway.auth import Authenticator, Credentials, missing
 from headwater.gateway.connection import Connection
-from headwater.gateway.identity import ANONYMOUS, Identity
+from headwater.gateway.identity import Identity, anonymous
 from headwater.gateway.quotas import Quotas
 from headwater.gateway.session import FeedSubscription, LiveSubscription
 from headwater.hub.feeds import FeedQuery
@@ -68,6 +67,7 @@ class Gateway:
         self.settings = settings
         self.metrics = metrics or Metrics()
         self.quotas = Quotas(settings)
+        self.proxies = Proxies(settings)
         self.stopping = False
         self._authenticator = Authenticator.from_settings(settings)
         self._authorize = authorize
@@ -97,27 +97,27 @@ class Gateway:
 
     # -------------------------------------------------------------------- who
 
-    async def identify(self, *, token: str | None, ticket: str | None = None) -> Identity:
+    async def identify(self, credentials: Credentials) -> Identity:
         """Who makes a request. Where no authentication is configured, everybody is nobody."""
         if self._authenticator is None:
-            return msgspec.structs.replace(ANONYMOUS, role=self.settings.auth_role)
-        if ticket is not None:
-            return await tickets.redeem(self._url, ticket)
-        if token is None:
-            raise Unauthorized(
-                "a token is required",
-                code="token_missing",
-                hint="Send it as Authorization: Bearer …, or a ticket from POST /v1/tickets.",
-            )
-        return await self._authenticator.verify(token)
+            return anonymous(self.settings)
+        if credentials.ticket is not None:
+            return await tickets.redeem(self._url, credentials.ticket)
+        if credentials.token is None:
+            raise missing()
+        return await self._authenticator.verify(credentials.token)
+
+    def count_request(self, account: str | None, address: str) -> None:
+        """Raise LimitExceeded for those who ask too often."""
+        self.quotas.request(account, address, time.monotonic())
 
     async def issue_ticket(self, identity: Identity) -> tickets.Ticket:
         return await tickets.issue(self._url, identity)
 
     async def authenticate(self, connection: Connection, token: str) -> Authenticated:
         """Let a connection go on with a new token of the same user."""
-        identity = await self.identify(token=token)
-        if not identity.is_same_user(connection.session.identity):
+        identity = await self.identify(Credentials(token))
+        if not _same_user(identity, connection.session.identity):
             raise Forbidden(
                 "the token belongs to another user or tenant",
                 hint="Open a connection of its own for another user.",
@@ -136,7 +136,7 @@ class Gateway:
         """A connection from its first byte to its last, within the quotas."""
         if self.stopping:
             raise Unavailable("the gateway is stopping", hint="Connect again in a moment.")
-        lease = self.quotas.session(identity.user, address)
+        lease = self.quotas.session(identity.account, address)
         connection = self._open(identity, address, transport)
         try:
             yield connection
@@ -171,7 +171,7 @@ class Gateway:
     def find(self, session: str, identity: Identity) -> Connection:
         """The open connection of that session, for its own user only."""
         connection = self._connections.get(session)
-        if connection is None or not connection.session.identity.is_same_user(identity):
+        if connection is None or not _same_user(identity, connection.session.identity):
             raise NotFound(
                 "there is no such session here",
                 code="session_unknown",
@@ -216,7 +216,7 @@ class Gateway:
                 opening = self._open_feed(connection, subscription, wish.changes)
             case _:
                 raise InvalidQuery("expected exactly one of live and changes")
-        lease = self.quotas.subscription(session.identity.user, connection.address)
+        lease = self.quotas.subscription(session.identity.account, connection.address)
         try:
             session.add(subscription)
         except HeadwaterError:
@@ -384,6 +384,10 @@ class Gateway:
         self.metrics.subscriptions.labels("changes").set(kinds["FeedSubscription"])
         self.metrics.stalled_bytes.set(sum(c.session.buffered for c in connections))
         return self.metrics.render()
+
+
+def _same_user(one: Identity, other: Identity) -> bool:
+    return (one.user, one.tenant) == (other.user, other.tenant)
 
 
 def _feed_query(wish: ChangesQuery) -> FeedQuery:

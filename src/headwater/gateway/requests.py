@@ -12,7 +12,6 @@ import msgspec
 from starlette.requests import HTTPConnection, Request
 
 from headwater.errors import Forbidden, InvalidQuery, LimitExceeded
-from headwater.gateway.addresses import client_address
 from headwater.gateway.auth import find_token
 from headwater.gateway.gateway import Gateway
 from headwater.gateway.identity import Identity
@@ -34,17 +33,22 @@ class Caller:
 async def admit(gateway: Gateway, request: HTTPConnection) -> Caller:
     """Let a request in, or raise what refuses it."""
     settings = gateway.settings
-    peer = request.client.host if request.client else ""
-    address = client_address(peer, request.headers, settings)
-    gateway.quotas.request(None, address)
-    found = find_token(request.headers, request.cookies, settings)
-    ticket = request.query_params.get("ticket")
-    if ticket is None and (found is None or found.from_cookie):
+    address = counted_address(gateway, request)
+    found = find_token(request.headers, request.query_params, request.cookies, settings)
+    if found.ticket is None and (found.token is None or found.from_cookie):
         _check_origin(request, settings.origins)
-    identity = await gateway.identify(token=found.text if found else None, ticket=ticket)
-    if identity.user is not None:
-        gateway.quotas.request(identity.user, address)
+    identity = await gateway.identify(found)
+    if identity.account is not None:
+        gateway.count_request(identity.account, address)
     return Caller(identity, address)
+
+
+def counted_address(gateway: Gateway, request: HTTPConnection) -> str:
+    """Where a request comes from; LimitExceeded if too many come from there."""
+    peer = request.client.host if request.client else None
+    address = gateway.proxies.client(peer, request.headers.getlist("x-forwarded-for"))
+    gateway.count_request(None, address)
+    return address
 
 
 def _check_origin(request: HTTPConnection, origins: tuple[str, ...]) -> None:

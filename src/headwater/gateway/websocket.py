@@ -70,7 +70,7 @@ async def _listen(gateway: Gateway, websocket: WebSocket, connection: Connection
             if event["type"] == "websocket.disconnect":
                 return
             try:
-                gateway.quotas.request(connection.session.identity.user, connection.address)
+                gateway.count_request(connection.session.identity.account, connection.address)
                 message = _read(event)
             except HeadwaterError as error:
                 connection.session.say(error_message(error))
