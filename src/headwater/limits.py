@@ -213,6 +213,15 @@ JWKS_REFRESH_SECONDS = 300.0
 JWKS_COOLDOWN_SECONDS = 10.0
 """A key set is fetched no more often, however many tokens name keys that are not in it."""
 
+TICKET_SECONDS = 30
+"""How long a ticket holds. A later one is refused; the client asks for another."""
+
+TICKETS_PER_USER_MAX = 20
+"""Tickets of one user that are given out and not used. More are answered with 429."""
+
+TICKET_DATABASE_SECONDS = 5.0
+"""How long the database may take over a ticket before the gateway answers with 503."""
+
 # Requests
 ACCEPT_ENCODING_ITEMS_MAX = 32
 """Encodings looked at in a request's `Accept-Encoding`. Those beyond do not count."""
