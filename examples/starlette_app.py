@@ -12,9 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
-from headwater import Headwater, c
-from headwater.gateway.identity import Identity
-from headwater.live.filter import Filter
+from headwater import Filter, Headwater, Identity, c
 
 SECRET = os.environ.get("NOTES_SECRET", "a secret of thirty-two bytes or more, please")
 

@@ -17,8 +17,8 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from headwater.database import Connection
+from headwater.testing.served import Served, serving
 from tests.gateway.shop import open_shop
-from tests.served import Served, serving
 
 QUERY = {"table": "orders", "where": [["region", "=", 1]], "order": [["id", "desc"]], "limit": 3}
 PATH = f"/v1/live?q={quote(json.dumps(QUERY))}"

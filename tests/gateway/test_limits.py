@@ -14,8 +14,8 @@ import jwt
 import pytest
 
 from headwater.database import Connection
+from headwater.testing.served import Served, serving
 from tests.gateway.shop import open_shop
-from tests.served import Served, serving
 
 SECRET = "a secret that is long enough for SHA-256 and more"
 QUERY = json.dumps({"table": "orders", "limit": 1})

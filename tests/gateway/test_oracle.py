@@ -13,9 +13,9 @@ from headwater.client.subscriptions import Live
 
 from headwater.client import Backoff, connect
 from headwater.database import Connection
-from tests.gateway.cutting import cutting
+from headwater.testing.link import cutting
+from headwater.testing.served import serving
 from tests.gateway.shop import Truth, open_shop, random_query, until, writing
-from tests.served import serving
 
 QUERIES = 200
 CLIENTS = 20

@@ -15,10 +15,10 @@ from headwater.client import connect
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.embedded import EmbeddedPostgres
+from headwater.testing.served import Served, serving
 from tests.conftest import FAST, passable_folder
 from tests.gateway.shop import Truth, open_shop, random_query, until, writing
 from tests.gateway.test_oracle import LENIENT, Followers, quick
-from tests.served import Served, serving
 
 
 @pytest.fixture

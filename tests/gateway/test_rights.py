@@ -18,9 +18,9 @@ from headwater.client import connect
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.errors import Forbidden
+from headwater.testing.served import serving
 from tests.gateway.shop import until
 from tests.gateway.test_oracle import LENIENT, quick
-from tests.served import serving
 
 SECRET = "a secret that is long enough for SHA-256 and more"
 USERS = ("ann", "bob")
@@ -148,12 +148,14 @@ async def test_a_right_that_is_taken_away_ends_the_subscription(
     with serving(
         url, tmp_path, auth_secret=SECRET, auth_role=notes, recheck="1 second", **LENIENT
     ) as gateway:
-        async with connect(gateway.url, token=token("ann"), backoff=quick) as hw:
-            async with hw.live(NOTES) as live:
-                assert live.rows
-                await connection.execute(f"revoke select on notes from {notes}")
-                with pytest.raises(Forbidden):
-                    await _until_it_ends(live)
+        async with (
+            connect(gateway.url, token=token("ann"), backoff=quick) as hw,
+            hw.live(NOTES) as live,
+        ):
+            assert live.rows
+            await connection.execute(f"revoke select on notes from {notes}")
+            with pytest.raises(Forbidden):
+                await _until_it_ends(live)
 
 
 async def _until_it_ends(live: Live) -> None:

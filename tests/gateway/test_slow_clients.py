@@ -13,9 +13,9 @@ import pytest
 
 from headwater.client import connect
 from headwater.database import Connection
+from headwater.testing.served import Served, serving
 from tests.gateway.shop import Truth, until
 from tests.gateway.test_oracle import LENIENT, quick
-from tests.served import Served, serving
 
 MIB = 1024 * 1024
 WINDOW = {"table": "pages", "order": [["id", "asc"]], "limit": 100}
@@ -88,8 +88,11 @@ async def test_slow_clients_are_bounded_and_disturb_nobody(
 
 
 async def _read_slowly(reader: asyncio.StreamReader) -> None:
-    while await reader.read(1):
-        await asyncio.sleep(1)
+    """A byte a second."""
+    while True:
+        byte, _ = await asyncio.gather(reader.read(1), asyncio.sleep(1))
+        if not byte:
+            return
 
 
 async def test_one_that_reads_again_has_the_present_state(

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from websockets.asyncio.client import connect as connect_websocket
 
 from headwater.database import Connection
+from headwater.testing.served import Served, serving
 from tests.gateway.shop import open_shop
-from tests.served import Served, serving
 
 SECRET = "a secret that is long enough for SHA-256 and more"
 QUERY = json.dumps({"table": "orders", "limit": 1})

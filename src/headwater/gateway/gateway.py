@@ -24,7 +24,6 @@ from headwater.errors import (
     Unauthorized,
     Unavailable,
 )
-from headwater.gateway import tickets
 from headwater.gateway.access import Authorize, decide
 from headwater.gateway.addresses import Proxies
 from headwater.gateway.auth import Authenticator, Credentials, missing
@@ -32,6 +31,7 @@ from headwater.gateway.connection import Connection
 from headwater.gateway.identity import Identity, anonymous
 from headwater.gateway.quotas import Quotas
 from headwater.gateway.session import FeedSubscription, LiveSubscription
+from headwater.gateway.tickets import Ticket, Tickets
 from headwater.hub.feeds import FeedQuery
 from headwater.hub.hub import Hub
 from headwater.hub.subscriber import Access
@@ -71,7 +71,7 @@ class Gateway:
         self.stopping = False
         self._authenticator = Authenticator.from_settings(settings)
         self._authorize = authorize
-        self._url = url
+        self._tickets = Tickets(url)
         self._connections: dict[str, Connection] = {}
         self._slots: list[dict[Connection, None]] = [{} for _ in range(KEEPALIVE_SLOTS)]
         self._opened = 0
@@ -89,6 +89,7 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for connection in list(self._connections.values()):
             self._release(connection)
+        await self._tickets.__aexit__()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -102,7 +103,7 @@ class Gateway:
         if self._authenticator is None:
             return anonymous(self.settings)
         if credentials.ticket is not None:
-            return await tickets.redeem(self._url, credentials.ticket)
+            return await self._tickets.redeem(credentials.ticket)
         if credentials.token is None:
             raise missing()
         return await self._authenticator.verify(credentials.token)
@@ -111,8 +112,8 @@ class Gateway:
         """Raise LimitExceeded for those who ask too often."""
         self.quotas.request(account, address, time.monotonic())
 
-    async def issue_ticket(self, identity: Identity) -> tickets.Ticket:
-        return await tickets.issue(self._url, identity)
+    async def issue_ticket(self, identity: Identity) -> Ticket:
+        return await self._tickets.issue(identity)
 
     async def authenticate(self, connection: Connection, token: str) -> Authenticated:
         """Let a connection go on with a new token of the same user."""

@@ -1,4 +1,7 @@
-"""A gateway as users run it: `headwater serve` in a process of its own, on a free port."""
+"""A gateway as it is run: `headwater serve` in a process of its own, on a free port.
+
+For tests and benchmarks of what uses one.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-
-START_SECONDS = 60.0
 
 
 class Served:
@@ -45,6 +46,11 @@ class Served:
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
         raise AssertionError("smaps_rollup has no Pss")
+
+    def cpu(self) -> float:
+        """Seconds of processor time the process has used."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> int:
         """Ask it to stop, and wait until it has."""
