@@ -141,6 +141,12 @@ CLIENT_BACKOFF_SECONDS = (1.0, 30.0)
 CLIENT_FAILURES_MAX = 10
 """A client gives up after so many failures in a row; any message begins the count again."""
 
+CLIENT_CLOSE_SECONDS = 1.0
+"""How long a client waits for the gateway to say goodbye over WebSocket; then it hangs up."""
+
+CLIENT_REQUESTS_AT_ONCE = 16
+"""Requests that a client over SSE has under way; more wait for one to be answered."""
+
 CLIENT_SUBSCRIBE_ATTEMPTS_MAX = 3
 """How often a new subscription is asked for that is refused for now; then the refusal is raised."""
 

@@ -59,7 +59,6 @@ from headwater.protocol import (
     Error,
     FeedFormat,
     Hello,
-    Overflow,
     ServerMessage,
 )
 
@@ -172,7 +171,6 @@ class Connection:
         columns: Sequence[str] | None = None,
         mode: Mode = "maintained",
         verify: bool = False,
-        overflow: Overflow | None = None,
     ) -> Live:
         """Follow a live query: of a table by name and the other arguments, or one that is whole.
 
@@ -182,7 +180,7 @@ class Connection:
             query = _live_query(query, where, order, limit, after, columns, mode)
         elif isinstance(query, dict):
             query = LiveQuery.from_json(query)
-        return Live(self, query.to_json(), verify, overflow)
+        return Live(self, query.to_json(), verify)
 
     def changes(
         self,
@@ -190,12 +188,11 @@ class Connection:
         where: Where | None = None,
         since: str | Position | None = None,
         format: FeedFormat = "headwater",
-        overflow: Overflow | None = None,
     ) -> Feed:
         """Follow the changes of tables, none for all: from now on, or from a position."""
         condition = None if where is None else to_json(_filter(where))
         position = None if since is None else str(_position(since))
-        return Feed(self, ChangesQuery(tables, condition, position, format), overflow)
+        return Feed(self, ChangesQuery(tables, condition, position, format))
 
     # -------------------------------------------------------------------- for subscriptions
 
@@ -337,9 +334,7 @@ class Connection:
         outbox = self._outbox
         assert outbox is not None
         while True:
-            refusal = await link.send(await outbox.get())
-            if refusal is not None:
-                await self._take(refusal)
+            await link.send(await outbox.get())
 
     async def _take(self, message: ServerMessage) -> None:
         match message:

@@ -7,11 +7,13 @@ neither reconnects nor judges how long silence may last; `connection` does.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import quote, urlsplit, urlunsplit
+from weakref import WeakValueDictionary
 
 import httpx
 import msgspec
@@ -27,9 +29,15 @@ from websockets.exceptions import (
 from headwater.client.refusals import error_in_body, error_of, error_of_close, too_large
 from headwater.client.sse import SseParser
 from headwater.errors import ConfigError, ConnectionFailed, HeadwaterError
-from headwater.limits import CLIENT_MESSAGE_BYTES_MAX, CONNECT_TIMEOUT_SECONDS
+from headwater.limits import (
+    CLIENT_CLOSE_SECONDS,
+    CLIENT_MESSAGE_BYTES_MAX,
+    CLIENT_REQUESTS_AT_ONCE,
+    CONNECT_TIMEOUT_SECONDS,
+)
 from headwater.protocol import (
     Authenticate,
+    Authenticated,
     ClientMessage,
     Error,
     Hello,
@@ -48,8 +56,8 @@ class Link(Protocol):
     async def receive(self) -> ServerMessage:
         """The next message. Raises a HeadwaterError once there is none any more."""
 
-    async def send(self, message: ClientMessage) -> Error | None:
-        """Hand over a message; a refusal that is known at once."""
+    async def send(self, message: ClientMessage) -> None:
+        """Hand over a message. What is said to it, a refusal too, is received."""
 
     async def close(self) -> None:
         """End it. Safe to call again."""
@@ -73,9 +81,6 @@ def gateway_url(url: str, *, websocket: bool) -> str:
         )
     path = f"{parts.path.rstrip('/')}/v1"
     return urlunsplit((("ws" if websocket else "http") + secure, parts.netloc, path, "", ""))
-
-
-_CLOSE_SECONDS = 1.0
 
 
 def _headers(token: str | None) -> dict[str, str]:
@@ -108,7 +113,7 @@ async def open_websocket(url: str, token: str | None) -> Link:
             # The gateway's keepalives say that it lives; a reader that takes its time must not
             # look like a dead one to the library.
             ping_interval=None,
-            close_timeout=_CLOSE_SECONDS,
+            close_timeout=CLIENT_CLOSE_SECONDS,
         )
     return _WebSocketLink(connection, url)
 
@@ -124,10 +129,9 @@ class _WebSocketLink:
                 pass
             return message
 
-    async def send(self, message: ClientMessage) -> Error | None:
+    async def send(self, message: ClientMessage) -> None:
         with _websocket_errors(self._url):
             await self._connection.send(msgspec.json.encode(message).decode())
-        return None
 
     async def close(self) -> None:
         await self._connection.close()
@@ -183,6 +187,8 @@ async def open_sse(url: str, token: str | None) -> Link:
 
 
 class _SseLink:
+    """A task reads the stream, others make the requests; all of them report to one queue."""
+
     def __init__(
         self,
         url: str,
@@ -196,60 +202,111 @@ class _SseLink:
         self._client = client
         self._chunks = chunks
         self._stack = stack
-        self._parser = SseParser()
-        self._messages: deque[ServerMessage] = deque()
         self._session = ""
+        self._read: deque[ServerMessage] = deque()
+        # One chunk ahead: a reader that takes its time is felt by the gateway.
+        self._arrived: asyncio.Queue[list[ServerMessage] | Exception] = asyncio.Queue(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._order: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._requests = asyncio.Semaphore(CLIENT_REQUESTS_AT_ONCE)
+        self._start(self._pump())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._reporting(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reporting(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            await self._arrived.put(error)
 
     async def receive(self) -> ServerMessage:
-        while not self._messages:
-            with _http_errors(self._url):
-                chunk = await anext(self._chunks, None)
-            if chunk is None:
-                raise ConnectionFailed(f"the stream of {self._url} ended")
-            events = self._parser.feed(chunk)
-            read = [message for event in events if (message := _read(event.data)) is not None]
-            # Whatever came, a comment too, says that the gateway lives.
-            self._messages.extend(read or [Keepalive()])
-        message = self._messages.popleft()
+        while not self._read:
+            arrived = await self._arrived.get()
+            if isinstance(arrived, Exception):
+                raise arrived
+            self._read.extend(arrived)
+        message = self._read.popleft()
         if isinstance(message, Hello):
             self._session = message.session
         return message
 
-    async def send(self, message: ClientMessage) -> Error | None:
+    async def _pump(self) -> None:
+        parser = SseParser()
         with _http_errors(self._url):
-            response = await self._request(message)
-        if response.is_success or isinstance(message, Unsubscribe):
-            return None
-        if response.status_code == 404 and not isinstance(message, Reanchor):
-            raise ConnectionFailed(f"the gateway {self._url} does not know this session any more")
-        refusal = error_in_body(response.status_code, response.content)
-        id = message.id if isinstance(message, Subscribe) else None
-        return msgspec.structs.replace(refusal, id=id)
+            async for chunk in self._chunks:
+                messages = [_read(event.data) for event in parser.feed(chunk)]
+                # Whatever came, a comment too, says that the gateway lives.
+                known = [message for message in messages if message is not None]
+                await self._arrived.put(known or [Keepalive()])
+        raise ConnectionFailed(f"the stream of {self._url} ended")
 
-    async def _request(self, message: ClientMessage) -> httpx.Response:
+    async def send(self, message: ClientMessage) -> None:
+        self._start(self._request(message))
+
+    async def _request(self, message: ClientMessage) -> None:
+        # Requests run beside each other, for a subscription is answered when its rows are there;
+        # but what concerns the same one arrives in order.
+        name = "" if isinstance(message, Authenticate) else message.id
+        lock = self._order.setdefault(name, asyncio.Lock())
+        async with lock, self._requests:
+            with _http_errors(self._url):
+                response = await self._say(message)
+        if not response.is_success:
+            await self._refused(message, response)
+
+    async def _refused(self, message: ClientMessage, response: httpx.Response) -> None:
+        refusal = error_in_body(response.status_code, response.content)
+        if response.status_code == 401 or refusal.code == "session_unknown":
+            raise _hung_up(refusal, response.status_code)
+        if isinstance(message, Subscribe):
+            refusal = msgspec.structs.replace(refusal, id=message.id)
+        if not isinstance(message, Unsubscribe):
+            await self._arrived.put([refusal])
+
+    async def _say(self, message: ClientMessage) -> httpx.Response:
         session = f"{self._sessions}/{quote(self._session, safe='')}"
-        fields: dict[str, Any] = msgspec.to_builtins(message)
-        del fields["type"]
         match message:
             case Subscribe():
+                fields: dict[str, Any] = msgspec.to_builtins(message)
+                del fields["type"]
                 return await self._post("POST", f"{session}/subscriptions", fields)
             case Unsubscribe(id):
-                return await self._post("DELETE", f"{session}/subscriptions/{id}", None)
+                return await self._client.delete(f"{session}/subscriptions/{id}")
             case Reanchor(id, after):
                 return await self._post("PATCH", f"{session}/subscriptions/{id}", {"after": after})
             case Authenticate(token):
                 self._client.headers.update(_headers(token))
-                return await self._post("POST", f"{session}/token", fields)
+                response = await self._post("POST", f"{session}/token", {"token": token})
+                if response.is_success:
+                    await self._arrived.put([_authenticated(response.content)])
+                return response
 
-    async def _post(self, method: str, url: str, body: Any) -> httpx.Response:
-        content = None if body is None else msgspec.json.encode(body)
-        headers = {} if body is None else {"Content-Type": "application/json"}
-        return await self._client.request(
-            method, url, content=content, headers=headers, timeout=CONNECT_TIMEOUT_SECONDS
-        )
+    async def _post(self, method: str, url: str, body: object) -> httpx.Response:
+        headers = {"Content-Type": "application/json"}
+        content = msgspec.json.encode(body)
+        return await self._client.request(method, url, content=content, headers=headers)
 
     async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._stack.aclose()
+
+
+def _authenticated(body: bytes) -> Authenticated:
+    try:
+        return msgspec.json.decode(body, type=Authenticated)
+    except msgspec.DecodeError:
+        return Authenticated()
+
+
+def _hung_up(refusal: Error, status: int) -> HeadwaterError:
+    """The session has ended, and its stream will: connect again."""
+    error = error_of(refusal, status)
+    return error if status == 401 else ConnectionFailed(str(error), hint=error.hint)
 
 
 @contextmanager

@@ -28,6 +28,12 @@ _BY_STATUS: dict[int, type[HeadwaterError]] = {
     503: Unavailable,
     504: Unavailable,
 }
+_BY_CODE: dict[str, type[HeadwaterError]] = {
+    "access_changed": Forbidden,
+    "stopping": Unavailable,
+    "token_expired": Unauthorized,
+    "token_missing": Unauthorized,
+}
 _BY_CLOSE_CODE = {4401: 401, 4403: 403, 4429: 429, 1012: 503, 1013: 503}
 
 
@@ -37,7 +43,7 @@ def error_of(message: Error, status: int = 0) -> HeadwaterError:
     >>> error_of(Error("forbidden", "orders is not for you"))
     Forbidden('orders is not for you')
     """
-    by_code = {kind.code: kind for kind in _kinds(HeadwaterError)}
+    by_code = {kind.code: kind for kind in _kinds(HeadwaterError)} | _BY_CODE
     kind = by_code.get(message.code) or _BY_STATUS.get(status, HeadwaterError)
     if message.retry_after_secs is not None and kind is HeadwaterError:
         kind = LimitExceeded

@@ -28,7 +28,6 @@ from headwater.protocol import (
     Deltas,
     Error,
     Gap,
-    Overflow,
     Reanchor,
     Reset,
     ServerMessage,
@@ -70,7 +69,7 @@ class FeedTransaction(msgspec.Struct, frozen=True):
 class LiveState:
     """A live query as the client knows it."""
 
-    def __init__(self, query: dict[str, Any], verify: bool, overflow: Overflow | None) -> None:
+    def __init__(self, query: dict[str, Any], verify: bool = False) -> None:
         self.wire_id = ""
         self.view: int | None = None
         self.position: str | None = None
@@ -78,7 +77,6 @@ class LiveState:
         self._query = query
         self._moving: dict[str, Any] | None = None
         self._verify = verify
-        self._overflow = overflow
         self._replica = Replica()
         self._waiting = True
         self._whole = False
@@ -121,9 +119,7 @@ class LiveState:
         query, since = self._query, self.position
         if self._moving is not None or not resume:
             query, since = self._moving or query, None
-        return Subscribe(
-            wire_id, live=query, since=since, verify=self._verify, overflow=self._overflow
-        )
+        return Subscribe(wire_id, live=query, since=since, verify=self._verify)
 
     def subscribed(self, message: Subscribed) -> None:
         self.view, self.key, self._waiting = message.view, message.key, not message.resumed
@@ -205,12 +201,11 @@ def _covers(later: str, earlier: str) -> bool:
 class FeedState:
     """A change feed as the client knows it."""
 
-    def __init__(self, query: ChangesQuery, overflow: Overflow | None) -> None:
+    def __init__(self, query: ChangesQuery) -> None:
         self.wire_id = ""
         self.view: int | None = None
         self.position = query.since
         self._query = query
-        self._overflow = overflow
         self._begun = False
         self._delivered: dict[int, int] = {}
 
@@ -222,7 +217,7 @@ class FeedState:
     def subscribe(self, wire_id: str) -> Subscribe:
         self.wire_id, self.view = wire_id, None
         query = msgspec.structs.replace(self._query, since=self.position)
-        return Subscribe(wire_id, changes=query, overflow=self._overflow)
+        return Subscribe(wire_id, changes=query)
 
     def subscribed(self, message: Subscribed) -> None:
         self.view, self._begun = message.view, True

@@ -18,7 +18,7 @@ from headwater.client.backoff import Backoff
 from headwater.client.session import Batch, FeedState, FeedTransaction, LiveState, State
 from headwater.errors import ConfigError
 from headwater.model import Cursor, Key, Row
-from headwater.protocol import ChangesQuery, Overflow
+from headwater.protocol import ChangesQuery
 
 _Self = TypeVar("_Self", bound="Subscription")
 
@@ -117,11 +117,9 @@ class Live(Subscription):
 
     state: LiveState
 
-    def __init__(
-        self, owner: Owner, query: dict[str, Any], verify: bool, overflow: Overflow | None
-    ) -> None:
+    def __init__(self, owner: Owner, query: dict[str, Any], verify: bool) -> None:
         super().__init__(owner)
-        self._query, self._verify, self._overflow = query, verify, overflow
+        self._query, self._verify = query, verify
         self._version = 0
         self._rows: list[Row] = []
         self._rows_version = 0
@@ -129,7 +127,7 @@ class Live(Subscription):
         self.state = self._new_state()
 
     def _new_state(self) -> LiveState:
-        return LiveState(self._query, self._verify, self._overflow)
+        return LiveState(self._query, self._verify)
 
     def _begin(self) -> None:
         self.state, self._version, self._rows_version = self._new_state(), 0, 0
@@ -233,14 +231,14 @@ class Feed(Subscription):
 
     state: FeedState
 
-    def __init__(self, owner: Owner, query: ChangesQuery, overflow: Overflow | None) -> None:
+    def __init__(self, owner: Owner, query: ChangesQuery) -> None:
         super().__init__(owner)
-        self._query, self._overflow = query, overflow
+        self._query = query
         self._waiting: deque[FeedTransaction] = deque()
-        self.state = FeedState(query, overflow)
+        self.state = FeedState(query)
 
     def _begin(self) -> None:
-        self.state = FeedState(self._query, self._overflow)
+        self.state = FeedState(self._query)
         self._waiting.clear()
         super()._begin()
 
