@@ -76,7 +76,7 @@ class _Loop:
             return ()
 
         try:
-            while found := self.call(following()):
+            while self._loop is not None and (found := self.call(following())):
                 yield found[0]
         finally:
             self._finish(items)

@@ -64,22 +64,20 @@ def test_retry() -> None:
     assert parser.retry == 1500
 
 
+def feed(parser: SseParser, stream: bytes, size: int) -> None:
+    for start in range(0, len(stream), size):
+        parser.feed(stream[start : start + size])
+
+
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_an_event_is_bounded(size: int) -> None:
     fits, grows = b"data: 12345\ndata: 12345\n\n", b"data: 12345\ndata: 123456\n\n"
-    parser = SseParser(bytes_max=21)
-    for stream in (fits, fits):
-        for start in range(0, len(stream), size):
-            parser.feed(stream[start : start + size])
-    parser = SseParser(bytes_max=10)
+    feed(SseParser(bytes_max=21), fits * 3, size)
     with pytest.raises(LimitExceeded) as caught:
-        for start in range(0, len(grows), size):
-            parser.feed(grows[start : start + size])
+        feed(SseParser(bytes_max=10), grows, size)
     assert not caught.value.retryable
 
 
 def test_a_line_without_end_is_bounded() -> None:
-    parser = SseParser(bytes_max=10)
     with pytest.raises(LimitExceeded):
-        for _ in range(11):
-            parser.feed(b"x")
+        feed(SseParser(bytes_max=10), b"x" * 11, 1)
