@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from headwater.client.subscriptions import Live
 
 from benchmarks.measure import ORDERS, Result, percentile, report, scratch_server
 from headwater.capture.postgres import schema, triggers
 from headwater.client import connect
+from headwater.client.subscriptions import Live
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.model import Leave, Reset

@@ -2,8 +2,8 @@
 
     uvicorn django_app:application
 
-Django answers everything but /live, which is Headwater's. In a project of yours, this is what asgi.py
-becomes; settings and urls stay where they are.
+Django answers everything but /live, which is Headwater's. In a project of yours, this is what
+asgi.py becomes; settings and urls stay where they are.
 """
 
 import django

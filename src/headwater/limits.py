@@ -239,3 +239,39 @@ QUOTA_RETRY_SECONDS = 5.0
 
 AUTHORIZE_SECONDS_MAX = 10.0
 """How long the application's authorize hook may take. Then access is denied and the log says it."""
+
+# Python client
+CLIENT_MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+"""The largest message a client takes. A larger one ends the connection for good, with an error that
+says to ask for less."""
+
+CLIENT_BACKOFF_SECONDS = (1.0, 30.0)
+"""First and longest pause before a client connects again; doubled in between, with jitter."""
+
+CLIENT_FAILURES_MAX = 10
+"""A client gives up after so many failures in a row; any message begins the count again."""
+
+CLIENT_CLOSE_SECONDS = 1.0
+"""How long a client waits for the gateway to say goodbye over WebSocket; then it hangs up."""
+
+CLIENT_REQUESTS_AT_ONCE = 16
+"""Requests that a client over SSE has under way; more wait for one to be answered."""
+
+CLIENT_SUBSCRIBE_ATTEMPTS_MAX = 3
+"""How often a new subscription is asked for that is refused for now; then the refusal is raised."""
+
+CLIENT_BATCHES_MAX = 1_000
+"""Batches of deltas that wait for their reader. At the bound they give way to one reset."""
+
+CLIENT_TRANSACTIONS_MAX = 1_000
+"""Transactions of a feed that wait for their reader. At the bound the connection is not read."""
+
+CLIENT_DELIVERED_MAX = 100_000
+"""Transactions beyond its position that a feed remembers. Older ones, forgotten, may come twice
+after a lost connection."""
+
+CLIENT_DIVERGED_MAX = 3
+"""A live query that diverges so often in a row, each time from a fresh snapshot, has failed."""
+
+CLIENT_REFRESH_SECONDS = 30.0
+"""A token is renewed so long before it ends, or when half of its time is left if that is later."""

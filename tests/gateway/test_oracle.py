@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headwater.client.subscriptions import Live
 
 from headwater.client import Backoff, connect
+from headwater.client.subscriptions import Live
 from headwater.database import Connection
 from headwater.testing.link import cutting
 from headwater.testing.served import serving

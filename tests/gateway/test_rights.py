@@ -11,10 +11,10 @@ from typing import Any
 
 import jwt
 import pytest
-from headwater.client.connection import Connection as Client
-from headwater.client.subscriptions import Live
 
 from headwater.client import connect
+from headwater.client.connection import Connection as Client
+from headwater.client.subscriptions import Live
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.errors import Forbidden

@@ -1,0 +1,504 @@
+"""A client of a gateway: one connection, kept open, with every subscription on it.
+
+`session` knows what the subscriptions are about, `links` how messages travel; this keeps the two
+together. When the connection is lost it opens another, at the next of its URLs if there are
+several, and has every subscription go on from where it is. It gives up after
+`limits.CLIENT_FAILURES_MAX` failures in a row, or at once when it is refused for good; whoever
+reads a subscription is then told why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeAlias
+
+from headwater.client.backoff import Backoff
+from headwater.client.links import Link, Opener, gateway_url, open_sse, open_websocket
+from headwater.client.refusals import error_of
+from headwater.client.session import (
+    Changed,
+    Event,
+    Failed,
+    Ready,
+    Received,
+    Send,
+    Session,
+    State,
+)  # fmt: skip
+from headwater.client.subscriptions import Feed, Live, Subscription
+from headwater.errors import (
+    ConfigError,
+    ConnectionFailed,
+    Forbidden,
+    HeadwaterError,
+    InvalidQuery,
+    LimitExceeded,
+    Unauthorized,
+)
+from headwater.limits import (
+    CLIENT_BACKOFF_SECONDS,
+    CLIENT_REFRESH_SECONDS,
+    CONNECT_TIMEOUT_SECONDS,
+    WINDOW_ROWS_DEFAULT,
+)
+from headwater.live.filter import EVERYTHING, Filter, from_json, to_json
+from headwater.live.order import OrderBy
+from headwater.live.query import LiveQuery, Mode
+from headwater.model import Position
+from headwater.protocol import (
+    Authenticate,
+    Authenticated,
+    ChangesQuery,
+    ClientMessage,
+    Error,
+    FeedFormat,
+    Hello,
+    ServerMessage,
+)
+
+Token: TypeAlias = str | Callable[[], str | Awaitable[str]] | None
+"""A token, or what brings one: asked at every connect, and shortly before one ends."""
+
+Transport: TypeAlias = Literal["ws", "sse"]
+Where: TypeAlias = Filter | list[Any] | tuple[Any, ...] | dict[str, Any]
+Order: TypeAlias = str | Sequence[str | Sequence[str] | OrderBy]
+
+logger = logging.getLogger("headwater.client")
+
+
+def connect(
+    url: str | Sequence[str],
+    *,
+    token: Token = None,
+    transport: Transport | Opener = "ws",
+    backoff: Callable[[], Backoff] = Backoff,
+) -> Connection:
+    """A client of the gateway at `url`, to be used with `async with`.
+
+    Several URLs are gateways over the same database: when one is lost, the next is tried.
+    """
+    urls = [url] if isinstance(url, str) else list(url)
+    if not urls:
+        raise ConfigError("no gateway is given", hint='connect("http://localhost:8484")')
+    openers: dict[Any, Opener] = {"ws": open_websocket, "sse": open_sse}
+    if callable(transport):
+        return Connection(urls, token, transport, backoff)
+    if transport not in openers:
+        raise ConfigError(f"there is no transport {transport!r}", hint="Use 'ws' or 'sse'.")
+    for each in urls:
+        gateway_url(each, websocket=False)
+    return Connection(urls, token, openers[transport], backoff)
+
+
+class Connection:
+    """What `connect` gives.
+
+    ```python
+    async with connect("http://localhost:8484", token=token) as hw:
+        async for rows in hw.live("orders", where=c.region == 7, order="amount desc", limit=20):
+            ...
+    ```
+    """
+
+    def __init__(
+        self, urls: list[str], token: Token, opener: Opener, backoff: Callable[[], Backoff]
+    ) -> None:
+        self.reconnects = 0
+        """How often a lost connection was replaced."""
+        self.session: str | None = None
+        """The gateway's name for the present connection; None while there is none."""
+        self._urls = urls
+        self._token = token
+        self._open = opener
+        self._new_backoff = backoff
+        self._session = Session()
+        self._subscriptions: dict[State, Subscription] = {}
+        self._outbox: asyncio.Queue[ClientMessage] | None = None
+        self._again: dict[State, asyncio.TimerHandle] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._begun = asyncio.Event()
+        self._error: Exception | None = None
+        self._asking = asyncio.Lock()
+        self._asked: Live | None = None
+        self._refusal: HeadwaterError | None = None
+        self._expires_at: datetime | None = None
+        self._renewed = asyncio.Event()
+
+    # -------------------------------------------------------------------- for programs
+
+    @property
+    def diverged(self) -> int:
+        """How often a replica was not what it should be and was read anew. Expected: never."""
+        return self._session.diverged
+
+    async def __aenter__(self) -> Connection:
+        if self._task is not None:
+            raise ConfigError("a connection is entered once", hint="Call connect() again.")
+        self._task = asyncio.create_task(self._run(), name="headwater client")
+        try:
+            await self._begun.wait()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        if self._error is not None:
+            await self.__aexit__()
+            raise self._error
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        for subscription in list(self._subscriptions.values()):
+            self.end(subscription)
+            subscription.finish()
+
+    def live(
+        self,
+        query: str | dict[str, Any] | LiveQuery,
+        *,
+        where: Where | None = None,
+        order: Order = (),
+        limit: int = WINDOW_ROWS_DEFAULT,
+        after: Sequence[Any] | None = None,
+        columns: Sequence[str] | None = None,
+        mode: Mode = "maintained",
+        verify: bool = False,
+    ) -> Live:
+        """Follow a live query: of a table by name and the other arguments, or one that is whole.
+
+        With `verify`, every batch carries the hash of the result, and is checked against it.
+        """
+        if isinstance(query, str):
+            query = _live_query(query, where, order, limit, after, columns, mode)
+        elif isinstance(query, dict):
+            query = LiveQuery.from_json(query)
+        return Live(self, query.to_json(), verify)
+
+    def changes(
+        self,
+        *tables: str,
+        where: Where | None = None,
+        since: str | Position | None = None,
+        format: FeedFormat = "headwater",
+    ) -> Feed:
+        """Follow the changes of tables, none for all: from now on, or from a position."""
+        condition = None if where is None else to_json(_filter(where))
+        position = None if since is None else str(_position(since))
+        return Feed(self, ChangesQuery(tables, condition, position, format))
+
+    # -------------------------------------------------------------------- for subscriptions
+
+    def begin(self, subscription: Subscription) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._task is None or self._task.done():
+            raise ConfigError("the connection is not open", hint="Use `async with connect(…)`.")
+        self._subscriptions[subscription.state] = subscription
+        self._session.add(subscription.state)
+        self._ask(subscription.state)
+
+    def end(self, subscription: Subscription) -> None:
+        state = subscription.state
+        if self._subscriptions.pop(state, None) is None:
+            return
+        if timer := self._again.pop(state, None):
+            timer.cancel()
+        if message := self._session.remove(state):
+            self._send(message)
+
+    async def reanchor(self, live: Live, after: list[Any] | None) -> None:
+        async with self._asking:
+            self._asked, self._refusal = live, None
+            try:
+                self._send(live.state.move(after))
+                while live.state.is_moving and await live.waiting():
+                    pass
+            finally:
+                self._asked = None
+            if self._refusal is not None:
+                raise self._refusal
+
+    def _ask(self, state: State) -> None:
+        """Subscribe, now if there is a connection; else that happens when there is one."""
+        self._again.pop(state, None)
+        if self._outbox is not None:
+            self._send(self._session.subscribe(state))
+
+    def _send(self, message: ClientMessage) -> None:
+        if self._outbox is not None:
+            self._outbox.put_nowait(message)
+
+    # -------------------------------------------------------------------- keeping connected
+
+    async def _run(self) -> None:
+        try:
+            await self._stay_connected()
+        except Exception as error:
+            self._error = error
+            for subscription in list(self._subscriptions.values()):
+                subscription.fail(error)
+        finally:
+            self._begun.set()
+
+    async def _stay_connected(self) -> None:
+        loop = asyncio.get_running_loop()
+        backoff, turn, tried = self._new_backoff(), 0, 0
+        while True:
+            url, began = self._urls[turn % len(self._urls)], loop.time()
+            error = await self._one_connection(url, backoff)
+            # A connection that lasted is no reason to wait before another gateway is tried.
+            lasted = loop.time() - began > CLIENT_BACKOFF_SECONDS[0]
+            turn, tried = turn + 1, 1 if lasted else tried + 1
+            if tried < len(self._urls):
+                continue
+            tried, asked = 0, error.retry_after if isinstance(error, LimitExceeded) else 0.0
+            pause = backoff.failed(random.random(), at_least=asked)
+            if pause is None:
+                raise _given_up(backoff.failures, error) from error
+            logger.warning("%s; trying again in %.1f s", error, pause)
+            await asyncio.sleep(pause)
+
+    async def _one_connection(self, url: str, backoff: Backoff) -> HeadwaterError:
+        """Connect and go on until the connection is lost; why. Raises if that is for good."""
+        greeted = False
+        try:
+            async with self._linked(url) as (link, hello):
+                greeted = True
+                backoff.succeeded()
+                await _until_one_ends(
+                    self._reading(link, hello.keepalive, backoff),
+                    self._writing(link),
+                    self._refreshing(),
+                )
+        except HeadwaterError as error:
+            # A token may have ended, or a right been taken: the next greeting will tell.
+            if error.retryable or (greeted and isinstance(error, Unauthorized | Forbidden)):
+                return error
+            raise
+        raise AssertionError("a connection ends with an error")
+
+    @asynccontextmanager
+    async def _linked(self, url: str) -> AsyncIterator[tuple[Link, Hello]]:
+        """An open connection, greeted, with every subscription asked for."""
+        link = await self._open(url, await self._current_token())
+        try:
+            hello = await _greeting(link, url)
+            self._connected(hello)
+            yield link, hello
+        finally:
+            self._outbox = self.session = None
+            await link.close()
+
+    def _connected(self, hello: Hello) -> None:
+        if self._begun.is_set():
+            self.reconnects += 1
+        self._outbox, self.session = asyncio.Queue(), hello.session
+        self._expires_at = hello.expires_at
+        for timer in self._again.values():
+            timer.cancel()
+        self._again.clear()
+        for event in self._session.connected():
+            self._act(event)
+        self._begun.set()
+
+    # -------------------------------------------------------------------- while connected
+
+    async def _reading(self, link: Link, keepalive: float, backoff: Backoff) -> None:
+        said: HeadwaterError | None = None
+        while True:
+            try:
+                async with asyncio.timeout(2 * keepalive):
+                    message = await link.receive()
+            except TimeoutError:
+                raise ConnectionFailed(
+                    f"nothing was heard from the gateway for {2 * keepalive:g} s"
+                ) from None
+            except ConnectionFailed as error:
+                # What the gateway said last tells more than that it hung up.
+                raise said or error from error
+            backoff.succeeded()
+            said = None
+            if isinstance(message, Error) and message.id is None:
+                said = error_of(message)
+            await self._take(message)
+
+    async def _writing(self, link: Link) -> None:
+        outbox = self._outbox
+        assert outbox is not None
+        while True:
+            await link.send(await outbox.get())
+
+    async def _take(self, message: ServerMessage) -> None:
+        match message:
+            case Authenticated(expires_at):
+                self._expires_at = expires_at
+                self._renewed.set()
+            case Error(id=None):
+                self._refused(error_of(message))
+            case _:
+                for event in self._session.receive(message):
+                    if isinstance(event, Received):
+                        await self._deliver(event)
+                    else:
+                        self._act(event)
+
+    async def _deliver(self, event: Received) -> None:
+        feed = self._subscriptions.get(event.state)
+        if isinstance(feed, Feed):
+            await feed.received(event.transactions)
+
+    def _act(self, event: Event) -> None:
+        match event:
+            case Send(message):
+                self._send(message)
+            case Ready(state):
+                if isinstance(feed := self._subscriptions.get(state), Feed):
+                    feed.ready(self._new_backoff())
+            case Changed(state, batch):
+                if isinstance(live := self._subscriptions.get(state), Live):
+                    live.changed(batch)
+                    live.ready(self._new_backoff())
+            case Failed(state, error):
+                self._failed(state, error)
+
+    def _failed(self, state: State, error: HeadwaterError) -> None:
+        subscription = self._subscriptions.get(state)
+        if subscription is None:
+            return
+        asked = error.retry_after if isinstance(error, LimitExceeded) else 0.0
+        pause = subscription.backoff.failed(random.random(), asked) if error.retryable else None
+        if pause is None:
+            self.end(subscription)
+            subscription.fail(error)
+        else:
+            loop = asyncio.get_running_loop()
+            self._again[state] = loop.call_later(pause, self._ask, state)
+
+    def _refused(self, error: HeadwaterError) -> None:
+        """A request was refused that no subscription depends on."""
+        if self._asked is None:
+            logger.warning("the gateway says: %s", error)
+            return
+        self._refusal = error
+        self._asked.state.stay()
+        self._asked.wake()
+
+    # -------------------------------------------------------------------- tokens
+
+    async def _current_token(self) -> str | None:
+        if self._token is None or isinstance(self._token, str):
+            return self._token
+        try:
+            found = self._token()
+            return await found if inspect.isawaitable(found) else found
+        except HeadwaterError:
+            raise
+        except Exception as error:
+            raise ConnectionFailed(f"a token could not be had: {error}") from error
+
+    async def _refreshing(self) -> None:
+        """Renew the token on the open connection, before it ends. A token that is a text cannot
+        be renewed: with it, this waits for ever."""
+        while True:
+            self._renewed.clear()
+            while self._expires_at is None or not callable(self._token):
+                await self._renewed.wait()
+                self._renewed.clear()
+            left = (self._expires_at - datetime.now(UTC)).total_seconds()
+            await asyncio.sleep(max(left - min(CLIENT_REFRESH_SECONDS, left / 2), 1.0))
+            self._expires_at = None
+            try:
+                self._send(Authenticate(await self._current_token() or ""))
+            except ConnectionFailed as error:
+                logger.warning("%s", error)
+
+
+async def _greeting(link: Link, url: str) -> Hello:
+    """The first message, which must be a hello or say why there is none."""
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
+            message = await link.receive()
+            while not isinstance(message, Hello | Error):
+                message = await link.receive()
+    except TimeoutError:
+        raise ConnectionFailed(f"the gateway {url} does not greet") from None
+    if isinstance(message, Error):
+        raise error_of(message)
+    return message
+
+
+def _given_up(failures: int, error: HeadwaterError) -> HeadwaterError:
+    if isinstance(error, LimitExceeded):
+        return error
+    return ConnectionFailed(
+        f"gave up after {failures} failures in a row: {error}",
+        hint=error.hint or "Check that the gateway runs and the URL is right.",
+    )
+
+
+async def _until_one_ends(*works: Coroutine[Any, Any, None]) -> None:
+    """Run them beside each other until one has ended; then end the others, and raise its error."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in ended:
+        if isinstance(result, Exception):
+            raise result
+
+
+# ------------------------------------------------------------------------ queries from arguments
+
+
+def _live_query(
+    table: str,
+    where: Where | None,
+    order: Order,
+    limit: int,
+    after: Sequence[Any] | None,
+    columns: Sequence[str] | None,
+    mode: Mode,
+) -> LiveQuery:
+    return LiveQuery(
+        table,
+        where=EVERYTHING if where is None else _filter(where),
+        order=_order(order),
+        limit=limit,
+        after=None if after is None else tuple(after),
+        columns=None if columns is None else tuple(columns),
+        mode=mode,
+    )
+
+
+def _filter(where: Where) -> Filter:
+    return from_json(where) if isinstance(where, list | tuple | dict) else where
+
+
+def _order(order: Order) -> tuple[OrderBy, ...]:
+    """`"amount desc, id"`, or a list of such columns."""
+    parts = order.split(",") if isinstance(order, str) else order
+    return tuple(
+        by
+        if isinstance(by, OrderBy)
+        else OrderBy.from_json(by.strip() if isinstance(by, str) else list(by), path=f"order[{i}]")
+        for i, by in enumerate(parts)
+        if by
+    )
+
+
+def _position(since: str | Position) -> Position:
+    try:
+        return Position.parse(since) if isinstance(since, str) else since
+    except ValueError as error:
+        raise InvalidQuery(str(error), path="since") from error

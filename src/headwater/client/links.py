@@ -1,0 +1,317 @@
+"""One connection to a gateway, over WebSocket or SSE: the same messages, and the same errors.
+
+A link is opened by URL and token, gives the gateway's messages and takes ours. It raises our errors
+only: what the gateway refused, as what it said; a connection that ended, as `ConnectionFailed`. It
+neither reconnects nor judges how long silence may last; `connection` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any, Protocol, TypeAlias
+from urllib.parse import quote, urlsplit, urlunsplit
+from weakref import WeakValueDictionary
+
+import httpx
+import msgspec
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as connect_websocket
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidHandshake,
+    InvalidStatus,
+    WebSocketException,
+)
+
+from headwater.client.refusals import error_in_body, error_of, error_of_close, too_large
+from headwater.client.sse import SseParser
+from headwater.errors import ConfigError, ConnectionFailed, HeadwaterError
+from headwater.limits import (
+    CLIENT_CLOSE_SECONDS,
+    CLIENT_MESSAGE_BYTES_MAX,
+    CLIENT_REQUESTS_AT_ONCE,
+    CONNECT_TIMEOUT_SECONDS,
+)
+from headwater.protocol import (
+    Authenticate,
+    Authenticated,
+    ClientMessage,
+    Error,
+    Hello,
+    Keepalive,
+    Reanchor,
+    ServerMessage,
+    Subscribe,
+    Unsubscribe,
+    read_server,
+)
+
+
+class Link(Protocol):
+    """An open connection."""
+
+    async def receive(self) -> ServerMessage:
+        """The next message. Raises a HeadwaterError once there is none any more."""
+
+    async def send(self, message: ClientMessage) -> None:
+        """Hand over a message. What is said to it, a refusal too, is received."""
+
+    async def close(self) -> None:
+        """End it. Safe to call again."""
+
+
+Opener: TypeAlias = Callable[[str, str | None], Awaitable[Link]]
+"""Opens a link to a URL with a token."""
+
+
+def gateway_url(url: str, *, websocket: bool) -> str:
+    """The URL of the interface below the gateway's own, which may be mounted anywhere.
+
+    >>> gateway_url("https://shop.example/data/", websocket=True)
+    'wss://shop.example/data/v1'
+    """
+    parts = urlsplit(url)
+    secure = {"http": "", "ws": "", "https": "s", "wss": "s"}.get(parts.scheme)
+    if secure is None or not parts.netloc:
+        raise ConfigError(
+            f"{url!r} is not the URL of a gateway", hint="It looks like http://localhost:8484."
+        )
+    path = f"{parts.path.rstrip('/')}/v1"
+    return urlunsplit((("ws" if websocket else "http") + secure, parts.netloc, path, "", ""))
+
+
+def _headers(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def _read(data: bytes) -> ServerMessage | None:
+    """A message; None for one of a kind that this client does not know yet."""
+    try:
+        return read_server(data)
+    except msgspec.ValidationError as error:
+        if "Invalid value" in str(error) and "$.type" in str(error):
+            return None
+        raise ConnectionFailed(f"the gateway sent what is no message: {error}") from error
+    except msgspec.DecodeError as error:
+        raise ConnectionFailed(f"the gateway sent what is not JSON: {error}") from error
+
+
+# ------------------------------------------------------------------------ WebSocket
+
+
+async def open_websocket(url: str, token: str | None) -> Link:
+    """Connect to `/v1/ws`."""
+    with _websocket_errors(url):
+        connection = await connect_websocket(
+            f"{gateway_url(url, websocket=True)}/ws",
+            additional_headers=_headers(token),
+            open_timeout=CONNECT_TIMEOUT_SECONDS,
+            max_size=CLIENT_MESSAGE_BYTES_MAX,
+            # The gateway's keepalives say that it lives; a reader that takes its time must not
+            # look like a dead one to the library.
+            ping_interval=None,
+            close_timeout=CLIENT_CLOSE_SECONDS,
+        )
+    return _WebSocketLink(connection, url)
+
+
+class _WebSocketLink:
+    def __init__(self, connection: ClientConnection, url: str) -> None:
+        self._connection = connection
+        self._url = url
+
+    async def receive(self) -> ServerMessage:
+        with _websocket_errors(self._url):
+            while (message := _read(await self._connection.recv(decode=False))) is None:
+                pass
+            return message
+
+    async def send(self, message: ClientMessage) -> None:
+        with _websocket_errors(self._url):
+            await self._connection.send(msgspec.json.encode(message).decode())
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+@contextmanager
+def _websocket_errors(url: str) -> Iterator[None]:
+    try:
+        yield
+    except InvalidStatus as error:
+        response = error.response
+        refusal = error_in_body(response.status_code, bytes(response.body or b""))
+        raise error_of(refusal, response.status_code) from error
+    except ConnectionClosed as error:
+        raise _closed(error, url) from error
+    except (OSError, InvalidHandshake, WebSocketException) as error:
+        raise _unreachable(url, error) from error
+
+
+def _closed(error: ConnectionClosed, url: str) -> HeadwaterError:
+    if error.sent is not None and error.sent.code == 1009:
+        return too_large(CLIENT_MESSAGE_BYTES_MAX)
+    if error.rcvd is not None and (said := error_of_close(error.rcvd.code, error.rcvd.reason)):
+        return said
+    return ConnectionFailed(f"the connection to {url} was lost: {error}")
+
+
+def _unreachable(url: str, error: Exception) -> ConnectionFailed:
+    reason = str(error) or type(error).__name__
+    return ConnectionFailed(
+        f"cannot reach the gateway {url}: {reason}",
+        hint="Check that it runs and the URL is right.",
+    )
+
+
+# ------------------------------------------------------------------------ SSE
+
+
+async def open_sse(url: str, token: str | None) -> Link:
+    """Open the stream; what the client says goes beside it, as requests."""
+    async with AsyncExitStack() as stack:
+        timeout = httpx.Timeout(CONNECT_TIMEOUT_SECONDS, read=None)
+        client = await stack.enter_async_context(
+            httpx.AsyncClient(timeout=timeout, headers=_headers(token))
+        )
+        address = gateway_url(url, websocket=False)
+        with _http_errors(url):
+            response = await stack.enter_async_context(client.stream("GET", f"{address}/stream"))
+            if response.status_code != 200:
+                refusal = error_in_body(response.status_code, await response.aread())
+                raise error_of(refusal, response.status_code)
+        return _SseLink(url, address, client, response.aiter_bytes(), stack.pop_all())
+
+
+class _SseLink:
+    """A task reads the stream, others make the requests; all of them report to one queue."""
+
+    def __init__(
+        self,
+        url: str,
+        address: str,
+        client: httpx.AsyncClient,
+        chunks: AsyncIterator[bytes],
+        stack: AsyncExitStack,
+    ) -> None:
+        self._url = url
+        self._sessions = f"{address}/sessions"
+        self._client = client
+        self._chunks = chunks
+        self._stack = stack
+        self._session = ""
+        self._read: deque[ServerMessage] = deque()
+        # One chunk ahead: a reader that takes its time is felt by the gateway.
+        self._arrived: asyncio.Queue[list[ServerMessage] | Exception] = asyncio.Queue(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._order: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._requests = asyncio.Semaphore(CLIENT_REQUESTS_AT_ONCE)
+        self._start(self._pump())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._reporting(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reporting(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            await self._arrived.put(error)
+
+    async def receive(self) -> ServerMessage:
+        while not self._read:
+            arrived = await self._arrived.get()
+            if isinstance(arrived, Exception):
+                raise arrived
+            self._read.extend(arrived)
+        message = self._read.popleft()
+        if isinstance(message, Hello):
+            self._session = message.session
+        return message
+
+    async def _pump(self) -> None:
+        parser = SseParser()
+        with _http_errors(self._url):
+            async for chunk in self._chunks:
+                messages = [_read(event.data) for event in parser.feed(chunk)]
+                # Whatever came, a comment too, says that the gateway lives.
+                known = [message for message in messages if message is not None]
+                await self._arrived.put(known or [Keepalive()])
+        raise ConnectionFailed(f"the stream of {self._url} ended")
+
+    async def send(self, message: ClientMessage) -> None:
+        self._start(self._request(message))
+
+    async def _request(self, message: ClientMessage) -> None:
+        # Requests run beside each other, for a subscription is answered when its rows are there;
+        # but what concerns the same one arrives in order.
+        name = "" if isinstance(message, Authenticate) else message.id
+        lock = self._order.setdefault(name, asyncio.Lock())
+        async with lock, self._requests:
+            with _http_errors(self._url):
+                response = await self._say(message)
+        if not response.is_success:
+            await self._refused(message, response)
+
+    async def _refused(self, message: ClientMessage, response: httpx.Response) -> None:
+        refusal = error_in_body(response.status_code, response.content)
+        if response.status_code == 401 or refusal.code == "session_unknown":
+            raise _hung_up(refusal, response.status_code)
+        if isinstance(message, Subscribe):
+            refusal = msgspec.structs.replace(refusal, id=message.id)
+        if not isinstance(message, Unsubscribe):
+            await self._arrived.put([refusal])
+
+    async def _say(self, message: ClientMessage) -> httpx.Response:
+        session = f"{self._sessions}/{quote(self._session, safe='')}"
+        match message:
+            case Subscribe():
+                fields: dict[str, Any] = msgspec.to_builtins(message)
+                del fields["type"]
+                return await self._post("POST", f"{session}/subscriptions", fields)
+            case Unsubscribe(id):
+                return await self._client.delete(f"{session}/subscriptions/{id}")
+            case Reanchor(id, after):
+                return await self._post("PATCH", f"{session}/subscriptions/{id}", {"after": after})
+            case Authenticate(token):
+                self._client.headers.update(_headers(token))
+                response = await self._post("POST", f"{session}/token", {"token": token})
+                if response.is_success:
+                    await self._arrived.put([_authenticated(response.content)])
+                return response
+
+    async def _post(self, method: str, url: str, body: object) -> httpx.Response:
+        headers = {"Content-Type": "application/json"}
+        content = msgspec.json.encode(body)
+        return await self._client.request(method, url, content=content, headers=headers)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stack.aclose()
+
+
+def _authenticated(body: bytes) -> Authenticated:
+    try:
+        return msgspec.json.decode(body, type=Authenticated)
+    except msgspec.DecodeError:
+        return Authenticated()
+
+
+def _hung_up(refusal: Error, status: int) -> HeadwaterError:
+    """The session has ended, and its stream will: connect again."""
+    error = error_of(refusal, status)
+    return error if status == 401 else ConnectionFailed(str(error), hint=error.hint)
+
+
+@contextmanager
+def _http_errors(url: str) -> Iterator[None]:
+    try:
+        yield
+    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
+        raise _unreachable(url, error) from error

@@ -1,0 +1,112 @@
+"""Turns what a gateway says went wrong into our errors.
+
+Pure. The `code` decides; for one that this client does not know, the HTTP status does.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.errors import (
+    Forbidden,
+    HeadwaterError,
+    InvalidQuery,
+    LimitExceeded,
+    Unauthorized,
+    Unavailable,
+)
+from headwater.protocol import Error
+
+_BY_STATUS: dict[int, type[HeadwaterError]] = {
+    400: InvalidQuery,
+    401: Unauthorized,
+    403: Forbidden,
+    413: LimitExceeded,
+    422: InvalidQuery,
+    429: LimitExceeded,
+    502: Unavailable,
+    503: Unavailable,
+    504: Unavailable,
+}
+_BY_CODE: dict[str, type[HeadwaterError]] = {
+    "access_changed": Forbidden,
+    "stopping": Unavailable,
+    "token_expired": Unauthorized,
+    "token_missing": Unauthorized,
+}
+_BY_CLOSE_CODE = {4401: 401, 4403: 403, 4429: 429, 1012: 503, 1013: 503}
+
+
+def error_of(message: Error, status: int = 0) -> HeadwaterError:
+    """The error that the gateway means.
+
+    >>> error_of(Error("forbidden", "orders is not for you"))
+    Forbidden('orders is not for you')
+    """
+    by_code = {kind.code: kind for kind in _kinds(HeadwaterError)} | _BY_CODE
+    kind = by_code.get(message.code) or _BY_STATUS.get(status, HeadwaterError)
+    if message.retry_after_secs is not None and kind is HeadwaterError:
+        kind = LimitExceeded
+    error = kind(message.message, hint=message.hint)
+    error.code = message.code
+    error.retryable = message.retryable
+    if isinstance(error, LimitExceeded) and message.retry_after_secs is not None:
+        error.retry_after = message.retry_after_secs
+    return error
+
+
+def _kinds(kind: type[HeadwaterError]) -> list[type[HeadwaterError]]:
+    return [kind, *(each for child in kind.__subclasses__() for each in _kinds(child))]
+
+
+def error_in_body(status: int, body: bytes) -> Error:
+    """What an answer with this status says; something sensible for a proxy's page."""
+    try:
+        return msgspec.json.decode(body, type=_Body).error
+    except msgspec.DecodeError:
+        kind = _BY_STATUS.get(status, HeadwaterError)
+        retryable = kind.retryable or status >= 500
+        return Error(kind.code, f"the gateway answered with status {status}", retryable=retryable)
+
+
+def error_of_close(code: int, reason: str) -> HeadwaterError | None:
+    """Why a WebSocket was closed; None for no reason but that it was."""
+    status = _BY_CLOSE_CODE.get(code)
+    if status is None:
+        return None
+    kind = _BY_STATUS[status]
+    return error_of(
+        Error(kind.code, reason or f"closed with code {code}", retryable=kind.retryable), status
+    )
+
+
+def too_large(bytes_max: int) -> LimitExceeded:
+    """A message beyond the bound; the next connection would bring it again."""
+    error = LimitExceeded(
+        f"a message is larger than {bytes_max:,} bytes", hint="Ask for fewer rows or columns."
+    )
+    error.retryable = False
+    return error
+
+
+class _ErrorShape(msgspec.Struct):
+    code: str
+    message: str
+    hint: str | None = None
+    retryable: bool = False
+    retry_after_secs: float | None = None
+
+
+class _Body(msgspec.Struct):
+    shape: _ErrorShape = msgspec.field(name="error")
+
+    @property
+    def error(self) -> Error:
+        shape = self.shape
+        return Error(
+            shape.code,
+            shape.message,
+            hint=shape.hint,
+            retryable=shape.retryable,
+            retry_after_secs=shape.retry_after_secs,
+        )

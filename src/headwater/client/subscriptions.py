@@ -1,0 +1,266 @@
+"""What a program holds of a subscription: `Live` for a live query, `Feed` for a change feed.
+
+They bridge two speeds, and neither may fill the memory: rows are latest-wins; a reader of deltas
+that falls behind gets one reset with the present rows instead; a reader of a feed that falls behind
+holds up the connection, and through it the gateway. A subscription begins when it is entered or
+iterated and ends with the last who does so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from headwater import limits
+from headwater.client.backoff import Backoff
+from headwater.client.session import Batch, FeedState, FeedTransaction, LiveState, State
+from headwater.errors import ConfigError
+from headwater.model import Cursor, Key, Row
+from headwater.protocol import ChangesQuery
+
+_Self = TypeVar("_Self", bound="Subscription")
+
+
+class Owner(Protocol):
+    """The connection, as its subscriptions see it."""
+
+    def begin(self, subscription: Subscription) -> None:
+        """Ask for it, and keep asking after every reconnect. Raises if the connection is over."""
+
+    def end(self, subscription: Subscription) -> None:
+        """Nobody wants it any more."""
+
+    async def reanchor(self, live: Live, after: list[Any] | None) -> None:
+        """Slide its window, one of those at a time, and wait until that is answered."""
+
+
+class Subscription:
+    """What both kinds have in common: begin, wait, fail, end."""
+
+    state: State
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._holders = 0
+        self._error: Exception | None = None
+        self._over = True
+        self._is_ready = False
+        self._pulse = asyncio.Event()
+        self.backoff = Backoff()
+
+    async def __aenter__(self: _Self) -> _Self:
+        self._holders += 1
+        try:
+            if self._holders == 1:
+                self._begin()
+            while not self._is_ready and await self.waiting():
+                pass
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._holders -= 1
+        if self._holders == 0:
+            self._owner.end(self)
+            self.finish()
+
+    def _begin(self) -> None:
+        self._error, self._over, self._is_ready = None, False, False
+        # A refusal of something new is soon told; what has once begun is worth more patience.
+        self.backoff = Backoff(failures_max=limits.CLIENT_SUBSCRIBE_ATTEMPTS_MAX)
+        self._owner.begin(self)
+
+    async def waiting(self) -> bool:
+        """Wait for anything to happen. False if nothing will; raises if it has failed."""
+        if self._error is not None:
+            raise self._error
+        if self._over:
+            return False
+        await self._pulse.wait()
+        return True
+
+    def wake(self) -> None:
+        pulse, self._pulse = self._pulse, asyncio.Event()
+        pulse.set()
+
+    def ready(self, backoff: Backoff) -> None:
+        """It has begun, or goes on; from here on failures are counted by this."""
+        self.backoff, self._is_ready = backoff, True
+        self.wake()
+
+    def fail(self, error: Exception) -> None:
+        """It is over; whoever reads it is told why."""
+        self._error = error
+        self.finish()
+
+    def finish(self) -> None:
+        """It is over, as was wanted."""
+        self._over = True
+        self.wake()
+
+
+class Live(Subscription):
+    """A live query that is followed.
+
+    ```python
+    async for rows in hw.live("orders", limit=20): ...
+
+    async with hw.live("orders", limit=20) as orders:
+        orders.rows
+        async for batch in orders.deltas(): ...
+    ```
+    """
+
+    state: LiveState
+
+    def __init__(self, owner: Owner, query: dict[str, Any], verify: bool) -> None:
+        super().__init__(owner)
+        self._query, self._verify = query, verify
+        self._version = 0
+        self._rows: list[Row] = []
+        self._rows_version = 0
+        self._readers: set[_Batches] = set()
+        self.state = self._new_state()
+
+    def _new_state(self) -> LiveState:
+        return LiveState(self._query, self._verify)
+
+    def _begin(self) -> None:
+        self.state, self._version, self._rows_version = self._new_state(), 0, 0
+        super()._begin()
+
+    @property
+    def rows(self) -> list[Row]:
+        """The present rows, in the order of the query; a list of one's own."""
+        if self._rows_version != self._version:
+            self._rows, self._rows_version = self.state.rows, self._version
+        return list(self._rows)
+
+    @property
+    def keys(self) -> list[Key]:
+        """Their primary keys, in the same order."""
+        return self.state.keys
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """What the values in a key are called."""
+        return self.state.key
+
+    @property
+    def position(self) -> str | None:
+        """What the rows are complete up to; None while they are not known."""
+        return self.state.position
+
+    def cursor(self, key: Key) -> Cursor:
+        """A row's place in the order, for `reanchor` or another query's `after`."""
+        return self.state.cursor(key)
+
+    async def __aiter__(self) -> AsyncGenerator[list[Row], None]:
+        """The rows now, and again after every change. A slow reader skips to the latest."""
+        async with self:
+            seen = 0
+            while True:
+                while self._version == seen:
+                    if not await self.waiting():
+                        return
+                seen = self._version
+                yield self.rows
+
+    async def deltas(self) -> AsyncGenerator[Batch, None]:
+        """First a reset with the present rows, then every batch. A reader that falls behind by
+        more than `limits.CLIENT_BATCHES_MAX` gets a reset with the rows of that moment."""
+        async with self:
+            batches = _Batches()
+            self._readers.add(batches)
+            try:
+                while True:
+                    while not batches:
+                        if not await self.waiting():
+                            return
+                    yield batches.take(self.state)
+            finally:
+                self._readers.discard(batches)
+
+    async def reanchor(self, after: Sequence[Any] | None) -> None:
+        """Slide the window: it begins behind this cursor. Returns once the rows are there."""
+        if self._over:
+            raise ConfigError(
+                "a window is slid while it is followed",
+                hint="Use `async with hw.live(…) as rows: await rows.reanchor(cursor)`.",
+            )
+        await self._owner.reanchor(self, None if after is None else list(after))
+
+    def changed(self, batch: Batch) -> None:
+        self._version += 1
+        for reader in self._readers:
+            reader.add(batch)
+        self.wake()
+
+
+class _Batches:
+    """What waits for one reader of deltas; at first, and once it is too much, all of the rows."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Batch] = deque()
+        self._behind = True
+
+    def __bool__(self) -> bool:
+        return self._behind or bool(self._waiting)
+
+    def add(self, batch: Batch) -> None:
+        if self._behind:
+            return
+        self._waiting.append(batch)
+        if len(self._waiting) > limits.CLIENT_BATCHES_MAX:
+            self._waiting.clear()
+            self._behind = True
+
+    def take(self, state: LiveState) -> Batch:
+        if not self._behind:
+            return self._waiting.popleft()
+        self._behind = False
+        return Batch(state.present(), state.position or "")
+
+
+class Feed(Subscription):
+    """A change feed that is followed: `async for transaction in hw.changes("orders"): ...`"""
+
+    state: FeedState
+
+    def __init__(self, owner: Owner, query: ChangesQuery) -> None:
+        super().__init__(owner)
+        self._query = query
+        self._waiting: deque[FeedTransaction] = deque()
+        self.state = FeedState(query)
+
+    def _begin(self) -> None:
+        self.state = FeedState(self._query)
+        self._waiting.clear()
+        super()._begin()
+
+    @property
+    def position(self) -> str | None:
+        """What has been received is complete up to here."""
+        return self.state.position
+
+    async def __aiter__(self) -> AsyncGenerator[FeedTransaction, None]:
+        """Every transaction, in order, none twice."""
+        async with self:
+            while True:
+                while not self._waiting:
+                    if not await self.waiting():
+                        return
+                transaction = self._waiting.popleft()
+                self.wake()
+                yield transaction
+
+    async def received(self, transactions: list[FeedTransaction]) -> None:
+        """Take them, once there is room; meanwhile the connection is not read."""
+        while len(self._waiting) >= limits.CLIENT_TRANSACTIONS_MAX and not self._over:
+            await self._pulse.wait()
+        self._waiting.extend(transactions)
+        self.wake()

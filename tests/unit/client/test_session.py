@@ -1,0 +1,404 @@
+"""A session folds what a gateway says, and knows what to ask for after a lost connection."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from headwater import limits
+from headwater.client.replica import result_hash
+from headwater.client.session import (
+    Batch,
+    Changed,
+    Event,
+    Failed,
+    FeedState,
+    LiveState,
+    Ready,
+    Received,
+    Send,
+    Session,
+    State,
+)
+from headwater.errors import Diverged, Forbidden, ResyncRequired
+from headwater.model import Enter, Leave, Match, Unmatch, Update
+from headwater.model import Reset as ResetDelta
+from headwater.protocol import (
+    Changes,
+    ChangesQuery,
+    Deltas,
+    Error,
+    Gap,
+    Reanchor,
+    Reset,
+    ServerMessage,
+    Snapshot,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+    Unsubscribed,
+    WireChange,
+    WireTransaction,
+    read_server,
+)
+
+AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
+ORDERS = {"table": "orders"}
+
+
+def position(xmin: int) -> str:
+    return f"ab-{xmin}:{xmin}:"
+
+
+def enter(id: int, index: int) -> Enter:
+    return Enter((id,), {"id": id}, index, (id,))
+
+
+def snapshot(view: int, at: int, *ids: int, **fields: Any) -> Snapshot:
+    rows = tuple(enter(id, i) for i, id in enumerate(ids))
+    return Snapshot(view, position(at), rows, **fields)
+
+
+def deltas(view: int, at: int, *steps: Any, hash: int | None = None) -> Deltas:
+    return Deltas(view, position(at), AT, steps, hash)
+
+
+def transaction(xid: int, *seqs: int, complete: bool = True) -> WireTransaction:
+    changes = tuple({"seq": seq, "table": "orders", "op": "insert"} for seq in seqs)
+    return WireTransaction(xid, AT, changes, complete)
+
+
+def changes(view: int, at: int, *transactions: WireTransaction) -> Changes:
+    return Changes(view, position(at), transactions)
+
+
+class Told:
+    """A session that is told things, over the wire's own encoding."""
+
+    def __init__(self, *states: State) -> None:
+        self.session = Session()
+        for state in states:
+            self.session.add(state)
+        self.asked = self.connect()
+
+    def connect(self) -> list[Subscribe]:
+        events = self.session.connected()
+        return [e.message for e in events if isinstance(e, Send)]  # type: ignore[misc]
+
+    def tell(self, *messages: ServerMessage) -> list[Event]:
+        said = [read_server(msgspec.json.encode(message)) for message in messages]
+        return [event for message in said for event in self.session.receive(message)]
+
+
+def ids(state: LiveState) -> list[int]:
+    return [row["id"] for row in state.rows]
+
+
+def test_a_snapshot_and_what_follows() -> None:
+    orders = LiveState(ORDERS, verify=True)
+    told = Told(orders)
+    assert told.asked == [Subscribe("1", live=ORDERS, verify=True)]
+    assert told.tell(Subscribed("1", 5, key=("id",))) == [Ready(orders)]
+    assert told.tell(snapshot(5, 10, 1, 2)) == [
+        Changed(orders, Batch((ResetDelta((enter(1, 0), enter(2, 1))),), position(10)))
+    ]
+    step = Leave((1,), 0)
+    assert told.tell(deltas(5, 11, step)) == [Changed(orders, Batch((step,), position(11), AT))]
+    assert (ids(orders), orders.keys, orders.key) == ([2], [(2,)], ("id",))
+    assert orders.cursor((2,)) == (2,)
+
+
+def test_frames_are_for_all_on_the_view_and_nobody_else() -> None:
+    first, second, other = LiveState(ORDERS), LiveState(ORDERS), LiveState(ORDERS)
+    told = Told(first, second, other)
+    told.tell(Subscribed("1", 5), snapshot(5, 10, 1), Subscribed("2", 5))
+    # The snapshot is for the one that waits for it.
+    assert told.tell(snapshot(5, 10, 1)) == [
+        Changed(second, Batch((ResetDelta((enter(1, 0),)),), position(10)))
+    ]
+    told.tell(Subscribed("3", 6), snapshot(6, 10))
+    told.tell(deltas(5, 11, enter(2, 1)), deltas(9, 11, enter(3, 0)))
+    assert (ids(first), ids(second), ids(other)) == ([1, 2], [1, 2], [])
+
+
+def test_a_result_in_parts() -> None:
+    orders = LiveState(ORDERS)
+    told = Told(orders)
+    told.tell(Subscribed("1", 5))
+    assert told.tell(Snapshot(5, position(10), (enter(1, 0),), more=True)) == []
+    assert (ids(orders), orders.position) == ([], None)
+    # What changes between the parts is later than the result, or already in it.
+    assert told.tell(deltas(5, 9, enter(8, 0)), deltas(5, 12, enter(3, 2))) == []
+    whole = result_hash([((1,), {"id": 1}), ((2,), {"id": 2})])
+    events = told.tell(Snapshot(5, position(10), (enter(2, 1),), hash=whole))
+    assert [type(event) for event in events] == [Changed, Changed]
+    assert (ids(orders), orders.position) == ([1, 2, 3], position(12))
+
+
+def test_a_reset_in_parts_is_not_seen_until_it_is_whole() -> None:
+    orders = LiveState(ORDERS)
+    told = Told(orders)
+    told.tell(Subscribed("1", 5), snapshot(5, 10, 1))
+    assert told.tell(Reset(5, position(11), "overflow", (enter(7, 0),), more=True)) == []
+    assert (ids(orders), orders.position) == ([1], position(10))
+    told.tell(Snapshot(5, position(11), (enter(8, 1),)))
+    assert ids(orders) == [7, 8]
+
+
+def test_a_streamed_query() -> None:
+    orders = LiveState({**ORDERS, "mode": "streamed"})
+    told = Told(orders)
+    rows = (Match((2,), {"id": 2}), Match((1,), {"id": 1}))
+    told.tell(Subscribed("1", 5), Snapshot(5, position(10), rows))
+    told.tell(deltas(5, 11, Match((3,), {"id": 3}), Unmatch((1,)), Update((2,), {"id": 2})))
+    assert ids(orders) == [2, 3]
+    reset, *matches = orders.present()
+    assert (reset, matches) == (ResetDelta(), [Match((2,), {"id": 2}), Match((3,), {"id": 3})])
+
+
+def test_the_present_rows_as_deltas() -> None:
+    orders = LiveState(ORDERS)
+    told = Told(orders)
+    told.tell(Subscribed("1", 5), snapshot(5, 10, 4, 2))
+    assert orders.present() == (ResetDelta((enter(4, 0), enter(2, 1))),)
+
+
+# ------------------------------------------------------------------------ a lost connection
+
+
+def test_a_live_query_resumes() -> None:
+    orders = LiveState(ORDERS)
+    told = Told(orders)
+    told.tell(Subscribed("1", 5), snapshot(5, 10, 1), deltas(5, 11, enter(2, 1)))
+    assert told.connect() == [Subscribe("2", live=ORDERS, since=position(11))]
+    # The old view's number may be another's now.
+    assert told.tell(deltas(5, 12, enter(9, 0))) == []
+    assert told.tell(Subscribed("2", 77, resumed=True), deltas(77, 12, enter(3, 2)))
+    assert ids(orders) == [1, 2, 3]
+
+
+def test_a_live_query_that_cannot_resume_is_replaced() -> None:
+    orders = LiveState(ORDERS)
+    told = Told(orders)
+    told.tell(Subscribed("1", 5), snapshot(5, 10, 1))
+    told.connect()
+    assert told.tell(Subscribed("2", 5), snapshot(5, 12, 1)) == [Ready(orders)]
+    assert orders.position == position(12)
+    told.connect()
+    assert told.tell(Subscribed("3", 5), snapshot(5, 14, 7))[1:] == [
+        Changed(orders, Batch((ResetDelta((enter(7, 0),)),), position(14)))
+    ]
+
+
+def test_an_unfinished_result_is_not_resumed_from() -> None:
+    orders = LiveState(ORDERS)
+    told = Told(orders)
+    told.tell(Subscribed("1", 5), Snapshot(5, position(10), (enter(1, 0),), more=True))
+    assert told.connect() == [Subscribe("2", live=ORDERS)]
+    told.tell(Subscribed("2", 5), snapshot(5, 12, 3))
+    assert ids(orders) == [3]
+
+
+def test_of_those_on_one_view_only_the_first_resumes() -> None:
+    first, second = LiveState(ORDERS), LiveState(ORDERS)
+    told = Told(first, second)
+    told.tell(Subscribed("1", 5), snapshot(5, 10, 1), Subscribed("2", 5), snapshot(5, 10, 1))
+    assert [asked.since for asked in told.connect()] == [position(10), None]
+    told.tell(Subscribed("3", 5, resumed=True), deltas(5, 11, enter(2, 1)))
+    told.tell(Subscribed("4", 5), snapshot(5, 11, 1, 2))
+    assert (ids(first), ids(second)) == ([1, 2], [1, 2])
+
+
+# ------------------------------------------------------------------------ divergence
+
+
+@pytest.mark.parametrize("wrong", [deltas(5, 11, Leave((9,), 0)), deltas(5, 11, hash=1)])
+def test_what_diverges_is_read_anew(wrong: Deltas) -> None:
+    orders = LiveState(ORDERS)
+    told = Told(orders)
+    told.tell(Subscribed("1", 5), snapshot(5, 10, 1))
+    assert told.tell(wrong) == [Send(Unsubscribe("1")), Send(Subscribe("2", live=ORDERS))]
+    assert told.session.diverged == 1
+    assert told.tell(deltas(5, 12, enter(2, 1)), Unsubscribed("1")) == []
+    told.tell(Subscribed("2", 5), snapshot(5, 12, 1, 2))
+    assert ids(orders) == [1, 2]
+
+
+def test_what_diverges_again_and_again_fails() -> None:
+    orders = LiveState(ORDERS)
+    told = Told(orders)
+    for attempt in range(1, limits.CLIENT_DIVERGED_MAX + 1):
+        told.tell(Subscribed(str(attempt), 5), snapshot(5, 10, 1))
+        events = told.tell(deltas(5, 11, hash=1))
+    (failed,) = events
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, Diverged)
+    assert not failed.error.retryable
+    assert told.session.diverged == limits.CLIENT_DIVERGED_MAX
+
+
+# ------------------------------------------------------------------------ sliding a window
+
+
+def test_a_window_slides() -> None:
+    orders = LiveState(ORDERS)
+    told = Told(orders)
+    told.tell(Subscribed("1", 5), snapshot(5, 10, 1))
+    assert orders.move([1]) == Reanchor("1", [1])
+    told.tell(deltas(5, 11, enter(0, 0)))
+    assert (ids(orders), orders.is_moving) == ([0, 1], True)
+    told.tell(Subscribed("1", 6), Reset(6, position(12), "window", (enter(2, 0),)))
+    assert (ids(orders), orders.is_moving) == ([2], False)
+    assert told.connect() == [
+        Subscribe("2", live={**ORDERS, "after": [1]}, since=position(12)),
+    ]
+
+
+def test_a_slide_that_the_connection_did_not_survive() -> None:
+    orders = LiveState(ORDERS)
+    told = Told(orders)
+    told.tell(Subscribed("1", 5), snapshot(5, 10, 1))
+    orders.move([1])
+    # The rows are still those of the old window: there is nothing to resume.
+    assert told.connect() == [Subscribe("2", live={**ORDERS, "after": [1]})]
+    told.tell(Subscribed("2", 6), snapshot(6, 12, 2))
+    assert (ids(orders), orders.is_moving) == ([2], False)
+
+
+def test_a_slide_that_was_refused() -> None:
+    orders = LiveState(ORDERS)
+    told = Told(orders)
+    told.tell(Subscribed("1", 5), snapshot(5, 10, 1))
+    orders.move(["x"])
+    orders.stay()
+    told.tell(deltas(5, 11, enter(0, 0)))
+    assert told.connect() == [Subscribe("2", live=ORDERS, since=position(11))]
+
+
+# ------------------------------------------------------------------------ the end of one
+
+
+def test_an_error_ends_a_subscription() -> None:
+    orders = LiveState(ORDERS)
+    told = Told(orders)
+    (failed,) = told.tell(Error("forbidden", "no", id="1"))
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, Forbidden)
+    assert told.tell(Error("forbidden", "no", id="1")) == []
+    assert told.session.subscribe(orders) == Subscribe("2", live=ORDERS)
+
+
+def test_what_was_removed_is_over() -> None:
+    orders = LiveState(ORDERS)
+    told = Told(orders)
+    told.tell(Subscribed("1", 5))
+    assert told.session.remove(orders) == Unsubscribe("1")
+    assert told.session.remove(orders) is None
+    assert told.tell(snapshot(5, 10, 1), Unsubscribed("1"), Error("x", "y", id="1")) == []
+    assert told.connect() == []
+
+
+# ------------------------------------------------------------------------ feeds
+
+
+def xids(events: list[Event]) -> list[tuple[int, list[int]]]:
+    return [
+        (each.xid, [change.seq for change in each.changes])
+        for event in events
+        if isinstance(event, Received)
+        for each in event.transactions
+    ]
+
+
+def test_a_feed() -> None:
+    feed = FeedState(ChangesQuery(("orders",)))
+    told = Told(feed)
+    assert told.asked == [Subscribe("1", changes=ChangesQuery(("orders",)))]
+    assert told.tell(Subscribed("1", 5), changes(5, 10)) == [Ready(feed)]
+    (received,) = told.tell(changes(5, 12, transaction(10, 1, 2), transaction(11, 3)))
+    assert isinstance(received, Received)
+    first, second = received.transactions
+    assert (first.position, second.position) == (position(10), position(12))
+    assert first.changes == tuple(WireChange(seq, "orders", "insert") for seq in (1, 2))
+
+
+def test_a_feed_resumes_and_brings_nothing_twice() -> None:
+    feed = FeedState(ChangesQuery(("orders",)))
+    told = Told(feed)
+    # The position is behind what was delivered: that is not yet on disk.
+    told.tell(Subscribed("1", 5), changes(5, 10, transaction(10, 1), transaction(11, 2)))
+    assert told.connect() == [
+        Subscribe("2", changes=ChangesQuery(("orders",), since=position(10))),
+    ]
+    events = told.tell(
+        Subscribed("2", 6),
+        changes(6, 11, transaction(10, 1), transaction(11, 2), transaction(12, 3)),
+        changes(6, 13, transaction(12, 3), transaction(13, 4)),
+    )
+    assert xids(events) == [(12, [3]), (13, [4])]
+
+
+def test_a_transaction_in_parts_begins_again() -> None:
+    feed = FeedState(ChangesQuery())
+    told = Told(feed)
+    told.tell(Subscribed("1", 5), changes(5, 10))
+    part = transaction(10, 1, 2, complete=False)
+    assert xids(told.tell(changes(5, 10, part))) == [(10, [1, 2])]
+    told.connect()
+    longer = transaction(10, 1, 2, 3, complete=False)
+    events = told.tell(Subscribed("2", 5), changes(5, 10, longer))
+    events += told.tell(changes(5, 11, transaction(10, 4)))
+    assert xids(events) == [(10, [3]), (10, [4])]
+
+
+def test_what_a_feed_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CLIENT_DELIVERED_MAX", 2)
+    feed = FeedState(ChangesQuery())
+    told = Told(feed)
+    three = (transaction(10, 1), transaction(11, 2), transaction(12, 3))
+    told.tell(Subscribed("1", 5), changes(5, 10, *three))
+    told.connect()
+    assert xids(told.tell(Subscribed("2", 5), changes(5, 10, *three))) == [(10, [1])]
+
+
+def test_debezium_envelopes_stay_as_they_are() -> None:
+    feed = FeedState(ChangesQuery(format="debezium"))
+    told = Told(feed)
+    envelope = {"op": "c", "source": {"seq": 7}}
+    message = Changes(5, position(10), (WireTransaction(10, AT, (envelope,)),))
+    (received,) = told.tell(Subscribed("1", 5), message)[1:]
+    assert isinstance(received, Received)
+    assert received.transactions[0].changes == (envelope,)
+    told.connect()
+    assert told.tell(Subscribed("2", 5), message)[1:] == []
+
+
+def test_a_gap_is_filled() -> None:
+    feed = FeedState(ChangesQuery())
+    told = Told(feed)
+    told.tell(Subscribed("1", 5), changes(5, 11, transaction(10, 1)))
+    assert told.tell(Gap(5, position(20), position(11), "overflow")) == [
+        Send(Unsubscribe("1")),
+        Send(Subscribe("2", changes=ChangesQuery(since=position(11)))),
+    ]
+
+
+def test_a_gap_that_cannot_be_filled_is_said() -> None:
+    feed = FeedState(ChangesQuery())
+    told = Told(feed)
+    told.tell(Subscribed("1", 5))
+    (failed,) = told.tell(Gap(5, position(20), None, "resync"))
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, ResyncRequired)
+
+
+def test_a_feed_that_never_knew_its_place_does_not_skip_in_silence() -> None:
+    feed = FeedState(ChangesQuery())
+    told = Told(feed)
+    told.tell(Subscribed("1", 5))
+    (failed,) = told.session.connected()
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, ResyncRequired)
