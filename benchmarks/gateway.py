@@ -30,7 +30,11 @@ from headwater.testing.served import Served, serving
 REGIONS = 500
 TOP = 20
 CONNECTIONS = 10
-LENIENT = {"sessions_per_ip": 100, "subscriptions_per_user": 10_000, "requests_per_second": 100_000}
+LENIENT: dict[str, Any] = {
+    "sessions_per_ip": 100,
+    "subscriptions_per_user": 10_000,
+    "requests_per_second": 100_000,
+}
 
 
 async def idle_latency(gateway: Served, connection: Connection, count: int) -> Result:

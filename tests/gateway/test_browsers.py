@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from headwater.database import Connection
+from headwater.testing.link import Cutter, cutting
 from headwater.testing.served import Served, serving
 from tests.gateway.shop import open_shop
 

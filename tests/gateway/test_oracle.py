@@ -20,7 +20,7 @@ from tests.gateway.shop import Truth, open_shop, random_query, until, writing
 QUERIES = 200
 CLIENTS = 20
 SEED = 4
-LENIENT = {"sessions_per_ip": 1000, "requests_per_second": 10_000}
+LENIENT: dict[str, Any] = {"sessions_per_ip": 1000, "requests_per_second": 10_000}
 
 
 def quick() -> Backoff:

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
@@ -143,7 +144,7 @@ async def _come_and_go(gateway: Served, path: str, times: int) -> None:
         await asyncio.gather(*(visit(number) for number in range(first, first + 50)))
 
 
-async def _events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, object]]:
+async def _events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
     """The messages of a stream, whose chunks may be cut anywhere between lines."""
     rest = b""
     while data := await reader.read(65536):
