@@ -67,6 +67,10 @@ class Waker:
         if self._listening.done():
             self._listening.result()
 
+    def wake(self) -> None:
+        """Have a sleeping reader read at once, for reasons of its own."""
+        self._event.set()
+
     async def have_read(self, *, news: bool, position: Position) -> None:
         if self._lock is not None and self._lock.lost:
             self.pace.lock_lost()
