@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import msgspec
 import pytest
 
+from headwater import model
 from headwater.client import connect
+from headwater.client.replica import Replica
 from headwater.database import Connection
+from headwater.protocol import Deltas, Reset, ServerMessage, Snapshot
 from headwater.testing.served import Served, serving
 from tests.gateway.shop import Truth, until
 from tests.gateway.test_oracle import LENIENT, quick
@@ -107,12 +111,22 @@ async def test_one_that_reads_again_has_the_present_state(
             await turn_pages(connection, 1)
             cursor = await connection.execute("select max(version) from pages")
             last = (await cursor.fetchone() or (0,))[0]
-            events = _events(reader)
+            replica, reset = Replica(), False
             async with asyncio.timeout(60):
-                async for message in events:
-                    if message["type"] == "reset" and message["reason"] == "overflow":
-                        assert {enter["row"]["version"] for enter in message["rows"]} == {last}
+                async for message in _events(reader):
+                    reset = reset or message.get("reason") == "overflow"
+                    _fold(replica, message)
+                    if {row["version"] for row in replica.rows} == {last}:
                         break
+            assert reset
+
+
+def _fold(replica: Replica, message: dict[str, Any]) -> None:
+    match msgspec.convert(message, ServerMessage):
+        case Snapshot(rows=rows) | Reset(rows=rows):
+            replica.apply([model.Reset(rows)])  # type: ignore[arg-type]
+        case Deltas(deltas=deltas):
+            replica.apply(deltas)
 
 
 async def test_a_thousand_who_come_and_go(
