@@ -170,6 +170,9 @@ TICKETS_PER_USER_MAX = 20
 TICKET_DATABASE_SECONDS = 5.0
 """How long the database may take over a ticket before the gateway answers with 503."""
 
+AUTHORIZE_SECONDS_MAX = 10.0
+"""How long the application's authorize hook may take. Then access is denied and the log says it."""
+
 # Requests
 ACCEPT_ENCODING_ITEMS_MAX = 32
 """Encodings looked at in a request's `Accept-Encoding`. Those beyond do not count."""
@@ -184,6 +187,3 @@ early, and may ask a little more often than the rate."""
 
 QUOTA_RETRY_SECONDS = 5.0
 """When to try again after too many sessions or subscriptions, as told to clients."""
-
-AUTHORIZE_SECONDS_MAX = 10.0
-"""How long the application's authorize hook may take. Then access is denied and the log says it."""

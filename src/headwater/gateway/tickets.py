@@ -1,9 +1,10 @@
 """One-time tickets: what an EventSource, which cannot send a header, shows instead of a token.
 
 A client with a token asks for a ticket and opens the stream with `?ticket=…`. A URL ends up in
-logs, so a ticket is good for one use and a few seconds, and says nothing by itself. Tickets are kept
-in the database (`007_tickets.sql`), as hashes: any gateway takes one that another gave out, and
-whoever reads the table has none. The session that a ticket opens ends when the token would have.
+logs, so a ticket is good for one use and a few seconds, and says nothing by itself. Tickets are
+kept in the database (`007_tickets.sql`), as hashes: any gateway takes one that another gave out,
+and whoever reads the table has none. The session that a ticket opens ends when the token would
+have.
 """
 
 from __future__ import annotations

@@ -85,6 +85,10 @@ async def test_who_the_bearer_is() -> None:
     assert (await verifier.verify(token(email="bob@a.example"))).role == "web"
 
 
+async def test_a_text_about_a_nul_is_not_one() -> None:
+    assert (await with_secret().verify(token(note=r"\u0000"))).claims["note"] == r"\u0000"
+
+
 async def test_claims_that_the_settings_leave_out() -> None:
     verifier = with_secret(auth_tenant_claim="", auth_role_claim="")
     found = await verifier.verify(token({**CLAIMS, "tenant": "acme", "role": "postgres", "": "no"}))
@@ -140,6 +144,9 @@ REFUSED = [
     (token(sub=7), "token_claims"),
     (token(sub=["ann"]), "token_claims"),
     (token(sub="a\0b"), "token_claims"),
+    (token(app={"note": ["\0"]}), "token_claims"),
+    (token(app={"note": "\\\\\0"}), "token_claims"),
+    (token({**CLAIMS, "\0": 1}), "token_claims"),
     (token(sub="é" * 129), "token_claims"),
     (token(tenant=7), "token_claims"),
     (token(role={"name": "postgres"}), "token_claims"),
@@ -195,6 +202,21 @@ async def test_tenants_that_are_not_served(tenant: str | None) -> None:
     with pytest.raises(Forbidden) as caught:
         await verifier.verify(token(tenant=tenant))
     assert caught.value.code == "token_tenant"
+
+
+async def test_a_session_goes_on_with_a_new_token_of_the_same_user() -> None:
+    verifier = with_secret()
+    present = await verifier.verify(token(tenant="acme", exp=NOW + 5))
+    renewed = await verifier.renew(token(tenant="acme", exp=NOW + 900, role="clerk"), present)
+    assert renewed.expires_at == datetime.fromtimestamp(NOW + 900, UTC)
+    assert renewed.role == "clerk"
+    for other in (token(sub="eve", tenant="acme"), token(tenant="other"), token()):
+        with pytest.raises(Forbidden, match="another user") as caught:
+            await verifier.renew(other, present)
+        assert caught.value.code == "token_user"
+    with pytest.raises(Unauthorized) as expired:
+        await verifier.renew(token(tenant="acme", exp=NOW - 60), present)
+    assert expired.value.code == "token_expired"
 
 
 # ------------------------------------------------------------------------ confusion
