@@ -24,7 +24,7 @@ from headwater.gateway.identity import Identity
 from headwater.gateway.key_set import KeySet
 from headwater.gateway.keys import Key
 from headwater.limits import CLAIM_BYTES_MAX, ROLE_BYTES_MAX, TOKEN_BYTES_MAX
-from headwater.settings import ALGORITHMS, Settings
+from headwater.settings import ALGORITHMS, Settings, check
 
 # ------------------------------------------------------------------------ finding
 
@@ -99,6 +99,7 @@ class Authenticator:
         cls, settings: Settings, *, clock: Callable[[], float] = time.time
     ) -> Authenticator | None:
         """None where no key is set: everybody is anonymous. ConfigError for an unusable key."""
+        check(settings)  # also those that no file or environment was read for
         if not settings.has_auth:
             return None
         given = _own_keys(settings)

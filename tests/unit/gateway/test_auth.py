@@ -262,6 +262,8 @@ async def test_a_secret_is_good_for_hashes_no_longer_than_itself() -> None:
 
 
 UNUSABLE = [
+    ({"auth_secret": "short"}, "auth_secret: shorter than 32 bytes"),
+    ({"auth_audience": "shop"}, "auth_audience: set, but there is no key"),
     ({"auth_secret": SECRET[:32], "auth_algorithms": ("HS512",)}, "auth_algorithms: none of them"),
     ({"auth_secret": SECRET, "auth_algorithms": ("RS256",)}, "auth_algorithms: none of them"),
     ({"auth_secret": public_pem(rsa_key())}, "auth_secret: this is a public key"),
