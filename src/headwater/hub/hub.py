@@ -167,11 +167,6 @@ class Hub:
     async def _follow(self, flusher: Flusher, waker: Waker) -> None:
         while True:
             news = await flusher.flush()
-            if not self.ready:
-                self.trouble = None
-                self._is_ready.set()
-                self.metrics.database_up.set(1)
-                self._attempted.set()
             self._sweep()
             await waker.have_read(news=news, position=self.progress.position)
             await self._coalescing.wait(waker)
@@ -518,6 +513,11 @@ class Hub:
         self.position_before, self.position = self.position, position
         self.position_text = str(position)
         self._between.clear()
+        if not self.ready:
+            self.trouble = None
+            self._is_ready.set()
+            self.metrics.database_up.set(1)
+            self._attempted.set()
 
     def end_step(self) -> None:
         self.emitting = False
@@ -611,10 +611,10 @@ class Hub:
         view = opening.view
         if opening not in view.openings:
             return
-        view.openings.remove(opening)
         if isinstance(error, _CHANGED) and opening.attempts_left():
             self.reopen(view)
             return
+        view.openings.remove(opening)
         if isinstance(error, psycopg.errors.QueryCanceled):
             found = slow_query(view.query)
         else:
