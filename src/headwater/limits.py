@@ -311,3 +311,16 @@ needs them gets a snapshot instead."""
 RECENT_BYTES_MAX = 32 * 1024 * 1024
 """The same in all, in bytes as sent. The oldest are dropped first."""
 
+
+FEED_CATCH_UPS_MAX = 16
+"""Change feeds that catch up from the log at the same time. Further ones wait for their turn."""
+
+FEED_FRAME_CHANGES = 500
+"""Changes in one message of a feed that catches up; a transaction is not split for it."""
+
+FEED_KEPT_CHANGES_MAX = 10_000
+"""Changes kept for a feed while it catches up. With more it reads those in the log, too."""
+
+FEED_ROOM_SECONDS = 10.0
+"""How long a feed that catches up waits for its client. Then others may catch up instead, and it
+goes on when the client has taken what it was sent."""

@@ -76,13 +76,14 @@ class LiveView(View):
 
     def info(self) -> ViewInfo:
         held = self.state.buffered if isinstance(self.state, Window) else len(self.state.members)
+        told = sum(len(opening.told) for opening in self.openings)
         return ViewInfo(
             self.id,
             self.query.table.label,
             self.wish.to_json(),
             self.query.mode,
             None if self.scope is None else self.scope.role,
-            len(self.subscribers) + len(self.waiting),
+            len(self.subscribers) + len(self.waiting) + told,
             held,
             self.live,
         )
