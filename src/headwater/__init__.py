@@ -4,16 +4,23 @@ from headwater.app import Headwater
 from headwater.errors import (
     CaptureError,
     ConfigError,
+    ConnectionFailed,
     DatabaseError,
     Diverged,
     EmbeddedError,
+    Forbidden,
     HeadwaterError,
     InvalidQuery,
+    LimitExceeded,
+    NotFound,
     NotInstalled,
     PermissionMissing,
     ResyncRequired,
+    Unauthorized,
+    Unavailable,
 )
-from headwater.live.filter import c
+from headwater.gateway.identity import Identity
+from headwater.live.filter import Filter, c
 from headwater.model import Actor, Change, Column, Position, Table, Transaction
 
 __version__ = "0.1.0.dev0"
@@ -24,18 +31,26 @@ __all__ = [
     "Change",
     "Column",
     "ConfigError",
+    "ConnectionFailed",
     "DatabaseError",
     "Diverged",
     "EmbeddedError",
+    "Filter",
+    "Forbidden",
     "Headwater",
     "HeadwaterError",
+    "Identity",
     "InvalidQuery",
+    "LimitExceeded",
+    "NotFound",
     "NotInstalled",
     "PermissionMissing",
     "Position",
     "ResyncRequired",
     "Table",
     "Transaction",
+    "Unauthorized",
+    "Unavailable",
     "__version__",
     "c",
 ]

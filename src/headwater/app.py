@@ -9,22 +9,29 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
+from starlette.applications import Starlette
 
 from headwater.capture.postgres import schema, triggers
 from headwater.database import Connection, connect, translated
 from headwater.embedded import EmbeddedPostgres
-from headwater.errors import ConfigError, InvalidQuery
-from headwater.limits import CURSOR_IDLE_SAVE_SECONDS, CURSOR_SAVE_SECONDS
+from headwater.errors import ConfigError, InvalidQuery, Unavailable
+from headwater.gateway.access import Authorize
+from headwater.gateway.app import create_app
+from headwater.gateway.gateway import Gateway
+from headwater.hub.hub import Hub
+from headwater.limits import CURSOR_IDLE_SAVE_SECONDS, CURSOR_SAVE_SECONDS, WINDOW_ROWS_MAX
 from headwater.live.feed import FeedFilter
 from headwater.live.filter import Filter
+from headwater.live.query import Rules
 from headwater.log import cursors, maintenance
 from headwater.log.follow import follow
 from headwater.log.read import LogReader
+from headwater.metrics import Metrics
 from headwater.model import Position, Table, Transaction
 from headwater.settings import Settings, load_settings
 
@@ -48,7 +55,12 @@ class Headwater:
         self, url: str | None = None, *, settings: Settings | None = None, **overrides: Any
     ) -> None:
         self.settings = settings or load_settings(overrides={"url": url, **overrides})
-        self._tables: dict[str, None] = {}
+        self.gateway: Gateway | None = None
+        """The running gateway, where `asgi` was asked for."""
+        self._tables: dict[str, Rules] = {}
+        self._rules: dict[str, Rules] = {}
+        self._authorize: Authorize | None = None
+        self._app: Starlette | None = None
         self._started = False
         self._stack = AsyncExitStack()
         self._url = self.settings.url
@@ -63,14 +75,66 @@ class Headwater:
             )
         return self._url
 
-    def table(self, name: str) -> None:
-        """Declare that a table's changes are captured; done when Headwater starts."""
+    def table(
+        self,
+        name: str,
+        *,
+        filterable: Iterable[str] | None = None,
+        sortable: Iterable[str] | None = None,
+        limit_max: int = WINDOW_ROWS_MAX,
+    ) -> None:
+        """Declare that a table's changes are captured; done when Headwater starts.
+
+        Live queries may filter by the `filterable` columns and order by the `sortable` ones (None
+        for all of them), and ask for at most `limit_max` rows.
+        """
         if self._started:
             raise ConfigError(
                 f"table {name} is declared too late: Headwater is running",
                 hint=f"Declare it before `async with`, or call: await hw.enable({name!r})",
             )
-        self._tables[name] = None
+        self._tables[name] = Rules(
+            None if filterable is None else frozenset(filterable),
+            None if sortable is None else frozenset(sortable),
+            limit_max,
+        )
+
+    def authorize(self, rule: Authorize) -> Authorize:
+        """Decide who may see what; used as a decorator.
+
+        The rule is called with the `Identity` of a session and the name of a table, and says True,
+        False, or a filter that the rows must match.
+        """
+        self._authorize = rule
+        return rule
+
+    def asgi(self) -> Starlette:
+        """The gateway as an ASGI app, to be served or mounted. It runs while Headwater does: serve
+        it by itself, or give the application that mounts it `lifespan=hw.lifespan`."""
+        if self._app is None:
+            if self._started:
+                raise ConfigError(
+                    "the gateway is asked for too late: Headwater is running",
+                    hint="Call hw.asgi() before `async with`.",
+                )
+            self._app = create_app(
+                self._running_gateway, origins=self.settings.origins, lifespan=self.lifespan
+            )
+        return self._app
+
+    @asynccontextmanager
+    async def lifespan(self, app: object) -> AsyncIterator[None]:
+        """Headwater for as long as an ASGI application runs: `FastAPI(lifespan=hw.lifespan)`."""
+        async with self:
+            yield
+
+    def _running_gateway(self) -> Gateway:
+        if self.gateway is None:
+            raise Unavailable(
+                "Headwater is not running",
+                hint="Give the application that mounts it lifespan=hw.lifespan.",
+            )
+        return self.gateway
 
     async def __aenter__(self) -> Headwater:
         try:
@@ -89,12 +153,29 @@ class Headwater:
             await schema.install(connection)
             if keep := self.settings.retention_period:
                 await maintenance.set_retention(connection, keep)
-            for name in self._tables:
-                await triggers.enable(connection, name)
+            for name, rules in self._tables.items():
+                self._rules[await triggers.enable(connection, name)] = rules
         self._started = True
         every = self.settings.maintenance_period.total_seconds()
         task = asyncio.create_task(maintenance.run(self.url, every=every))
         self._stack.push_async_callback(_cancelled, task)
+        if self._app is not None:
+            await self._start_gateway()
+
+    async def _start_gateway(self) -> None:
+        metrics = Metrics()
+        hub = Hub(
+            self.url,
+            rules=self._rules,
+            coalesce=self.settings.coalesce,
+            recheck=self.settings.recheck_period.total_seconds(),
+            metrics=metrics,
+        )
+        await self._stack.enter_async_context(hub)
+        gateway = Gateway(
+            hub, self.settings, url=self.url, authorize=self._authorize, metrics=metrics
+        )
+        self.gateway = await self._stack.enter_async_context(gateway)
 
     @asynccontextmanager
     async def connection(self, purpose: str = "application") -> AsyncIterator[Connection]:

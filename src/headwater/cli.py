@@ -12,6 +12,8 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager, suppress
+from importlib import import_module
+from ipaddress import ip_address
 from typing import Annotated, Any
 
 import msgspec
@@ -39,10 +41,12 @@ from headwater.errors import (
     ResyncRequired,
     Unavailable,
 )
+from headwater.gateway import server
 from headwater.hub.hub import Hub
 from headwater.live.filter_text import parse_conditions
 from headwater.live.order import OrderBy
 from headwater.live.query import LiveQuery
+from headwater.logs import log_as_json
 from headwater.model import Position, Transaction
 from headwater.settings import Settings, load_settings
 from headwater.status import status as read_status
@@ -419,6 +423,92 @@ def _position(text: str | None) -> Position | None:
         raise ConfigError(
             f"--since: {error}", hint="headwater status prints the present position."
         ) from error
+
+
+@app.command()
+def serve(
+    program: Annotated[
+        str | None,
+        typer.Argument(help="A Headwater object of yours, as module:name; else one as configured."),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="The port to listen on; 0 for any.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let everybody who can reach it read everything.")
+    ] = False,
+    url: Url = None,
+    embedded: Embedded = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Serve live queries and change feeds over SSE and WebSocket, until Ctrl-C.
+
+    Example: `headwater serve --embedded --port 8484`
+    """
+    if json:
+        log_as_json()
+
+    async def work() -> None:
+        hw = _headwater(program, url, embedded, data_dir)
+        settings = hw.settings
+        address = host or settings.host
+        if settings.has_auth or insecure or _is_local(address):
+            asgi = hw.asgi()
+        else:
+            raise ConfigError(
+                f"no authentication is configured, and {address} can be reached by others",
+                hint="Set auth_secret, auth_public_key or auth_jwks; --insecure serves everybody.",
+            )
+
+        def ready(bound: int) -> None:
+            where = f"http://{address if ':' not in address else f'[{address}]'}:{bound}"
+            if json:
+                print(render.as_json({"url": where}), flush=True)
+            else:
+                out.print(f"Serving {where}  (Ctrl-C stops)", markup=False)
+
+        async with hw:
+            assert hw.gateway is not None
+            await server.serve(
+                asgi,
+                host=address,
+                port=settings.port if port is None else port,
+                drain=settings.drain_period.total_seconds(),
+                on_stopping=hw.gateway.stop,
+                ready=ready,
+            )
+
+    _run(work())
+
+
+def _headwater(
+    program: str | None, url: str | None, embedded: bool, data_dir: str | None
+) -> Headwater:
+    if program is None:
+        return Headwater(settings=_settings(url, embedded, data_dir))
+    if url is not None or embedded or data_dir is not None:
+        raise ConfigError(
+            f"{program} says itself which database it uses",
+            hint="Leave out --url, --embedded and --data-dir.",
+        )
+    module, _, name = program.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(import_module(module), name or "hw")
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"cannot load {program}: {error}", hint="Write module:name, as in shop:hw."
+        ) from error
+    if not isinstance(found, Headwater):
+        raise ConfigError(f"{program} is not a Headwater object", hint="hw = Headwater(…)")
+    return found
+
+
+def _is_local(address: str) -> bool:
+    try:
+        return address == "localhost" or ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 _SHOP_IS_OPEN = """\

@@ -11,6 +11,7 @@
     ├── Diverged               a replica no longer equals the result it follows
     ├── Unauthorized           a token is missing or does not hold
     ├── Forbidden              the user may not do this
+    ├── NotFound               there is no such session or subscription
     ├── LimitExceeded          a quota or a bound is reached
     ├── Unavailable            the gateway cannot serve now
     ├── ConnectionFailed       a gateway cannot be reached
@@ -91,6 +92,10 @@ class Unauthorized(HeadwaterError):
 
 class Forbidden(HeadwaterError):
     code = "forbidden"
+
+
+class NotFound(HeadwaterError):
+    code = "not_found"
 
 
 class LimitExceeded(HeadwaterError):

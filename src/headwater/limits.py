@@ -130,6 +130,116 @@ WINDOW_ASK_KEYS_MAX = 2_000
 STREAMED_PAGE_ROWS = 5_000
 """Rows read at a time while a streamed query learns its members."""
 
+# Gateway
+SESSION_QUEUE_BYTES_MAX = 1024 * 1024
+"""Bytes that may wait for one client, beside the frame that exceeds it. Then its subscriptions fall
+behind, each by its own policy."""
+
+SESSION_BEHIND_SECONDS_MAX = 60.0
+"""A client that stays behind for this long is disconnected."""
+
+SESSION_IDLE_SECONDS_MAX = 300.0
+"""A connection without a subscription is closed after this long."""
+
+SUBSCRIPTION_ID_CHARS_MAX = 100
+"""Characters in the id that a client gives a subscription. A longer one is refused."""
+
+FEED_TABLES_MAX = 100
+"""Tables one change feed may name. More are refused."""
+
+KEEPALIVE_SLOTS = 16
+"""Connections get their keepalives in so many groups, one after the other."""
+
+RECHECKS_AT_ONCE = 16
+"""Subscriptions whose rights are looked at again at the same time."""
+
+REQUEST_BYTES_MAX = 1024 * 1024
+"""Bytes in the body of a request or in a WebSocket message. A larger one is refused."""
+
+REQUEST_HEAD_BYTES_MAX = 64 * 1024
+"""Bytes in a request's line and headers. A larger head is answered with 431."""
+
+REQUEST_HEAD_SECONDS = 20.0
+"""How long a client may take to send a request's line and headers. Then it is disconnected."""
+
+KEEP_ALIVE_SECONDS = 60
+"""How long a connection without a request stays open for the next one."""
+
+ACCEPT_BACKLOG = 2048
+"""Connections that may wait to be accepted. More are refused by the operating system."""
+
+UNSENT_BYTES_MAX = 128 * 1024
+"""Bytes that the operating system takes for a connection without sending them. More wait in the
+sink, where they are counted and where newer state replaces them."""
+
+SINK_LOW_BYTES = 32 * 1024
+"""A sink that held more says so when it is down to this."""
+
+SINK_BYTES_MAX = 64 * 1024 * 1024
+"""A sink that holds more when it is given yet another frame is aborted. Sessions stop far below
+it; only one enormous frame leads there."""
+
+SINK_CLOSE_SECONDS = 5.0
+"""How long a closed sink waits for its client to take what is buffered. Then it is cut off."""
+
+# Authentication
+SECRET_BYTES_MIN = 32
+"""Bytes in a shared secret, at least. A shorter one is refused at the start."""
+
+RSA_BITS_MIN = 2_048
+"""Bits of an RSA key, at least. A smaller one is refused at the start, and ignored in a key set."""
+
+TOKEN_BYTES_MAX = 8_192
+"""Bytes in a token. A longer one is refused before any of it is looked at."""
+
+CLAIM_BYTES_MAX = 256
+"""Bytes in the name of a user or tenant. A token with a longer one is refused."""
+
+ROLE_BYTES_MAX = 63
+"""Bytes in the name of a database role, as in PostgreSQL. A token with a longer one is refused."""
+
+JWKS_BYTES_MAX = 1_048_576
+"""Bytes in a key set. A larger one counts as a failed fetch."""
+
+JWKS_KEYS_MAX = 32
+"""Keys taken from a key set. Those beyond are ignored, with a warning in the log."""
+
+JWKS_TIMEOUT_SECONDS = 5.0
+"""How long fetching a key set may take before it counts as failed."""
+
+JWKS_REFRESH_SECONDS = 300.0
+"""An older key set is fetched again when next needed; until that succeeds the old one holds."""
+
+JWKS_COOLDOWN_SECONDS = 10.0
+"""A key set is fetched no more often, however many tokens name keys that are not in it."""
+
+TICKET_SECONDS = 30
+"""How long a ticket holds. A later one is refused; the client asks for another."""
+
+TICKETS_PER_USER_MAX = 20
+"""Tickets of one user that are given out and not used. More are answered with 429."""
+
+TICKET_DATABASE_SECONDS = 5.0
+"""How long the database may take over a ticket before the gateway answers with 503."""
+
+# Requests
+ACCEPT_ENCODING_ITEMS_MAX = 32
+"""Encodings looked at in a request's `Accept-Encoding`. Those beyond do not count."""
+
+RATE_BURST_SECONDS = 2.0
+"""Of requests that come at once, as many are let through as the rate allows in this time. More are
+answered with 429 and when to try again."""
+
+RATE_OWNERS_MAX = 100_000
+"""Users and addresses whose requests are counted. Beyond it the one seen longest ago is forgotten
+early, and may ask a little more often than the rate."""
+
+QUOTA_RETRY_SECONDS = 5.0
+"""When to try again after too many sessions or subscriptions, as told to clients."""
+
+AUTHORIZE_SECONDS_MAX = 10.0
+"""How long the application's authorize hook may take. Then access is denied and the log says it."""
+
 # Python client
 CLIENT_MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 """The largest message a client takes. A larger one ends the connection for good, with an error that

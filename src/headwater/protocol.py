@@ -13,11 +13,11 @@ import math
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, assert_never
 
 import msgspec
 
-from headwater.model import Delta, Enter, Leave, Match, Move, Row, Table, Unmatch, Update, Value
+from headwater.model import Enter, Leave, Match, Move, Row, Table, Unmatch, Update, Value
 
 VERSION = 1
 
@@ -73,6 +73,10 @@ class Snapshot(_Message, frozen=True):
     hash: int | None = None
 
 
+Step: TypeAlias = Enter | Leave | Move | Update | Match | Unmatch
+"""A delta as it travels: a reset is a message of its own."""
+
+
 class Deltas(_Message, frozen=True):
     """What changed in a result in one flush; to be applied in order, as one."""
 
@@ -80,7 +84,7 @@ class Deltas(_Message, frozen=True):
     position: str
     at: datetime
     """When the last of these changes was written."""
-    deltas: tuple[Delta, ...]
+    deltas: tuple[Step, ...]
     hash: int | None = None
     """Of the result that they lead to, where a subscriber asked to verify."""
 
@@ -240,7 +244,7 @@ class Wire:
             return row
         return {name: _plain(v) if name in self._plain else v for name, v in row.items()}
 
-    def delta(self, delta: Delta) -> Delta:
+    def delta(self, delta: Step) -> Step:
         if not self._plain:
             return delta
         match delta:
@@ -257,7 +261,8 @@ class Wire:
                 return Leave(_values(key), index)
             case Unmatch(key):
                 return Unmatch(_values(key))
-        return msgspec.structs.replace(delta, rows=tuple(map(self.delta, delta.rows)))
+            case _:
+                assert_never(delta)
 
 
 def _needs_care(type_: str) -> bool:
@@ -293,10 +298,13 @@ class Frame:
 
     def __init__(self, message: ServerMessage) -> None:
         self.message = message
+        self.position: str | None = getattr(message, "position", None)
+        self.is_step = isinstance(message, Deltas | Changes)
+        """Whether it only makes sense to those who have all before it."""
 
     @cached_property
     def json(self) -> bytes:
-        """The message: a WebSocket text, an SSE event's data, a line of NDJSON."""
+        """The message: what is in a WebSocket text, an SSE event's data, a line of NDJSON."""
         return _encode(self.message)
 
     @cached_property
@@ -306,8 +314,28 @@ class Frame:
         if isinstance(message, Keepalive):
             return KEEPALIVE_SSE
         # Whoever is cut off between the parts of a result has nothing to resume from.
-        id = None if getattr(message, "more", False) else getattr(message, "position", None)
+        id = None if getattr(message, "more", False) else self.position
         return _event(type(message).__name__.lower(), self.json, id)
+
+    @cached_property
+    def text(self) -> str:
+        """The message as a WebSocket text."""
+        return self.json.decode()
+
+    @cached_property
+    def line(self) -> bytes:
+        """The message as a line of NDJSON."""
+        return self.json + b"\n"
+
+    @cached_property
+    def chunk(self) -> bytes:
+        """The Server-Sent Event as a chunk of an HTTP/1.1 body, as it is on the wire."""
+        return as_chunk(self.sse)
+
+    @cached_property
+    def line_chunk(self) -> bytes:
+        """The line of NDJSON as a chunk of an HTTP/1.1 body."""
+        return as_chunk(self.line)
 
     @cached_property
     def each(self) -> tuple[Frame, ...]:
@@ -327,10 +355,10 @@ class Frame:
 
 
 class _DeltaFrame(Frame):
-    def __init__(self, batch: Deltas, delta: Delta, last: bool) -> None:
+    def __init__(self, batch: Deltas, delta: Step, last: bool) -> None:
         super().__init__(batch)
+        self.position = batch.position if last else None
         self._delta = delta
-        self._last = last
 
     @cached_property
     def json(self) -> bytes:
@@ -338,23 +366,30 @@ class _DeltaFrame(Frame):
         fields = msgspec.to_builtins(self._delta, builtin_types=(datetime,), str_keys=False)
         name = fields.pop("delta")
         common: dict[str, Any] = {"view": self.message.view, "at": self.message.at}
-        if self._last:
-            common["position"] = self.message.position
+        if self.position is not None:
+            common["position"] = self.position
             if self.message.hash is not None:
                 common["hash"] = self.message.hash
         return _encode({"type": name, **common, **fields})
 
     @cached_property
     def sse(self) -> bytes:
-        assert isinstance(self.message, Deltas)
-        name = type(self._delta).__name__.lower()
-        return _event(name, self.json, self.message.position if self._last else None)
+        return _event(type(self._delta).__name__.lower(), self.json, self.position)
 
 
 def _event(name: str, data: bytes, id: str | None) -> bytes:
     # JSON has no raw line breaks, so one data line always holds it.
     head = f"event: {name}\n" if id is None else f"event: {name}\nid: {id}\n"
     return b"%sdata: %s\n\n" % (head.encode(), data)
+
+
+def as_chunk(data: bytes) -> bytes:
+    """Data as one chunk of an HTTP/1.1 body (RFC 9112 §7.1).
+
+    >>> as_chunk(b"data: {}\\n\\n")
+    b'a\\r\\ndata: {}\\n\\n\\r\\n'
+    """
+    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def read_server(data: bytes | str) -> ServerMessage:

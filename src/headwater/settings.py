@@ -6,20 +6,36 @@ datetime.timedelta(days=90)
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 
 from headwater.errors import ConfigError
-from headwater.limits import MAINTENANCE_SECONDS
+from headwater.limits import MAINTENANCE_SECONDS, SECRET_BYTES_MIN
 
 FILE_NAME = "headwater.toml"
+
+ENCODINGS = ("br", "zstd", "gzip")
+"""What `compression` may list, best first."""
+
+ALGORITHMS = (
+    "HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512",
+    "ES256", "ES256K", "ES384", "ES512", "EdDSA",
+)  # fmt: skip
+"""What `auth_algorithms` may list. There is no `none` among them."""
+
+UNIX = "unix"
+"""What `trusted_proxies` calls a peer on a Unix socket, which has no address."""
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,9 +66,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Origins whose pages may use the gateway from a browser, beside its own; `*` for all."""
 
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses or networks whose `X-Forwarded-For` is believed."""
+    """Addresses or networks whose `X-Forwarded-For` is believed; `unix` for a Unix socket."""
 
-    compression: tuple[str, ...] = ("br", "zstd", "gzip")
+    compression: tuple[str, ...] = ENCODINGS
     """Encodings offered to clients, best first."""
 
     keepalive: str = "15 seconds"
@@ -123,6 +139,43 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def maintenance_period(self) -> timedelta:
         return parse_duration(self.maintenance, name="maintenance")
 
+    @property
+    def keepalive_period(self) -> timedelta:
+        return parse_duration(self.keepalive, name="keepalive")
+
+    @property
+    def drain_period(self) -> timedelta:
+        return parse_duration(self.drain, name="drain", least=0)
+
+    @property
+    def recheck_period(self) -> timedelta:
+        return parse_duration(self.recheck, name="recheck")
+
+    @property
+    def auth_leeway_period(self) -> timedelta:
+        return parse_duration(self.auth_leeway, name="auth_leeway", least=0)
+
+    @property
+    def trusted_networks(self) -> tuple[Network, ...]:
+        return tuple(_network(text) for text in self.trusted_proxies if text != UNIX)
+
+    @property
+    def auth_public_key_text(self) -> str | None:
+        """The key itself, also where the setting names a file. Environments that hold no line
+        breaks write them as `\\n`."""
+        if self.auth_public_key is None or "-----BEGIN" in self.auth_public_key:
+            return self.auth_public_key and self.auth_public_key.replace("\\n", "\n")
+        return read_file(self.auth_public_key, name="auth_public_key").decode("utf-8", "replace")
+
+    @property
+    def auth_jwks_is_url(self) -> bool:
+        return self.auth_jwks is not None and "://" in self.auth_jwks
+
+    @property
+    def has_auth(self) -> bool:
+        """Whether there is a key, and so every session needs a token."""
+        return any((self.auth_secret, self.auth_public_key, self.auth_jwks))
+
 
 def load_settings(
     *,
@@ -144,7 +197,7 @@ def load_settings(
             f"wrong setting: {error}", hint="docs/reference/settings.md lists them all."
         ) from error
     # Say what is wrong at once, not when it is first used.
-    _ = settings.retention_period, settings.maintenance_period
+    check(settings)
     return settings
 
 
@@ -167,6 +220,103 @@ def _from_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path.name} is not valid TOML: {error}") from error
 
 
+# ------------------------------------------------------------------------ checks
+
+
+def check(settings: Settings) -> None:
+    """Raise ConfigError for a value that cannot work; the message names the setting."""
+    _ = settings.retention_period, settings.maintenance_period
+    _ = settings.keepalive_period, settings.drain_period, settings.recheck_period
+    _ = settings.trusted_networks
+    for name, low, high in _RANGES:
+        if not low <= getattr(settings, name) <= high:
+            raise ConfigError(f"{name}: {getattr(settings, name)} is not in {low} … {high}")
+    _check_names("compression", settings.compression, ENCODINGS)
+    for origin in settings.origins:
+        _check_origin(origin)
+    _check_auth(settings)
+
+
+_RANGES = (
+    ("port", 0, 65_535),
+    ("sessions_per_user", 1, 1_000_000),
+    ("sessions_per_ip", 1, 1_000_000),
+    ("subscriptions_per_user", 1, 1_000_000),
+    ("requests_per_second", 1, 1_000_000),
+)
+
+
+def _check_names(name: str, values: tuple[str, ...], known: tuple[str, ...]) -> None:
+    for value in values:
+        if value not in known:
+            raise ConfigError(f"{name}: there is no {value!r}", hint=f"Use: {', '.join(known)}.")
+
+
+def _check_origin(origin: str) -> None:
+    parts = urlsplit(origin)
+    if origin != "*" and origin != f"{parts.scheme}://{parts.netloc}":
+        raise ConfigError(
+            f"origins: {origin!r} is not an origin",
+            hint="Write it as browsers do, without a path: https://app.example, or * for all.",
+        )
+
+
+def _check_auth(settings: Settings) -> None:
+    _ = settings.auth_leeway_period, settings.auth_public_key_text
+    _check_names("auth_algorithms", settings.auth_algorithms, ALGORITHMS)
+    if not settings.auth_user_claim:
+        raise ConfigError("auth_user_claim: a name is needed", hint="It is sub unless you say so.")
+    if settings.auth_secret is not None and len(settings.auth_secret.encode()) < SECRET_BYTES_MIN:
+        raise ConfigError(
+            f"auth_secret: shorter than {SECRET_BYTES_MIN} bytes, so it can be guessed",
+            hint="Make one: openssl rand -base64 48",
+        )
+    if settings.auth_jwks is not None:
+        _check_key_set(settings.auth_jwks, settings.auth_jwks_is_url)
+    if not settings.has_auth and (idle := next(_means_auth(settings), None)):
+        raise ConfigError(
+            f"{idle}: set, but there is no key to verify tokens with, so nobody would be refused",
+            hint="Set auth_secret, auth_public_key or auth_jwks.",
+        )
+
+
+def _means_auth(settings: Settings) -> Iterator[str]:
+    """Settings that somebody gives who expects tokens to be verified."""
+    names = ("auth_algorithms", "auth_audience", "auth_issuer", "auth_tenants", "auth_cookie")
+    return (name for name in names if getattr(settings, name))
+
+
+def _check_key_set(source: str, is_url: bool) -> None:
+    if not is_url:
+        read_file(source, name="auth_jwks")
+    elif urlsplit(source).scheme not in ("https", "http") or not urlsplit(source).hostname:
+        raise ConfigError(
+            "auth_jwks: neither a file nor a URL that begins with https://",
+            hint="Your identity provider names it: https://…/.well-known/jwks.json",
+        )
+
+
+def _network(text: str) -> Network:
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"trusted_proxies: {error}",
+            hint="Write an address or a network: 10.0.0.7, 10.0.0.0/8, 2001:db8::/32.",
+        ) from error
+
+
+def read_file(path: str, *, name: str) -> bytes:
+    """What is in the file that a setting names."""
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a path"
+        raise ConfigError(f"{name}: cannot read {path!r:.200}: {reason}") from error
+
+
+# ------------------------------------------------------------------------ lengths of time
+
 _UNITS = {
     "s": 1,
     "second": 1,
@@ -179,8 +329,8 @@ _UNITS = {
 }
 
 
-def parse_duration(text: str, *, name: str = "duration") -> timedelta:
-    """A length of time as people write it: `30 days`, `12h`, `90 seconds`."""
+def parse_duration(text: str, *, name: str = "duration", least: int = 1) -> timedelta:
+    """A length of time as people write it: `30 days`, `12h`, `90 seconds`. `least` in seconds."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", text)
     unit = _UNITS.get(match[2]) if match else None
     if match is None or unit is None:
@@ -189,6 +339,6 @@ def parse_duration(text: str, *, name: str = "duration") -> timedelta:
             hint="Write a number and a unit: 30 days, 12h, 90 seconds.",
         )
     period = timedelta(seconds=float(match[1]) * unit)
-    if period < timedelta(seconds=1):
+    if period < timedelta(seconds=least):
         raise ConfigError(f"{name}: {text!r} is too short", hint="One second is the least.")
     return period

@@ -14,8 +14,8 @@ from headwater.protocol import Frame
 class Access(msgspec.Struct, frozen=True):
     """What a subscriber may see of one table.
 
-    `role` is the database role it reads as, None for Headwater's own; `claims` is the JSON text that
-    policies find in `request.jwt.claims`. Only rows that match `where` are ever its own.
+    `role` is the database role it reads as, None for Headwater's own; `claims` is the JSON text
+    that policies find in `request.jwt.claims`. Only rows that match `where` are ever its own.
     """
 
     role: str | None = None

@@ -1,4 +1,5 @@
-"""What must be done now and then: retention, altered tables, cursors about to fall off the log.
+"""What must be done now and then: retention, altered tables, tickets that nobody came for, cursors
+about to fall off the log.
 
 Any number of processes may run this loop; a lock lets one of them work at a time.
 """
@@ -66,6 +67,7 @@ async def once(connection: Connection) -> Done:
     try:
         emptied = await _call(connection, "trim_log")
         synced = await _call(connection, "sync_tables")
+        await _call(connection, "trim_tickets")
         await _warn_of_late_cursors(connection)
         return Done(emptied, synced)
     finally:

@@ -1,0 +1,81 @@
+"""Where a request comes from, as quotas count it. Pure.
+
+A proxy puts the address it was called from at the end of `X-Forwarded-For`, behind what its own
+caller wrote there. So only the part that trusted proxies wrote is believed: from the right, up to
+and including the first address that is not one of them. What a client itself wrote stands further
+left and never counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+from headwater.settings import UNIX, Settings
+
+
+class Proxies:
+    """The proxies that the settings trust."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._networks = settings.trusted_networks
+        self._unix = UNIX in settings.trusted_proxies
+
+    def client(self, peer: str | None, forwarded: Iterable[str] = ()) -> str:
+        """The client's address, or `unix`. `peer` is who is connected, None on a Unix socket;
+        `forwarded` are the lines of `X-Forwarded-For` in their order.
+
+        Where a trusted proxy wrote what is no address, the peer itself counts.
+        """
+        own = UNIX if peer is None else _written(_read(peer), peer)
+        if not self._trusts(own):
+            return own
+        hops = [hop for line in forwarded for hop in line.split(",") if hop.strip()]
+        for hop in reversed(hops):
+            address = _read(hop)
+            if address is None:
+                return own
+            if not self._trusts(str(address)):
+                return str(address)
+        # Every hop is ours: the first of them asks on its own behalf.
+        return _written(_read(hops[0]), own) if hops else own
+
+    def _trusts(self, text: str) -> bool:
+        if text == UNIX:
+            return self._unix
+        address = _read(text)
+        # An address of the other family is in no network, and Python says so.
+        return address is not None and any(address in network for network in self._networks)
+
+
+def counted(address: str) -> str:
+    """What stands for an address when connections are counted: of IPv6, the /64 that a subscriber
+    has to itself.
+
+    >>> counted("192.0.2.7"), counted("2001:db8::a:1")
+    ('192.0.2.7', '2001:db8::/64')
+    """
+    found = _read(address)
+    return str(ip_network((found, 64), strict=False)) if isinstance(found, IPv6Address) else address
+
+
+_WITH_PORT = re.compile(r"\[(?P<six>[^]]*)\](?::\d+)?|(?P<four>[\d.]+):\d+")
+
+
+def _read(text: str) -> IPv4Address | IPv6Address | None:
+    """An address as proxies write it: alone, with a port, in brackets. An IPv4 address inside an
+    IPv6 one is the IPv4 address; zones are left out."""
+    text = text.strip()
+    if match := _WITH_PORT.fullmatch(text):
+        text = match["six"] or match["four"] or ""
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
+def _written(address: IPv4Address | IPv6Address | None, otherwise: str) -> str:
+    return otherwise if address is None else str(address)

@@ -1,0 +1,260 @@
+"""The ASGI app: paths, methods and status codes. What they mean is in `gateway` and `streams`.
+
+It mounts in any ASGI application. Errors become a status and a JSON body with a code; what we did
+not foresee becomes a 500 with an id, and the details go to the log only.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import Lifespan, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from headwater.errors import (
+    CaptureError,
+    Forbidden,
+    HeadwaterError,
+    InvalidQuery,
+    LimitExceeded,
+    NotFound,
+    ResyncRequired,
+    Unauthorized,
+)
+from headwater.gateway import openapi, streams, websocket
+from headwater.gateway.auth import Credentials
+from headwater.gateway.bodies import ReanchorBody, SubscribeBody, TokenBody
+from headwater.gateway.connection import Connection
+from headwater.gateway.gateway import Gateway
+from headwater.gateway.requests import admit, counted_address, read_json
+from headwater.gateway.session import error_message
+from headwater.protocol import Subscribe
+
+logger = logging.getLogger(__name__)
+
+GatewayOf = Callable[[], Gateway]
+"""Finds the running gateway, or raises Unavailable: an app may be mounted before it runs."""
+
+Handler = Callable[[Gateway, Request, Send], Awaitable[Response | None]]
+"""Answers a request; None when it has done so by itself."""
+
+
+def create_app(
+    gateway_of: GatewayOf,
+    *,
+    origins: tuple[str, ...] = (),
+    lifespan: Lifespan[Starlette] | None = None,
+) -> Starlette:
+    """The app over a gateway. `lifespan` runs where it is served by itself, not where it is
+    mounted."""
+
+    def route(path: str, handler: Handler, *methods: str) -> Route:
+        return Route(path, _Endpoint(gateway_of, handler), methods=methods)
+
+    subscription = "/v1/sessions/{session}/subscriptions/{id:path}"
+    routes = [
+        route("/v1/live", streams.live, "GET", "POST"),
+        route("/v1/changes", streams.changes, "GET"),
+        route("/v1/stream", streams.session, "GET"),
+        route("/v1/sessions/{session}/subscriptions", subscribe, "POST"),
+        route(subscription, unsubscribe, "DELETE"),
+        route(subscription, reanchor, "PATCH"),
+        route("/v1/sessions/{session}/token", refresh, "POST"),
+        route("/v1/tickets", ticket, "POST"),
+        WebSocketRoute("/v1/ws", _socket(gateway_of)),
+        route("/metrics", metrics, "GET"),
+        Route("/healthz", healthy),
+        route("/readyz", ready, "GET"),
+        Route("/openapi.json", described),
+    ]
+    allowed = Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_credentials="*" not in origins,
+        allow_methods=["GET", "POST", "PATCH", "DELETE"],
+        allow_headers=["authorization", "content-type", "last-event-id"],
+    )
+    return Starlette(routes=routes, middleware=[allowed] if origins else [], lifespan=lifespan)
+
+
+class _Endpoint:
+    """A handler as an ASGI app, with errors turned into responses."""
+
+    def __init__(self, gateway_of: GatewayOf, handler: Handler) -> None:
+        self._gateway_of = gateway_of
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def sending(message: Any) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            gateway = self._gateway_of()
+            response = await self._handler(gateway, Request(scope, receive), sending)
+        except HeadwaterError as error:
+            response = refusal(error)
+            self._count(error)
+        except Exception:
+            response = _unforeseen()
+        if response is not None and not started:
+            await response(scope, receive, send)
+
+    def _count(self, error: HeadwaterError) -> None:
+        with suppress(HeadwaterError):
+            self._gateway_of().metrics.refused.labels(error.code).inc()
+
+
+def _socket(gateway_of: GatewayOf) -> Callable[[WebSocket], Awaitable[None]]:
+    async def endpoint(socket: WebSocket) -> None:
+        try:
+            await websocket.serve(gateway_of(), socket)
+        except HeadwaterError as error:
+            await socket.send_denial_response(refusal(error))
+
+    return endpoint
+
+
+# ------------------------------------------------------------------------ errors
+
+
+def refusal(error: HeadwaterError) -> Response:
+    """An error as a response."""
+    headers = {}
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = f'Bearer error="{error.code}"'
+    if isinstance(error, LimitExceeded):
+        headers["retry-after"] = f"{max(1, round(error.retry_after))}"
+    message = error_message(error)
+    fields = {name: getattr(message, name) for name in _ERROR_FIELDS}
+    document = {"error": {name: value for name, value in fields.items() if value is not None}}
+    return _json(document, status=_status(error), headers=headers)
+
+
+_ERROR_FIELDS = ("code", "message", "hint", "retryable", "retry_after_secs")
+
+
+def _status(error: HeadwaterError) -> int:
+    match error:
+        case InvalidQuery():
+            return 400
+        case Unauthorized():
+            return 401
+        case Forbidden():
+            return 403
+        case CaptureError() | NotFound():
+            return 404
+        case ResyncRequired():
+            return 410
+        case LimitExceeded(code="too_large"):
+            return 413
+        case LimitExceeded():
+            return 429
+        case HeadwaterError(retryable=True):
+            return 503
+    return 500
+
+
+def _unforeseen() -> Response:
+    id = secrets.token_hex(4)
+    logger.exception("request failed (%s)", id)
+    error = HeadwaterError(f"something went wrong here; the log has it under {id}", code="internal")
+    return refusal(error)
+
+
+def _json(
+    document: object, *, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    body = msgspec.json.encode(document)
+    return Response(body, status, headers, media_type="application/json")
+
+
+# ------------------------------------------------------------------------ sessions
+
+
+async def _connection(gateway: Gateway, request: Request) -> Connection:
+    caller = await admit(gateway, request)
+    return gateway.find(request.path_params["session"], caller.identity)
+
+
+async def subscribe(gateway: Gateway, request: Request, send: Send) -> Response:
+    """Add a subscription. Its messages come through the session's stream."""
+    connection = await _connection(gateway, request)
+    body = await read_json(request, SubscribeBody)
+    await gateway.subscribe(connection, Subscribe(**msgspec.structs.asdict(body)))
+    subscription = connection.session.subscriptions.get(body.id)
+    return _json({"id": body.id, "view": subscription.view if subscription else None}, status=201)
+
+
+async def unsubscribe(gateway: Gateway, request: Request, send: Send) -> Response:
+    connection = await _connection(gateway, request)
+    if not connection.session.remove(request.path_params["id"]):
+        raise _unknown(request)
+    return Response(status_code=204)
+
+
+async def reanchor(gateway: Gateway, request: Request, send: Send) -> Response:
+    """Slide a live query's window."""
+    connection = await _connection(gateway, request)
+    body = await read_json(request, ReanchorBody)
+    await gateway.reanchor(connection, request.path_params["id"], body.after)
+    return Response(status_code=204)
+
+
+def _unknown(request: Request) -> NotFound:
+    id = request.path_params["id"]
+    return NotFound(f"this session has no subscription {id!r:.100}", code="subscription_unknown")
+
+
+async def refresh(gateway: Gateway, request: Request, send: Send) -> Response:
+    """Go on with a new token. The session's id, which only its client knows, is enough to ask: the
+    old token may have just expired."""
+    counted_address(gateway, request)
+    body = await read_json(request, TokenBody)
+    identity = await gateway.identify(Credentials(body.token))
+    connection = gateway.find(request.path_params["session"], identity)
+    return _json(await gateway.authenticate(connection, body.token))
+
+
+async def ticket(gateway: Gateway, request: Request, send: Send) -> Response:
+    """A ticket to open one stream with, for those who cannot send headers."""
+    caller = await admit(gateway, request)
+    made = await gateway.issue_ticket(caller.identity)
+    return _json({"ticket": made.text, "expires_at": made.expires_at}, status=201)
+
+
+# ------------------------------------------------------------------------ for operators
+
+
+async def metrics(gateway: Gateway, request: Request, send: Send) -> Response:
+    return Response(gateway.measure(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def healthy(request: Request) -> Response:
+    """The process answers."""
+    return _json({"status": "ok"})
+
+
+async def ready(gateway: Gateway, request: Request, send: Send) -> Response:
+    """Whether clients should be sent here."""
+    if gateway.trouble is not None:
+        return _json({"status": "unavailable", "reason": gateway.trouble}, status=503)
+    return _json({"status": "ok", "position": str(gateway.hub.position)})
+
+
+async def described(request: Request) -> Response:
+    return _json(openapi.document())

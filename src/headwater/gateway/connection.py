@@ -1,0 +1,146 @@
+"""A connection: a session with its sink, its leases and its clock. What `session` leaves out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from headwater.errors import HeadwaterError
+from headwater.gateway.identity import Identity
+from headwater.gateway.quotas import Lease
+from headwater.gateway.session import FeedSubscription, Session, Subscription, error_message
+from headwater.gateway.sinks import Sink
+from headwater.hub.subscriber import Access
+from headwater.limits import (
+    SESSION_BEHIND_SECONDS_MAX,
+    SESSION_IDLE_SECONDS_MAX,
+    SESSION_QUEUE_BYTES_MAX,
+)
+from headwater.metrics import Metrics
+from headwater.protocol import Frame, Keepalive
+
+KEEPALIVE = Frame(Keepalive())
+
+
+class Connection:
+    """Lives from the moment a client is let in until it has gone."""
+
+    __slots__ = (
+        "__weakref__", "_active_at", "_behind_since", "_leases", "_metrics", "_room", "_tasks",
+        "accesses", "address", "closing", "expiry", "session", "sink", "transport",
+    )  # fmt: skip
+
+    def __init__(
+        self, id: str, identity: Identity, *, address: str, transport: str, metrics: Metrics
+    ) -> None:
+        self.session = Session(id, identity, self)
+        self.address = address
+        self.transport = transport
+        self.sink: Sink | None = None
+        self.accesses: dict[str, dict[str, Access]] = {}
+        """By subscription and table: what its rights were when last looked at."""
+        self.closing: str | None = None
+        self.expiry: asyncio.TimerHandle | None = None
+        self._metrics = metrics
+        self._leases: dict[str, Lease] = {}
+        self._tasks: set[asyncio.Task[None]] | None = None
+        self._room: asyncio.Event | None = None
+        self._behind_since: float | None = None
+        self._active_at = time.monotonic()
+
+    def attach(self, sink: Sink) -> None:
+        self.sink = sink
+        sink.on_drain = self._drained
+        self.session.attach(sink)
+        # What fell behind before there was a sink has nothing to drain that would tell.
+        self.session.drained()
+        if self.closing is not None:
+            sink.close()
+
+    def keep(self, id: str, lease: Lease) -> None:
+        """Hold a subscription's place in the quotas until it is over."""
+        self._leases[id] = lease
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something for this connection beside what it does already."""
+        tasks = self._tasks = self._tasks or set()
+        task = asyncio.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    # -------------------------------------------------------------------- said by the session
+
+    def fell_behind(self, subscription: Subscription) -> None:
+        policy = subscription.policy if isinstance(subscription, FeedSubscription) else "conflate"
+        self._metrics.overflows.labels(policy).inc()
+
+    def forgotten(self, subscription: Subscription) -> None:
+        self.accesses.pop(subscription.id, None)
+        if lease := self._leases.pop(subscription.id, None):
+            lease.close()
+        self._active_at = time.monotonic()
+
+    async def room(self) -> None:
+        while self.session.buffered > SESSION_QUEUE_BYTES_MAX // 4 and self.closing is None:
+            self._room = self._room or asyncio.Event()
+            self._room.clear()
+            await self._room.wait()
+
+    def _drained(self) -> None:
+        if self._room is not None:
+            self._room.set()
+        self.session.drained()
+
+    # -------------------------------------------------------------------- time passes
+
+    def tick(self, now: float) -> None:
+        """Now and then: say that all is well, or end what has waited for too long."""
+        session = self.session
+        if session.is_behind:
+            self._behind_since = self._behind_since or now
+            if now - self._behind_since > SESSION_BEHIND_SECONDS_MAX:
+                self.abort("behind")
+            return
+        self._behind_since = None
+        if not session.subscriptions and now - self._active_at > SESSION_IDLE_SECONDS_MAX:
+            self.end("idle")
+        elif self.sink is not None and session.buffered == 0:
+            self.sink.send(KEEPALIVE)
+
+    # -------------------------------------------------------------------- the end
+
+    def end(self, reason: str, error: HeadwaterError | None = None) -> None:
+        """Let the client have what is on its way, and the reason."""
+        if self.closing is not None:
+            return
+        self._close(reason)
+        if error is not None:
+            self.session.say(error_message(error))
+        if self.sink is not None:
+            self.sink.close()
+
+    def abort(self, reason: str) -> None:
+        """End it at once; the client takes nothing anyway."""
+        if self.closing is None:
+            self._close(reason)
+        if self.sink is not None:
+            self.sink.abort()
+
+    def _close(self, reason: str) -> None:
+        self.closing = reason
+        self._metrics.closed.labels(reason).inc()
+        if self._room is not None:
+            self._room.set()
+
+    def release(self) -> None:
+        """Give everything back. The client has gone."""
+        self.closing = self.closing or "gone"
+        if self.expiry is not None:
+            self.expiry.cancel()
+        for task in self._tasks or ():
+            task.cancel()
+        self.session.close()
+        if self._room is not None:
+            self._room.set()

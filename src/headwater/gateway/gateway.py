@@ -1,0 +1,413 @@
+"""The gateway: who may connect, what a connection may subscribe to, and when it ends.
+
+Everything between a request and the hub that is not HTTP. Requests come from `app`, which knows
+paths and status codes; `session` decides what a slow client gets; `access` what a user may see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from headwater.errors import (
+    Forbidden,
+    HeadwaterError,
+    InvalidQuery,
+    NotFound,
+    Unauthorized,
+    Unavailable,
+)
+from headwater.gateway.access import Authorize, decide
+from headwater.gateway.addresses import Proxies
+from headwater.gateway.auth import Authenticator, Credentials, missing
+from headwater.gateway.connection import Connection
+from headwater.gateway.identity import Identity, anonymous
+from headwater.gateway.quotas import Quotas
+from headwater.gateway.session import FeedSubscription, LiveSubscription
+from headwater.gateway.tickets import Ticket, Tickets
+from headwater.hub.feeds import FeedQuery
+from headwater.hub.hub import Hub
+from headwater.hub.subscriber import Access
+from headwater.limits import (
+    FEED_TABLES_MAX,
+    KEEPALIVE_SLOTS,
+    RECHECKS_AT_ONCE,
+    SUBSCRIPTION_ID_CHARS_MAX,
+)
+from headwater.live.filter import Filter, from_json
+from headwater.live.query import LiveQuery
+from headwater.metrics import Metrics
+from headwater.model import Position
+from headwater.protocol import VERSION, Authenticated, ChangesQuery, Hello, Subscribe
+from headwater.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """Use as an async context manager, inside that of its hub."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        settings: Settings,
+        *,
+        url: str,
+        authorize: Authorize | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.hub = hub
+        self.settings = settings
+        self.metrics = metrics or Metrics()
+        self.quotas = Quotas(settings)
+        self.proxies = Proxies(settings)
+        self.stopping = False
+        self._authenticator = Authenticator.from_settings(settings)
+        self._authorize = authorize
+        self._tickets = Tickets(url)
+        self._connections: dict[str, Connection] = {}
+        self._slots: list[dict[Connection, None]] = [{} for _ in range(KEEPALIVE_SLOTS)]
+        self._opened = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Gateway:
+        self._start(self._keep_alive())
+        self._start(self._recheck_often())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for connection in list(self._connections.values()):
+            self._release(connection)
+        await self._tickets.__aexit__()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -------------------------------------------------------------------- who
+
+    async def identify(self, credentials: Credentials) -> Identity:
+        """Who makes a request. Where no authentication is configured, everybody is nobody."""
+        if self._authenticator is None:
+            return anonymous(self.settings)
+        if credentials.ticket is not None:
+            return await self._tickets.redeem(credentials.ticket)
+        if credentials.token is None:
+            raise missing()
+        return await self._authenticator.verify(credentials.token)
+
+    def count_request(self, account: str | None, address: str) -> None:
+        """Raise LimitExceeded for those who ask too often."""
+        self.quotas.request(account, address, time.monotonic())
+
+    async def issue_ticket(self, identity: Identity) -> Ticket:
+        return await self._tickets.issue(identity)
+
+    async def authenticate(self, connection: Connection, token: str) -> Authenticated:
+        """Let a connection go on with a new token of the same user."""
+        identity = await self.identify(Credentials(token))
+        if not _same_user(identity, connection.session.identity):
+            raise Forbidden(
+                "the token belongs to another user or tenant",
+                hint="Open a connection of its own for another user.",
+            )
+        connection.session.identity = identity
+        self._expect_expiry(connection)
+        connection.start(self._recheck(connection))
+        return Authenticated(identity.expires_at)
+
+    # -------------------------------------------------------------------- connections
+
+    @asynccontextmanager
+    async def connection(
+        self, identity: Identity, *, address: str, transport: str
+    ) -> AsyncIterator[Connection]:
+        """A connection from its first byte to its last, within the quotas."""
+        if self.stopping:
+            raise Unavailable("the gateway is stopping", hint="Connect again in a moment.")
+        lease = self.quotas.session(identity.account, address)
+        connection = self._open(identity, address, transport)
+        try:
+            yield connection
+        finally:
+            self._release(connection)
+            lease.close()
+
+    def _open(self, identity: Identity, address: str, transport: str) -> Connection:
+        connection = Connection(
+            secrets.token_urlsafe(16),
+            identity,
+            address=address,
+            transport=transport,
+            metrics=self.metrics,
+        )
+        self._connections[connection.session.id] = connection
+        self._opened += 1
+        self._slots[self._opened % KEEPALIVE_SLOTS][connection] = None
+        self.metrics.opened.labels(transport).inc()
+        keepalive = self.settings.keepalive_period.total_seconds()
+        hello = Hello(connection.session.id, VERSION, keepalive, identity.expires_at)
+        connection.session.say(hello)
+        self._expect_expiry(connection)
+        return connection
+
+    def _release(self, connection: Connection) -> None:
+        if self._connections.pop(connection.session.id, None) is not None:
+            for slot in self._slots:
+                slot.pop(connection, None)
+            connection.release()
+
+    def find(self, session: str, identity: Identity) -> Connection:
+        """The open connection of that session, for its own user only."""
+        connection = self._connections.get(session)
+        if connection is None or not _same_user(identity, connection.session.identity):
+            raise NotFound(
+                "there is no such session here",
+                code="session_unknown",
+                hint="A session ends with its connection and lives in one gateway: send this to "
+                "the gateway that holds the stream, or use /v1/ws.",
+            )
+        return connection
+
+    def _expect_expiry(self, connection: Connection) -> None:
+        if connection.expiry is not None:
+            connection.expiry.cancel()
+            connection.expiry = None
+        expires_at = connection.session.identity.expires_at
+        if expires_at is not None:
+            left = (expires_at - datetime.now(UTC)).total_seconds()
+            loop = asyncio.get_running_loop()
+            connection.expiry = loop.call_later(max(left, 0), self._expire, connection)
+
+    def _expire(self, connection: Connection) -> None:
+        error = Unauthorized(
+            "the token has expired",
+            code="token_expired",
+            hint="Connect again with a new one; on an open connection, refresh it in time.",
+        )
+        connection.end("token_expired", error)
+
+    # -------------------------------------------------------------------- subscriptions
+
+    async def subscribe(self, connection: Connection, wish: Subscribe) -> None:
+        """Open a subscription. What comes of it goes through the connection's session; what is
+        wrong with it is raised."""
+        if not 1 <= len(wish.id) <= SUBSCRIPTION_ID_CHARS_MAX:
+            raise InvalidQuery(f"expected 1 to {SUBSCRIPTION_ID_CHARS_MAX} characters", path="id")
+        session = connection.session
+        subscription: LiveSubscription | FeedSubscription
+        match wish.live, wish.changes:
+            case dict(), None:
+                subscription = LiveSubscription(session, wish.id, batch=wish.batch)
+                opening = self._open_live(connection, subscription, wish)
+            case None, ChangesQuery():
+                subscription = FeedSubscription(session, wish.id, wish.overflow or "pause")
+                opening = self._open_feed(connection, subscription, wish.changes)
+            case _:
+                raise InvalidQuery("expected exactly one of live and changes")
+        lease = self.quotas.subscription(session.identity.account, connection.address)
+        try:
+            session.add(subscription)
+        except HeadwaterError:
+            lease.close()
+            opening.close()
+            raise
+        connection.keep(wish.id, lease)
+        try:
+            await opening
+        except BaseException:
+            session.forget(subscription)
+            subscription.close()
+            raise
+
+    async def _open_live(
+        self, connection: Connection, subscription: LiveSubscription, wish: Subscribe
+    ) -> None:
+        if wish.overflow not in (None, "conflate"):
+            raise InvalidQuery(
+                "a live query is always conflated: what counts is its present state",
+                path="overflow",
+            )
+        assert wish.live is not None
+        query = LiveQuery.from_json(wish.live)
+        accesses = await self._decide(connection.session.identity, [query.table])
+        handle = await self.hub.live(
+            query,
+            subscription,
+            access=accesses[query.table],
+            since=wish.since,
+            verify=wish.verify,
+        )
+        self._opened_with(connection, subscription, accesses)
+        subscription.opened(handle)
+
+    async def _open_feed(
+        self, connection: Connection, subscription: FeedSubscription, wish: ChangesQuery
+    ) -> None:
+        if subscription.policy == "conflate":
+            raise InvalidQuery(
+                "a change feed cannot be conflated: each change counts",
+                path="overflow",
+                hint="Use pause or drop.",
+            )
+        query = _feed_query(wish)
+        accesses = await self._decide_feed(connection.session.identity, query.tables)
+        handle = await self.hub.feed(query, subscription, access=accesses)
+        self._opened_with(connection, subscription, accesses)
+        subscription.opened(handle)
+
+    def _opened_with(
+        self,
+        connection: Connection,
+        subscription: LiveSubscription | FeedSubscription,
+        accesses: dict[str, Access],
+    ) -> None:
+        if subscription.id in connection.session.subscriptions:
+            connection.accesses[subscription.id] = accesses
+
+    async def _decide(self, identity: Identity, tables: list[str]) -> dict[str, Access]:
+        """What a user may see of each table. The rule hears the table's own name, however the
+        client spelled it."""
+        accesses = {}
+        for name in tables:
+            table = await self.hub.find_table(name)
+            accesses[name] = await decide(self._authorize, identity, table.label)
+        return accesses
+
+    async def _decide_feed(self, identity: Identity, tables: tuple[str, ...]) -> dict[str, Access]:
+        if tables:
+            return await self._decide(identity, list(tables))
+        if self._authorize is not None or identity.role is not None:
+            raise InvalidQuery(
+                "name the tables: what you may see is decided for each of them",
+                path="tables",
+            )
+        return {}
+
+    async def reanchor(self, connection: Connection, id: str, after: list[Any] | None) -> None:
+        subscription = connection.session.subscriptions.get(id)
+        if not isinstance(subscription, LiveSubscription) or subscription.handle is None:
+            raise NotFound(
+                f"this session has no live query {id!r:.100}", code="subscription_unknown"
+            )
+        await subscription.handle.reanchor(after)
+
+    # -------------------------------------------------------------------- rights, again
+
+    async def _recheck_often(self) -> None:
+        period = self.settings.recheck_period.total_seconds()
+        while True:
+            await asyncio.sleep(period)
+            if self._authorize is not None:
+                at_once = asyncio.Semaphore(RECHECKS_AT_ONCE)
+                await asyncio.gather(
+                    *(self._recheck(c, at_once) for c in list(self._connections.values()))
+                )
+
+    async def _recheck(
+        self, connection: Connection, at_once: asyncio.Semaphore | None = None
+    ) -> None:
+        """Look again at what a connection may see; what changed takes effect."""
+        async with at_once or asyncio.Semaphore():
+            for id, known in list(connection.accesses.items()):
+                subscription = connection.session.subscriptions.get(id)
+                try:
+                    accesses = await self._decide(connection.session.identity, list(known))
+                    if subscription is not None and accesses != known:
+                        await self._change_access(subscription, accesses)
+                        connection.accesses[id] = accesses
+                except HeadwaterError as error:
+                    if subscription is not None and not error.retryable:
+                        subscription.failed(error)
+                        subscription.close()
+
+    async def _change_access(
+        self, subscription: LiveSubscription | FeedSubscription, accesses: dict[str, Access]
+    ) -> None:
+        if isinstance(subscription, FeedSubscription) or subscription.handle is None:
+            raise Forbidden(
+                "what you may see has changed", code="access_changed", hint="Subscribe again."
+            )
+        (access,) = accesses.values()
+        await subscription.handle.change_access(access)
+
+    # -------------------------------------------------------------------- time passes
+
+    async def _keep_alive(self) -> None:
+        pause = self.settings.keepalive_period.total_seconds() / KEEPALIVE_SLOTS
+        while True:
+            for slot in self._slots:
+                await asyncio.sleep(pause)
+                now = time.monotonic()
+                for connection in list(slot):
+                    connection.tick(now)
+
+    def stop(self) -> None:
+        """Refuse newcomers, and tell everybody to connect elsewhere."""
+        self.stopping = True
+        error = Unavailable(
+            "the gateway is stopping", code="stopping", hint="Connect again in a moment."
+        )
+        for connection in list(self._connections.values()):
+            connection.end("stopping", error)
+
+    # -------------------------------------------------------------------- how it goes
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nobody should be sent here now."""
+        if self.stopping:
+            return "stopping"
+        return None if self.hub.ready else (self.hub.trouble or "starting")
+
+    def measure(self) -> bytes:
+        """The metrics, with those that are counted when asked for."""
+        connections = self._connections.values()
+        transports = Counter(c.transport for c in connections)
+        for transport in ("sse", "websocket", "ndjson"):
+            self.metrics.sessions.labels(transport).set(transports[transport])
+        kinds = Counter(
+            type(s).__name__ for c in connections for s in c.session.subscriptions.values()
+        )
+        self.metrics.subscriptions.labels("live").set(kinds["LiveSubscription"])
+        self.metrics.subscriptions.labels("changes").set(kinds["FeedSubscription"])
+        self.metrics.stalled_bytes.set(sum(c.session.buffered for c in connections))
+        return self.metrics.render()
+
+
+def _same_user(one: Identity, other: Identity) -> bool:
+    return (one.user, one.tenant) == (other.user, other.tenant)
+
+
+def _feed_query(wish: ChangesQuery) -> FeedQuery:
+    if len(wish.tables) > FEED_TABLES_MAX:
+        raise InvalidQuery(f"expected at most {FEED_TABLES_MAX} tables", path="tables")
+    where: Filter | None = None
+    if wish.where is not None:
+        if len(wish.tables) != 1:
+            raise InvalidQuery("a filter needs exactly one table", path="where")
+        where = from_json(wish.where)
+    return FeedQuery(wish.tables, where, read_position(wish.since), wish.format)
+
+
+def read_position(text: str | None) -> Position | None:
+    try:
+        return None if text is None else Position.parse(text)
+    except ValueError:
+        raise InvalidQuery(
+            f"{text!r:.100} is not a position",
+            path="since",
+            hint="Use the position of a message, as it was.",
+        ) from None

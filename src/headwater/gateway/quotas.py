@@ -1,0 +1,140 @@
+"""How much one user, or one address, may have and ask for. Pure: it is told the time.
+
+Sessions count against the user and against the address, subscriptions and requests against the user
+and, where there is none, against the address. What is held is a lease: closing it, once or several
+times, gives it back once. Nothing is remembered of those who hold nothing, so memory grows with
+what is open and not with everybody who ever came.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TypeAlias
+
+from headwater.errors import LimitExceeded
+from headwater.gateway.addresses import counted
+from headwater.limits import QUOTA_RETRY_SECONDS, RATE_BURST_SECONDS, RATE_OWNERS_MAX
+from headwater.settings import Settings
+
+Owner: TypeAlias = tuple[str, str]
+"""Whom something counts for: ("user", account) or ("address", network)."""
+
+
+class Quotas:
+    """The quotas of one gateway. `user` is an `Identity.account`, None for an anonymous one."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._sessions: Counter[Owner] = Counter()
+        self._subscriptions: Counter[Owner] = Counter()
+        self._rate = Rate(settings.requests_per_second)
+
+    def session(self, user: str | None, address: str) -> Lease:
+        """One more connection; LimitExceeded `sessions_per_user` or `sessions_per_ip`."""
+        settings = self._settings
+        owners = [("address", counted(address))]
+        if user is not None:
+            owners.append(("user", user))
+            if self._sessions[owners[1]] >= settings.sessions_per_user:
+                raise _exceeded("sessions_per_user", settings.sessions_per_user, "this user")
+        if self._sessions[owners[0]] >= settings.sessions_per_ip:
+            raise _exceeded("sessions_per_ip", settings.sessions_per_ip, "this address")
+        return Lease(self._sessions, owners)
+
+    def subscription(self, user: str | None, address: str) -> Lease:
+        """One more subscription; LimitExceeded `subscriptions_per_user`."""
+        owner, most = _owner(user, address), self._settings.subscriptions_per_user
+        if self._subscriptions[owner] >= most:
+            raise _exceeded("subscriptions_per_user", most, f"this {owner[0]}")
+        return Lease(self._subscriptions, [owner])
+
+    def request(self, user: str | None, address: str, now: float) -> None:
+        """One more request; LimitExceeded `rate` when they come too fast."""
+        if wait := self._rate.take(_owner(user, address), now):
+            raise LimitExceeded(
+                f"more than {self._settings.requests_per_second} requests a second",
+                hint=f"Try again in {wait:.3g} s. The setting is requests_per_second.",
+                code="rate",
+                retry_after=wait,
+            )
+
+    @property
+    def entries(self) -> int:
+        """How many owners are remembered, for those who watch memory."""
+        return len(self._sessions) + len(self._subscriptions) + len(self._rate)
+
+
+class Lease:
+    """Something counted for its owners until it is closed."""
+
+    def __init__(self, held: Counter[Owner], owners: list[Owner]) -> None:
+        self._held = held
+        self._owners = owners
+        held.update(owners)
+
+    def close(self) -> None:
+        owners, self._owners = self._owners, []
+        for owner in owners:
+            self._held[owner] -= 1
+            if self._held[owner] == 0:
+                del self._held[owner]
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class Rate:
+    """A token bucket for each owner, kept as one number: when it will be full again.
+
+    A full bucket holds what may be asked in RATE_BURST_SECONDS. Buckets are in the order of their
+    last use, and none stays less than full for longer than that, so the full ones are in front.
+    """
+
+    def __init__(self, per_second: float) -> None:
+        self._each = 1 / per_second
+        self._full_at: dict[Owner, float] = {}
+
+    def take(self, owner: Owner, now: float) -> float:
+        """0 where there was something to take, else how many seconds until there will be."""
+        self._forget(now)
+        full_at = max(self._full_at.get(owner, -math.inf), now) + self._each
+        # The last one may always be taken, however slow the rate.
+        if (wait := full_at - now - max(RATE_BURST_SECONDS, self._each)) > 1e-9:
+            return wait
+        self._full_at.pop(owner, None)
+        self._full_at[owner] = full_at
+        return 0.0
+
+    def _forget(self, now: float) -> None:
+        while self._full_at:
+            owner = next(iter(self._full_at))
+            if self._full_at[owner] > now and len(self._full_at) < RATE_OWNERS_MAX:
+                return
+            del self._full_at[owner]
+
+    def __len__(self) -> int:
+        return len(self._full_at)
+
+
+def _owner(user: str | None, address: str) -> Owner:
+    return ("address", counted(address)) if user is None else ("user", user)
+
+
+_WAY_OUT = {
+    "sessions_per_user": "Close one, or carry many subscriptions over one connection.",
+    "sessions_per_ip": "Behind a proxy, name it in trusted_proxies, or all its clients are one.",
+    "subscriptions_per_user": "Unsubscribe from what is no longer shown.",
+}
+
+
+def _exceeded(setting: str, most: int, whose: str) -> LimitExceeded:
+    return LimitExceeded(
+        f"{whose} has {most} {setting.partition('_')[0]} open, which is the most",
+        hint=f"{_WAY_OUT[setting]} The setting is {setting}.",
+        code=setting,
+        retry_after=QUOTA_RETRY_SECONDS,
+    )

@@ -1,0 +1,102 @@
+"""What every request goes through first: its address, its rate, its token, its body.
+
+Reads only as much of a body as is allowed, whatever the headers promise.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.requests import HTTPConnection, Request
+
+from headwater.errors import Forbidden, InvalidQuery, LimitExceeded
+from headwater.gateway.auth import find_token
+from headwater.gateway.gateway import Gateway
+from headwater.gateway.identity import Identity
+from headwater.limits import REQUEST_BYTES_MAX
+
+Body = TypeVar("Body")
+
+
+class Caller:
+    """Who makes a request, and from where."""
+
+    __slots__ = ("address", "identity")
+
+    def __init__(self, identity: Identity, address: str) -> None:
+        self.identity = identity
+        self.address = address
+
+
+async def admit(gateway: Gateway, request: HTTPConnection) -> Caller:
+    """Let a request in, or raise what refuses it."""
+    settings = gateway.settings
+    address = counted_address(gateway, request)
+    found = find_token(request.headers, request.query_params, request.cookies, settings)
+    if found.ticket is None and (found.token is None or found.from_cookie):
+        _check_origin(request, settings.origins)
+    identity = await gateway.identify(found)
+    if identity.account is not None:
+        gateway.count_request(identity.account, address)
+    return Caller(identity, address)
+
+
+def counted_address(gateway: Gateway, request: HTTPConnection) -> str:
+    """Where a request comes from; LimitExceeded if too many come from there."""
+    peer = request.client.host if request.client else None
+    address = gateway.proxies.client(peer, request.headers.getlist("x-forwarded-for"))
+    gateway.count_request(None, address)
+    return address
+
+
+def _check_origin(request: HTTPConnection, origins: tuple[str, ...]) -> None:
+    """A browser sends cookies along for any page, and lets any page open a WebSocket. Without a
+    token of its own, a page must be one of ours."""
+    origin = request.headers.get("origin")
+    if origin is None or "*" in origins or origin in origins:
+        return
+    if urlsplit(origin).netloc != request.headers.get("host"):
+        raise Forbidden(
+            f"pages of {origin!r:.200} may not use this gateway",
+            code="origin",
+            hint="Add the origin to the setting origins, or send a token.",
+        )
+
+
+async def read_json(request: Request, type: type[Body]) -> Body:
+    """The body, as JSON of that type."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > REQUEST_BYTES_MAX:
+            raise LimitExceeded(
+                f"the body is larger than {REQUEST_BYTES_MAX:,} bytes", code="too_large"
+            )
+    return parse_json(bytes(body), type)
+
+
+def parse_json(text: bytes | str, type: type[Body], *, path: str = "") -> Body:
+    try:
+        return msgspec.json.decode(text, type=type)
+    except msgspec.ValidationError as error:
+        raise InvalidQuery(str(error), path=path) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidQuery(f"not valid JSON: {error}", path=path) from None
+    except RecursionError:
+        raise InvalidQuery("nested too deeply", path=path) from None
+
+
+def parameter(request: Request, name: str) -> Any:
+    """A query parameter; the last one of its name, None when it is missing or empty."""
+    return request.query_params.get(name) or None
+
+
+def flag(request: Request, name: str, default: bool) -> bool:
+    value = parameter(request, name)
+    if value is None:
+        return default
+    if value not in ("true", "false"):
+        raise InvalidQuery(f"expected true or false, got {value!r:.100}", path=name)
+    return bool(value == "true")

@@ -1,0 +1,349 @@
+"""A session: one connection, its subscriptions, and what happens when its client reads too slowly.
+
+Pure: no await, no clock, no I/O of its own; frames go to a sink that never blocks and tells how
+much it still holds. The rule: a session holds at most `SESSION_QUEUE_BYTES_MAX` and one frame. A
+subscription whose frame no longer fits *falls behind*, gets nothing more, and recovers by its
+policy once the client has taken what there was: a live query with a reset to its present state, a
+change feed with a gap or with what the log has kept. Nobody else notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any, Protocol, TypeAlias
+
+from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded
+from headwater.gateway.identity import Identity
+from headwater.hub.subscriber import Access
+from headwater.limits import SESSION_QUEUE_BYTES_MAX
+from headwater.protocol import (
+    Error,
+    Frame,
+    Gap,
+    Overflow,
+    ResetReason,
+    ServerMessage,
+    Subscribed,
+    Unsubscribed,
+)
+
+
+class Outlet(Protocol):
+    """Where frames go: the part of a sink that a session uses."""
+
+    def send(self, frame: Frame) -> None: ...
+
+    @property
+    def buffered(self) -> int: ...
+
+
+class Surroundings(Protocol):
+    """What a session tells the connection it belongs to."""
+
+    def fell_behind(self, subscription: Subscription) -> None: ...
+
+    def forgotten(self, subscription: Subscription) -> None: ...
+
+    def room(self) -> Awaitable[None]: ...
+
+
+class LiveHandle(Protocol):
+    """What a session asks of the hub about a live query."""
+
+    def close(self) -> None: ...
+
+    def resync(self, reason: ResetReason) -> None: ...
+
+    def reanchor(self, after: list[Any] | None) -> Awaitable[None]: ...
+
+    def change_access(self, access: Access) -> Awaitable[None]: ...
+
+
+class FeedHandle(Protocol):
+    """What a session asks of the hub about a change feed."""
+
+    def close(self) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class Subscription:
+    """One subscription of a session: a `Subscriber` for the hub.
+
+    Where a session subscribes to the same view again, the view's frames are sent once, on behalf of
+    the first, who *leads*: the client applies them to all.
+    """
+
+    __slots__ = (
+        "_position", "_skipped", "_snapshot_due", "batch", "behind", "id", "leads", "session",
+        "view",
+    )  # fmt: skip
+
+    def __init__(self, session: Session, id: str, *, batch: bool = True) -> None:
+        self.session = session
+        self.id = id
+        self.batch = batch
+        self.view = 0
+        self.leads = False
+        self.behind = False
+        self._snapshot_due = False
+        self._position: str | None = None
+        self._skipped: str | None = None
+
+    # -------------------------------------------------------------------- said by the hub
+
+    def subscribed(self, view: int, *, key: tuple[str, ...], resumed: bool) -> None:
+        self.session.change_view(self, view)
+        if resumed and not self.leads:
+            # What it missed would be applied twice by the subscription that was here before.
+            resumed, self._snapshot_due = False, True
+        self.session.say(Subscribed(self.id, view, resumed, key))
+
+    def deliver(self, frame: Frame) -> None:
+        if frame.is_step and not self.leads:
+            return
+        if (self.behind and frame.is_step) or self.session.is_full:
+            self._miss(frame)
+            return
+        self.behind = False
+        self._position = frame.position
+        self.session.send(frame, batch=self.batch)
+
+    def failed(self, error: HeadwaterError) -> None:
+        self.session.forget(self)
+        self.session.say(error_message(error, id=self.id))
+
+    def room(self) -> Awaitable[None]:
+        return self.session.room()
+
+    # -------------------------------------------------------------------- said by the session
+
+    def close(self) -> None:
+        """Tell the hub that nobody listens any more."""
+
+    def recover(self) -> None:
+        """There is room again: say how it goes on."""
+
+    def _miss(self, frame: Frame) -> None:
+        self._skipped = frame.position
+        if not self.behind:
+            self.behind = True
+            self.session.fell_behind(self)
+
+
+class LiveSubscription(Subscription):
+    """A live query. Behind, it waits for room and then gets the present state."""
+
+    __slots__ = ("handle",)
+    policy: Overflow = "conflate"
+
+    def __init__(self, session: Session, id: str, *, batch: bool = True) -> None:
+        super().__init__(session, id, batch=batch)
+        self.handle: LiveHandle | None = None
+
+    def opened(self, handle: LiveHandle) -> None:
+        self.handle = handle
+        if self._snapshot_due:
+            self._snapshot_due = False
+            handle.resync("resync")
+
+    def close(self) -> None:
+        if self.handle is not None:
+            self.handle.close()
+
+    def recover(self) -> None:
+        if self.handle is not None:
+            self.handle.resync("overflow")
+
+
+class FeedSubscription(Subscription):
+    """A change feed. Behind, it is told what it missed (`drop`) or gets it later (`pause`)."""
+
+    __slots__ = ("handle", "policy")
+
+    def __init__(self, session: Session, id: str, policy: Overflow) -> None:
+        super().__init__(session, id)
+        self.policy = policy
+        self.handle: FeedHandle | None = None
+
+    def opened(self, handle: FeedHandle) -> None:
+        self.handle = handle
+        if self.behind and self.policy == "pause":
+            handle.pause()
+
+    def close(self) -> None:
+        if self.handle is not None:
+            self.handle.close()
+
+    def recover(self) -> None:
+        self.behind = False
+        if self.policy == "pause":
+            if self.handle is not None:
+                self.handle.resume()
+        elif self._skipped is not None:
+            self.session.say(Gap(self.view, self._skipped, self._position, "overflow"))
+            self._position, self._skipped = self._skipped, None
+
+    def _miss(self, frame: Frame) -> None:
+        first = not self.behind
+        super()._miss(frame)
+        if first and self.policy == "pause" and self.handle is not None:
+            self.handle.pause()
+
+
+AnySubscription: TypeAlias = LiveSubscription | FeedSubscription
+
+
+class Session:
+    """One connection. It exists before its outlet does: what is said meanwhile waits."""
+
+    __slots__ = ("_around", "_behind", "_outlet", "_views", "id", "identity", "subscriptions")
+
+    def __init__(self, id: str, identity: Identity, around: Surroundings) -> None:
+        self.id = id
+        self.identity = identity
+        self._around = around
+        self.subscriptions: dict[str, AnySubscription] = {}
+        self._outlet: Outlet = _Waiting()
+        self._views: dict[int, list[Subscription]] = {}
+        self._behind: dict[Subscription, None] = {}
+
+    # -------------------------------------------------------------------- what goes out
+
+    def attach(self, outlet: Outlet) -> None:
+        """The connection is there; what was said so far goes first."""
+        waiting, self._outlet = self._outlet, outlet
+        assert isinstance(waiting, _Waiting)
+        for frame in waiting.frames:
+            outlet.send(frame)
+
+    def say(self, message: ServerMessage) -> None:
+        """Send a small message, always: it is an answer, or news that must not get lost."""
+        self._outlet.send(Frame(message))
+
+    def send(self, frame: Frame, *, batch: bool) -> None:
+        if batch:
+            self._outlet.send(frame)
+        else:
+            for each in frame.each:
+                self._outlet.send(each)
+
+    @property
+    def buffered(self) -> int:
+        return self._outlet.buffered
+
+    @property
+    def is_full(self) -> bool:
+        return self._outlet.buffered > SESSION_QUEUE_BYTES_MAX
+
+    # -------------------------------------------------------------------- falling behind
+
+    @property
+    def is_behind(self) -> bool:
+        return bool(self._behind)
+
+    def fell_behind(self, subscription: Subscription) -> None:
+        self._behind[subscription] = None
+        self._around.fell_behind(subscription)
+
+    def room(self) -> Awaitable[None]:
+        return self._around.room()
+
+    def drained(self) -> None:
+        """The client has caught up: let those that fell behind recover, for as long as they fit."""
+        for subscription in list(self._behind):
+            if self.is_full:
+                return
+            del self._behind[subscription]
+            subscription.recover()
+
+    # -------------------------------------------------------------------- subscriptions
+
+    def add(self, subscription: AnySubscription) -> None:
+        if subscription.id in self.subscriptions:
+            raise InvalidQuery(
+                f"this session has a subscription {subscription.id!r} already",
+                path="id",
+                hint="Choose another id, or end that one first.",
+            )
+        self.subscriptions[subscription.id] = subscription
+
+    def remove(self, id: str) -> bool:
+        """End a subscription at the client's wish; whether there was one."""
+        subscription = self.subscriptions.get(id)
+        if subscription is None:
+            return False
+        self.forget(subscription)
+        subscription.close()
+        self.say(Unsubscribed(id))
+        return True
+
+    def forget(self, subscription: Subscription) -> None:
+        """It is over; another one on the same view leads from now on."""
+        if self.subscriptions.pop(subscription.id, None) is None:
+            return
+        self._behind.pop(subscription, None)
+        self._leave(subscription)
+        self._around.forgotten(subscription)
+
+    def change_view(self, subscription: Subscription, view: int) -> None:
+        """The subscription is fed by another view, or by its first."""
+        self._leave(subscription)
+        self._behind.pop(subscription, None)
+        subscription.behind = False
+        subscription.view = view
+        there = self._views.setdefault(view, [])
+        there.append(subscription)
+        subscription.leads = there[0] is subscription
+
+    def _leave(self, subscription: Subscription) -> None:
+        there = self._views.get(subscription.view)
+        if there is None or subscription not in there:
+            return
+        there.remove(subscription)
+        subscription.leads = False
+        if there:
+            self._hand_over(subscription, there[0])
+        else:
+            del self._views[subscription.view]
+
+    def _hand_over(self, former: Subscription, leader: Subscription) -> None:
+        leader.leads = True
+        if former.behind and not leader.behind:
+            # The view's frames went missing for both.
+            leader.behind = True
+            self._behind[leader] = None
+
+    def close(self) -> None:
+        """The connection is gone."""
+        for subscription in list(self.subscriptions.values()):
+            self.forget(subscription)
+            subscription.close()
+
+
+class _Waiting:
+    """Keeps frames until there is a connection to send them through."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+
+    def send(self, frame: Frame) -> None:
+        self.frames.append(frame)
+
+    @property
+    def buffered(self) -> int:
+        return sum(frame.size for frame in self.frames)
+
+
+def error_message(error: HeadwaterError, *, id: str | None = None) -> Error:
+    """An error as clients read it."""
+    return Error(
+        code=error.code,
+        message=str(error),
+        hint=error.hint,
+        retryable=error.retryable,
+        id=id,
+        retry_after_secs=error.retry_after if isinstance(error, LimitExceeded) else None,
+    )

@@ -1,0 +1,117 @@
+"""The WebSocket endpoint: the messages of the protocol in both directions.
+
+Messages of one connection are read one after the other; what takes long (a subscription's first
+rows, a token's check) does not hold up the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import msgspec
+from starlette.types import Message, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from headwater.errors import HeadwaterError, InvalidQuery, NotFound
+from headwater.gateway.connection import Connection
+from headwater.gateway.gateway import Gateway
+from headwater.gateway.requests import admit
+from headwater.gateway.session import error_message
+from headwater.gateway.sinks import WebSocketSink
+from headwater.protocol import (
+    Authenticate,
+    ClientMessage,
+    Reanchor,
+    Subscribe,
+    Unsubscribe,
+    read_client,
+)
+
+CLOSE_CODES = {"token_expired": 4401, "stopping": 1012, "idle": 4408}
+"""By the reason a connection was ended; 1000 for any other."""
+
+
+class _Socket(WebSocketSink):
+    """Closes with a code that tells why."""
+
+    def __init__(self, send: Send, connection: Connection) -> None:
+        super().__init__(send)
+        self._connection = connection
+
+    def close(self, code: int = 1000, reason: str = "") -> None:
+        why = self._connection.closing or reason
+        super().close(CLOSE_CODES.get(why, code), why)
+
+
+async def serve(gateway: Gateway, websocket: WebSocket) -> None:
+    """Serve one connection until it ends. Raises what refuses it, before it is accepted."""
+    caller = await admit(gateway, websocket)
+    async with gateway.connection(
+        caller.identity, address=caller.address, transport="websocket"
+    ) as connection:
+        await websocket.accept()
+        sink = _Socket(websocket.send, connection)
+        connection.attach(sink)
+        listening = asyncio.create_task(_listen(gateway, websocket, connection))
+        closed = asyncio.create_task(sink.closed())
+        try:
+            await asyncio.wait({listening, closed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sink.abort()
+            listening.cancel()
+            await asyncio.gather(listening, closed, return_exceptions=True)
+
+
+async def _listen(gateway: Gateway, websocket: WebSocket, connection: Connection) -> None:
+    with suppress(WebSocketDisconnect):
+        while True:
+            event = await websocket.receive()
+            if event["type"] == "websocket.disconnect":
+                return
+            try:
+                gateway.count_request(connection.session.identity.account, connection.address)
+                message = _read(event)
+            except HeadwaterError as error:
+                connection.session.say(error_message(error))
+            else:
+                connection.start(_obey(gateway, connection, message))
+
+
+def _read(event: Message) -> ClientMessage:
+    text = event.get("text")
+    if not isinstance(text, str):
+        raise InvalidQuery("expected a text message")
+    try:
+        return read_client(text)
+    except msgspec.DecodeError as error:
+        raise InvalidQuery(
+            str(error), hint="docs/reference/protocol.md has an example of every message."
+        ) from None
+    except RecursionError:
+        raise InvalidQuery("nested too deeply") from None
+
+
+async def _obey(gateway: Gateway, connection: Connection, message: ClientMessage) -> None:
+    """Do what the client asks. An error about a subscription names it."""
+    session = connection.session
+    try:
+        match message:
+            case Subscribe():
+                await gateway.subscribe(connection, message)
+            case Unsubscribe(id):
+                if not session.remove(id):
+                    raise NotFound(f"no subscription {id!r:.100}", code="subscription_unknown")
+            case Reanchor(id, after):
+                await gateway.reanchor(connection, id, after)
+            case Authenticate(token):
+                session.say(await gateway.authenticate(connection, token))
+    except HeadwaterError as error:
+        session.say(error_message(error, id=_ended(connection, message)))
+
+
+def _ended(connection: Connection, message: ClientMessage) -> str | None:
+    """The subscription that an error is the end of."""
+    if isinstance(message, Subscribe) and message.id not in connection.session.subscriptions:
+        return message.id
+    return None

@@ -1,0 +1,64 @@
+"""A link that is cut now and then: a TCP proxy between clients and a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from urllib.parse import urlsplit
+
+
+class Cutter:
+    """Forwards connections, and cuts them when told to."""
+
+    def __init__(self, target: str) -> None:
+        parts = urlsplit(target)
+        self._target = (parts.hostname, parts.port)
+        self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
+        self.url = ""
+        self.cuts = 0
+
+    def cut_some(self, chance: random.Random, share: float) -> None:
+        for pair in list(self._pairs):
+            if chance.random() < share:
+                self.cuts += 1
+                for writer in pair:
+                    writer.transport.abort()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            upstream = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.close()
+            return
+        pair = (writer, upstream[1])
+        self._pairs.add(pair)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(_copy(reader, upstream[1]))
+                tasks.create_task(_copy(upstream[0], writer))
+        finally:
+            self._pairs.discard(pair)
+            for end in pair:
+                end.transport.abort()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.transport.abort()
+
+
+@asynccontextmanager
+async def cutting(target: str) -> AsyncIterator[Cutter]:
+    cutter = Cutter(target)
+    server = await asyncio.start_server(cutter.serve, "127.0.0.1", 0)
+    cutter.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield cutter
+    finally:
+        server.close()
+        cutter.cut_some(random.Random(0), 1.1)

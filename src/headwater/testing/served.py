@@ -1,0 +1,105 @@
+"""A gateway as it is run: `headwater serve` in a process of its own, on a free port.
+
+For tests and benchmarks of what uses one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+
+class Served:
+    """A running gateway."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str, log: Path) -> None:
+        self.process = process
+        self.url = url
+        self.log = log
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=30, trust_env=False, **options)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples with these labels."""
+        wanted = {f'{key}="{value}"' for key, value in labels.items()}
+        found = 0.0
+        for line in self.get("/metrics").text.splitlines():
+            full, _, value = line.rpartition(" ")
+            base, _, rest = full.partition("{")
+            if base == name and wanted <= set(rest.rstrip("}").split(",")):
+                found += float(value)
+        return found
+
+    def memory(self) -> int:
+        """Bytes of memory the process has to itself."""
+        for line in Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError("smaps_rollup has no Pss")
+
+    def cpu(self) -> float:
+        """Seconds of processor time the process has used."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self) -> int:
+        """Ask it to stop, and wait until it has."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def serving(
+    database: str,
+    folder: Path,
+    *,
+    program: str | None = None,
+    port: int = 0,
+    **settings: Any,
+) -> Iterator[Served]:
+    """Run a gateway inside the block. `program` is module:name in `folder`."""
+    values = {"url": database, **settings}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_")}
+    for name, value in values.items():
+        text = ",".join(value) if isinstance(value, list | tuple) else str(value)
+        environment[f"HEADWATER_{name.upper()}"] = text
+    command = [sys.executable, "-m", "headwater", "serve", "--port", str(port), "--json"]
+    log = folder / f"gateway-{os.urandom(4).hex()}.log"
+    with log.open("w") as complaints:
+        process = subprocess.Popen(
+            [*command, *([program] if program else [])],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+        )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, f"the gateway did not start: {log.read_text()}"
+        yield Served(process, json.loads(line)["url"], log)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        assert process.stdout is not None
+        process.stdout.close()

@@ -1,0 +1,156 @@
+"""Clients that do not read, read very slowly, or come and go: bounded, and nobody's problem."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+from headwater.client import connect
+from headwater.database import Connection
+from headwater.testing.served import Served, serving
+from tests.gateway.shop import Truth, until
+from tests.gateway.test_oracle import LENIENT, quick
+
+MIB = 1024 * 1024
+WINDOW = {"table": "pages", "order": [["id", "asc"]], "limit": 100}
+
+
+@pytest.fixture
+async def pages(connection: Connection) -> None:
+    """Rows of 10 kB, so that a few flushes are more than a connection holds."""
+    await connection.execute("create table pages (id int primary key, version int, text text)")
+    await connection.execute(
+        "insert into pages select i, 0, repeat('x', 10000) from generate_series(1, 100) i"
+    )
+    await connection.execute("select headwater.enable_reactivity('pages')")
+
+
+async def turn_pages(connection: Connection, times: int) -> None:
+    for _ in range(times):
+        await connection.execute("update pages set version = version + 1")
+
+
+@asynccontextmanager
+async def raw(gateway: Served, path: str) -> AsyncIterator[asyncio.StreamReader]:
+    """A connection that has asked for a stream, and reads no more than it is made to."""
+    parts = urlsplit(gateway.url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1)
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: test\r\n\r\n".encode())
+    await writer.drain()
+    try:
+        yield reader
+    finally:
+        writer.transport.abort()
+
+
+def live_path(query: dict[str, object]) -> str:
+    return f"/v1/live?q={quote(json.dumps(query))}"
+
+
+async def test_slow_clients_are_bounded_and_disturb_nobody(
+    url: str, connection: Connection, pages: None, tmp_path: Path
+) -> None:
+    truth = await Truth.of(connection, "pages")
+    with serving(url, tmp_path, **LENIENT) as gateway:
+        async with AsyncExitStack() as stack:
+            hw = await stack.enter_async_context(connect(gateway.url, backoff=quick))
+            good = await stack.enter_async_context(hw.live(WINDOW, verify=True))
+            before = gateway.memory()
+            stalled = [
+                await stack.enter_async_context(raw(gateway, live_path(WINDOW))) for _ in range(10)
+            ]
+            feeds = [
+                await stack.enter_async_context(raw(gateway, f"/v1/changes?tables=pages{more}"))
+                for more in ("", "&overflow=drop")
+            ]
+            trickling = asyncio.create_task(_read_slowly(stalled[0]))
+            # 40 MB for each of them, were it kept.
+            for _ in range(8):
+                await turn_pages(connection, 5)
+                rows = await truth.rows(WINDOW)
+                await until(lambda rows=rows: good.rows == rows)
+            assert gateway.metric("headwater_overflows_total", policy="conflate") >= 10
+            assert gateway.metric("headwater_overflows_total", policy="pause") >= 1
+            assert gateway.metric("headwater_overflows_total", policy="drop") >= 1
+            assert gateway.metric("headwater_stalled_bytes") > 0
+            # Each may hold a queue and one frame, which are about a mebibyte each here.
+            assert gateway.memory() - before < (len(stalled) + len(feeds)) * 3 * MIB + 32 * MIB
+            assert hw.diverged == 0
+            assert hw.reconnects == 0
+            trickling.cancel()
+            await asyncio.gather(trickling, return_exceptions=True)
+
+
+async def _read_slowly(reader: asyncio.StreamReader) -> None:
+    """A byte a second."""
+    while True:
+        byte, _ = await asyncio.gather(reader.read(1), asyncio.sleep(1))
+        if not byte:
+            return
+
+
+async def test_one_that_reads_again_has_the_present_state(
+    url: str, connection: Connection, pages: None, tmp_path: Path
+) -> None:
+    with serving(url, tmp_path, **LENIENT) as gateway:
+        async with raw(gateway, live_path(WINDOW)) as reader:
+            await until(lambda: gateway.metric("headwater_subscriptions", kind="live") == 1)
+            while gateway.metric("headwater_overflows_total", policy="conflate") == 0:
+                await turn_pages(connection, 5)
+            await turn_pages(connection, 1)
+            cursor = await connection.execute("select max(version) from pages")
+            last = (await cursor.fetchone() or (0,))[0]
+            events = _events(reader)
+            async with asyncio.timeout(60):
+                async for message in events:
+                    if message["type"] == "reset" and message["reason"] == "overflow":
+                        assert {enter["row"]["version"] for enter in message["rows"]} == {last}
+                        break
+
+
+async def test_a_thousand_who_come_and_go(
+    url: str, connection: Connection, pages: None, tmp_path: Path
+) -> None:
+    small = {"table": "pages", "columns": ["version"], "limit": 5}
+    with serving(url, tmp_path, **LENIENT) as gateway:
+        async with connect(gateway.url, backoff=quick) as hw, hw.live(small) as good:
+            await _come_and_go(gateway, live_path(small), 100)
+            before = gateway.memory()
+            await _come_and_go(gateway, live_path(small), 1000)
+            await turn_pages(connection, 1)
+            await until(lambda: {row["version"] for row in good.rows} == {1})
+            await until(lambda: gateway.metric("headwater_sessions", transport="sse") == 0)
+            assert gateway.metric("headwater_sessions_opened_total", transport="sse") >= 1000
+            assert gateway.metric("headwater_subscriptions") == 1
+            assert gateway.memory() - before < 32 * MIB
+
+
+async def _come_and_go(gateway: Served, path: str, times: int) -> None:
+    """Half leave at once, half when the stream has begun."""
+
+    async def visit(number: int) -> None:
+        async with raw(gateway, path) as reader:
+            if number % 2:
+                await reader.read(100)
+
+    for first in range(0, times, 50):
+        await asyncio.gather(*(visit(number) for number in range(first, first + 50)))
+
+
+async def _events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
+    """The messages of a stream, whose chunks may be cut anywhere between lines."""
+    rest = b""
+    while data := await reader.read(65536):
+        rest += data
+        while b"\n\n" in rest:
+            event, rest = rest.split(b"\n\n", 1)
+            for line in event.split(b"\n"):
+                if line.startswith(b"data: "):
+                    yield json.loads(line.removeprefix(b"data: "))

@@ -1,0 +1,105 @@
+"""What the application's answer means, and that every failure means no."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headwater.errors import Forbidden
+from headwater.gateway import access as module
+from headwater.gateway.access import decide
+from headwater.gateway.identity import ANONYMOUS, Identity
+from headwater.hub.subscriber import Access
+from headwater.live.filter import EVERYTHING, Filter, c
+
+ANN = Identity("ann", "acme", "clerk", {"sub": "ann", "exp": 5})
+CLAIMS = '{"sub":"ann"}'
+
+
+async def test_without_a_hook_all_is_allowed() -> None:
+    assert await decide(None, ANN, "orders") == Access("clerk", CLAIMS, EVERYTHING)
+    assert await decide(None, ANONYMOUS, "orders") == Access()
+
+
+async def test_yes_no_and_some_rows() -> None:
+    def authorize(identity: Identity, table: str) -> bool | Filter:
+        return c.tenant == identity.tenant if table == "orders" else table == "regions"
+
+    assert await decide(authorize, ANN, "orders") == Access("clerk", CLAIMS, c.tenant == "acme")
+    assert await decide(authorize, ANN, "regions") == Access("clerk", CLAIMS, EVERYTHING)
+    with pytest.raises(Forbidden, match="you may not read table users") as caught:
+        await decide(authorize, ANN, "users")
+    assert caught.value.code == "forbidden"
+
+
+@pytest.mark.parametrize("answer", [True, (c.a == 1) | ~c.b.is_null(), c.a.in_(1, 2), EVERYTHING])
+async def test_a_coroutine_function(answer: bool | Filter) -> None:
+    async def authorize(identity: Identity, table: str) -> bool | Filter:
+        await asyncio.sleep(0)
+        return answer
+
+    expected = EVERYTHING if answer is True else answer
+    assert (await decide(authorize, ANN, "orders")).where == expected
+
+
+async def refused(hook: Any, caplog: pytest.LogCaptureFixture) -> str:
+    """What the log says, under the number that the user is told."""
+    with pytest.raises(Forbidden, match="could not be decided") as caught:
+        await decide(hook, ANN, "orders")
+    assert caught.value.code == "authorize_failed"
+    number = str(caught.value).partition("error ")[2].rstrip(")")
+    assert f"error {number}: authorize('ann', 'orders')" in caplog.text
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+    assert "secret" not in f"{caught.value} {caught.value.hint}"
+    return caplog.text
+
+
+async def test_a_hook_that_raises(caplog: pytest.LogCaptureFixture) -> None:
+    def authorize(identity: Identity, table: str) -> bool:
+        raise RuntimeError("the secret of the database is hunter2")
+
+    assert "hunter2" in await refused(authorize, caplog)
+
+
+async def test_a_coroutine_that_raises(caplog: pytest.LogCaptureFixture) -> None:
+    async def authorize(identity: Identity, table: str) -> bool:
+        raise KeyError("secret")
+
+    assert "KeyError" in await refused(authorize, caplog)
+
+
+@pytest.mark.parametrize("answer", [None, 1, "yes", [], {"and": []}, ["a", "=", 1], c.a, object()])
+async def test_any_other_answer(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    logged = await refused(lambda identity, table: answer, caplog)
+    assert f"returned {type(answer).__name__}; it must be True, False or a filter" in logged
+
+
+async def test_a_hook_that_never_answers(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AUTHORIZE_SECONDS_MAX", 0.01)
+
+    async def authorize(identity: Identity, table: str) -> bool:
+        await asyncio.Event().wait()
+        return True
+
+    assert "TimeoutError" in await refused(authorize, caplog)
+
+
+async def test_whoever_leaves_is_not_denied() -> None:
+    """A cancelled request is cancelled, not forbidden."""
+    entered = asyncio.Event()
+
+    async def authorize(identity: Identity, table: str) -> bool:
+        entered.set()
+        await asyncio.Event().wait()
+        return True
+
+    task = asyncio.create_task(decide(authorize, ANN, "orders"))
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,0 +1,312 @@
+"""Sessions: what a client that reads too slowly gets, and what it never gets."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from headwater.gateway.identity import ANONYMOUS
+
+from headwater.errors import Forbidden, InvalidQuery, LimitExceeded
+from headwater.gateway.session import (
+    FeedSubscription,
+    LiveSubscription,
+    Session,
+    Subscription,
+    error_message,
+)
+from headwater.hub.subscriber import Access
+from headwater.limits import SESSION_QUEUE_BYTES_MAX
+from headwater.model import Enter, Leave
+from headwater.protocol import Changes, Deltas, Frame, Reset, ResetReason, Snapshot
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+KEY = ("id",)
+
+
+class Client:
+    """Takes what it is sent, as long as it reads."""
+
+    def __init__(self) -> None:
+        self.got: list[str] = []
+        self.buffered = 0
+
+    def send(self, frame: Frame) -> None:
+        message = frame.message
+        name = type(message).__name__.lower()
+        self.got.append(f"{name} {frame.position}" if frame.position else name)
+
+    def stops_reading(self) -> None:
+        self.buffered = SESSION_QUEUE_BYTES_MAX + 1
+
+    def reads_again(self) -> None:
+        self.buffered = 0
+
+
+class Around:
+    """What the session tells its connection."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def fell_behind(self, subscription: Subscription) -> None:
+        self.told.append(f"{subscription.id} fell behind")
+
+    def forgotten(self, subscription: Subscription) -> None:
+        self.told.append(f"{subscription.id} forgotten")
+
+    def room(self) -> Awaitable[None]:
+        raise NotImplementedError
+
+
+class Handle:
+    """The hub's side of a subscription: answers as the hub does."""
+
+    def __init__(self, subscription: Subscription, position: str = "now") -> None:
+        self.subscription = subscription
+        self.position = position
+        self.asked: list[str] = []
+
+    def close(self) -> None:
+        self.asked.append("close")
+
+    def resync(self, reason: ResetReason) -> None:
+        self.asked.append(f"resync {reason}")
+        self.subscription.deliver(Frame(Reset(self.subscription.view, self.position, reason)))
+
+    def reanchor(self, after: list[Any] | None) -> Awaitable[None]:
+        raise NotImplementedError
+
+    def change_access(self, access: Access) -> Awaitable[None]:
+        raise NotImplementedError
+
+    def pause(self) -> None:
+        self.asked.append("pause")
+
+    def resume(self) -> None:
+        self.asked.append("resume")
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client()
+
+
+@pytest.fixture
+def around() -> Around:
+    return Around()
+
+
+@pytest.fixture
+def session(client: Client, around: Around) -> Session:
+    session = Session("s", ANONYMOUS, around)
+    session.attach(client)
+    return session
+
+
+def live(session: Session, id: str = "a", view: int = 1) -> tuple[LiveSubscription, Handle]:
+    subscription = LiveSubscription(session, id)
+    session.add(subscription)
+    subscription.subscribed(view, key=KEY, resumed=False)
+    subscription.deliver(Frame(Snapshot(view, "p0", ())))
+    handle = Handle(subscription)
+    subscription.opened(handle)
+    return subscription, handle
+
+
+def feed(session: Session, policy: Any) -> tuple[FeedSubscription, Handle]:
+    subscription = FeedSubscription(session, "f", policy)
+    session.add(subscription)
+    subscription.subscribed(9, key=(), resumed=False)
+    handle = Handle(subscription)
+    subscription.opened(handle)
+    return subscription, handle
+
+
+def deltas(position: str, view: int = 1) -> Frame:
+    return Frame(Deltas(view, position, AT, (Leave((1,), 0), Enter((2,), {"id": 2}, 0, (2,)))))
+
+
+def changes(position: str) -> Frame:
+    return Frame(Changes(9, position, ()))
+
+
+class TestSending:
+    def test_what_is_said_before_there_is_a_connection_waits(self, client: Client) -> None:
+        session = Session("s", ANONYMOUS, Around())
+        live(session)
+        session.attach(client)
+        assert client.got == ["subscribed", "snapshot p0"]
+
+    def test_a_frame_per_delta_for_those_who_want_no_batches(
+        self, session: Session, client: Client
+    ) -> None:
+        subscription, _ = live(session)
+        subscription.batch = False
+        subscription.deliver(deltas("p1"))
+        # Only the last frame carries the position.
+        assert client.got[2:] == ["deltas", "deltas p1"]
+
+    def test_an_error_ends_a_subscription(
+        self, session: Session, client: Client, around: Around
+    ) -> None:
+        subscription, _ = live(session)
+        subscription.failed(Forbidden("no more"))
+        assert client.got[-1] == "error"
+        assert around.told == ["a forgotten"]
+        assert not session.subscriptions
+
+
+class TestALiveQueryThatFallsBehind:
+    def test_gets_its_present_state_when_the_client_reads_again(
+        self, session: Session, client: Client, around: Around
+    ) -> None:
+        subscription, handle = live(session)
+        client.stops_reading()
+        for position in ("p1", "p2", "p3"):
+            subscription.deliver(deltas(position))
+        assert around.told == ["a fell behind"]
+        client.reads_again()
+        session.drained()
+        subscription.deliver(deltas("p4"))
+        assert client.got == ["subscribed", "snapshot p0", "reset now", "deltas p4"]
+        assert handle.asked == ["resync overflow"]
+
+    def test_gets_no_delta_before_its_reset_even_when_there_is_room(
+        self, session: Session, client: Client
+    ) -> None:
+        subscription, _ = live(session)
+        client.stops_reading()
+        subscription.deliver(deltas("p1"))
+        client.reads_again()
+        subscription.deliver(deltas("p2"))
+        assert client.got == ["subscribed", "snapshot p0"]
+        session.drained()
+        assert client.got[2:] == ["reset now"]
+
+    def test_does_not_lose_a_reset_for_want_of_room(self, session: Session, client: Client) -> None:
+        subscription, _ = live(session)
+        client.stops_reading()
+        subscription.deliver(Frame(Reset(1, "p1", "table")))
+        client.reads_again()
+        session.drained()
+        assert client.got[2:] == ["reset now"]
+
+    def test_others_wait_their_turn_when_the_first_fills_the_queue(
+        self, session: Session, client: Client
+    ) -> None:
+        one, _ = live(session, "a", 1)
+        other, _ = live(session, "b", 2)
+        client.stops_reading()
+        one.deliver(deltas("p1"))
+        other.deliver(deltas("p1", view=2))
+        client.reads_again()
+        send = client.send
+
+        def fill(frame: Frame) -> None:
+            send(frame)
+            client.stops_reading()
+
+        client.send = fill  # type: ignore[method-assign]
+        session.drained()
+        assert client.got[4:] == ["reset now"]
+        assert session.is_behind
+        client.reads_again()
+        session.drained()
+        assert client.got[4:] == ["reset now", "reset now"]
+        assert not session.is_behind
+
+    def test_a_snapshot_that_does_not_fit_comes_later(self, client: Client) -> None:
+        session = Session("s", ANONYMOUS, Around())
+        session.attach(client)
+        client.stops_reading()
+        live(session)
+        assert client.got == ["subscribed"]
+        client.reads_again()
+        session.drained()
+        assert client.got == ["subscribed", "reset now"]
+
+
+class TestAFeedThatFallsBehind:
+    def test_drop_announces_what_is_missing(self, session: Session, client: Client) -> None:
+        subscription, _ = feed(session, "drop")
+        subscription.deliver(changes("p1"))
+        client.stops_reading()
+        subscription.deliver(changes("p2"))
+        subscription.deliver(changes("p3"))
+        client.reads_again()
+        session.drained()
+        subscription.deliver(changes("p4"))
+        assert client.got == ["subscribed", "changes p1", "gap p3", "changes p4"]
+
+    def test_pause_asks_the_hub_to_go_on_later(self, session: Session, client: Client) -> None:
+        subscription, handle = feed(session, "pause")
+        client.stops_reading()
+        subscription.deliver(changes("p1"))
+        assert handle.asked == ["pause"]
+        client.reads_again()
+        session.drained()
+        assert handle.asked == ["pause", "resume"]
+        subscription.deliver(changes("p1"))
+        assert client.got == ["subscribed", "changes p1"]
+
+
+class TestTheSameViewTwice:
+    def test_its_frames_are_sent_once(self, session: Session, client: Client) -> None:
+        one, _ = live(session, "a")
+        other, _ = live(session, "b")
+        frame = deltas("p1")
+        one.deliver(frame)
+        other.deliver(frame)
+        assert client.got[4:] == ["deltas p1"]
+
+    def test_the_second_goes_on_when_the_first_ends(self, session: Session, client: Client) -> None:
+        _, handle = live(session, "a")
+        other, _ = live(session, "b")
+        assert session.remove("a")
+        other.deliver(deltas("p1"))
+        assert handle.asked == ["close"]
+        assert client.got[4:] == ["unsubscribed", "deltas p1"]
+
+    def test_the_second_inherits_what_the_first_missed(
+        self, session: Session, client: Client
+    ) -> None:
+        one, _ = live(session, "a")
+        live(session, "b")
+        client.stops_reading()
+        one.deliver(deltas("p1"))
+        session.remove("a")
+        client.reads_again()
+        session.drained()
+        assert client.got[-1] == "reset now"
+
+    def test_a_second_that_resumes_gets_the_present_state_instead(
+        self, session: Session, client: Client
+    ) -> None:
+        live(session, "a")
+        other = LiveSubscription(session, "b")
+        session.add(other)
+        other.subscribed(1, key=KEY, resumed=True)
+        other.deliver(deltas("p1"))
+        other.opened(Handle(other))
+        assert client.got[2:] == ["subscribed", "reset now"]
+
+
+def test_an_id_is_given_once(session: Session) -> None:
+    live(session, "a")
+    with pytest.raises(InvalidQuery, match="already"):
+        session.add(LiveSubscription(session, "a"))
+
+
+def test_closing_tells_the_hub(session: Session, around: Around) -> None:
+    _, handle = live(session)
+    session.close()
+    assert handle.asked == ["close"]
+    assert around.told == ["a forgotten"]
+
+
+def test_an_error_says_when_to_try_again() -> None:
+    message = error_message(LimitExceeded("too many", code="rate", retry_after=2.5), id="a")
+    assert (message.code, message.retryable, message.retry_after_secs) == ("rate", True, 2.5)
