@@ -21,7 +21,7 @@ from headwater.live.filter_compile import compile_filter
 from headwater.live.needs import Refill
 from headwater.live.order import OrderBy
 from headwater.live.query import BoundQuery, LiveQuery
-from headwater.live.view import Views
+from headwater.live.view import View, Views
 from headwater.live.window import Window
 from headwater.model import Change, Column, Row, Table
 
@@ -168,8 +168,8 @@ def window_churn(size: Size) -> Iterator[Result]:
 # ------------------------------------------------------------------------ many queries
 
 
-def views_of(count: int, where: Callable[[int], Any]) -> Views:
-    views = Views()
+def views_of(count: int, where: Callable[[int], Any]) -> Views[View]:
+    views = Views(View)
     for i in range(count):
         query = BoundQuery(LiveQuery("assets", where(i), (OrderBy("temp"),), 20), ASSETS)
         view = views.subscribe(query, "tenant", i)
@@ -188,7 +188,7 @@ def many_queries(size: Size) -> Iterator[Result]:
             views = views_of(count, where)
             changes = _one_match(count, size, 1 if name == "equality" else 10)
 
-            def work(views: Views = views, changes: list[list[Change]] = changes) -> int:
+            def work(views: Views[View] = views, changes: list[list[Change]] = changes) -> int:
                 total = 0
                 for each in changes:
                     total += len(views.apply(each))
@@ -211,7 +211,7 @@ def _one_match(count: int, size: Size, spread: int) -> list[list[Change]]:
 
 def shared_view(size: Size) -> Iterator[Result]:
     count = size.queries[-1] if len(size.queries) < 3 else size.queries[1]
-    views = Views()
+    views = Views(View)
     query = BoundQuery(LiveQuery("assets", c.region == 7, (OrderBy("temp"),), 20), ASSETS)
     for subscriber in range(count):
         view = views.subscribe(query, "tenant", subscriber)
@@ -236,7 +236,7 @@ def memory(size: Size) -> Iterator[Result]:
     gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    views = Views()
+    views = Views(View)
     for i in range(count):
         query = BoundQuery(LiveQuery("assets", c.region == i, (OrderBy("temp"),), 20), ASSETS)
         view = views.subscribe(query, "tenant", i)

@@ -286,3 +286,38 @@ WATCH_FRAMES_PER_SECOND_MAX = 20
 WATCH_FRAMES_MAX = 1_000
 """Frames of a hub in the same process that wait to be shown. At the bound they give way to a
 reset."""
+
+# Hub
+VIEWS_MAX = 100_000
+"""Live queries that one process maintains, shared ones once. Further ones are refused."""
+
+VIEW_LINGER_SECONDS = 30.0
+"""How long a live query outlives its last subscriber, so that one who comes back can resume."""
+
+VIEWS_LINGERING_MAX = 1_000
+"""Live queries without subscribers that are kept. The one that waited longest goes first."""
+
+OPENING_CONNECTIONS = 4
+"""Connections that read the first results of live queries. With all of them busy, others wait."""
+
+OPENING_SECONDS = 30
+"""How long reading a first result may take. Then the subscription fails, with a hint at indexes."""
+
+OPENING_ROOM_SECONDS = 30.0
+"""How long a client may take to accept a part of a streamed result. Then its subscription fails."""
+
+OPENING_CHANGES_MAX = 50_000
+"""Changes kept for a live query while its first result is read. With more it is read again."""
+
+FLUSH_QUESTION_SECONDS = 0.5
+"""How long a question within a flush may take. Then the live query is read beside it."""
+
+FLUSH_QUESTIONS_SECONDS = 2.0
+"""How long all questions of a flush may take once one has failed; the rest is read beside it."""
+
+RECENT_FRAMES_MAX = 256
+"""Frames of one live query that are kept for those who come back. Older ones are dropped: whoever
+needs them gets a snapshot instead."""
+
+RECENT_BYTES_MAX = 32 * 1024 * 1024
+"""The same in all, in bytes as sent. The oldest are dropped first."""

@@ -10,14 +10,26 @@ SSE `id`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, assert_never
+from zlib import crc32
 
 import msgspec
 
-from headwater.model import Enter, Leave, Match, Move, Row, Table, Unmatch, Update, Value
+from headwater.model import (
+    Enter,
+    Key,
+    Leave,
+    Match,
+    Move,
+    Row,
+    Table,
+    Unmatch,
+    Update,
+    Value,
+)
 
 VERSION = 1
 
@@ -282,6 +294,21 @@ def _plain(value: Value) -> Value:
         case list():
             return [_plain(item) for item in value]
     return value
+
+
+_encode_sorted: Callable[[object], bytes] = msgspec.json.Encoder(order="sorted").encode
+
+
+def result_hash(rows: Iterable[tuple[Key, Row]]) -> int:
+    """CRC-32 over `[key, row]` of every row as JSON, columns sorted by name, rows in order.
+
+    >>> result_hash([((1,), {"id": 1, "name": "a"})])
+    1897706822
+    """
+    checksum = 0
+    for key, row in rows:
+        checksum = crc32(_encode_sorted((key, row)), checksum)
+    return checksum
 
 
 # ------------------------------------------------------------------------ frames

@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "limits": set(),
     "live": {"model", "errors", "limits", "live"},
     "protocol": {"model"},
-    "client/replica": {"model", "errors", "limits"},
+    "client/replica": {"model", "errors", "limits", "protocol"},
     "client": {"model", "errors", "limits", "protocol", "live", "client"},
     "pipeline": {"model", "errors", "limits", "settings", "log", "live", "pipeline"},
     "database": {"errors", "limits"},

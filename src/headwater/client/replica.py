@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, assert_never
-from zlib import crc32
-
-import msgspec
 
 from headwater.errors import Diverged
 from headwater.model import (
@@ -28,20 +25,9 @@ from headwater.model import (
     Unmatch,
     Update,
 )  # fmt: skip
+from headwater.protocol import result_hash
 
-_encoder = msgspec.json.Encoder(order="sorted")
-
-
-def result_hash(rows: Iterable[tuple[Key, Row]]) -> int:
-    """CRC-32 over `[key, row]` of every row as JSON, columns sorted by name, rows in order.
-
-    >>> result_hash([((1,), {"id": 1, "name": "a"})])
-    1897706822
-    """
-    checksum = 0
-    for key, row in rows:
-        checksum = crc32(_encoder.encode((key, row)), checksum)
-    return checksum
+__all__ = ["Replica", "result_hash"]
 
 
 class Replica:

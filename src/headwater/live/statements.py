@@ -46,11 +46,19 @@ def by_keys(query: BoundQuery, keys: tuple[Key, ...], until: Cursor | None) -> S
     return _select(query, conditions)
 
 
+def select_keys(table: Table, keys: tuple[Key, ...]) -> Sql:
+    """The rows with these keys, whatever a filter says, in any order."""
+    return Sql(_from(table)) + _keys_sql(table, keys).wrapped(" where ", "")
+
+
 def _select(query: BoundQuery, conditions: list[Sql]) -> Sql:
-    columns = ", ".join(identifier(column.name) for column in query.table.columns)
-    table = f"{identifier(query.table.schema)}.{identifier(query.table.name)}"
     where = join(" and ", conditions).wrapped(" where ", " order by ")
-    return Sql(f"select {columns} from {table}") + where + query.order.sql()
+    return Sql(_from(query.table)) + where + query.order.sql()
+
+
+def _from(table: Table) -> str:
+    columns = ", ".join(identifier(column.name) for column in table.columns)
+    return f"select {columns} from {identifier(table.schema)}.{identifier(table.name)}"
 
 
 def _keys_sql(table: Table, keys: tuple[Key, ...]) -> Sql:

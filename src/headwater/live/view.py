@@ -6,8 +6,8 @@ user, a set of claims); it is the caller's to choose, and views never cross it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Generic, TypeAlias, TypeVar
 
 from headwater.live.needs import NOTHING, Outcome
 from headwater.live.query import BoundQuery
@@ -20,6 +20,11 @@ Scope: TypeAlias = Hashable
 Subscriber: TypeAlias = Hashable
 
 
+def new_state(query: BoundQuery) -> Window | Streamed:
+    """A state that knows nothing yet."""
+    return Window(query) if query.mode == "maintained" else Streamed(query)
+
+
 class View:
     """The shared state behind identical live queries, and who subscribes to it."""
 
@@ -29,9 +34,7 @@ class View:
         self.id = id
         self.query = query
         self.scope = scope
-        self.state: Window | Streamed = (
-            Window(query) if query.mode == "maintained" else Streamed(query)
-        )
+        self.state = new_state(query)
         self.subscribers: set[Subscriber] = set()
 
     @property
@@ -39,38 +42,57 @@ class View:
         return self.query.canonical, self.scope
 
 
-class Views:
-    """All views of a process, found by query or by change."""
+ViewT = TypeVar("ViewT", bound=View)
 
-    def __init__(self) -> None:
-        self._views: dict[tuple[bytes, Scope], View] = {}
-        self._router: Router[View] = Router()
+
+class Views(Generic[ViewT]):
+    """All views of a process, found by query or by change. `make` makes a new one."""
+
+    def __init__(self, make: Callable[[int, BoundQuery, Scope], ViewT]) -> None:
+        self._make = make
+        self._views: dict[tuple[bytes, Scope], ViewT] = {}
+        self._router: Router[ViewT] = Router()
         self._last_id = 0
 
     def __len__(self) -> int:
         return len(self._views)
 
-    def subscribe(self, query: BoundQuery, scope: Scope, subscriber: Subscriber) -> View:
+    def __iter__(self) -> Iterator[ViewT]:
+        return iter(self._views.values())
+
+    def next_id(self) -> int:
+        """A number that no view has."""
+        self._last_id += 1
+        return self._last_id
+
+    def find(self, query: BoundQuery, scope: Scope) -> ViewT:
         """The view for a query, made if it is new; a new one has needs before it has rows."""
         view = self._views.get((query.canonical, scope))
         if view is None:
-            self._last_id += 1
-            view = View(self._last_id, query, scope)
+            view = self._make(self.next_id(), query, scope)
             self._views[view.identity] = view
             self._router.add(view, query.where, query.table)
+        return view
+
+    def remove(self, view: ViewT) -> None:
+        self._router.remove(view)
+        del self._views[view.identity]
+
+    def subscribe(self, query: BoundQuery, scope: Scope, subscriber: Subscriber) -> ViewT:
+        """The view for a query, and one more who follows it."""
+        view = self.find(query, scope)
         view.subscribers.add(subscriber)
         return view
 
-    def unsubscribe(self, view: View, subscriber: Subscriber) -> None:
+    def unsubscribe(self, view: ViewT, subscriber: Subscriber) -> None:
         """The last one to leave takes the view away."""
         view.subscribers.discard(subscriber)
         if not view.subscribers:
-            self._router.remove(view)
-            del self._views[view.identity]
+            self.remove(view)
 
     def reanchor(
-        self, view: View, subscriber: Subscriber, after: Cursor | None
-    ) -> tuple[View, Outcome]:
+        self, view: ViewT, subscriber: Subscriber, after: Cursor | None
+    ) -> tuple[ViewT, Outcome]:
         """Slide one subscriber's window. A view of its own slides along; from a shared one the
         subscriber changes over to another, and starts there with a snapshot."""
         assert isinstance(view.state, Window)
@@ -85,10 +107,15 @@ class Views:
         self._views[view.identity] = view
         return view, view.state.reanchor(after)
 
-    def apply(self, changes: Sequence[Change]) -> list[tuple[View, Outcome]]:
-        """Take one transaction to every view it may touch."""
-        touched: dict[View, list[Change]] = {}
+    def touched(self, changes: Sequence[Change]) -> dict[ViewT, list[Change]]:
+        """The views that a transaction may alter, each with the changes that may."""
+        touched: dict[ViewT, list[Change]] = {}
         for change in changes:
             for view in self._router.candidates(change):
                 touched.setdefault(view, []).append(change)
+        return touched
+
+    def apply(self, changes: Sequence[Change]) -> list[tuple[ViewT, Outcome]]:
+        """Take one transaction to every view it may touch."""
+        touched = self.touched(changes)
         return [(view, view.state.apply(changes)) for view, changes in touched.items()]

@@ -104,6 +104,11 @@ class Window:
         return len(self._entries)
 
     @property
+    def keys(self) -> list[Key]:
+        """Of all rows in the buffer, in no order."""
+        return list(self._at)
+
+    @property
     def complete(self) -> bool:
         """Whether every matching row behind the anchor is in the buffer."""
         return self._horizon is _END

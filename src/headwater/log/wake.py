@@ -35,6 +35,7 @@ class Waker:
         self.pace = Pace()
         self._url = url
         self._event = asyncio.Event()
+        self._hurry = False
         self._listening: asyncio.Task[None] | None = None
         self._lock: _PollerLock | None = None
 
@@ -66,6 +67,25 @@ class Waker:
         self._event.clear()
         if self._listening.done():
             self._listening.result()
+
+    def wake(self) -> None:
+        """Have a sleeping reader read at once, for reasons of its own."""
+        self._hurry = True
+        self._event.set()
+
+    async def settle(self, quiet: float, maximum: float) -> None:
+        """Wait until nobody has woken us for the quiet time; at most the maximum, and as long
+        while polling, when nobody does. Not at all when `wake` was called."""
+        until = time.monotonic() + maximum
+        while not self._hurry and (left := until - time.monotonic()) > 0:
+            pause = left if self.pace.mode != "asleep" else min(quiet, left)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._event.wait()
+            except TimeoutError:
+                break
+            self._event.clear()
+        self._hurry = False
 
     async def have_read(self, *, news: bool, position: Position) -> None:
         if self._lock is not None and self._lock.lost:

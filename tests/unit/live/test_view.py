@@ -13,7 +13,7 @@ from headwater.live.filter import c
 from headwater.live.needs import Check, Outcome, Refill
 from headwater.live.order import OrderBy
 from headwater.live.query import BoundQuery, LiveQuery
-from headwater.live.view import Views
+from headwater.live.view import View, Views
 from headwater.model import Change, Column, Match, Reset, Row, Table, Unmatch, Update
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -45,7 +45,7 @@ def in_region(region: int, **options: Any) -> BoundQuery:
 
 
 def test_identical_queries_share_a_view_within_a_scope() -> None:
-    views = Views()
+    views = Views(View)
     one = views.subscribe(in_region(7), "tenant 1", "anna")
     assert views.subscribe(in_region(7), "tenant 1", "bert") is one
     assert views.subscribe(in_region(7), "tenant 2", "carl") is not one
@@ -58,7 +58,7 @@ def test_identical_queries_share_a_view_within_a_scope() -> None:
 
 
 def test_a_transaction_reaches_the_views_it_touches() -> None:
-    views = Views()
+    views = Views(View)
     opened = {region: views.subscribe(in_region(region), None, "anna") for region in range(5)}
     for view in opened.values():
         view.state.answer(view.state.needs[0], ())
@@ -68,7 +68,7 @@ def test_a_transaction_reaches_the_views_it_touches() -> None:
 
 
 def test_a_query_may_ask_for_null_in_a_column_that_cannot_be_compared() -> None:
-    views = Views()
+    views = Views(View)
     for where in (c.doc.is_null(), c.doc.is_not_null()):
         view = views.subscribe(BoundQuery(LiveQuery("t", where), TABLE), None, "anna")
         view.state.answer(view.state.needs[0], ())
@@ -77,7 +77,7 @@ def test_a_query_may_ask_for_null_in_a_column_that_cannot_be_compared() -> None:
 
 
 def test_a_view_of_ones_own_slides_and_a_shared_one_is_left() -> None:
-    views = Views()
+    views = Views(View)
     view = views.subscribe(in_region(7, limit=2), None, "anna")
     view.state.answer(view.state.needs[0], [row(n, 7) for n in range(7)])
     slid, outcome = views.reanchor(view, "anna", (0,))
@@ -94,7 +94,7 @@ def test_a_view_of_ones_own_slides_and_a_shared_one_is_left() -> None:
 
 
 def test_streamed_follows_membership() -> None:
-    views = Views()
+    views = Views(View)
     view = views.subscribe(in_region(7, mode="streamed"), None, "anna")
     replica = Replica()
     (need,) = view.state.needs
@@ -119,7 +119,7 @@ def test_streamed_follows_membership() -> None:
 
 @pytest.mark.parametrize("answer", [[row(1, 0, "É")], []])
 def test_streamed_asks_what_memory_cannot_decide(answer: list[Row]) -> None:
-    views = Views()
+    views = Views(View)
     query = BoundQuery(LiveQuery("t", c.name.ilike("é"), mode="streamed"), TABLE)
     view = views.subscribe(query, None, "anna")
     view.state.answer(view.state.needs[0], [])
@@ -133,7 +133,7 @@ def test_streamed_reads_pages_and_starts_again_when_overtaken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "STREAMED_PAGE_ROWS", 2)
-    views = Views()
+    views = Views(View)
     view = views.subscribe(in_region(7, mode="streamed"), None, "anna")
     outcome = view.state.answer(view.state.needs[0], [row(1, 7), row(2, 7)])
     assert outcome.needs == (Refill((2,), 2),)

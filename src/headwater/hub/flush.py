@@ -1,0 +1,227 @@
+"""One flush: what is new in the log, taken to every view it touches, in one database snapshot.
+
+Read the log; see which views it touches; lend the snapshot to openings; ask what row-level security
+hides; apply; ask what memory cannot know; hand the frames out; commit. Everything between the first
+change applied and the last frame handed out is one step for whoever joins a view: nobody sees a
+state without its position. A view whose questions fail or take too long is read anew beside the
+flush, and nobody else notices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from headwater import limits
+from headwater.database import Connection
+from headwater.hub.live import LiveSubscription, LiveView, Opening, logger
+from headwater.hub.questions import Question, allow_any_plan, ask
+from headwater.hub.steps import Step
+from headwater.hub.visibility import guarded, hide
+from headwater.live.window import Window
+from headwater.log.progress import flush as flush_wal
+from headwater.log.read import Batch, LogReader
+from headwater.model import Change, Transaction
+from headwater.protocol import Frame
+
+if TYPE_CHECKING:
+    from headwater.hub.hub import Hub
+
+
+class Flusher:
+    """Flushes over one connection, for as long as it lasts."""
+
+    def __init__(self, hub: Hub, connection: Connection, reader: LogReader) -> None:
+        self._hub = hub
+        self._connection = connection
+        self._reader = reader
+        self._any_plan = False
+
+    async def flush(self) -> bool:
+        """Returns whether anything was written at all since the last time."""
+        self._any_plan = False
+        await self._connection.execute("begin isolation level repeatable read, read only")
+        started = time.perf_counter()
+        batch = await self._read()
+        if batch.backlog:
+            await self._connection.execute("rollback")
+            await flush_wal(self._connection)
+            self._hub.leap(batch.position)
+        else:
+            await self._take(batch, started)
+            await self._connection.execute("commit")
+        return batch.news
+
+    async def _read(self) -> Batch:
+        since = self._hub.progress.position
+        try:
+            return await self._reader.read(self._connection, since)
+        except psycopg.errors.InFailedSqlTransaction:
+            # The rows of this read were too large to be sent at once: a backlog, too.
+            await self._connection.execute("rollback")
+            now = await self._reader.now(self._connection)
+            return Batch((), now, 0, 0, news=True, backlog=True)
+
+    async def _take(self, batch: Batch, started: float) -> None:
+        hub = self._hub
+        new = list(hub.progress.new(batch))
+        steps = self._route(new)
+        if hub.openings.can_start:
+            await hub.openings.start(self._export, batch.position)
+        if any(guarded(step.view) for step in steps.values()):
+            await self._allow_any_plan()
+            asked = await hide(self._connection, steps.values(), datetime.now(UTC))
+            hub.metrics.questions.labels("visibility").inc(asked)
+        hub.progress.advance(batch)
+        hub.begin_step(batch.position)
+        try:
+            hub.feeds.flushed(new)
+            for step in steps.values():
+                if step.error is None:
+                    step.apply()
+            await self._settle(steps.values())
+        except BaseException:
+            # Applied, but nobody was told: whoever follows these views begins again.
+            for step in steps.values():
+                hub.read_again(step.view, "resync")
+            hub.end_step()
+            raise
+        self._emit(steps.values())
+        hub.end_step()
+        if new:
+            self._measure(new, started)
+
+    def _measure(self, new: list[Transaction], started: float) -> None:
+        metrics = self._hub.metrics
+        metrics.flushes.inc()
+        metrics.changes.inc(sum(len(transaction.changes) for transaction in new))
+        metrics.flush_seconds.observe(time.perf_counter() - started)
+        metrics.lag_seconds.observe(max(0.0, time.time() - new[-1].at.timestamp()))
+
+    async def _export(self) -> str:
+        cursor = await self._connection.execute("select pg_export_snapshot()")
+        row = await cursor.fetchone()
+        assert row is not None
+        return str(row[0])
+
+    async def _allow_any_plan(self) -> None:
+        if not self._any_plan:
+            self._any_plan = True
+            await allow_any_plan(self._connection)
+
+    # -------------------------------------------------------------------- what it touches
+
+    def _route(self, new: list[Transaction]) -> dict[object, Step]:
+        """A step for every view that changes, every opening that has arrived, and every guarded
+        view that somebody new waits for."""
+        hub, steps = self._hub, dict[object, Step]()
+        hub.reshape({change.table for each in new for change in each.changes})
+        for transaction in new:
+            for view, changes in hub.views.touched(transaction.changes).items():
+                self._take_to(view, changes, steps)
+        for opening in hub.take_arrived():
+            steps[opening] = Step(opening.view, opening)
+        for view in hub.take_rechecks():
+            if view.live and view not in steps:
+                steps[view] = Step(view)
+        return steps
+
+    def _take_to(self, view: LiveView, changes: list[Change], steps: dict[object, Step]) -> None:
+        if any(change.op == "reset" for change in changes):
+            steps.pop(view, None)
+            self._hub.read_again(view, "table")
+            return
+        for opening in view.openings:
+            if opening.started and not opening.keep(changes):
+                self._hub.begin_again(opening)
+        if view.live:
+            step = steps.get(view)
+            if step is None:
+                step = steps[view] = Step(view)
+            step.add(changes)
+
+    # -------------------------------------------------------------------- asking
+
+    async def _settle(self, steps: Iterable[Step]) -> None:
+        """Ask what the states need until they need nothing."""
+        asking = [step for step in steps if step.need is not None]
+        if asking:
+            await self._allow_any_plan()
+        while asking:
+            needs = [need for step in asking if (need := step.need) is not None]
+            questions = [
+                Question.of_need(step.view.known, step.view.query, need, step.view.scope)
+                for step, need in zip(asking, needs, strict=True)
+            ]
+            answers = await ask(self._connection, questions, seconds=limits.FLUSH_QUESTIONS_SECONDS)
+            for step, need, answer in zip(asking, needs, answers, strict=True):
+                self._hub.metrics.questions.labels(type(need).__name__.lower()).inc()
+                if isinstance(answer, psycopg.Error):
+                    step.error = answer
+                else:
+                    step.answer(need, answer)
+            asking = [step for step in asking if step.need is not None]
+
+    # -------------------------------------------------------------------- who is told what
+
+    def _emit(self, steps: Iterable[Step]) -> None:
+        hub = self._hub
+        frames = [
+            (step.view, frame)
+            for step in steps
+            if step.error is None and step.opening is None and (frame := self._frame(step))
+        ]
+        hub.emitting = True
+        for view, frame in frames:
+            fan_out(view.subscribers, frame, hub.flushes)
+        for view, frame in frames:
+            hub.recents.add(view.recent, frame, hub.position_text)
+        for step in steps:
+            if step.error is not None:
+                hub.question_failed(step.view, step.error)
+            elif step.opening is not None:
+                self._finish(step, step.opening)
+        for step in steps:
+            hub.welcome(step.view)
+        hub.catch_up_laggards()
+
+    def _frame(self, step: Step) -> Frame | None:
+        at = step.at or datetime.now(UTC)
+        return step.view.frame(self._hub.position_text, at, step.deltas)
+
+    def _finish(self, step: Step, opening: Opening) -> None:
+        """A result is there, true as of this flush."""
+        hub, view = self._hub, step.view
+        if opening not in view.openings:
+            return
+        view.openings.remove(opening)
+        if isinstance(step.state, Window):
+            if opening.quiet and view.live:
+                hub.compare(view, step.state)
+            else:
+                hub.make_live(view, step.state)
+            return
+        frame = self._frame(step)
+        if opening.quiet or not view.live:
+            view.take(step.state)
+        for subscription in opening.told:
+            if not subscription.closed:
+                view.attach(subscription)
+                if frame is not None:
+                    subscription.hand(frame)
+
+
+def fan_out(subscribers: Iterable[LiveSubscription], frame: Frame, flush: int) -> None:
+    """Hand the same frame to everybody but those who were told out of turn."""
+    for subscription in tuple(subscribers):
+        if subscription.caught_up < flush:
+            try:
+                subscription.deliver(frame)
+            except Exception:
+                logger.exception(
+                    "a subscriber of view %d failed to take a frame", subscription.view
+                )

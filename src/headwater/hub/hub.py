@@ -1,0 +1,640 @@
+"""The hub: follows the log, keeps the views true, and hands frames to subscribers.
+
+One task flushes, over one connection, for as long as the hub lives; when the database is lost it
+says so (`ready`, `trouble`), reconnects and goes on exactly where it was. What it cannot bridge it
+reads anew and says it: a `reset` to live queries, a `gap` to feeds. Subscribing and sliding windows
+happen between the steps of that task, so that nobody sees a state without its position.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+import psycopg
+
+from headwater import limits
+from headwater.database import translate
+from headwater.errors import (
+    Forbidden,
+    HeadwaterError,
+    InvalidQuery,
+    LimitExceeded,
+    PermissionMissing,
+    ResyncRequired,
+    Unavailable,
+)
+from headwater.hub.coalesce import Coalescing
+from headwater.hub.feeds import Feeds
+from headwater.hub.flush import Flusher
+from headwater.hub.live import LiveSubscription, LiveView, Opening, ViewInfo
+from headwater.hub.openings import Openings, slow_query
+from headwater.hub.questions import Scope
+from headwater.hub.recent import Recents
+from headwater.hub.subscriber import Access, Subscriber
+from headwater.hub.tables import FORMATS, KnownTable, Tables
+from headwater.hub.visibility import guarded, scope_of
+from headwater.live.filter import EVERYTHING
+from headwater.live.filter_check import check
+from headwater.live.query import BoundQuery, LiveQuery, Rules
+from headwater.live.view import Views
+from headwater.live.window import Window
+from headwater.log.follow import link, reconnect_pause
+from headwater.log.progress import Progress
+from headwater.log.wake import Waker
+from headwater.metrics import Metrics
+from headwater.model import Position, Table
+from headwater.protocol import ResetReason
+
+logger = logging.getLogger(__name__)
+
+Bound: TypeAlias = tuple[LiveQuery, BoundQuery, KnownTable, Scope | None]
+"""A query with what the hook adds to it, the same bound to its table, and as whom it is read."""
+
+
+class Hub:
+    """Live queries and change feeds over one database.
+
+    `rules` says by table label what live queries may use. `coalesce` is `adaptive`, or a quiet and
+    a maximum time as in `50ms/200ms`. Every `recheck` seconds rights are looked at again.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        rules: Mapping[str, Rules] | None = None,
+        coalesce: str = "adaptive",
+        recheck: float = 60.0,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._is_ready = asyncio.Event()
+        self.trouble: str | None = "the hub has not been started"
+        self.metrics = metrics or Metrics()
+        self._url = url
+        self._rules = dict(rules or {})
+        self._recheck = recheck
+        self._coalescing = Coalescing.parse(coalesce)
+        self._waker: Waker | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._attempted = asyncio.Event()
+        # Shared with the flush
+        self.progress = Progress()
+        self.views: Views[LiveView] = Views(LiveView)
+        self.recents = Recents()
+        self.tables = Tables(url)
+        self.feeds = Feeds()
+        self.openings = Openings(url, self.wake, self._opening_failed)
+        self.position: Position | None = None
+        self.position_text = ""
+        self.flushes = 0
+        self.emitting = False
+        self._between = asyncio.Event()
+        self._between.set()
+        self._laggards: list[LiveSubscription] = []
+        self._rechecks: dict[LiveView, None] = {}
+        self._lingering: dict[LiveView, float] = {}
+        self._shapes: dict[int, dict[int, set[LiveView]]] = {}
+
+    @property
+    def ready(self) -> bool:
+        """Whether the log is being followed right now."""
+        return self._is_ready.is_set()
+
+    # -------------------------------------------------------------------- lifecycle
+
+    async def __aenter__(self) -> Hub:
+        self._task = asyncio.create_task(self._run())
+        await self._attempted.wait()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(self._task, *self._tasks, return_exceptions=True)
+        self.trouble = "the hub is stopping"
+        self._is_ready.clear()
+        for view in list(self.views):
+            self._refuse_newcomers(view)
+        await self.openings.close()
+        await self.tables.close()
+
+    async def _run(self) -> None:
+        """For ever: follow the log; when that fails, say so and try again."""
+        attempt = 0
+        while True:
+            try:
+                async with link(self._url, options=FORMATS) as (connection, reader, waker):
+                    restarted = await self.progress.begin(connection, reader)
+                    if restarted:
+                        self._forget_positions()
+                    self._waker = waker
+                    attempt = 0
+                    await self._follow(Flusher(self, connection, reader), waker)
+            except ResyncRequired as error:
+                self._resync(error)
+            except (psycopg.Error, HeadwaterError) as error:
+                found = translate(error, self._url) if isinstance(error, psycopg.Error) else error
+                self._gone(str(found))
+            except Exception as error:
+                logger.exception("a flush failed")
+                self._gone(f"a fault in the hub: {type(error).__name__}")
+            finally:
+                self._waker = None
+            pause = reconnect_pause(attempt)
+            attempt += 1
+            await asyncio.sleep(pause)
+
+    async def _follow(self, flusher: Flusher, waker: Waker) -> None:
+        while True:
+            news = await flusher.flush()
+            if not self.ready:
+                self.trouble = None
+                self._is_ready.set()
+                self.metrics.database_up.set(1)
+                self._attempted.set()
+            self._sweep()
+            await waker.have_read(news=news, position=self.progress.position)
+            await self._coalescing.wait(waker)
+
+    def _gone(self, trouble: str) -> None:
+        """The log is not being followed. Results that were being read are read again later; who
+        waits for a first one is refused."""
+        if self.ready:
+            logger.warning("lost the database: %s", trouble)
+        self.trouble = trouble
+        self._is_ready.clear()
+        self.metrics.database_up.set(0)
+        self._attempted.set()
+        self.openings.restart()
+        for view in list(self.views):
+            self._refuse_newcomers(view)
+            if not view.removed and (view.waiting or not view.live):
+                self._open(view)
+        self.end_step()
+
+    def _refuse_newcomers(self, view: LiveView) -> None:
+        self._abandon_openings(view)
+        for subscription in list(view.waiting):
+            if not subscription.begun:
+                subscription.fail(self._unavailable())
+
+    def _resync(self, error: ResyncRequired) -> None:
+        """The log cannot tell what happened: everything is read anew."""
+        logger.warning("reading all views anew: %s", error)
+        self.progress = Progress()
+        self.openings.restart()
+        self._read_all_again()
+        self.feeds.gap()
+
+    def leap(self, position: Position) -> None:
+        """More is new than a flush takes. The views are read as of this position instead."""
+        behind, self.position = self.position, position
+        self.position_text = str(position)
+        self.progress.leap(position)
+        self._read_all_again()
+        self.feeds.fell_behind(behind or position)
+
+    def _read_all_again(self) -> None:
+        for view in list(self.views):
+            self.read_again(view, "resync")
+
+    def _forget_positions(self) -> None:
+        """The server restarted, and may give transaction ids out again: a position from before
+        may come to mean something else."""
+        for view in self.views:
+            self.recents.clear(view.recent)
+
+    def _unavailable(self) -> Unavailable:
+        return Unavailable(
+            f"live data is not available now: {self.trouble}",
+            hint="It comes back by itself; try again.",
+        )
+
+    def wake(self) -> None:
+        """Flush at once."""
+        if self._waker is not None:
+            self._waker.wake()
+
+    def spawn(self, work: Any) -> None:
+        """Run beside everything else, and end with the hub."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -------------------------------------------------------------------- subscribing
+
+    async def live(
+        self,
+        query: LiveQuery,
+        subscriber: Subscriber,
+        *,
+        access: Access = Access(),  # noqa: B008
+        since: str | None = None,
+        verify: bool = False,
+    ) -> LiveSubscription:
+        """Follow a live query. Returns when its snapshot, or what it missed since a position, has
+        been handed over."""
+        subscription = LiveSubscription(self, query, subscriber, access, verify)
+        bound = await self._bind(query, access)
+        await self._between.wait()
+        self._join(subscription, *bound, since=since)
+        try:
+            await subscription.arrived()
+        except BaseException:
+            subscription.close()
+            raise
+        return subscription
+
+    def describe(self) -> list[ViewInfo]:
+        return [view.info() for view in self.views]
+
+    async def _bind(self, query: LiveQuery, access: Access) -> Bound:
+        """The query, checked against its table as it is now, and as whom it is read."""
+        if not self.ready:
+            raise self._unavailable()
+        known = await self.tables.find(query.table)
+        rules = self._rules.get(known.table.label, Rules())
+        check(query.where, known.table, filterable=rules.filterable)
+        wish = query
+        if access.where != EVERYTHING:
+            wish = msgspec.structs.replace(query, where=query.where & access.where)
+        # What the authorisation hook adds may use any column.
+        bound = BoundQuery(wish, known.table, msgspec.structs.replace(rules, filterable=None))
+        return wish, bound, known, await scope_of(self.tables, known, bound, access)
+
+    def _join(
+        self,
+        subscription: LiveSubscription,
+        wish: LiveQuery,
+        bound: BoundQuery,
+        known: KnownTable,
+        scope: Scope | None,
+        *,
+        since: str | None = None,
+    ) -> None:
+        """Take part in the view of a query: at once where it is live, else when it is."""
+        if not self.ready and not subscription.begun:
+            raise self._unavailable()
+        view = self._view(wish, bound, known, scope)
+        subscription.target = view
+        self._lingering.pop(view, None)
+        if view.live and since is not None:
+            missed = view.recent.after(since)
+            if missed is not None:
+                view.attach(subscription)
+                subscription.begin(missed, resumed=True)
+                return
+        view.waiting.append(subscription)
+        if not view.live or not isinstance(view.state, Window):
+            self._open(view)
+        elif guarded(view):
+            self._rechecks[view] = None
+            self.wake()
+        else:
+            self.welcome(view)
+
+    def _view(
+        self, wish: LiveQuery, bound: BoundQuery, known: KnownTable, scope: Scope | None
+    ) -> LiveView:
+        view = self.views.find(bound, scope)
+        if view.subscribers or view.waiting or view.live or view.openings:
+            if view.known.table.id == known.table.id:
+                return view
+            self._reopen(view)
+            view = self.views.find(bound, scope)
+        if len(self.views) > limits.VIEWS_MAX:
+            self.views.remove(view)
+            raise LimitExceeded(
+                f"more than {limits.VIEWS_MAX:,} different live queries",
+                code="views",
+                hint="Share them: the same query by many users is one.",
+            )
+        view.wish, view.known = wish, known
+        shapes = self._shapes.setdefault(known.table.oid, {})
+        shapes.setdefault(known.table.id, set()).add(view)
+        self.metrics.views.set(len(self.views))
+        return view
+
+    def _open(self, view: LiveView, *, quiet: bool = False) -> None:
+        """Have its result read, unless that is on its way. A streamed result that is being read
+        is of no use to who comes later."""
+        streamed = view.query.mode == "streamed"
+        for opening in view.openings:
+            if opening.quiet == quiet and not (streamed and opening.started):
+                return
+        opening = Opening(view, quiet=quiet)
+        view.openings.append(opening)
+        self.openings.want(opening)
+
+    # -------------------------------------------------------------------- leaving
+
+    def forget(self, subscription: LiveSubscription) -> None:
+        """A subscription is over. The last one to leave a view leaves it behind for a while."""
+        view = subscription.target
+        if view is None or view.removed:
+            return
+        view.detach(subscription)
+        if view.subscribers or view.waiting or any(opening.told for opening in view.openings):
+            return
+        if not view.live:
+            self._remove(view)
+            return
+        self._lingering[view] = time.monotonic()
+        if len(self._lingering) > limits.VIEWS_LINGERING_MAX:
+            self._remove(next(iter(self._lingering)))
+
+    def _sweep(self) -> None:
+        """Take away the views that have been left for long enough."""
+        before = time.monotonic() - limits.VIEW_LINGER_SECONDS
+        while self._lingering:
+            view, left = next(iter(self._lingering.items()))
+            if left > before:
+                return
+            self._remove(view)
+
+    def _remove(self, view: LiveView) -> None:
+        self._lingering.pop(view, None)
+        self._rechecks.pop(view, None)
+        self.recents.clear(view.recent)
+        view.openings = []
+        view.live, view.removed = False, True
+        self.views.remove(view)
+        shapes = self._shapes[view.known.table.oid]
+        shapes[view.known.table.id].discard(view)
+        if not shapes[view.known.table.id]:
+            del shapes[view.known.table.id]
+        if not shapes:
+            del self._shapes[view.known.table.oid]
+        self.metrics.views.set(len(self.views))
+
+    # -------------------------------------------------------------------- reading anew
+
+    def read_again(self, view: LiveView, reason: ResetReason) -> None:
+        """Its state no longer holds. Its subscribers are told the new one when it is there."""
+        self._abandon_openings(view)
+        self.recents.clear(view.recent)
+        view.live = False
+        for subscription in list(view.subscribers):
+            subscription.expect(reason)
+            if view.query.mode == "streamed":
+                view.detach(subscription)
+                view.waiting.append(subscription)
+        if not (view.subscribers or view.waiting):
+            self._remove(view)
+            return
+        self.metrics.resyncs.labels(reason).inc()
+        self._open(view)
+
+    def _abandon_openings(self, view: LiveView) -> None:
+        openings, view.openings = view.openings, []
+        for opening in openings:
+            opening.again()
+
+    def begin_again(self, opening: Opening) -> None:
+        """More changes came than it can keep."""
+        view = opening.view
+        if opening in view.openings:
+            view.openings.remove(opening)
+            opening.again()
+            self._open(view, quiet=opening.quiet)
+
+    def reshape(self, tables: Iterable[Table]) -> None:
+        """Tables as changes show them. Views that know another shape of one are opened anew."""
+        for table in tables:
+            shapes = self._shapes.get(table.oid)
+            if shapes is None or shapes.keys() == {table.id}:
+                continue
+            for shape, views in list(shapes.items()):
+                for view in list(views) if shape != table.id else ():
+                    # One that has not begun to read will read the table as it is.
+                    if view.live or any(opening.started for opening in view.openings):
+                        self._reopen(view)
+
+    def _reopen(self, view: LiveView) -> None:
+        """Its table changed: everyone asks again, by the name they asked for."""
+        self._abandon_openings(view)
+        subscriptions = [*view.subscribers, *view.waiting]
+        for subscription in subscriptions:
+            view.detach(subscription)
+            subscription.expect("table")
+        self._remove(view)
+        if subscriptions:
+            self.metrics.resyncs.labels("table").inc()
+            self.spawn(self._rejoin(subscriptions))
+
+    async def _rejoin(self, subscriptions: list[LiveSubscription]) -> None:
+        """Ask once for all who ask the same."""
+        groups: dict[bytes, list[LiveSubscription]] = {}
+        for each in subscriptions:
+            groups.setdefault(msgspec.json.encode((each.query, each.access)), []).append(each)
+        for group in groups.values():
+            query, access = group[0].query, group[0].access
+            try:
+                bound = await self._bind_when_ready(query, access)
+            except HeadwaterError as error:
+                for subscription in group:
+                    subscription.fail(error)
+                continue
+            await self._between.wait()
+            for subscription in group:
+                if not subscription.closed:
+                    self._try_join(subscription, bound)
+
+    def _try_join(self, subscription: LiveSubscription, bound: Bound) -> None:
+        try:
+            self._join(subscription, *bound)
+        except HeadwaterError as error:
+            subscription.fail(error)
+
+    async def _bind_when_ready(self, query: LiveQuery, access: Access) -> Bound:
+        while True:
+            await self._is_ready.wait()
+            try:
+                return await self._bind(query, access)
+            except Unavailable:
+                await asyncio.sleep(limits.RECONNECT_SECONDS[0])
+
+    # -------------------------------------------------------------------- for the flush
+
+    def begin_step(self, position: Position) -> None:
+        """From here until `end_step`, states are on their way to this position."""
+        self.flushes += 1
+        self.position = position
+        self.position_text = str(position)
+        self._between.clear()
+
+    def end_step(self) -> None:
+        self.emitting = False
+        self._between.set()
+
+    def take_arrived(self) -> list[Opening]:
+        """The results that have been read, and are still wanted."""
+        arrived, self.openings.arrived = self.openings.arrived, []
+        return [opening for opening in arrived if opening.wanted]
+
+    def take_rechecks(self) -> Iterable[LiveView]:
+        rechecks, self._rechecks = self._rechecks, {}
+        return rechecks
+
+    def make_live(self, view: LiveView, state: Window) -> None:
+        view.take(state)
+        self.recents.clear(view.recent)
+        for subscription in list(view.subscribers):
+            reason = subscription.reason or "resync"
+            subscription.hand(view.whole(self.position_text, reason))
+
+    def compare(self, view: LiveView, state: Window) -> None:
+        """A guarded view was read again. What others did to rights shows only now."""
+        before = view.rows()
+        view.take(state)
+        if view.rows() != before:
+            self.recents.clear(view.recent)
+            self.metrics.resyncs.labels("access").inc()
+            for subscription in list(view.subscribers):
+                subscription.hand(view.whole(self.position_text, "access"))
+
+    def welcome(self, view: LiveView) -> None:
+        """Those who wait for the result of a live view get it."""
+        if not view.live or not isinstance(view.state, Window) or not view.waiting:
+            return
+        waiting, view.waiting = view.waiting, []
+        for subscription in waiting:
+            view.attach(subscription)
+        for subscription in waiting:
+            if not subscription.closed:
+                frame = view.whole(self.position_text, subscription.reason)
+                subscription.begin([frame])
+
+    def resync(self, subscription: LiveSubscription, reason: ResetReason) -> None:
+        view = subscription.target
+        assert view is not None
+        subscription.expect(reason)
+        if view.removed or subscription in view.waiting:
+            return  # the whole result is on its way
+        if view.query.mode == "streamed" or (view.live and guarded(view)):
+            for opening in view.openings:
+                if subscription in opening.told:
+                    opening.told.remove(subscription)
+            view.detach(subscription)
+            view.waiting.append(subscription)
+            if view.query.mode == "streamed":
+                self._open(view)
+            else:
+                self._rechecks[view] = None
+                self.wake()
+        elif view.live:
+            subscription.caught_up = self.flushes
+            if self.emitting or self._between.is_set():
+                subscription.hand(view.whole(self.position_text, reason))
+            else:
+                self._laggards.append(subscription)
+
+    def catch_up_laggards(self) -> None:
+        laggards, self._laggards = self._laggards, []
+        for subscription in laggards:
+            view = subscription.target
+            if view is not None and view.live and subscription in view.subscribers:
+                reason = subscription.reason or "overflow"
+                subscription.hand(view.whole(self.position_text, reason))
+
+    # -------------------------------------------------------------------- what goes wrong
+
+    def question_failed(self, view: LiveView, error: psycopg.Error) -> None:
+        """A question within a flush. What only took too long is read beside the flushes."""
+        if view.removed:
+            return
+        if isinstance(error, _NO_RIGHT):
+            self._fail_all(view, self._refusal(view, error))
+        elif isinstance(error, _CHANGED):
+            self._reopen(view)
+        else:
+            self.read_again(view, "resync")
+
+    def _opening_failed(self, opening: Opening, error: psycopg.Error) -> None:
+        view = opening.view
+        if opening not in view.openings:
+            return
+        view.openings.remove(opening)
+        if isinstance(error, _CHANGED) and opening.attempts_left():
+            self._reopen(view)
+            return
+        if isinstance(error, psycopg.errors.QueryCanceled):
+            found = slow_query(view.query)
+        else:
+            found = self._refusal(view, error)
+        if opening.told:
+            for subscription in opening.told:
+                subscription.fail(found)
+        elif not opening.quiet or isinstance(found, Forbidden):
+            self._fail_all(view, found)
+
+    def _refusal(self, view: LiveView, error: psycopg.Error) -> HeadwaterError:
+        found = translate(error, self._url)
+        if isinstance(found, PermissionMissing) and view.scope is not None:
+            role, label = view.scope.role, view.query.table.label
+            return Forbidden(
+                f"role {role} may not read {label}: {found}",
+                hint=f'grant select on {label} to "{role}"',
+            )
+        return found
+
+    def _fail_all(self, view: LiveView, error: HeadwaterError) -> None:
+        for subscription in [*view.subscribers, *view.waiting]:
+            subscription.fail(error)
+
+    # -------------------------------------------------------------------- moving
+
+    async def reanchor(self, subscription: LiveSubscription, after: list[Any] | None) -> None:
+        if subscription.query.mode == "streamed":
+            raise InvalidQuery("a streamed query has no cursor", path="after")
+        cursor = None if after is None else tuple(after)
+        query = msgspec.structs.replace(subscription.query, after=cursor)
+        await self._move(subscription, query, subscription.access, "window")
+
+    async def change_access(self, subscription: LiveSubscription, access: Access) -> None:
+        if access == subscription.access:
+            return
+        try:
+            await self._move(subscription, subscription.query, access, "access")
+        except HeadwaterError as error:
+            subscription.fail(error)
+
+    async def _move(
+        self, subscription: LiveSubscription, query: LiveQuery, access: Access, reason: ResetReason
+    ) -> None:
+        """Over to the view of another query or scope, if it is another."""
+        bound = await self._bind(query, access)
+        await self._between.wait()
+        view = subscription.target
+        if subscription.closed or view is None:
+            return
+        subscription.query, subscription.access = query, access
+        _, wanted, known, scope = bound
+        same = (wanted.canonical, scope) == view.identity and known.table.id == view.known.table.id
+        if same and not view.removed:
+            return
+        for opening in view.openings:
+            if subscription in opening.told:
+                opening.told.remove(subscription)
+        self.forget(subscription)
+        subscription.expect(reason)
+        self._join(subscription, *bound)
+        await subscription.arrived()
+
+
+_NO_RIGHT = psycopg.errors.InsufficientPrivilege
+_CHANGED = (
+    psycopg.errors.UndefinedTable
+    | psycopg.errors.UndefinedColumn
+    | psycopg.errors.UndefinedFunction
+    | psycopg.errors.DatatypeMismatch
+)
+"""What a statement meets when its table was altered after it was looked up."""

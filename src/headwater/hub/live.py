@@ -1,0 +1,340 @@
+"""Live views: what identical live queries share, who follows them, and what they are sent.
+
+A view is *live* once its first result is there; from then on every flush that alters it makes one
+frame for all its subscribers. While an `Opening` reads a result, the changes that belong behind it
+are kept with it. Nothing here waits: the flush and the openings drive it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headwater import limits
+from headwater.errors import HeadwaterError
+from headwater.hub.questions import Scope
+from headwater.hub.recent import Recent
+from headwater.hub.subscriber import Access, Subscriber
+from headwater.hub.tables import KnownTable
+from headwater.live.query import BoundQuery, LiveQuery
+from headwater.live.streamed import Streamed
+from headwater.live.view import View, new_state
+from headwater.live.window import Window
+from headwater.model import Change, Delta, Enter, Match, Position, Reset, Unmatch, Update
+from headwater.protocol import Deltas, Frame, ResetReason, Snapshot, result_hash
+from headwater.protocol import Reset as ResetMessage
+
+if TYPE_CHECKING:
+    from headwater.hub.hub import Hub
+
+logger = logging.getLogger(__name__)
+
+
+class ViewInfo(msgspec.Struct, frozen=True):
+    """A view as the console and `status` show it."""
+
+    id: int
+    table: str
+    query: dict[str, Any]
+    mode: str
+    scope: str | None
+    """The role that it is read as; None for Headwater's own."""
+    subscribers: int
+    rows: int
+    live: bool
+
+
+class LiveView(View):
+    """The shared state behind identical live queries."""
+
+    __slots__ = (
+        "_whole", "known", "live", "openings", "recent", "removed", "verifiers",
+        "waiting", "wish",
+    )  # fmt: skip
+
+    scope: Scope | None
+    subscribers: set[LiveSubscription]  # type: ignore[assignment]
+
+    def __init__(self, id: int, query: BoundQuery, scope: Any) -> None:
+        super().__init__(id, query, scope)
+        self.known: KnownTable
+        self.wish: LiveQuery
+        self.live = False
+        self.removed = False
+        self.openings: list[Opening] = []
+        self.waiting: list[LiveSubscription] = []
+        self.recent = Recent()
+        self.verifiers = 0
+        self._whole: dict[ResetReason | None, Frame] = {}
+
+    # -------------------------------------------------------------------- what it shows
+
+    def info(self) -> ViewInfo:
+        held = self.state.buffered if isinstance(self.state, Window) else len(self.state.members)
+        return ViewInfo(
+            self.id,
+            self.query.table.label,
+            self.wish.to_json(),
+            self.query.mode,
+            None if self.scope is None else self.scope.role,
+            len(self.subscribers) + len(self.waiting),
+            held,
+            self.live,
+        )
+
+    def rows(self) -> tuple[Enter, ...]:
+        """The visible rows as they are sent."""
+        assert isinstance(self.state, Window)
+        return tuple(map(self.known.wire.delta, self.state.snapshot().rows))  # type: ignore[arg-type]
+
+    def whole(self, position: str, reason: ResetReason | None) -> Frame:
+        """The present rows: a snapshot, or a reset for one who has others. Whoever asks before
+        they change gets the same frame."""
+        if reason not in self._whole:
+            rows = self.rows()
+            self._whole[reason] = Frame(
+                Snapshot(self.id, position, rows, hash=self.hash(rows))
+                if reason is None
+                else ResetMessage(self.id, position, reason, rows, hash=self.hash(rows))
+            )
+            self.recent.mark(position)
+        return self._whole[reason]
+
+    def hash(self, rows: Sequence[Enter] | None = None) -> int | None:
+        """Of the present result, while somebody wants to verify."""
+        if not self.verifiers or not isinstance(self.state, Window):
+            return None
+        return result_hash((row.key, row.row) for row in (self.rows() if rows is None else rows))
+
+    def frame(self, position: str, at: datetime, deltas: list[Delta]) -> Frame | None:
+        """What all subscribers are sent for the deltas of a flush; None for nothing."""
+        if not deltas:
+            return None
+        self._whole = {}
+        wire = self.known.wire.delta
+        if any(isinstance(delta, Reset) for delta in deltas):
+            if isinstance(self.state, Window):
+                return self.whole(position, "table")
+            matches = tuple(map(wire, _matches(deltas)))
+            return Frame(ResetMessage(self.id, position, "table", matches))  # type: ignore[arg-type]
+        return Frame(Deltas(self.id, position, at, tuple(map(wire, deltas)), self.hash()))
+
+    # -------------------------------------------------------------------- who follows it
+
+    def attach(self, subscription: LiveSubscription) -> None:
+        self.subscribers.add(subscription)
+        self.verifiers += subscription.verify
+        if subscription.verify:
+            self._whole = {}  # what is there may be without a hash
+
+    def detach(self, subscription: LiveSubscription) -> None:
+        if subscription in self.waiting:
+            self.waiting.remove(subscription)
+        if subscription in self.subscribers:
+            self.subscribers.remove(subscription)
+            self.verifiers -= subscription.verify
+
+    def take(self, state: Window | Streamed) -> None:
+        """From here on the view is live with this state."""
+        self.state = state
+        self.live = True
+        self._whole = {}
+
+
+def _matches(deltas: Iterable[Delta]) -> Iterable[Match]:
+    """A streamed result that was emptied on the way, and what came since."""
+    rows: dict[Any, Match] = {}
+    for delta in deltas:
+        match delta:
+            case Reset():
+                rows.clear()
+            case Match(key, row) | Update(key, row):
+                rows[key] = Match(key, row)
+            case Unmatch(key):
+                rows.pop(key, None)
+    return rows.values()
+
+
+_ATTEMPTS_MAX = 3
+"""How often a subscription is opened anew, one failure after the other, because its table changed
+meanwhile."""
+
+
+class Opening:
+    """A result being read beside the flushes, and the changes that came after its snapshot.
+
+    When it is there the view is live with it. A view that was live before goes on meanwhile: where
+    it is read again to be compared (`quiet`), or where a streamed result is read for newcomers.
+    """
+
+    __slots__ = (
+        "arrived", "changes", "position", "quiet", "started", "state", "told", "view",
+    )  # fmt: skip
+
+    def __init__(self, view: LiveView, *, quiet: bool = False) -> None:
+        self.view = view
+        self.quiet = quiet
+        self.told: list[LiveSubscription] = []
+        """Those who are handed a streamed result part by part."""
+        self.again()
+
+    def attempts_left(self) -> bool:
+        """Whether to try once more with the table as it is now."""
+        for subscription in (*self.view.subscribers, *self.view.waiting, *self.told):
+            subscription.attempts += 1
+            if subscription.attempts > _ATTEMPTS_MAX:
+                return False
+        return True
+
+    def again(self) -> None:
+        """Know nothing, and wait for a snapshot."""
+        self.state = new_state(self.view.query)
+        self.changes: list[Change] = []
+        self.position: Position | None = None
+        self.started = False
+        self.arrived = False
+        for subscription in self.told:
+            if not subscription.closed:
+                subscription.expect("resync")  # it may have parts of another snapshot
+                self.view.waiting.append(subscription)
+        self.told = []
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody still waits for it."""
+        if self not in self.view.openings:
+            return False
+        if self.quiet or self.view.query.mode == "maintained":
+            return bool(self.view.subscribers or self.view.waiting)
+        return any(not each.closed for each in self.told or self.view.waiting)
+
+    def keep(self, changes: Sequence[Change]) -> bool:
+        """Changes of a later flush; False where there are too many to keep."""
+        self.changes += changes
+        return len(self.changes) <= limits.OPENING_CHANGES_MAX
+
+
+class LiveSubscription:
+    """One subscriber's live query. Made by `Hub.live`."""
+
+    __slots__ = (
+        "_arrived", "_hub", "_told_of", "access", "attempts", "begun", "caught_up", "closed",
+        "deliver", "query", "reason", "subscriber", "target", "verify",
+    )  # fmt: skip
+
+    def __init__(
+        self, hub: Hub, query: LiveQuery, subscriber: Subscriber, access: Access, verify: bool
+    ) -> None:
+        self._hub = hub
+        self.query = query
+        self.access = access
+        self.subscriber = subscriber
+        self.verify = verify
+        self.deliver: Callable[[Frame], None] = subscriber.deliver
+        self.target: LiveView | None = None
+        self.begun = False
+        """Whether its subscriber has heard of it; before, errors are raised where it is made."""
+        self.closed = False
+        self.attempts = 0
+        self.caught_up = 0
+        """The flush up to which it was told everything out of turn."""
+        self.reason: ResetReason | None = None
+        """What its next whole result is called; None for a snapshot, its first."""
+        self._told_of = 0
+        self._arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def view(self) -> int:
+        assert self.target is not None, "it has not begun"
+        return self.target.id
+
+    def close(self) -> None:
+        """End it; nothing is delivered any more."""
+        if not self.closed:
+            self.closed = True
+            self._hub.forget(self)
+            self._settle(None)
+
+    def resync(self, reason: ResetReason) -> None:
+        """The client fell behind: tell it the whole present state."""
+        if not self.closed:
+            self._hub.resync(self, reason)
+
+    async def reanchor(self, after: list[Any] | None) -> None:
+        """Slide the window to begin behind another cursor."""
+        await self._hub.reanchor(self, after)
+
+    async def change_access(self, access: Access) -> None:
+        """Go on with other rights."""
+        await self._hub.change_access(self, access)
+
+    # -------------------------------------------------------------------- for the hub
+
+    async def arrived(self) -> None:
+        """Wait until its whole result, or the error, was handed over; the error is raised."""
+        await asyncio.shield(self._arrived)
+
+    def expect(self, reason: ResetReason) -> None:
+        """Another whole result is to come."""
+        if not self.begun:
+            return
+        self.reason = reason
+        if self._arrived.done():
+            self._arrived = asyncio.get_running_loop().create_future()
+
+    def begin(self, frames: Iterable[Frame], *, resumed: bool = False) -> None:
+        """Its whole result, or what it missed of it, is handed over."""
+        view = self.target
+        assert view is not None
+        try:
+            if not self.begun or self._told_of != view.id:
+                self.begun, self._told_of = True, view.id
+                self.subscriber.subscribed(view.id, key=view.query.table.key, resumed=resumed)
+            for frame in frames:
+                self.deliver(frame)
+        except Exception:
+            logger.exception("a subscriber of view %d failed to take its result", view.id)
+        self.done()
+
+    def hand(self, frame: Frame) -> None:
+        """One more frame, to this subscriber alone."""
+        try:
+            self.deliver(frame)
+        except Exception:
+            logger.exception("a subscriber of view %d failed to take a frame", self.view)
+        self.done()
+
+    def done(self) -> None:
+        """Everything it waited for was handed over."""
+        self.reason = None
+        self.attempts = 0
+        self._settle(None)
+
+    def fail(self, error: HeadwaterError) -> None:
+        """It is over. Who still waits for it gets the error raised, anybody else is told."""
+        if self.closed:
+            return
+        self.closed = True
+        self._hub.forget(self)
+        if not self.begun:
+            self._settle(error)
+            return
+        self._settle(None)
+        try:
+            self.subscriber.failed(error)
+        except Exception:
+            logger.exception("a subscriber failed to take an error")
+
+    def _settle(self, error: HeadwaterError | None) -> None:
+        if self._arrived.done():
+            return
+        if error is None:
+            self._arrived.set_result(None)
+        else:
+            self._arrived.set_exception(error)
+            self._arrived.exception()  # whoever waited may have gone

@@ -1,0 +1,140 @@
+"""Puts questions to the database in the snapshot of a transaction that somebody else began.
+
+A row is read as the log holds it: the statement's rows go through the same expression that capture
+writes images with, and through the same decoder. So a row that a window was refilled with equals
+the row that a change brings. Many questions travel together; when one of them fails they are asked
+one by one, and each has its own answer or error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+import psycopg
+
+from headwater import limits
+from headwater.database import Connection
+from headwater.hub.tables import KnownTable
+from headwater.live.filter_sql import Sql, identifier
+from headwater.live.needs import Need
+from headwater.live.query import BoundQuery
+from headwater.live.statements import select_keys, statement
+from headwater.log.follow import is_lost
+from headwater.model import Key, Row
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """As whom a question is asked. `checked` says that row-level security hides rows from the
+    role, so that what comes from the log must be looked at again through its eyes."""
+
+    role: str
+    claims: str
+    checked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A statement over one table, and as whom to ask it."""
+
+    known: KnownTable
+    sql: Sql
+    scope: Scope | None = None
+
+    @classmethod
+    def of_need(
+        cls, known: KnownTable, query: BoundQuery, need: Need, scope: Scope | None
+    ) -> Question:
+        return cls(known, _images(known, statement(query, need)), scope)
+
+    @property
+    def steps(self) -> Iterator[tuple[str, Sequence[Any]]]:
+        """The statements to run; the answer is that of the last but for the cleaning up."""
+        if self.scope is not None:
+            yield f"set local role {identifier(self.scope.role)}".replace("%%", "%"), ()
+            yield "select set_config('request.jwt.claims', %s, true)", (self.scope.claims,)
+        if self.known.names_relations:
+            yield "set local search_path = pg_catalog, pg_temp", ()
+
+    @property
+    def cleaning(self) -> Iterator[str]:
+        if self.known.names_relations:
+            yield "set local search_path to default"
+        if self.scope is not None:
+            yield "set local role none"
+
+
+def _images(known: KnownTable, rows: Sql) -> Sql:
+    image = known.image.replace("%", "%%")
+    return rows.wrapped(f"select ({image})::text from (", ") o")
+
+
+def of_keys(known: KnownTable, keys: Sequence[Key], scope: Scope | None) -> Question:
+    """Which of the rows with these keys can be seen."""
+    return Question(known, _images(known, select_keys(known.table, tuple(keys))), scope)
+
+
+Answer: TypeAlias = list[Row] | psycopg.Error
+
+
+async def ask(
+    connection: Connection, questions: Sequence[Question], *, seconds: float = 0.0
+) -> list[Answer]:
+    """The rows for each question, or the error it met. Only a lost connection is raised. With
+    `seconds`, what takes longer is left: the questions still open then count as timed out."""
+    await connection.execute("savepoint headwater_questions")
+    try:
+        return list(await _ask_together(connection, questions))
+    except psycopg.Error as error:
+        if lost(error):
+            raise
+        await connection.execute("rollback to savepoint headwater_questions")
+        if len(questions) == 1:
+            return [error]
+    until = time.monotonic() + seconds if seconds else None
+    answers: list[Answer] = []
+    for question in questions:
+        if until is not None and time.monotonic() > until:
+            answers.append(psycopg.errors.QueryCanceled("asked for too long"))
+        else:
+            answers += await ask(connection, [question])
+    return answers
+
+
+async def _ask_together(
+    connection: Connection, questions: Sequence[Question]
+) -> Iterator[list[Row]]:
+    cursors = []
+    async with connection.pipeline():
+        for question in questions:
+            for text, values in question.steps:
+                await connection.execute(text.encode(), values or None)
+            sql = question.sql
+            cursors.append(await connection.execute(sql.text.encode(), sql.values))
+            for text in question.cleaning:
+                await connection.execute(text.encode())
+        await connection.execute("release savepoint headwater_questions")
+    fetched = [await cursor.fetchall() for cursor in cursors]
+    return (
+        [question.known.decode(image) for (image,) in rows]
+        for question, rows in zip(questions, fetched, strict=True)
+    )
+
+
+def lost(error: psycopg.Error) -> bool:
+    """Whether the connection is gone, and not only an answer."""
+    return not isinstance(error, psycopg.errors.QueryCanceled) and is_lost(error)
+
+
+async def allow_any_plan(connection: Connection) -> None:
+    """In a transaction of a connection that reads the log: its settings suit nothing else."""
+    seconds = limits.FLUSH_QUESTION_SECONDS
+    async with connection.pipeline():
+        await connection.execute("set local enable_seqscan = on")
+        await connection.execute("set local plan_cache_mode = auto")
+        await connection.execute(
+            f"set local statement_timeout = '{int(seconds * 1000)}ms'".encode()
+        )

@@ -1,0 +1,183 @@
+"""What is known of the enabled tables: their shape, how their rows are read, who guards them.
+
+A table is looked up anew for every subscription, so that one that was disabled or altered a moment
+ago is not taken for what it was; lookups that are wanted at the same time share one question. What
+a shape implies (decoder, statement parts) is kept by its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import psycopg
+
+from headwater.database import Connection, connect, translate
+from headwater.errors import CaptureError, DatabaseError, HeadwaterError, Unavailable
+from headwater.log.follow import is_lost
+from headwater.log.images import ImageDecoder
+from headwater.model import Column, Table
+from headwater.protocol import Wire
+
+FORMATS = (
+    "-c datestyle=ISO -c intervalstyle=iso_8601 -c bytea_output=hex -c extra_float_digits=1"
+    " -c lc_monetary=C"
+)
+"""Connection options with which a table's values are written as capture writes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTable:
+    """A table as it is now."""
+
+    table: Table
+    image: str
+    """The SQL expression that makes a log image of the row `o`, as capture does."""
+    secured: bool
+    """Whether row-level security guards it."""
+    decode: ImageDecoder
+    wire: Wire
+
+    @property
+    def plain(self) -> bool:
+        """Whether an image is the row as it stands, so that a part of it is a part of the row."""
+        return self.image == "pg_catalog.row_to_json(o.*)"
+
+    @property
+    def names_relations(self) -> bool:
+        """Whether it holds names that are written differently in another search path."""
+        return any(column.type.removesuffix("[]") in _NAMES for column in self.table.columns)
+
+
+_NAMES = frozenset(
+    f"reg{kind}"
+    for kind in ("class", "type", "proc", "procedure", "oper", "operator", "collation", "namespace",
+                 "role", "config", "dictionary")
+)  # fmt: skip
+
+
+class Tables:
+    """Finds tables by the names people use, through a connection of its own."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._connection: Connection | None = None
+        self._wanted: dict[str, asyncio.Future[KnownTable]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._shapes: dict[int, tuple[Table, ImageDecoder, Wire]] = {}
+        self.lock = asyncio.Lock()
+
+    async def find(self, name: str) -> KnownTable:
+        """The enabled table of that name; CaptureError if there is none."""
+        future = self._wanted.get(name)
+        if future is None:
+            future = self._wanted[name] = asyncio.get_running_loop().create_future()
+            if self._task is None or self._task.done():
+                self._task = asyncio.create_task(self._look_up())
+        return await asyncio.shield(future)
+
+    async def ask(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Put any other question about tables. Raises the driver's errors for wrong questions."""
+        async with self.lock:
+            try:
+                if self._connection is None:
+                    self._connection = await connect(self._url, purpose="tables", options=FORMATS)
+                cursor = await self._connection.execute(statement.encode(), values)
+                return await cursor.fetchall()
+            except (psycopg.Error, DatabaseError) as error:
+                if is_lost(error):
+                    await self._disconnect()
+                    raise Unavailable(
+                        "the database is away", hint="It is tried again by itself; try again."
+                    ) from error
+                raise
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for future in self._wanted.values():
+            future.cancel()
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def _look_up(self) -> None:
+        """Answer what is wanted until nothing is."""
+        while self._wanted:
+            wanted, self._wanted = self._wanted, {}
+            try:
+                found = await self._found(list(wanted))
+            except asyncio.CancelledError:
+                for future in wanted.values():
+                    future.cancel()
+                raise
+            for name, future in wanted.items():
+                _resolve(future, found.get(name) or _not_enabled(name))
+
+    async def _found(self, names: list[str]) -> dict[str, KnownTable | HeadwaterError]:
+        try:
+            rows = await self.ask(_LOOK_UP, (names,))
+        except psycopg.Error as error:
+            if len(names) == 1:
+                return {names[0]: _no_table(names[0], error)}
+            # One of them is no name at all; the others shall not suffer.
+            alone = [await self._found([name]) for name in names]
+            return {name: found for each in alone for name, found in each.items()}
+        except HeadwaterError as error:
+            return dict.fromkeys(names, error)
+        return {name: self._known(*row) for name, *row in rows}
+
+    def _known(
+        self, shape: int, oid: int, description: dict[str, Any], image: str, secured: bool
+    ) -> KnownTable:
+        known = self._shapes.get(shape)
+        if known is None:
+            columns = msgspec.convert(description["columns"], tuple[Column, ...])
+            key = tuple(description["key"])
+            table = Table(shape, description["schema"], description["name"], columns, key, oid)
+            known = self._shapes[shape] = (table, ImageDecoder(table), Wire(table))
+        table, decode, wire = known
+        return KnownTable(table, image, secured, decode, wire)
+
+
+def _resolve(future: asyncio.Future[KnownTable], found: KnownTable | HeadwaterError) -> None:
+    if future.done():
+        return
+    if isinstance(found, HeadwaterError):
+        future.set_exception(found)
+        future.exception()  # whoever waited may have gone; that is no fault
+    else:
+        future.set_result(found)
+
+
+def _not_enabled(name: str) -> CaptureError:
+    return CaptureError(
+        f"table {name} is not enabled", hint=f"Enable it first: headwater enable {name}"
+    )
+
+
+def _no_table(name: str, error: psycopg.Error) -> HeadwaterError:
+    if isinstance(
+        error, psycopg.errors.SyntaxError | psycopg.errors.InvalidName | psycopg.DataError
+    ):
+        return CaptureError(
+            f"{name!r:.100} is not the name of a table",
+            hint="A table is named orders or sales.orders; capitals and blanks are quoted.",
+        )
+    return translate(error)
+
+
+_LOOK_UP = """
+    select asked.name, headwater.shape_id(t.relid), t.relid::bigint, headwater.describe(t.relid),
+           headwater.image('o', t.relid, t.relid), c.relrowsecurity
+    from unnest(%s::text[]) asked (name)
+    join headwater.tables t on t.relid = headwater.find_table(asked.name) and t.enabled
+    join pg_class c on c.oid = t.relid
+"""

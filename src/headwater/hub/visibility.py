@@ -1,0 +1,179 @@
+"""Row-level security: what the database hides from a role is never sent to it.
+
+The log holds every row, so what comes from it for a guarded view is looked at again through the
+role's eyes, in the flush's own snapshot: the rows that changed and the rows the view holds. What is
+hidden is taken as deleted, together with the changes and in one step, so that no delta ever shows
+it. One question a flush for each scope and table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from itertools import islice
+
+import psycopg
+
+from headwater import limits
+from headwater.database import Connection
+from headwater.errors import Forbidden, HeadwaterError
+from headwater.hub.live import LiveView
+from headwater.hub.questions import Question, Scope, ask, of_keys
+from headwater.hub.steps import Step
+from headwater.hub.subscriber import Access
+from headwater.hub.tables import KnownTable, Tables
+from headwater.live.filter import conditions
+from headwater.live.query import BoundQuery
+from headwater.live.window import Window
+from headwater.model import Change, Key
+
+
+async def hide(connection: Connection, steps: Iterable[Step], now: datetime) -> int:
+    """Add to each guarded step the deletes of what its role does not see. A step whose question
+    failed has its error set. Returns how many questions were asked."""
+    groups: dict[tuple[Scope, int], list[Step]] = {}
+    for step in steps:
+        scope = step.view.scope
+        if scope is not None and scope.checked:
+            groups.setdefault((scope, step.view.known.table.id), []).append(step)
+    if not groups:
+        return 0
+    questions: list[tuple[list[Step], Question]] = []
+    for (scope, _), group in groups.items():
+        keys = {key: None for step in group for key in held_keys(step)}
+        known = group[0].view.known
+        questions += ((group, of_keys(known, part, scope)) for part in _parts(keys))
+    answers = await ask(
+        connection, [question for _, question in questions], seconds=limits.FLUSH_QUESTIONS_SECONDS
+    )
+    visible: dict[int, set[Key]] = {}
+    for (group, question), answer in zip(questions, answers, strict=True):
+        for step in group:
+            if isinstance(answer, psycopg.Error):
+                step.error = answer
+            else:
+                seen = visible.setdefault(id(step), set())
+                seen.update(map(question.known.table.key_of, answer))
+    for group in groups.values():
+        for step in group:
+            step.changes.append(list(_deletes(step, visible.get(id(step), set()), now)))
+    return len(questions)
+
+
+def held_keys(step: Step) -> set[Key]:
+    """The rows that a step may send: those that changed, and those that its window holds."""
+    keys = {change.key for changes in step.changes for change in changes if change.key}
+    return keys.union(step.state.keys) if isinstance(step.state, Window) else keys
+
+
+def _deletes(step: Step, visible: set[Key], now: datetime) -> Iterator[Change]:
+    table = step.view.known.table
+    for key in held_keys(step) - visible:
+        yield Change(0, 0, now, table, "delete", key)
+
+
+def _parts(keys: Iterable[Key]) -> Iterator[tuple[Key, ...]]:
+    rest = iter(keys)
+    while part := tuple(islice(rest, limits.WINDOW_ASK_KEYS_MAX)):
+        yield part
+
+
+# ------------------------------------------------------------------------ rights
+
+
+async def scope_of(
+    tables: Tables, known: KnownTable, query: BoundQuery, access: Access
+) -> Scope | None:
+    """As whom a query's rows are read. Forbidden where the role may not read them."""
+    label = known.table.label
+    if access.role is None:
+        if known.secured:
+            raise Forbidden(
+                f"{label} is guarded by row-level security, and this session has no database role",
+                hint="Give it one: the setting auth_role, or the role claim of its token.",
+            )
+        return None
+    rights = await _rights(tables, known, access.role)
+    if not rights.table and not rights.columns.issuperset(_used(query)):
+        raise Forbidden(
+            f"role {access.role} may not read {label}",
+            hint=f'grant select on {label} to "{access.role}"',
+        )
+    if not known.secured:
+        return None
+    return Scope(access.role, access.claims, not rights.bypasses)
+
+
+def _used(query: BoundQuery) -> set[str]:
+    seen = query.columns or tuple(column.name for column in query.table.columns)
+    filtered = (condition.column for condition in conditions(query.where))
+    return {*seen, *filtered, *(by.column for by in query.order.by)}
+
+
+class _Rights:
+    __slots__ = ("bypasses", "columns", "table")
+
+    def __init__(self, table: bool, columns: list[str], bypasses: bool) -> None:
+        self.table = table
+        self.columns = frozenset(columns)
+        self.bypasses = bypasses
+
+
+async def _rights(tables: Tables, known: KnownTable, role: str) -> _Rights:
+    rows = await tables.ask(_RIGHTS, (known.table.oid, role))
+    if not rows:
+        raise Forbidden(
+            f"there is no database role {role}",
+            hint="Create it, or correct the setting auth_role or the token's role claim.",
+        )
+    ((table, columns, bypasses, may_become),) = rows
+    if not may_become and known.secured:
+        raise Forbidden(
+            f"Headwater's own database role may not act as {role}",
+            hint=f'grant "{role}" to the role that Headwater connects as',
+        )
+    return _Rights(table, columns, bypasses)
+
+
+async def feed_rights(tables: Tables, known: KnownTable, access: Access) -> None:
+    """Forbidden unless everything in the table may be seen: a feed carries every row whole."""
+    label, role = known.table.label, access.role
+    if role is None:
+        if known.secured:
+            raise _no_feed(label)
+        return
+    rights = await _rights(tables, known, role)
+    if not rights.table:
+        raise Forbidden(
+            f"role {role} may not read {label}", hint=f'grant select on {label} to "{role}"'
+        )
+    if known.secured and not rights.bypasses:
+        raise _no_feed(label)
+
+
+def _no_feed(label: str) -> HeadwaterError:
+    return Forbidden(
+        f"{label} is guarded by row-level security, and a change feed would show every row",
+        hint="Use a live query, or a database role that row-level security does not apply to.",
+    )
+
+
+_RIGHTS = """
+    select has_schema_privilege(r.oid, c.relnamespace, 'usage')
+             and has_table_privilege(r.oid, c.oid, 'select'),
+           case when has_schema_privilege(r.oid, c.relnamespace, 'usage') then array(
+             select a.attname::text from pg_attribute a
+             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+               and has_column_privilege(r.oid, c.oid, a.attnum, 'select'))
+           else array[]::text[] end,
+           r.rolsuper or r.rolbypassrls
+             or (pg_has_role(r.oid, c.relowner, 'usage') and not c.relforcerowsecurity),
+           pg_has_role(session_user, r.oid, 'member')
+    from pg_class c cross join pg_roles r
+    where c.oid = %s and r.rolname = %s
+"""
+
+
+def guarded(view: LiveView) -> bool:
+    """Whether rows must be looked at again before anybody new is told of them."""
+    return view.scope is not None and view.scope.checked
