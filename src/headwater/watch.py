@@ -85,19 +85,19 @@ class Marks:
 
     def __init__(self) -> None:
         self._marks: dict[Key, tuple[str, float]] = {}
-        self._begun = False
 
     def note(self, batch: Batch, now: float) -> None:
+        entered = {key for key, style in self.styles(now).items() if style == "green"}
         until = now + WATCH_HIGHLIGHT_SECONDS
         for delta in batch.deltas:
             match delta:
-                case Enter(key) | Match(key) if self._begun:
-                    self._marks[key] = ("green", until)
-                case Update(key) | Move(key) if self._marks.get(key, ("",))[0] != "green":
-                    self._marks[key] = ("yellow", until)
                 case Reset():
                     self._marks = {}
-        self._begun = True
+                    return
+                case Enter(key) | Match(key):
+                    self._marks[key] = ("green", until)
+                case Update(key) | Move(key) if key not in entered:
+                    self._marks[key] = ("yellow", until)
 
     def styles(self, now: float) -> dict[Key, str]:
         self._marks = {key: mark for key, mark in self._marks.items() if mark[1] > now}
