@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from headwater.gateway.identity import ANONYMOUS
 
 from headwater.errors import Forbidden, InvalidQuery, LimitExceeded
-from headwater.gateway.identity import ANONYMOUS
 from headwater.gateway.session import (
     FeedSubscription,
     LiveSubscription,
