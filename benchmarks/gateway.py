@@ -248,7 +248,7 @@ async def _run(
         await schema.install(connection)
         await connection.execute(ORDERS)
         await connection.execute(
-            "insert into orders (id, region, status, amount, note) select i, i % 500, 'open',"
+            "insert into orders (id, region, status, amount, note) select i, i %% 500, 'open',"
             " (i * 7919 %% 2000000) / 100.0, 'start' from generate_series(1, %s) i",
             (rows,),
         )

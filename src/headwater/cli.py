@@ -151,8 +151,11 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         await work
 
-    with suppress(asyncio.CancelledError):
-        asyncio.run(until_told())
+    with (
+        suppress(asyncio.CancelledError),
+        asyncio.Runner(loop_factory=server.new_event_loop) as runner,
+    ):
+        runner.run(until_told())
 
 
 def _show(document: object, view: RenderableType, *, json: bool) -> None:
@@ -469,6 +472,8 @@ def serve(
 
         async with hw:
             assert hw.gateway is not None
+            # From here on a signal means: let the clients go first.
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
             await server.serve(
                 asgi,
                 host=address,
@@ -476,6 +481,7 @@ def serve(
                 drain=settings.drain_period.total_seconds(),
                 on_stopping=hw.gateway.stop,
                 ready=ready,
+                deflate=bool(settings.compression),
             )
 
     _run(work())

@@ -217,7 +217,7 @@ Cursor: TypeAlias = tuple[Value, ...]
 """A row's place in an order: the values of the order's columns, the primary key last."""
 
 
-class _Delta(msgspec.Struct, frozen=True, tag_field="delta", tag=str.lower):
+class _Delta(msgspec.Struct, frozen=True, tag_field="delta", tag=str.lower, omit_defaults=True):
     """One step from a live query's old result to its new one.
 
     The deltas of a transaction are applied one after the other; every index is that of the moment

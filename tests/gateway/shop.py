@@ -40,7 +40,7 @@ async def open_shop(connection: Connection, *, rows: int = 200) -> None:
     """Make the table, fill it, and have it captured."""
     await connection.execute(TABLE)
     await connection.execute(
-        "insert into orders select i, i % 5, 'new', (i * 37 % 1000) / 10.0, i % 7, 'x'"
+        "insert into orders select i, i %% 5, 'new', (i * 37 %% 1000) / 10.0, i %% 7, 'x'"
         " from generate_series(1, %s) i",
         (rows,),
     )

@@ -105,15 +105,14 @@ async def test_a_subscription_opened_in_a_write_storm_misses_and_doubles_nothing
     seen by the hash of the first batch and by the comparison at the end."""
     await open_shop(connection)
     truth = await Truth.of(connection, "orders")
-    whole = {"table": "orders", "order": [["amount", "desc"]], "limit": 1000}
     with serving(url, tmp_path, **LENIENT) as gateway:
         async with AsyncExitStack() as stack:
             followers = Followers(stack, truth)
             await followers.join([gateway.url], 10)
-            async with writing(url, seed=SEED + 1):
+            async with writing(url, seed=SEED + 1, pause=0.001):
                 for number in range(60):
                     # Each a view of its own, so that each has a snapshot of its own.
-                    query = {**whole, "limit": 1000 - number}
+                    query = {"table": "orders", "order": [["amount", "desc"]], "limit": 20 + number}
                     await followers.follow(query, number)
             await followers.wait_until_right()
             assert followers.diverged == 0

@@ -49,7 +49,7 @@ def test_the_page_shows_every_message(kind: str, union: Any) -> None:
 
 def events(stream: bytes) -> list[dict[str, str]]:
     return [
-        dict(line.split(": ", 1) for line in event.splitlines())
+        dict(line.split(": ", 1) for line in event.split("\n"))
         for event in stream.decode().split("\n\n")
         if event
     ]

@@ -83,7 +83,7 @@ class Gateway:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self.stop()
+        await self.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -282,8 +282,8 @@ class Gateway:
         client spelled it."""
         accesses = {}
         for name in tables:
-            table = await self.hub.find_table(name)
-            accesses[name] = await decide(self._authorize, identity, table.label)
+            known = await self.hub.tables.find(name)
+            accesses[name] = await decide(self._authorize, identity, known.table.label)
         return accesses
 
     async def _decide_feed(self, identity: Identity, tables: tuple[str, ...]) -> dict[str, Access]:
@@ -354,7 +354,7 @@ class Gateway:
                 for connection in list(slot):
                     connection.tick(now)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Refuse newcomers, and tell everybody to connect elsewhere."""
         self.stopping = True
         error = Unavailable(

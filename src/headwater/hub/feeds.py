@@ -14,3 +14,13 @@ class Feeds:
 
     def gap(self) -> None:
         pass
+
+
+import msgspec
+
+
+class FeedQuery(msgspec.Struct, frozen=True):
+    tables: tuple[str, ...]
+    where: object
+    since: Position | None
+    format: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Protocol
 
 import msgspec
@@ -35,6 +36,6 @@ class Subscriber(Protocol):
     def failed(self, error: HeadwaterError) -> None:
         """The subscription is over; the hub has forgotten it."""
 
-    async def room(self) -> None:
+    def room(self) -> Awaitable[None]:
         """Wait until the client has taken most of what it was sent. For results too large to be
         handed over at once."""
