@@ -89,6 +89,10 @@ class LiveState:
         return self._query.get("mode") == "streamed"
 
     @property
+    def table(self) -> str:
+        return str(self._query.get("table"))
+
+    @property
     def is_moving(self) -> bool:
         return self._moving is not None
 
@@ -312,13 +316,20 @@ class Failed(msgspec.Struct, frozen=True):
     error: HeadwaterError
 
 
+class Doubted(msgspec.Struct, frozen=True):
+    """The rows turned out not to be what they should be; they are being read anew."""
+
+    state: LiveState
+    error: Diverged
+
+
 class Send(msgspec.Struct, frozen=True):
     """Tell the gateway this."""
 
     message: ClientMessage
 
 
-Event: TypeAlias = Ready | Changed | Received | Failed | Send
+Event: TypeAlias = Ready | Changed | Received | Doubted | Failed | Send
 
 
 class Session:
@@ -405,6 +416,7 @@ class Session:
         except Diverged as error:
             self.diverged += 1
             if state.diverged():
+                yield Doubted(state, error)
                 yield from self._again(state)
             else:
                 error.retryable = False
