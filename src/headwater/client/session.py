@@ -228,16 +228,21 @@ class FeedState:
 
     def receive(self, message: Changes) -> list[FeedTransaction]:
         """The transactions that were not delivered before."""
-        fresh = [new for each in message.transactions if (new := self._fresh(each))]
-        before, self.position = self.position, message.position
-        self._forget(Position.parse(message.position))
+        known = None if self.position is None else Position.parse(self.position)
+        missing = [t for t in message.transactions if known is None or not known.contains(t.xid)]
+        fresh = [new for each in missing if (new := self._fresh(each))]
+        before, later = self.position, Position.parse(message.position)
+        # Another feed on the same view may be catching up with what this one has.
+        if known is None or not known.covers(later):
+            self.position = message.position
+            self._forget(later)
         last = len(fresh) - 1
         return [
             FeedTransaction(
                 each.xid,
                 each.at,
                 each.changes,
-                message.position if i == last else before,
+                self.position if i == last else before,
                 each.complete,
             )
             for i, each in enumerate(fresh)

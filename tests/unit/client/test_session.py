@@ -344,6 +344,16 @@ def test_a_feed_resumes_and_brings_nothing_twice() -> None:
     assert xids(events) == [(12, [3]), (13, [4])]
 
 
+def test_a_feed_that_catches_up_does_not_turn_back_another() -> None:
+    first, second = FeedState(ChangesQuery()), FeedState(ChangesQuery(since=position(10)))
+    told = Told(first, second)
+    told.tell(Subscribed("1", 5), changes(5, 13, transaction(12, 3)), Subscribed("2", 5))
+    events = told.tell(changes(5, 11, transaction(10, 1)), changes(5, 13, transaction(12, 3)))
+    assert xids(events) == [(10, [1]), (12, [3])]
+    assert all(isinstance(event, Received) and event.state is second for event in events)
+    assert (first.position, second.position) == (position(13), position(13))
+
+
 def test_a_transaction_in_parts_begins_again() -> None:
     feed = FeedState(ChangesQuery())
     told = Told(feed)
