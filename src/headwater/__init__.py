@@ -1,6 +1,7 @@
 """Headwater turns a database into live data."""
 
 from headwater.app import Headwater
+from headwater.client.connection import connect
 from headwater.errors import (
     CaptureError,
     ConfigError,
@@ -53,4 +54,5 @@ __all__ = [
     "Unavailable",
     "__version__",
     "c",
+    "connect",
 ]

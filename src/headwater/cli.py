@@ -27,22 +27,30 @@ from headwater import render
 from headwater.app import Headwater, database
 from headwater.capture.postgres import doctor as doctor_
 from headwater.capture.postgres import schema, triggers
+from headwater.client.connection import Connection as GatewayConnection
+from headwater.client.connection import connect as connect_gateway
 from headwater.database import Connection, connect
 from headwater.embedded import default_data_dir
 from headwater.errors import (
     ConfigError,
+    ConnectionFailed,
     DatabaseError,
     HeadwaterError,
     InvalidQuery,
     PermissionMissing,
     ResyncRequired,
+    Unavailable,
 )
 from headwater.gateway import server
+from headwater.hub.hub import Hub
 from headwater.live.filter_text import parse_conditions
+from headwater.live.order import OrderBy
+from headwater.live.query import LiveQuery
 from headwater.logs import log_as_json
 from headwater.model import Position, Transaction
 from headwater.settings import Settings, load_settings
 from headwater.status import status as read_status
+from headwater.watch import link_to, watch_as_lines, watch_on_screen
 
 app = typer.Typer(
     name="headwater",
@@ -94,7 +102,7 @@ def _exit_code(error: HeadwaterError) -> int:
             return 4
         case PermissionMissing():
             return 1
-        case DatabaseError():
+        case DatabaseError() | ConnectionFailed() | Unavailable():
             return 3
     return 1
 
@@ -328,6 +336,76 @@ def tail(
             await _print_changes(feed, json=json)
 
     _run(work())
+
+
+@app.command()
+def watch(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table to watch.")],
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Only rows that match: 'amount > 100'. Several must all hold.",
+        ),
+    ] = None,
+    order: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Order by this: 'amount desc'. May be repeated."),
+    ] = None,
+    limit: Annotated[int, typer.Option(help="At most so many rows.")] = 20,
+    columns: Annotated[
+        str | None, typer.Option(metavar="A,B,…", help="Only these columns, and the key.")
+    ] = None,
+    gateway: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Watch through this gateway instead of the database."),
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(envvar="HEADWATER_TOKEN", help="The token for the gateway.")
+    ] = None,
+    url: Url = None,
+    embedded: Embedded = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Show the rows of a live query as they are, and as they change, until Ctrl-C.
+
+    Example: `headwater watch orders --where 'amount > 100' --order 'amount desc'`
+    """
+
+    async def work() -> None:
+        query = LiveQuery(
+            table,
+            where=parse_conditions(where or ()),
+            order=tuple(map(OrderBy.parse, order or ())),
+            limit=limit,
+            columns=tuple(name.strip() for name in columns.split(",")) if columns else None,
+        )
+        if gateway is not None:
+            if url is not None or embedded:
+                raise ConfigError(
+                    "--gateway and a database contradict each other", hint="Give one of them."
+                )
+            connecting = connect_gateway(gateway, token=token)
+            await _watch(connecting, query, json=json)
+            return
+        settings = _settings(url, embedded, data_dir)
+        async with Headwater(settings=settings) as hw, Hub(hw.url) as hub:
+            await _watch(connect_gateway("local", transport=link_to(hub)), query, json=json)
+
+    _run(work())
+
+
+async def _watch(connecting: GatewayConnection, query: LiveQuery, *, json: bool) -> None:
+    def print_line(line: str) -> None:
+        print(line, flush=True)
+
+    async with connecting as connection:
+        live = connection.live(query)
+        if out.is_terminal and not json:
+            await watch_on_screen(connection, live, f"{query.table}, live. Ctrl-C ends it", out)
+        else:
+            await watch_as_lines(live, print_line, json=json)
 
 
 async def _print_changes(feed: AsyncGenerator[Transaction, None], *, json: bool) -> None:

@@ -276,6 +276,17 @@ CLIENT_DIVERGED_MAX = 3
 CLIENT_REFRESH_SECONDS = 30.0
 """A token is renewed so long before it ends, or when half of its time is left if that is later."""
 
+# headwater watch
+WATCH_HIGHLIGHT_SECONDS = 1.5
+"""How long a row that is new or changed is marked on the screen."""
+
+WATCH_FRAMES_PER_SECOND_MAX = 20
+"""How often the screen is drawn, at most; what happens meanwhile is drawn together."""
+
+WATCH_FRAMES_MAX = 1_000
+"""Frames of a hub in the same process that wait to be shown. At the bound they give way to a
+reset."""
+
 # Hub
 VIEWS_MAX = 100_000
 """Live queries that one process maintains, shared ones once. Further ones are refused."""

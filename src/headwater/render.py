@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +13,22 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from headwater.capture.postgres.doctor import Finding
-from headwater.model import Change, Position, Row, Transaction
+from headwater.client.session import Batch
+from headwater.model import (
+    Change,
+    Delta,
+    Enter,
+    Key,
+    Leave,
+    Match,
+    Move,
+    Position,
+    Reset,
+    Row,
+    Transaction,
+    Unmatch,
+    Update,
+)
 from headwater.status import Status
 
 _OP_STYLES = {
@@ -90,6 +106,45 @@ def change_line(change: Change) -> Text:
     if change.actor.user_id:
         line.append(f"  by {change.actor.user_id}", style="dim")
     return line
+
+
+def rows_view(
+    title: str, rows: Sequence[tuple[Key, Row]], styles: Mapping[Key, str], note: str
+) -> Group:
+    """The rows of a live query as a table; `styles` has those that are new or changed."""
+    names = list(rows[0][1]) if rows else []
+    grid = Grid(*names, box=None, header_style="bold", pad_edge=False)
+    for key, row in rows:
+        grid.add_row(*(Text(_short(row.get(name))) for name in names), style=styles.get(key, ""))
+    count = f"{len(rows)} row{'' if len(rows) == 1 else 's'}"
+    caption = Text(" · ".join(filter(None, (title, count, note))), style="dim")
+    return Group(grid, caption) if rows else Group(caption)
+
+
+def batch_as_json(batch: Batch) -> str:
+    """A batch as `headwater watch --json` prints it; docs/reference/cli.md explains the fields."""
+    return _encode(batch).decode()
+
+
+def batch_lines(batch: Batch) -> list[str]:
+    """A batch for people who read it as text: a line for each delta."""
+    return [line for delta in batch.deltas for line in _delta_lines(delta)]
+
+
+def _delta_lines(delta: Delta) -> list[str]:
+    name = type(delta).__name__.lower()
+    match delta:
+        case Reset(rows):
+            return [name, *(line for row in rows for line in _delta_lines(row))]
+        case Leave(key) | Unmatch(key):
+            return [f"{name:<8}{_key(key)}"]
+        case Enter(key, row) | Update(key, row) | Move(key, row) | Match(key, row):
+            values = " ".join(f"{column}={_short(value)}" for column, value in row.items())
+            return [f"{name:<8}{_key(key)}  {values}"]
+
+
+def _key(key: Key) -> str:
+    return ",".join(map(_short, key))
 
 
 def _columns(row: Row, key: tuple[str, ...]) -> str:

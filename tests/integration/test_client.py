@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import headwater.client
 from headwater import limits
 from headwater.client import Backoff, Connection, connect, connect_sync
 from headwater.errors import (
@@ -26,9 +27,11 @@ from headwater.errors import (
 from headwater.live.filter import c
 from headwater.model import Enter, Leave, Reset
 from headwater.protocol import Authenticate, Error, Subscribe, Unsubscribe
+from tests.integration.test_docs import REFERENCE, ROOT, blocks, run_snippet, sections
 from tests.standin import StandIn, standing_in
 
 WAIT_SECONDS = 20.0
+HOWTO = ROOT / "docs" / "howto" / "follow-from-python.md"
 
 
 @pytest.fixture
@@ -188,6 +191,32 @@ async def test_a_reader_ends_with_the_connection(standin: StandIn, transport: An
     assert await reading == [[]]
     with pytest.raises(ConfigError, match="not open"):
         await anext(aiter(hw.live("orders")))
+
+
+# ------------------------------------------------------------------------ the documentation
+
+
+async def test_the_examples(standin: StandIn, transport: Any) -> None:
+    for id in range(1, 6):
+        standin.put(id, 10 * id)
+    names = {
+        "c": c,
+        "connect": lambda url: client(standin, transport),
+        "url": standin.url,
+        "place_order": lambda: standin.put(6, 60),
+        "print": lambda *values: None,
+    }
+    examples = [b.text for b in blocks(HOWTO) if b[:2] == ("python", "client")]
+    for example in examples:
+        async with asyncio.timeout(WAIT_SECONDS):
+            await run_snippet(example, HOWTO.name, names)
+        standin.put(7, 70)
+    assert len(examples) == 4
+
+
+def test_the_page_has_every_public_name() -> None:
+    titles = {title.replace("\\", "") for title in sections(REFERENCE / "client.md")}
+    assert titles == set(headwater.client.__all__)
 
 
 # ------------------------------------------------------------------------ what is refused

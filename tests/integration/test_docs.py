@@ -197,10 +197,10 @@ async def test_snippets(page: Path, url: str) -> None:
         namespace["hw"] = hw
         for block in blocks(page):
             if block[:2] == ("python", "run"):
-                await _run_snippet(block.text, name_of(page), namespace)
+                await run_snippet(block.text, name_of(page), namespace)
 
 
-async def _run_snippet(text: str, name: str, namespace: dict[str, Any]) -> None:
+async def run_snippet(text: str, name: str, namespace: dict[str, Any]) -> None:
     code = compile(text, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     result = eval(code, namespace)
     if inspect.iscoroutine(result):

@@ -23,6 +23,7 @@ from headwater.client.links import Link, Opener, gateway_url, open_sse, open_web
 from headwater.client.refusals import error_of
 from headwater.client.session import (
     Changed,
+    Doubted,
     Event,
     Failed,
     Ready,
@@ -366,6 +367,8 @@ class Connection:
                 if isinstance(live := self._subscriptions.get(state), Live):
                     live.changed(batch)
                     live.ready(self._new_backoff())
+            case Doubted(state, error):
+                logger.warning("%s diverged and is read anew: %s", state.table, error)
             case Failed(state, error):
                 self._failed(state, error)
 

@@ -89,6 +89,10 @@ class LiveState:
         return self._query.get("mode") == "streamed"
 
     @property
+    def table(self) -> str:
+        return str(self._query.get("table"))
+
+    @property
     def is_moving(self) -> bool:
         return self._moving is not None
 
@@ -224,16 +228,21 @@ class FeedState:
 
     def receive(self, message: Changes) -> list[FeedTransaction]:
         """The transactions that were not delivered before."""
-        fresh = [new for each in message.transactions if (new := self._fresh(each))]
-        before, self.position = self.position, message.position
-        self._forget(Position.parse(message.position))
+        known = None if self.position is None else Position.parse(self.position)
+        missing = [t for t in message.transactions if known is None or not known.contains(t.xid)]
+        fresh = [new for each in missing if (new := self._fresh(each))]
+        before, later = self.position, Position.parse(message.position)
+        # Another feed on the same view may be catching up with what this one has.
+        if known is None or not known.covers(later):
+            self.position = message.position
+            self._forget(later)
         last = len(fresh) - 1
         return [
             FeedTransaction(
                 each.xid,
                 each.at,
                 each.changes,
-                message.position if i == last else before,
+                self.position if i == last else before,
                 each.complete,
             )
             for i, each in enumerate(fresh)
@@ -312,13 +321,20 @@ class Failed(msgspec.Struct, frozen=True):
     error: HeadwaterError
 
 
+class Doubted(msgspec.Struct, frozen=True):
+    """The rows turned out not to be what they should be; they are being read anew."""
+
+    state: LiveState
+    error: Diverged
+
+
 class Send(msgspec.Struct, frozen=True):
     """Tell the gateway this."""
 
     message: ClientMessage
 
 
-Event: TypeAlias = Ready | Changed | Received | Failed | Send
+Event: TypeAlias = Ready | Changed | Received | Doubted | Failed | Send
 
 
 class Session:
@@ -405,6 +421,7 @@ class Session:
         except Diverged as error:
             self.diverged += 1
             if state.diverged():
+                yield Doubted(state, error)
                 yield from self._again(state)
             else:
                 error.retryable = False

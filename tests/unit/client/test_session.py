@@ -13,6 +13,7 @@ from headwater.client.replica import result_hash
 from headwater.client.session import (
     Batch,
     Changed,
+    Doubted,
     Event,
     Failed,
     FeedState,
@@ -220,7 +221,9 @@ def test_what_diverges_is_read_anew(wrong: Deltas) -> None:
     orders = LiveState(ORDERS)
     told = Told(orders)
     told.tell(Subscribed("1", 5), snapshot(5, 10, 1))
-    assert told.tell(wrong) == [Send(Unsubscribe("1")), Send(Subscribe("2", live=ORDERS))]
+    doubted, *sent = told.tell(wrong)
+    assert isinstance(doubted, Doubted)
+    assert sent == [Send(Unsubscribe("1")), Send(Subscribe("2", live=ORDERS))]
     assert told.session.diverged == 1
     assert told.tell(deltas(5, 12, enter(2, 1)), Unsubscribed("1")) == []
     told.tell(Subscribed("2", 5), snapshot(5, 12, 1, 2))
@@ -339,6 +342,16 @@ def test_a_feed_resumes_and_brings_nothing_twice() -> None:
         changes(6, 13, transaction(12, 3), transaction(13, 4)),
     )
     assert xids(events) == [(12, [3]), (13, [4])]
+
+
+def test_a_feed_that_catches_up_does_not_turn_back_another() -> None:
+    first, second = FeedState(ChangesQuery()), FeedState(ChangesQuery(since=position(10)))
+    told = Told(first, second)
+    told.tell(Subscribed("1", 5), changes(5, 13, transaction(12, 3)), Subscribed("2", 5))
+    events = told.tell(changes(5, 11, transaction(10, 1)), changes(5, 13, transaction(12, 3)))
+    assert xids(events) == [(10, [1]), (12, [3])]
+    assert all(isinstance(event, Received) and event.state is second for event in events)
+    assert (first.position, second.position) == (position(13), position(13))
 
 
 def test_a_transaction_in_parts_begins_again() -> None:
