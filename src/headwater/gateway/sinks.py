@@ -183,8 +183,11 @@ class TransportSink:
         self._is_open = True
         self._is_lost = self._transport.is_closing()
         self._waiter: asyncio.Future[None] | None = None
-        connection.attach(self)
-        self._transport.set_write_buffer_limits(high=SINK_LOW_BYTES, low=SINK_LOW_BYTES)
+        if self._is_lost:
+            self._is_open = False
+        else:
+            connection.attach(self)
+            self._transport.set_write_buffer_limits(high=SINK_LOW_BYTES, low=SINK_LOW_BYTES)
 
     @property
     def buffered(self) -> int:
@@ -222,7 +225,7 @@ class TransportSink:
                     self._transport.write(as_chunk(rest) if self._chunked else rest)
                 await self._flush()
                 if self._chunked:
-                    await self._send(_END)
+                    await self._send(_END)  # Nothing, where the client has gone meanwhile.
                 else:
                     self._transport.close()
                     await self._until_lost()
@@ -235,7 +238,8 @@ class TransportSink:
         self._transport.set_write_buffer_limits(high=0)
         while self.buffered and not self._is_lost:
             await self._wait()
-        self._transport.set_write_buffer_limits()
+        if not self._is_lost:  # uvloop refuses to be asked about a closed transport.
+            self._transport.set_write_buffer_limits()
 
     async def _until_lost(self) -> None:
         while not self._is_lost:
