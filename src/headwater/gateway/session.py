@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Any, Protocol, TypeAlias
 
+import msgspec
+
 from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded
 from headwater.gateway.identity import Identity
 from headwater.hub.subscriber import Access
@@ -72,23 +74,20 @@ class FeedHandle(Protocol):
 class Subscription:
     """One subscription of a session: a `Subscriber` for the hub.
 
-    Where a session subscribes to the same view again, the view's frames are sent once, on behalf of
-    the first, who *leads*: the client applies them to all.
+    Where a session subscribes to the same view again, that subscription gets a view number of its
+    own, and frames that bear it. Were they to share one, each would be told what only the other
+    needs: a result read at another position, or what a feed missed.
     """
 
-    __slots__ = (
-        "_position", "_skipped", "_snapshot_due", "batch", "behind", "id", "leads", "session",
-        "view",
-    )  # fmt: skip
+    __slots__ = ("_alone", "_position", "_skipped", "batch", "behind", "id", "session", "view")
 
     def __init__(self, session: Session, id: str, *, batch: bool = True) -> None:
         self.session = session
         self.id = id
         self.batch = batch
         self.view = 0
-        self.leads = False
         self.behind = False
-        self._snapshot_due = False
+        self._alone = True
         self._position: str | None = None
         self._skipped: str | None = None
 
@@ -96,19 +95,17 @@ class Subscription:
 
     def subscribed(self, view: int, *, key: tuple[str, ...], resumed: bool) -> None:
         self.session.change_view(self, view)
-        if resumed and not self.leads:
-            # What it missed would be applied twice by the subscription that was here before.
-            resumed, self._snapshot_due = False, True
-        self.session.say(Subscribed(self.id, view, resumed, key))
+        self._alone = self.view == view
+        self.session.say(Subscribed(self.id, self.view, resumed, key))
 
     def deliver(self, frame: Frame) -> None:
-        if frame.is_step and not self.leads:
-            return
         if (self.behind and frame.is_step) or self.session.is_full:
             self._miss(frame)
             return
         self.behind = False
         self._position = frame.position
+        if not self._alone:
+            frame = Frame(msgspec.structs.replace(frame.message, view=self.view))
         self.session.send(frame, batch=self.batch)
 
     def failed(self, error: HeadwaterError) -> None:
@@ -145,9 +142,6 @@ class LiveSubscription(Subscription):
 
     def opened(self, handle: LiveHandle) -> None:
         self.handle = handle
-        if self._snapshot_due:
-            self._snapshot_due = False
-            handle.resync("resync")
 
     def close(self) -> None:
         if self.handle is not None:
@@ -199,7 +193,9 @@ AnySubscription: TypeAlias = LiveSubscription | FeedSubscription
 class Session:
     """One connection. It exists before its outlet does: what is said meanwhile waits."""
 
-    __slots__ = ("_around", "_behind", "_outlet", "_views", "id", "identity", "subscriptions")
+    __slots__ = (
+        "_alias", "_around", "_behind", "_outlet", "_views", "id", "identity", "subscriptions",
+    )  # fmt: skip
 
     def __init__(self, id: str, identity: Identity, around: Surroundings) -> None:
         self.id = id
@@ -207,7 +203,8 @@ class Session:
         self._around = around
         self.subscriptions: dict[str, AnySubscription] = {}
         self._outlet: Outlet = _Waiting()
-        self._views: dict[int, list[Subscription]] = {}
+        self._views: set[int] = set()
+        self._alias = 0
         self._behind: dict[Subscription, None] = {}
 
     # -------------------------------------------------------------------- what goes out
@@ -281,40 +278,24 @@ class Session:
         return True
 
     def forget(self, subscription: Subscription) -> None:
-        """It is over; another one on the same view leads from now on."""
+        """It is over."""
         if self.subscriptions.pop(subscription.id, None) is None:
             return
         self._behind.pop(subscription, None)
-        self._leave(subscription)
+        self._views.discard(subscription.view)
         self._around.forgotten(subscription)
 
     def change_view(self, subscription: Subscription, view: int) -> None:
-        """The subscription is fed by another view, or by its first."""
-        self._leave(subscription)
+        """The subscription is fed by another view, or by its first. The client knows it by the same
+        number, or by one below zero if it has that number already."""
+        self._views.discard(subscription.view)
         self._behind.pop(subscription, None)
         subscription.behind = False
+        if view in self._views:
+            self._alias -= 1
+            view = self._alias
         subscription.view = view
-        there = self._views.setdefault(view, [])
-        there.append(subscription)
-        subscription.leads = there[0] is subscription
-
-    def _leave(self, subscription: Subscription) -> None:
-        there = self._views.get(subscription.view)
-        if there is None or subscription not in there:
-            return
-        there.remove(subscription)
-        subscription.leads = False
-        if there:
-            self._hand_over(subscription, there[0])
-        else:
-            del self._views[subscription.view]
-
-    def _hand_over(self, former: Subscription, leader: Subscription) -> None:
-        leader.leads = True
-        if former.behind and not leader.behind:
-            # The view's frames went missing for both.
-            leader.behind = True
-            self._behind[leader] = None
+        self._views.add(view)
 
     def close(self) -> None:
         """The connection is gone."""

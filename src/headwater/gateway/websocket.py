@@ -13,7 +13,7 @@ import msgspec
 from starlette.types import Message, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from headwater.errors import HeadwaterError, InvalidQuery, NotFound
+from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
 from headwater.gateway.connection import Connection
 from headwater.gateway.gateway import Gateway
 from headwater.gateway.requests import admit
@@ -69,13 +69,25 @@ async def _listen(gateway: Gateway, websocket: WebSocket, connection: Connection
             event = await websocket.receive()
             if event["type"] == "websocket.disconnect":
                 return
+            message: ClientMessage | None = None
             try:
-                gateway.count_request(connection.session.identity.account, connection.address)
                 message = _read(event)
+                _count(gateway, connection, message)
             except HeadwaterError as error:
-                connection.session.say(error_message(error))
+                # Whoever asks too often must know which of its wishes was not heard.
+                id = message.id if isinstance(message, Subscribe) else None
+                connection.session.say(error_message(error, id=id))
             else:
                 connection.start(_obey(gateway, connection, message))
+
+
+def _count(gateway: Gateway, connection: Connection, message: ClientMessage) -> None:
+    """A request more. To end a subscription is never refused: it would stay for good."""
+    try:
+        gateway.count_request(connection.session.identity.account, connection.address)
+    except LimitExceeded:
+        if not isinstance(message, Unsubscribe):
+            raise
 
 
 def _read(event: Message) -> ClientMessage:
