@@ -71,7 +71,7 @@ async def test_slow_clients_are_bounded_and_disturb_nobody(
                 for _ in range(times):
                     await turn_pages(connection, 5)
                     rows = await truth.rows(WINDOW)
-                    await until(lambda: good.rows == rows)
+                    await until(lambda rows=rows: good.rows == rows)
 
             await turn_and_compare(8)
             before = gateway.memory()
