@@ -26,6 +26,7 @@ class Recorder:
         self.views: list[int] = []
         self.resumed: list[bool] = []
         self.error: HeadwaterError | None = None
+        self.fault: Exception | None = None
         self.position: str | None = None
         self._more = False
         self._news = asyncio.Event()
@@ -40,12 +41,17 @@ class Recorder:
         self._news.set()
 
     def deliver(self, frame: Frame) -> None:
-        message = read_server(frame.json)
-        assert message.view == self.views[-1]  # type: ignore[union-attr]
-        self.frames.append(frame)
-        self.messages.append(message)
-        self._fold(message)
-        self._news.set()
+        try:
+            message = read_server(frame.json)
+            assert message.view == self.views[-1]  # type: ignore[union-attr]
+            self.frames.append(frame)
+            self.messages.append(message)
+            self._fold(message)
+        except Exception as fault:
+            self.fault = self.fault or fault
+            raise
+        finally:
+            self._news.set()
 
     def failed(self, error: HeadwaterError) -> None:
         assert self.error is None
@@ -86,9 +92,11 @@ class Recorder:
 
     async def until(self, condition: Callable[[], Any], seconds: float = 20) -> None:
         async with asyncio.timeout(seconds):
-            while not condition():
+            while self.fault is None and not condition():
                 self._news.clear()
                 await self._news.wait()
+        if self.fault is not None:
+            raise self.fault
 
     async def until_rows(self, rows: list[dict[str, Any]]) -> None:
         await self.until(lambda: self.rows == rows)

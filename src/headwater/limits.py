@@ -222,6 +222,9 @@ TICKETS_PER_USER_MAX = 20
 TICKET_DATABASE_SECONDS = 5.0
 """How long the database may take over a ticket before the gateway answers with 503."""
 
+AUTHORIZE_SECONDS_MAX = 10.0
+"""How long the application's authorize hook may take. Then access is denied and the log says it."""
+
 # Requests
 ACCEPT_ENCODING_ITEMS_MAX = 32
 """Encodings looked at in a request's `Accept-Encoding`. Those beyond do not count."""
@@ -236,9 +239,6 @@ early, and may ask a little more often than the rate."""
 
 QUOTA_RETRY_SECONDS = 5.0
 """When to try again after too many sessions or subscriptions, as told to clients."""
-
-AUTHORIZE_SECONDS_MAX = 10.0
-"""How long the application's authorize hook may take. Then access is denied and the log says it."""
 
 # Python client
 CLIENT_MESSAGE_BYTES_MAX = 64 * 1024 * 1024
@@ -321,3 +321,17 @@ needs them gets a snapshot instead."""
 
 RECENT_BYTES_MAX = 32 * 1024 * 1024
 """The same in all, in bytes as sent. The oldest are dropped first."""
+
+
+FEED_CATCH_UPS_MAX = 16
+"""Change feeds that catch up from the log at the same time. Further ones wait for their turn."""
+
+FEED_FRAME_CHANGES = 500
+"""Changes in one message of a feed that catches up; a transaction is not split for it."""
+
+FEED_KEPT_CHANGES_MAX = 10_000
+"""Changes kept for a feed while it catches up. With more it reads those in the log, too."""
+
+FEED_ROOM_SECONDS = 10.0
+"""How long a feed that catches up waits for its client. Then others may catch up instead, and it
+goes on when the client has taken what it was sent."""

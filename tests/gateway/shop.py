@@ -188,7 +188,7 @@ class Truth:
         return [msgspec.json.decode(msgspec.json.encode(self._wire.row(row))) for row in seen]
 
 
-async def until(condition: Any, *, seconds: float = 60.0, every: float = 0.05) -> None:
+async def until(condition: Any, *, seconds: float = 30.0, every: float = 0.05) -> None:
     """Wait for a condition, which may be async. AssertionError when it does not come true."""
     async with asyncio.timeout(seconds):
         while True:

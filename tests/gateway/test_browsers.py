@@ -114,6 +114,7 @@ for (const name of ["snapshot", "enter", "leave", "update", "move", "reset"]) {
   });
 }
 source.onerror = () => console.log(JSON.stringify({ name: "reconnecting" }));
+setInterval(() => {}, 1000);  // an EventSource that waits does not keep Node alive
 """
 
 

@@ -94,7 +94,8 @@ def messages(stream: httpx.Response) -> Iterator[dict[str, Any]]:
 
 def test_the_five_hundred_and_first_subscription(gateway: Served) -> None:
     with session(gateway, "ann") as stream, httpx.Client(headers=bearer("ann")) as client:
-        id = next(messages(stream))["session"]
+        following = messages(stream)  # kept: with its iterator a stream is closed
+        id = next(following)["session"]
         path = f"{gateway.url}/v1/sessions/{id}/subscriptions"
         for number in range(501):
             body = {"id": str(number), "live": {"table": "orders", "limit": 1 + number % 3}}

@@ -278,7 +278,8 @@ def test_settings() -> None:
     assert first_cells(text) == list(Settings.__struct_fields__)
     for name, default in zip(Settings.__struct_fields__, Settings.__struct_defaults__, strict=True):
         assert f"| `{name}` | `HEADWATER_{name.upper()}` |" in text
-        assert default is None or f"`{default}`" in text
+        shown = json.dumps(default) if isinstance(default, tuple) else default
+        assert default is None or f"| `{shown}` |" in text
 
 
 def test_limits() -> None:
@@ -302,6 +303,13 @@ def test_no_error_code_is_made_up() -> None:
     text = (REFERENCE / "errors.md").read_text()
     documented = re.findall(r"^\| `([a-z_]+)` \| `", text, re.M)
     assert sorted(documented) == sorted(error.code for error in errors())
+
+
+def test_codes_that_errors_are_given() -> None:
+    documented = first_cells((REFERENCE / "errors.md").read_text())
+    for module in (ROOT / "src").rglob("*.py"):
+        for code in re.findall(r'\bcode="([a-z_]+)"', module.read_text()):
+            assert code in documented, f"{module.name}: {code}"
 
 
 # Links -----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ token or a part of it: they end up in logs.
 from __future__ import annotations
 
 import base64
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ from headwater.gateway.identity import Identity
 from headwater.gateway.key_set import KeySet
 from headwater.gateway.keys import Key
 from headwater.limits import CLAIM_BYTES_MAX, ROLE_BYTES_MAX, TOKEN_BYTES_MAX
-from headwater.settings import ALGORITHMS, Settings
+from headwater.settings import ALGORITHMS, Settings, check
 
 # ------------------------------------------------------------------------ finding
 
@@ -98,6 +99,7 @@ class Authenticator:
         cls, settings: Settings, *, clock: Callable[[], float] = time.time
     ) -> Authenticator | None:
         """None where no key is set: everybody is anonymous. ConfigError for an unusable key."""
+        check(settings)  # also those that no file or environment was read for
         if not settings.has_auth:
             return None
         given = _own_keys(settings)
@@ -120,6 +122,17 @@ class Authenticator:
         expires_at = self._check_times(claims)
         self._check_origin(claims)
         return self._identity(claims, expires_at)
+
+    async def renew(self, token: str, present: Identity) -> Identity:
+        """Who goes on with a session under a new token: the same user of the same tenant."""
+        identity = await self.verify(token)
+        if (identity.user, identity.tenant) != (present.user, present.tenant):
+            raise Forbidden(
+                "the new token is of another user or tenant",
+                hint="Open another connection for another user.",
+                code="token_user",
+            )
+        return identity
 
     async def _verified_payload(self, token: str, header: _Header) -> bytes:
         if header.alg not in (self._settings.auth_algorithms or ALGORITHMS):
@@ -268,9 +281,16 @@ _JWS = jwt.PyJWS()
 
 def _read_claims(payload: bytes) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(payload, type=dict[str, Any])
+        claims = msgspec.json.decode(payload, type=dict[str, Any])
     except (ValueError, RecursionError):
         raise _malformed("its claims are not a JSON object") from None
+    if _NUL.search(payload):
+        # PostgreSQL cannot take one out of JSON: every policy that looks at the claims would fail.
+        raise Unauthorized("a claim of the token has a NUL in it", code="token_claims")
+    return claims
+
+
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 class _Time(NamedTuple):
@@ -295,8 +315,8 @@ def _name(claims: Mapping[str, Any], claim: str, longest: int) -> str | None:
         return None
     if not isinstance(value, str):
         raise _wrong_claim(claim, "not a text")
-    if not value or len(value.encode()) > longest or "\0" in value:
-        raise _wrong_claim(claim, f"empty, longer than {longest} bytes, or has a NUL in it")
+    if not value or len(value.encode()) > longest:
+        raise _wrong_claim(claim, f"empty or longer than {longest} bytes")
     return value
 
 

@@ -41,7 +41,7 @@ from headwater.limits import (
     RECHECKS_AT_ONCE,
     SUBSCRIPTION_ID_CHARS_MAX,
 )
-from headwater.live.filter import Filter, from_json
+from headwater.live.filter import EVERYTHING, Filter, from_json
 from headwater.live.query import LiveQuery
 from headwater.metrics import Metrics
 from headwater.model import Position
@@ -264,7 +264,7 @@ class Gateway:
             )
         query = _feed_query(wish)
         accesses = await self._decide_feed(connection.session.identity, query.tables)
-        handle = await self.hub.feed(query, subscription, access=accesses)
+        handle = await self.hub.feed(query, subscription, access=_together(accesses))
         self._opened_with(connection, subscription, accesses)
         subscription.opened(handle)
 
@@ -400,6 +400,18 @@ def _feed_query(wish: ChangesQuery) -> FeedQuery:
             raise InvalidQuery("a filter needs exactly one table", path="where")
         where = from_json(wish.where)
     return FeedQuery(wish.tables, where, read_position(wish.since), wish.format)
+
+
+def _together(accesses: dict[str, Access]) -> Access:
+    """What a user may see of the tables of one feed."""
+    several = len(accesses) > 1
+    if several and any(access.where != EVERYTHING for access in accesses.values()):
+        raise InvalidQuery(
+            "you may see some rows of these tables only, which one feed cannot tell apart",
+            path="tables",
+            hint="Open a feed for each table.",
+        )
+    return next(iter(accesses.values()), Access())
 
 
 def read_position(text: str | None) -> Position | None:

@@ -51,6 +51,7 @@ async def serve(
     deflate: bool = True,
 ) -> None:
     """Serve until SIGINT, SIGTERM or `stop`; then return within `drain` seconds, or little more.
+    When cancelled, end all connections at once.
 
     `ready` is called with the port once connections are accepted. When stopping, no connection is
     accepted any more and `on_stopping` says goodbye to the streams; whoever has not taken its last
@@ -76,8 +77,10 @@ async def serve(
     server = _Server(config, drain, on_stopping, ready, stop)
     try:
         await server.serve(sockets)
+    except asyncio.CancelledError:
+        await server.stop_at_once(sockets)
+        raise
     finally:
-        server.cut_off()
         for listening in sockets:
             listening.close()
 
@@ -229,6 +232,12 @@ class _Server(uvicorn.Server):
                     await self._on_stopping()
                 except Exception:
                     logger.exception("saying goodbye to the streams failed; they are closed")
+
+    async def stop_at_once(self, sockets: list[socket.socket]) -> None:
+        """For a server that is cancelled: without goodbyes, but not without order."""
+        if self.started:
+            self._drain, self._on_stopping = 0.0, None
+            await self.shutdown(sockets)
 
     def cut_off(self) -> None:
         """End every connection that is still there."""

@@ -109,7 +109,8 @@ def _refused() -> Unauthorized:
 class Tickets:
     """Tickets over one connection that is opened when first needed and again when lost.
 
-    A ticket takes the database well under a millisecond; one at a time is enough.
+    One at a time is enough: measured on a local server without fsync, half of them took less
+    than 0.25 ms.
     """
 
     def __init__(self, url: str) -> None:

@@ -75,7 +75,7 @@ async def _listen(gateway: Gateway, websocket: WebSocket, connection: Connection
                 _count(gateway, connection, message)
             except HeadwaterError as error:
                 # Whoever asks too often must know which of its wishes was not heard.
-                id = message.id if isinstance(message, Subscribe) else None
+                id = None if message is None else _ended(connection, message)
                 connection.session.say(error_message(error, id=id))
             else:
                 connection.start(_obey(gateway, connection, message))

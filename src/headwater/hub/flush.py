@@ -76,6 +76,9 @@ class Flusher:
             await self._allow_any_plan()
             asked = await hide(self._connection, steps.values(), datetime.now(UTC))
             hub.metrics.questions.labels("visibility").inc(asked)
+        if hub.feeds:
+            await hub.feeds.meet({change.table for each in new for change in each.changes})
+        hub.durable_before = hub.progress.durable
         hub.progress.advance(batch)
         hub.begin_step(batch.position)
         try:

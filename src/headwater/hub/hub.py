@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -28,13 +28,15 @@ from headwater.errors import (
     ResyncRequired,
     Unavailable,
 )
+from headwater.hub.catch_up import FeedSubscription
 from headwater.hub.coalesce import Coalescing
-from headwater.hub.feeds import Feeds
+from headwater.hub.feeds import FeedQuery, Feeds
 from headwater.hub.flush import Flusher
 from headwater.hub.live import LiveSubscription, LiveView, Opening, ViewInfo
 from headwater.hub.openings import Openings, slow_query
 from headwater.hub.questions import Scope
 from headwater.hub.recent import Recents
+from headwater.hub.recheck import recheck_for_ever
 from headwater.hub.subscriber import Access, Subscriber
 from headwater.hub.tables import FORMATS, KnownTable, Tables
 from headwater.hub.visibility import guarded, scope_of
@@ -75,7 +77,7 @@ class Hub:
         self._is_ready = asyncio.Event()
         self.trouble: str | None = "the hub has not been started"
         self.metrics = metrics or Metrics()
-        self._url = url
+        self.url = url
         self._rules = dict(rules or {})
         self._recheck = recheck
         self._coalescing = Coalescing.parse(coalesce)
@@ -88,14 +90,21 @@ class Hub:
         self.views: Views[LiveView] = Views(LiveView)
         self.recents = Recents()
         self.tables = Tables(url)
-        self.feeds = Feeds()
+        self.feeds = Feeds(self)
         self.openings = Openings(url, self.wake, self._opening_failed)
         self.position: Position | None = None
         self.position_text = ""
         self.flushes = 0
+        self.restarts = 0
+        """How often the server was restarted under us."""
+        self.position_before: Position | None = None
+        self.durable_before: Position | None = None
+        """Before the flush that is being handed out."""
+        self.catch_ups = asyncio.Semaphore(limits.FEED_CATCH_UPS_MAX)
         self.emitting = False
         self._between = asyncio.Event()
         self._between.set()
+        self._flushed = asyncio.Event()
         self._laggards: list[LiveSubscription] = []
         self._rechecks: dict[LiveView, None] = {}
         self._lingering: dict[LiveView, float] = {}
@@ -110,6 +119,7 @@ class Hub:
 
     async def __aenter__(self) -> Hub:
         self._task = asyncio.create_task(self._run())
+        self.spawn(recheck_for_ever(self, self._recheck))
         await self._attempted.wait()
         return self
 
@@ -123,6 +133,7 @@ class Hub:
         self._is_ready.clear()
         for view in list(self.views):
             self._refuse_newcomers(view)
+        self.feeds.close()
         await self.openings.close()
         await self.tables.close()
 
@@ -131,9 +142,10 @@ class Hub:
         attempt = 0
         while True:
             try:
-                async with link(self._url, options=FORMATS) as (connection, reader, waker):
+                async with link(self.url, options=FORMATS) as (connection, reader, waker):
                     restarted = await self.progress.begin(connection, reader)
                     if restarted:
+                        self.restarts += 1
                         self._forget_positions()
                     self._waker = waker
                     attempt = 0
@@ -141,7 +153,7 @@ class Hub:
             except ResyncRequired as error:
                 self._resync(error)
             except (psycopg.Error, HeadwaterError) as error:
-                found = translate(error, self._url) if isinstance(error, psycopg.Error) else error
+                found = translate(error, self.url) if isinstance(error, psycopg.Error) else error
                 self._gone(str(found))
             except Exception as error:
                 logger.exception("a flush failed")
@@ -155,11 +167,6 @@ class Hub:
     async def _follow(self, flusher: Flusher, waker: Waker) -> None:
         while True:
             news = await flusher.flush()
-            if not self.ready:
-                self.trouble = None
-                self._is_ready.set()
-                self.metrics.database_up.set(1)
-                self._attempted.set()
             self._sweep()
             await waker.have_read(news=news, position=self.progress.position)
             await self._coalescing.wait(waker)
@@ -177,7 +184,7 @@ class Hub:
         for view in list(self.views):
             self._refuse_newcomers(view)
             if not view.removed and (view.waiting or not view.live):
-                self._open(view)
+                self.open(view)
         self.end_step()
 
     def _refuse_newcomers(self, view: LiveView) -> None:
@@ -188,9 +195,8 @@ class Hub:
 
     def _resync(self, error: ResyncRequired) -> None:
         """The log cannot tell what happened: everything is read anew."""
-        logger.warning("reading all views anew: %s", error)
+        self._gone(str(error))
         self.progress = Progress()
-        self.openings.restart()
         self._read_all_again()
         self.feeds.gap()
 
@@ -223,11 +229,33 @@ class Hub:
         if self._waker is not None:
             self._waker.wake()
 
-    def spawn(self, work: Any) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run beside everything else, and end with the hub."""
-        task = asyncio.ensure_future(work)
+        self.watch(asyncio.create_task(work))
+
+    def watch(self, task: asyncio.Task[None]) -> None:
+        """End it with the hub."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    @property
+    def stepping(self) -> bool:
+        """Whether states are on their way to the position of a flush."""
+        return not self._between.is_set()
+
+    async def between(self) -> None:
+        """Wait for the end of the step that is under way. Until the caller waits again, states and
+        position belong together."""
+        while self.stepping:
+            await self._between.wait()
+
+    async def next_flush(self) -> None:
+        """Wait for a flush that began after this call."""
+        flush = self.flushes + (2 if self.stepping else 1)
+        while self.flushes < flush:
+            self.wake()
+            self._flushed.clear()
+            await self._flushed.wait()
 
     # -------------------------------------------------------------------- subscribing
 
@@ -244,13 +272,28 @@ class Hub:
         been handed over."""
         subscription = LiveSubscription(self, query, subscriber, access, verify)
         bound = await self._bind(query, access)
-        await self._between.wait()
+        await self.between()
         self._join(subscription, *bound, since=since)
         try:
             await subscription.arrived()
         except BaseException:
             subscription.close()
             raise
+        return subscription
+
+    async def feed(
+        self,
+        query: FeedQuery,
+        subscriber: Subscriber,
+        *,
+        access: Access = Access(),  # noqa: B008
+    ) -> FeedSubscription:
+        """Follow a change feed, from now on or from a position. Returns once it is certain that
+        the log reaches back to there; ResyncRequired if it does not."""
+        if not self.ready:
+            raise self._unavailable()
+        subscription = await self.feeds.open(query, subscriber, access)
+        await subscription.begin()
         return subscription
 
     def describe(self) -> list[ViewInfo]:
@@ -294,7 +337,7 @@ class Hub:
                 return
         view.waiting.append(subscription)
         if not view.live or not isinstance(view.state, Window):
-            self._open(view)
+            self.open(view)
         elif guarded(view):
             self._rechecks[view] = None
             self.wake()
@@ -308,7 +351,7 @@ class Hub:
         if view.subscribers or view.waiting or view.live or view.openings:
             if view.known.table.id == known.table.id:
                 return view
-            self._reopen(view)
+            self.reopen(view)
             view = self.views.find(bound, scope)
         if len(self.views) > limits.VIEWS_MAX:
             self.views.remove(view)
@@ -323,7 +366,7 @@ class Hub:
         self.metrics.views.set(len(self.views))
         return view
 
-    def _open(self, view: LiveView, *, quiet: bool = False) -> None:
+    def open(self, view: LiveView, *, quiet: bool = False) -> None:
         """Have its result read, unless that is on its way. A streamed result that is being read
         is of no use to who comes later."""
         streamed = view.query.mode == "streamed"
@@ -391,7 +434,7 @@ class Hub:
             self._remove(view)
             return
         self.metrics.resyncs.labels(reason).inc()
-        self._open(view)
+        self.open(view)
 
     def _abandon_openings(self, view: LiveView) -> None:
         openings, view.openings = view.openings, []
@@ -404,7 +447,7 @@ class Hub:
         if opening in view.openings:
             view.openings.remove(opening)
             opening.again()
-            self._open(view, quiet=opening.quiet)
+            self.open(view, quiet=opening.quiet)
 
     def reshape(self, tables: Iterable[Table]) -> None:
         """Tables as changes show them. Views that know another shape of one are opened anew."""
@@ -416,9 +459,9 @@ class Hub:
                 for view in list(views) if shape != table.id else ():
                     # One that has not begun to read will read the table as it is.
                     if view.live or any(opening.started for opening in view.openings):
-                        self._reopen(view)
+                        self.reopen(view)
 
-    def _reopen(self, view: LiveView) -> None:
+    def reopen(self, view: LiveView) -> None:
         """Its table changed: everyone asks again, by the name they asked for."""
         self._abandon_openings(view)
         subscriptions = [*view.subscribers, *view.waiting]
@@ -443,7 +486,7 @@ class Hub:
                 for subscription in group:
                     subscription.fail(error)
                 continue
-            await self._between.wait()
+            await self.between()
             for subscription in group:
                 if not subscription.closed:
                     self._try_join(subscription, bound)
@@ -467,12 +510,18 @@ class Hub:
     def begin_step(self, position: Position) -> None:
         """From here until `end_step`, states are on their way to this position."""
         self.flushes += 1
-        self.position = position
+        self.position_before, self.position = self.position, position
         self.position_text = str(position)
         self._between.clear()
+        if not self.ready:
+            self.trouble = None
+            self._is_ready.set()
+            self.metrics.database_up.set(1)
+            self._attempted.set()
 
     def end_step(self) -> None:
         self.emitting = False
+        self._flushed.set()
         self._between.set()
 
     def take_arrived(self) -> list[Opening]:
@@ -526,7 +575,7 @@ class Hub:
             view.detach(subscription)
             view.waiting.append(subscription)
             if view.query.mode == "streamed":
-                self._open(view)
+                self.open(view)
             else:
                 self._rechecks[view] = None
                 self.wake()
@@ -552,9 +601,9 @@ class Hub:
         if view.removed:
             return
         if isinstance(error, _NO_RIGHT):
-            self._fail_all(view, self._refusal(view, error))
+            self.fail_all(view, self._refusal(view, error))
         elif isinstance(error, _CHANGED):
-            self._reopen(view)
+            self.reopen(view)
         else:
             self.read_again(view, "resync")
 
@@ -562,10 +611,10 @@ class Hub:
         view = opening.view
         if opening not in view.openings:
             return
-        view.openings.remove(opening)
         if isinstance(error, _CHANGED) and opening.attempts_left():
-            self._reopen(view)
+            self.reopen(view)
             return
+        view.openings.remove(opening)
         if isinstance(error, psycopg.errors.QueryCanceled):
             found = slow_query(view.query)
         else:
@@ -574,10 +623,10 @@ class Hub:
             for subscription in opening.told:
                 subscription.fail(found)
         elif not opening.quiet or isinstance(found, Forbidden):
-            self._fail_all(view, found)
+            self.fail_all(view, found)
 
     def _refusal(self, view: LiveView, error: psycopg.Error) -> HeadwaterError:
-        found = translate(error, self._url)
+        found = translate(error, self.url)
         if isinstance(found, PermissionMissing) and view.scope is not None:
             role, label = view.scope.role, view.query.table.label
             return Forbidden(
@@ -586,7 +635,7 @@ class Hub:
             )
         return found
 
-    def _fail_all(self, view: LiveView, error: HeadwaterError) -> None:
+    def fail_all(self, view: LiveView, error: HeadwaterError) -> None:
         for subscription in [*view.subscribers, *view.waiting]:
             subscription.fail(error)
 
@@ -612,7 +661,7 @@ class Hub:
     ) -> None:
         """Over to the view of another query or scope, if it is another."""
         bound = await self._bind(query, access)
-        await self._between.wait()
+        await self.between()
         view = subscription.target
         if subscription.closed or view is None:
             return

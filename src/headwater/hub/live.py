@@ -76,13 +76,14 @@ class LiveView(View):
 
     def info(self) -> ViewInfo:
         held = self.state.buffered if isinstance(self.state, Window) else len(self.state.members)
+        told = sum(len(opening.told) for opening in self.openings)
         return ViewInfo(
             self.id,
             self.query.table.label,
             self.wish.to_json(),
             self.query.mode,
             None if self.scope is None else self.scope.role,
-            len(self.subscribers) + len(self.waiting),
+            len(self.subscribers) + len(self.waiting) + told,
             held,
             self.live,
         )
@@ -117,12 +118,13 @@ class LiveView(View):
             return None
         self._whole = {}
         wire = self.known.wire.delta
-        if any(isinstance(delta, Reset) for delta in deltas):
-            if isinstance(self.state, Window):
-                return self.whole(position, "table")
-            matches = tuple(map(wire, _matches(deltas)))
-            return Frame(ResetMessage(self.id, position, "table", matches))  # type: ignore[arg-type]
-        return Frame(Deltas(self.id, position, at, tuple(map(wire, deltas)), self.hash()))
+        steps = tuple(wire(delta) for delta in deltas if not isinstance(delta, Reset))
+        if len(steps) == len(deltas):
+            return Frame(Deltas(self.id, position, at, steps, self.hash()))
+        if isinstance(self.state, Window):
+            return self.whole(position, "table")
+        matches = tuple(map(wire, _matches(deltas)))
+        return Frame(ResetMessage(self.id, position, "table", matches))  # type: ignore[arg-type]
 
     # -------------------------------------------------------------------- who follows it
 

@@ -2,8 +2,9 @@
 
 A first result may take long where no index fits, and nobody else shall wait for it. So a flush only
 lends its snapshot: side connections import it, which takes a moment, and the flush goes on. All
-results that are wanted at that moment are shared out among the connections that are free. What
-takes too long fails with an error that says so; what a lost connection cut short is read again.
+results that are wanted at that moment are shared out among the connections that are free, and what
+waits behind a slow one is given to the next that is. What takes too long fails with an error that
+says so; what a lost connection cut short is read again.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Openings:
         self._changed = changed
         self._failed = failed
         self._wanted: deque[Opening] = deque()
+        self._shares: list[deque[Opening]] = []
         self._idle: list[Connection] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Future[None]] = set()
@@ -55,37 +57,41 @@ class Openings:
 
     @property
     def can_start(self) -> bool:
-        return bool(self._wanted and self._idle)
+        return bool(self._idle) and (bool(self._wanted) or any(self._shares))
 
     def want(self, opening: Opening) -> None:
         self._wanted.append(opening)
-        missing = min(len(self._wanted), limits.OPENING_CONNECTIONS) - self._connections
-        for _ in range(missing):
-            self._connections += 1
-            self._spawn(self._connect())
+        self._connect_more()
         self._changed()
 
     async def start(self, export: Callable[[], Awaitable[str]], position: Position) -> None:
         """Share out what is wanted. `export` lends the snapshot, which must stay until we return;
         the position is that of the snapshot."""
-        share = deque(opening for opening in self._wanted if opening.wanted)
-        self._wanted.clear()
+        share = self._new_share()
         if not share:
             return
-        snapshot = await export()
         connections, self._idle = self._idle[: len(share)], self._idle[len(share) :]
         try:
+            snapshot = await export()
             ready = await asyncio.gather(*(self._import(each, snapshot) for each in connections))
         except BaseException:
             await _close_all(connections)
             raise
         for opening in share:
             opening.started, opening.position = True, position
-        if not any(ready):
-            self._put_back(share)
         for connection, is_ready in zip(connections, ready, strict=True):
             if is_ready:
                 self._spawn(self._work(connection, share))
+
+    def _new_share(self) -> deque[Opening]:
+        """Everything that nobody is reading: also what waits behind a result that takes long."""
+        for share in self._shares:
+            self._put_back(share)
+            share.clear()
+        share = deque(opening for opening in self._wanted if opening.wanted)
+        self._wanted.clear()
+        self._shares = [share]
+        return share
 
     def restart(self) -> None:
         """The snapshots that results are read in no longer fit the log: begin again with all."""
@@ -95,6 +101,7 @@ class Openings:
         self._connections = 0
         self._idle, idle = [], self._idle
         self._wanted.clear()
+        self._shares = []
         self.arrived.clear()
         closing = asyncio.ensure_future(_close_all(idle))
         self._closing.add(closing)
@@ -111,6 +118,12 @@ class Openings:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _connect_more(self) -> None:
+        missing = len(self._wanted) - len(self._idle)
+        for _ in range(min(missing, limits.OPENING_CONNECTIONS - self._connections)):
+            self._connections += 1
+            self._spawn(self._connect())
 
     async def _connect(self) -> None:
         try:

@@ -2,8 +2,9 @@
 
 A position that was handed out marks how many frames its receiver had; resuming there brings exactly
 the frames after that. A position that nobody remembers, or behind which a frame was dropped, cannot
-be resumed: the answer is None, and the subscriber gets a snapshot. Frames are bounded per view and,
-through `Recents`, in all.
+be resumed: the answer is None, and the subscriber gets a snapshot. What is kept is the text of a
+frame, a fraction of what the frame itself takes, and bounded per view and, through `Recents`, in
+all.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 
 from headwater import limits
-from headwater.protocol import Frame
+from headwater.protocol import Frame, read_server
 
 
 class Recent:
@@ -21,7 +22,7 @@ class Recent:
 
     def __init__(self) -> None:
         self._sent = 0
-        self._frames: deque[Frame] = deque()
+        self._frames: deque[bytes] = deque()
         self._marks: dict[str, int] = {}
 
     def mark(self, position: str) -> None:
@@ -34,7 +35,7 @@ class Recent:
     def add(self, frame: Frame, position: str) -> None:
         """A frame was sent to all."""
         self._sent += 1
-        self._frames.append(frame)
+        self._frames.append(frame.json)
         self.mark(position)
 
     def after(self, position: str) -> list[Frame] | None:
@@ -43,15 +44,15 @@ class Recent:
         if had is None or self._sent - had > len(self._frames):
             return None
         missed = self._sent - had
-        return list(self._frames)[len(self._frames) - missed :]
+        return [Frame(read_server(text)) for text in list(self._frames)[len(self) - missed :]]
 
     def drop_oldest(self) -> int:
         """Forget a frame; returns its size."""
-        return self._frames.popleft().size
+        return len(self._frames.popleft())
 
     def clear(self) -> int:
         """Positions told before mean nothing any more. Returns the size of what is dropped."""
-        size = sum(frame.size for frame in self._frames)
+        size = sum(map(len, self._frames))
         self._frames.clear()
         self._marks.clear()
         return size

@@ -79,7 +79,7 @@ class Tables:
                 self._task = asyncio.create_task(self._look_up())
         return await asyncio.shield(future)
 
-    async def ask(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    async def ask(self, statement: str, values: Sequence[Any] | None) -> list[tuple[Any, ...]]:
         """Put any other question about tables. Raises the driver's errors for wrong questions."""
         async with self.lock:
             try:

@@ -25,7 +25,7 @@ from headwater.hub.tables import KnownTable, Tables
 from headwater.live.filter import conditions
 from headwater.live.query import BoundQuery
 from headwater.live.window import Window
-from headwater.model import Change, Key
+from headwater.model import Change, Key, Table
 
 
 async def hide(connection: Connection, steps: Iterable[Step], now: datetime) -> int:
@@ -93,8 +93,10 @@ async def scope_of(
                 hint="Give it one: the setting auth_role, or the role claim of its token.",
             )
         return None
-    rights = await _rights(tables, known, access.role)
-    if not rights.table and not rights.columns.issuperset(_used(query)):
+    rights = await _rights(tables, known.table, known.secured, access.role)
+    # Under a policy rows are read as the role itself, and always whole.
+    may_read = rights.table or (not known.secured and rights.columns.issuperset(_used(query)))
+    if not may_read:
         raise Forbidden(
             f"role {access.role} may not read {label}",
             hint=f'grant select on {label} to "{access.role}"',
@@ -119,35 +121,35 @@ class _Rights:
         self.bypasses = bypasses
 
 
-async def _rights(tables: Tables, known: KnownTable, role: str) -> _Rights:
-    rows = await tables.ask(_RIGHTS, (known.table.oid, role))
+async def _rights(tables: Tables, table: Table, secured: bool, role: str) -> _Rights:
+    rows = await tables.ask(_RIGHTS, (table.oid, role))
     if not rows:
         raise Forbidden(
             f"there is no database role {role}",
             hint="Create it, or correct the setting auth_role or the token's role claim.",
         )
-    ((table, columns, bypasses, may_become),) = rows
-    if not may_become and known.secured:
+    ((whole, columns, bypasses, may_become),) = rows
+    if not may_become and secured:
         raise Forbidden(
             f"Headwater's own database role may not act as {role}",
             hint=f'grant "{role}" to the role that Headwater connects as',
         )
-    return _Rights(table, columns, bypasses)
+    return _Rights(whole, columns, bypasses)
 
 
-async def feed_rights(tables: Tables, known: KnownTable, access: Access) -> None:
+async def feed_rights(tables: Tables, table: Table, secured: bool, access: Access) -> None:
     """Forbidden unless everything in the table may be seen: a feed carries every row whole."""
-    label, role = known.table.label, access.role
+    label, role = table.label, access.role
     if role is None:
-        if known.secured:
+        if secured:
             raise _no_feed(label)
         return
-    rights = await _rights(tables, known, role)
+    rights = await _rights(tables, table, secured, role)
     if not rights.table:
         raise Forbidden(
             f"role {role} may not read {label}", hint=f'grant select on {label} to "{role}"'
         )
-    if known.secured and not rights.bypasses:
+    if secured and not rights.bypasses:
         raise _no_feed(label)
 
 

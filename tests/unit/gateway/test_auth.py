@@ -85,6 +85,10 @@ async def test_who_the_bearer_is() -> None:
     assert (await verifier.verify(token(email="bob@a.example"))).role == "web"
 
 
+async def test_a_text_about_a_nul_is_not_one() -> None:
+    assert (await with_secret().verify(token(note=r"\u0000"))).claims["note"] == r"\u0000"
+
+
 async def test_claims_that_the_settings_leave_out() -> None:
     verifier = with_secret(auth_tenant_claim="", auth_role_claim="")
     found = await verifier.verify(token({**CLAIMS, "tenant": "acme", "role": "postgres", "": "no"}))
@@ -140,6 +144,9 @@ REFUSED = [
     (token(sub=7), "token_claims"),
     (token(sub=["ann"]), "token_claims"),
     (token(sub="a\0b"), "token_claims"),
+    (token(app={"note": ["\0"]}), "token_claims"),
+    (token(app={"note": "\\\\\0"}), "token_claims"),
+    (token({**CLAIMS, "\0": 1}), "token_claims"),
     (token(sub="é" * 129), "token_claims"),
     (token(tenant=7), "token_claims"),
     (token(role={"name": "postgres"}), "token_claims"),
@@ -197,6 +204,21 @@ async def test_tenants_that_are_not_served(tenant: str | None) -> None:
     assert caught.value.code == "token_tenant"
 
 
+async def test_a_session_goes_on_with_a_new_token_of_the_same_user() -> None:
+    verifier = with_secret()
+    present = await verifier.verify(token(tenant="acme", exp=NOW + 5))
+    renewed = await verifier.renew(token(tenant="acme", exp=NOW + 900, role="clerk"), present)
+    assert renewed.expires_at == datetime.fromtimestamp(NOW + 900, UTC)
+    assert renewed.role == "clerk"
+    for other in (token(sub="eve", tenant="acme"), token(tenant="other"), token()):
+        with pytest.raises(Forbidden, match="another user") as caught:
+            await verifier.renew(other, present)
+        assert caught.value.code == "token_user"
+    with pytest.raises(Unauthorized) as expired:
+        await verifier.renew(token(tenant="acme", exp=NOW - 60), present)
+    assert expired.value.code == "token_expired"
+
+
 # ------------------------------------------------------------------------ confusion
 
 
@@ -240,6 +262,8 @@ async def test_a_secret_is_good_for_hashes_no_longer_than_itself() -> None:
 
 
 UNUSABLE = [
+    ({"auth_secret": "short"}, "auth_secret: shorter than 32 bytes"),
+    ({"auth_audience": "shop"}, "auth_audience: set, but there is no key"),
     ({"auth_secret": SECRET[:32], "auth_algorithms": ("HS512",)}, "auth_algorithms: none of them"),
     ({"auth_secret": SECRET, "auth_algorithms": ("RS256",)}, "auth_algorithms: none of them"),
     ({"auth_secret": public_pem(rsa_key())}, "auth_secret: this is a public key"),

@@ -1,0 +1,178 @@
+"""How fast one event reaches many SSE streams, and what an idle one costs:
+`python -m benchmarks.fanout [--large]`.
+
+The servers run beside each other, each with its own streams, and take turns. The client is one
+process for all: it waits on epoll, counts the ends of events and does not parse. Client and server
+share the machine, so beside the rate by the clock stands the rate by the server's own CPU time.
+"""
+
+from __future__ import annotations
+
+import resource
+import select
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from statistics import median
+
+import msgspec
+
+from benchmarks.measure import Result, ratios, report
+from benchmarks.streaming import Server, has_nchan, nchan, ours
+
+PUBLISH = b"POST /publish HTTP/1.1\r\nhost: b\r\ncontent-length: %d\r\n\r\n%s"
+EVENTS = b"GET /events HTTP/1.1\r\nhost: b\r\naccept: text/event-stream\r\n\r\n"
+BODY = b"x" * 185  # With nchan's own lines as long on the wire as one of our events.
+KIB = 1024
+
+
+class Size(msgspec.Struct, frozen=True):
+    streams: int
+    events: int
+    rounds: int
+    idle: int
+
+
+TINY = Size(streams=5, events=3, rounds=1, idle=10)
+SMALL = Size(streams=200, events=200, rounds=5, idle=500)
+LARGE = Size(streams=2000, events=50, rounds=7, idle=10_000)
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """Deliveries a second."""
+
+    wall: float
+    cpu: float
+
+
+class Streams:
+    """Many streams of one server, and a connection to publish with."""
+
+    def __init__(self, server: Server, count: int) -> None:
+        self.server = server
+        self._poll = select.epoll()
+        self._sockets = {s.fileno(): s for s in (self._open() for _ in range(count))}
+        self._publisher = socket.create_connection(("127.0.0.1", server.port))
+        self._publisher.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.bytes = 0
+
+    def _open(self) -> socket.socket:
+        stream = socket.create_connection(("127.0.0.1", self.server.port))
+        stream.sendall(EVENTS)
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += stream.recv(4 * KIB)
+        assert head.startswith(b"HTTP/1.1 200"), head
+        stream.setblocking(False)
+        self._poll.register(stream.fileno(), select.EPOLLIN)
+        return stream
+
+    def close(self) -> None:
+        for stream in self._sockets.values():
+            stream.close()
+        self._publisher.close()
+        self._poll.close()
+
+    def publish(self) -> None:
+        """Send an event to all streams, and return when each has it."""
+        self._publisher.sendall(PUBLISH % (len(BODY), BODY))
+        missing = len(self._sockets)
+        sockets, poll = self._sockets, self._poll.poll
+        while missing > 0:
+            for number, _ in poll():
+                data = sockets[number].recv(4 * KIB)
+                assert data, "the server closed a stream"
+                self.bytes += len(data)
+                missing -= data.count(b"\n\n")
+        assert self._publisher.recv(4 * KIB).startswith(b"HTTP/1.1 20")
+
+    def rate(self, events: int) -> Rate:
+        """Publish so many, one after the other."""
+        used, started = self.server.cpu_seconds(), time.perf_counter()
+        for _ in range(events):
+            self.publish()
+        wall = time.perf_counter() - started
+        used = self.server.cpu_seconds() - used
+        deliveries = events * len(self._sockets)
+        return Rate(deliveries / wall, deliveries / max(used, 0.01))
+
+
+@contextmanager
+def _streams(size: Size) -> Iterator[dict[str, Streams]]:
+    """Every server there is, each with its streams open and warm."""
+    with ExitStack() as stack:
+        servers = {
+            "fast path": stack.enter_context(ours("fast")),
+            "plain ASGI": stack.enter_context(ours("plain")),
+        }
+        if has_nchan():
+            servers["nginx with nchan"] = stack.enter_context(nchan())
+        opened = {}
+        for name, server in servers.items():
+            opened[name] = streams = Streams(server, size.streams)
+            stack.callback(streams.close)
+            streams.publish()
+            streams.bytes = 0
+        yield opened
+
+
+def fan_out(size: Size) -> list[Result]:
+    rates: dict[str, list[Rate]] = {}
+    with _streams(size) as opened:
+        for turn in range(size.rounds):
+            names = list(opened)
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                rates.setdefault(name, []).append(opened[name].rate(size.events))
+        deliveries = size.rounds * size.events * size.streams
+        bytes_each = {name: streams.bytes / deliveries for name, streams in opened.items()}
+    results = [
+        Result(
+            f"{name}, {size.streams:,} streams",
+            f"{median(r.wall for r in rates[name]):,.0f} deliveries/s",
+            "–",
+            None,
+            f"{median(r.cpu for r in rates[name]):,.0f} a second of its CPU;"
+            f" {bytes_each[name]:.0f} bytes each",
+        )
+        for name in rates
+    ]
+    return [*results, _against_nchan(rates)]
+
+
+def _against_nchan(rates: dict[str, list[Rate]]) -> Result:
+    name, target = "fast path / nginx with nchan", "at least 1"
+    if "nginx with nchan" not in rates:
+        return Result(name, "skipped", target, None, "no nginx with nchan here")
+    fast, other = rates["fast path"], rates["nginx with nchan"]
+    wall = ratios([r.wall for r in fast], [r.wall for r in other])
+    cpu = ratios([r.cpu for r in fast], [r.cpu for r in other])
+    detail = f"by the server's CPU time: {cpu:.2f}"
+    return Result(name, f"{wall:.2f} by the clock", target, wall >= 1, detail)
+
+
+def idle(size: Size) -> Result:
+    """Memory of the server's process for a stream that is open and silent."""
+    with ours("fast") as server:
+        warm = Streams(server, 5)  # What the first connections allocate is not theirs.
+        before = server.memory_bytes()
+        streams = Streams(server, size.idle)
+        streams.publish()
+        each = (server.memory_bytes() - before) / size.idle / KIB
+        streams.close()
+        warm.close()
+    return Result(
+        f"{size.idle:,} idle streams", f"{each:.1f} KiB each", "under 20 KiB", each < 20, ""
+    )
+
+
+def run(*, large: bool = False, tiny: bool = False) -> list[Result]:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    size = TINY if tiny else LARGE if large else SMALL
+    return [*fan_out(size), idle(size)]
+
+
+if __name__ == "__main__":
+    report("Streams", run(large="--large" in sys.argv))

@@ -1,0 +1,315 @@
+"""One subscriber of a change feed: live, catching up from the log, or paused.
+
+The seam. To join the flushes, it notes the hub's position, keeps what later flushes bring, reads
+the log from where it is up to exactly that position, hands over what was kept, and is live. Nothing
+is missed, because every transaction is in the position or comes later; nothing is doubled, because
+none is both. When more comes meanwhile than can be kept, it begins again from where it has got to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from headwater import limits
+from headwater.database import Connection, connect, translate
+from headwater.errors import DatabaseError, HeadwaterError, InvalidQuery, ResyncRequired
+from headwater.hub.subscriber import Access, Subscriber
+from headwater.live.needs import Undecided
+from headwater.log.follow import is_lost, reconnect_pause
+from headwater.log.read import LogReader
+from headwater.model import Position, Transaction
+from headwater.protocol import Frame
+
+if TYPE_CHECKING:
+    from headwater.hub.feeds import FeedQuery, FeedView
+    from headwater.hub.hub import Hub
+
+logger = logging.getLogger(__name__)
+
+
+class _Slow(Exception):
+    """The client takes what it is sent too slowly to hold a connection for it."""
+
+
+class FeedSubscription:
+    """One subscriber's change feed. Made by `Hub.feed`."""
+
+    def __init__(
+        self, hub: Hub, feed: FeedView, query: FeedQuery, subscriber: Subscriber, access: Access
+    ) -> None:
+        self.feed = feed
+        self.query = query
+        self.access = access
+        self.closed = False
+        self._hub = hub
+        self._subscriber = subscriber
+        self._begun = False
+        self._task: asyncio.Task[None] | None = None
+        self._may_deliver = asyncio.Event()
+        self._may_deliver.set()
+        self._flush = 0
+        """The last flush it was told of."""
+        self._position: Position | None = query.since
+        """Up to here it has everything, while it is not live."""
+        self._durable: Position | None = query.since
+        self._restarts = hub.restarts
+        self._delivered: set[int] = set()
+        """Transactions after the position that it has, too."""
+        self._kept: list[Transaction] | None = None
+        self._kept_changes = 0
+        self._arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def view(self) -> int:
+        return self.feed.id
+
+    @property
+    def live(self) -> bool:
+        return self._task is None and self._may_deliver.is_set()
+
+    def close(self) -> None:
+        """End it; nothing is delivered any more."""
+        if self.closed:
+            return
+        self.closed = True
+        self._hub.feeds.leave(self)
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        if not self._arrived.done():
+            self._arrived.cancel()
+
+    def pause(self) -> None:
+        """Deliver nothing until `resume`."""
+        if self.closed or not self._may_deliver.is_set():
+            return
+        if self._task is None:
+            self._stop_here()
+        self._may_deliver.clear()
+
+    def resume(self) -> None:
+        """Catch up with what came meanwhile, and go on."""
+        if self.closed or self._may_deliver.is_set():
+            return
+        self._may_deliver.set()
+        self._start()
+
+    # -------------------------------------------------------------------- for the hub
+
+    async def begin(self) -> None:
+        """Returns once the subscriber was told that it is subscribed; errors are raised."""
+        await self._hub.between()
+        if self._position is None:
+            self._tell_subscribed()
+        else:
+            self._start()
+            try:
+                await asyncio.shield(self._arrived)
+            except BaseException:
+                self.close()
+                raise
+
+    def flushed(self, transactions: Sequence[Transaction], frame: Frame | None) -> None:
+        """What a flush brought for this feed; the frame of it is shared."""
+        self._flush = self._hub.flushes
+        if self._task is not None:
+            self._keep(transactions)
+        elif self._may_deliver.is_set() and frame is not None:
+            self._deliver(frame)
+
+    def fell_behind(self, since: Position) -> None:
+        """Flushes went by that nobody was told of."""
+        if self._task is not None:
+            self._kept = None
+        elif self._may_deliver.is_set():
+            self._position = self._durable = since
+            self._restarts = self._hub.restarts
+            self._delivered.clear()
+            self._start()
+
+    def gap(self) -> None:
+        """What happened since it was last told cannot be told; it goes on from now."""
+        since = self._hub.feeds.gap_since if self.live else self._durable
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+            self._task = None
+        if not self._begun:
+            return
+        self._kept = None
+        if self._may_deliver.is_set():
+            self._deliver(self._hub.feeds.gap_frame(self.feed, since))
+
+    def fail(self, error: HeadwaterError) -> None:
+        if self.closed:
+            return
+        if not self._begun and not self._arrived.done():
+            self._arrived.set_exception(error)
+            self._arrived.exception()
+        self.close()
+        if self._begun:
+            with suppress(Exception):
+                self._subscriber.failed(error)
+
+    # -------------------------------------------------------------------- states
+
+    def _tell_subscribed(self) -> None:
+        self._begun = True
+        self._hub.feeds.join(self)
+        try:
+            self._subscriber.subscribed(self.feed.id, key=(), resumed=self.query.since is not None)
+        except Exception:
+            logger.exception("a subscriber failed to be told that it is subscribed")
+        if not self._arrived.done():
+            self._arrived.set_result(None)
+
+    def _stop_here(self) -> None:
+        """Remember where it is. In the middle of handing a flush out, that depends on whether its
+        own turn has come."""
+        hub = self._hub
+        told = self._flush == hub.flushes or not hub.stepping
+        self._position = hub.position if told else hub.position_before
+        self._durable = hub.progress.durable if told else hub.durable_before
+        self._restarts = hub.restarts
+        self._delivered.clear()
+
+    def _start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+            self._hub.watch(self._task)
+
+    def _deliver(self, frame: Frame) -> None:
+        try:
+            self._subscriber.deliver(frame)
+        except Exception:
+            logger.exception("a subscriber of feed %d failed to take a frame", self.feed.id)
+
+    def _keep(self, transactions: Sequence[Transaction]) -> None:
+        if self._kept is None:
+            return
+        self._kept += transactions
+        self._kept_changes += sum(len(each.changes) for each in transactions)
+        if self._kept_changes > limits.FEED_KEPT_CHANGES_MAX:
+            self._kept = None
+
+    # -------------------------------------------------------------------- catching up
+
+    async def _run(self) -> None:
+        """Until it is live, however often the connection or the client needs another start."""
+        attempt = 0
+        while not self.closed:
+            try:
+                async with self._hub.catch_ups:
+                    await self._catch_up()
+                return
+            except _Slow:
+                await self._subscriber.room()
+            except ResyncRequired as error:
+                if not self._begun:
+                    self.fail(error)
+                    return
+                await self._hub.between()
+                self._task = None
+                self._deliver(self._hub.feeds.gap_frame(self.feed, self._durable))
+                return
+            except (InvalidQuery, Undecided) as error:
+                from headwater.hub.feeds import feed_error
+
+                self.fail(feed_error(self.feed, error))
+                return
+            except (psycopg.Error, DatabaseError) as error:
+                if not self._begun or not is_lost(error):
+                    found = translate(error) if isinstance(error, psycopg.Error) else error
+                    self.fail(found)
+                    return
+                await asyncio.sleep(reconnect_pause(attempt))
+                attempt += 1
+
+    async def _catch_up(self) -> None:
+        connection = await connect(self._hub.url, purpose="catch-up")
+        try:
+            reader = await LogReader.open(connection, self.feed.wants)
+            while True:
+                since = await self._begin_from(connection, reader)
+                until = await self._seam(since)
+                if until != since:
+                    await self._read(connection, reader, since, until)
+                await self._may_deliver.wait()
+                await self._hub.between()
+                self._reached(since, until)
+                if self._kept is not None:
+                    self._join()
+                    return
+        finally:
+            await connection.close()
+
+    async def _begin_from(self, connection: Connection, reader: LogReader) -> Position:
+        if self._restarts != self._hub.restarts:
+            # What is not on disk may mean something else now; what comes twice is told by its seq.
+            self._restarts = self._hub.restarts
+            self._position = self._durable
+            self._delivered.clear()
+        since = self._position
+        assert since is not None
+        await reader.check(connection, since)
+        return since
+
+    async def _seam(self, since: Position) -> Position:
+        """The hub's position, from which on everything is kept."""
+        while True:
+            await self._hub.between()
+            until = self._hub.position
+            if until is not None and until.covers(since):
+                break
+            await self._hub.next_flush()
+        if not self._begun:
+            self._tell_subscribed()
+        self._kept, self._kept_changes = [], 0
+        return until
+
+    async def _read(
+        self, connection: Connection, reader: LogReader, since: Position, until: Position
+    ) -> None:
+        pending: list[Transaction] = []
+        size = 0
+        async for transaction in reader.catch_up(connection, since, until):
+            if transaction.xid in self._delivered or not (seen := self.feed.seen(transaction)):
+                continue
+            pending.append(seen)
+            size += len(seen.changes)
+            if size >= limits.FEED_FRAME_CHANGES:
+                await self._hand_over(pending, since)
+                pending, size = [], 0
+        if pending:
+            await self._hand_over(pending, since)
+
+    async def _hand_over(self, transactions: list[Transaction], since: Position) -> None:
+        await self._may_deliver.wait()
+        try:
+            async with asyncio.timeout(limits.FEED_ROOM_SECONDS):
+                await self._subscriber.room()
+        except TimeoutError:
+            raise _Slow from None
+        self._deliver(self._hub.feeds.frame(self.feed, transactions, since))
+        self._delivered.update(each.xid for each in transactions if each.complete)
+
+    def _reached(self, since: Position, until: Position) -> None:
+        durable = self._hub.progress.durable
+        if durable.covers(until):
+            self._durable = until
+        elif durable.covers(since):
+            self._durable = durable
+        self._position = until
+        self._delivered.clear()
+
+    def _join(self) -> None:
+        """Synchronously: what was kept, and then the flushes."""
+        kept, self._kept = self._kept, None
+        self._task = None
+        if kept:
+            durable = self._hub.progress.durable
+            self._deliver(self._hub.feeds.frame(self.feed, kept, durable))

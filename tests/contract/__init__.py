@@ -1,0 +1,1 @@
+"""What we rely on in the libraries below us."""
