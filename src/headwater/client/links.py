@@ -83,6 +83,10 @@ def gateway_url(url: str, *, websocket: bool) -> str:
     return urlunsplit((("ws" if websocket else "http") + secure, parts.netloc, path, "", ""))
 
 
+# Of brotli, httpx holds back the end of an event until the next one comes.
+_ENCODINGS = {"Accept-Encoding": "zstd, gzip"}
+
+
 def _headers(token: str | None) -> dict[str, str]:
     return {} if token is None else {"Authorization": f"Bearer {token}"}
 
@@ -175,7 +179,7 @@ async def open_sse(url: str, token: str | None) -> Link:
     async with AsyncExitStack() as stack:
         timeout = httpx.Timeout(CONNECT_TIMEOUT_SECONDS, read=None)
         client = await stack.enter_async_context(
-            httpx.AsyncClient(timeout=timeout, headers=_headers(token))
+            httpx.AsyncClient(timeout=timeout, headers=_headers(token) | _ENCODINGS)
         )
         address = gateway_url(url, websocket=False)
         with _http_errors(url):
