@@ -640,6 +640,8 @@ class Hub:
     def fail_all(self, view: LiveView, error: HeadwaterError) -> None:
         for subscription in [*view.subscribers, *view.waiting]:
             subscription.fail(error)
+        if not view.removed:
+            self._remove(view)  # its state may be behind; nobody shall find it
 
     # -------------------------------------------------------------------- moving
 

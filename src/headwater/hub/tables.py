@@ -101,9 +101,12 @@ class Tables:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for future in self._wanted.values():
-            future.cancel()
+        self._refuse(self._wanted)
         await self._disconnect()
+
+    def _refuse(self, wanted: dict[str, asyncio.Future[KnownTable]]) -> None:
+        for future in wanted.values():
+            _resolve(future, Unavailable("the hub is stopping", hint="Try again elsewhere."))
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -117,8 +120,7 @@ class Tables:
             try:
                 found = await self._found(list(wanted))
             except asyncio.CancelledError:
-                for future in wanted.values():
-                    future.cancel()
+                self._refuse(wanted)
                 raise
             for name, future in wanted.items():
                 _resolve(future, found.get(name) or _not_enabled(name))
