@@ -332,6 +332,9 @@ FEED_FRAME_CHANGES = 500
 FEED_KEPT_CHANGES_MAX = 10_000
 """Changes kept for a feed while it catches up. With more it reads those in the log, too."""
 
+FEED_POSITION_SECONDS = 60.0
+"""A change feed is told this often, also without a change, where to resume from."""
+
 FEED_ROOM_SECONDS = 10.0
 """How long a feed that catches up waits for its client. Then others may catch up instead, and it
 goes on when the client has taken what it was sent."""

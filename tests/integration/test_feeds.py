@@ -51,7 +51,8 @@ async def test_the_live_tail(url: str, orders: Connection) -> None:
         await run(orders, "insert into orders values (1, 7, 1.50)")
         await run(orders, "update orders set amount = 9 where id = 1", "delete from orders")
         await one.until(lambda: len(changes(one)) == 3)
-        assert one.frames == other.frames
+        # Each begins with a message of its own that tells where it is.
+        assert one.frames[1:] == other.frames[1:]
         first, second, third = changes(one)
         assert (first["op"], first["table"], first["key"]) == ("insert", "orders", {"id": 1})
         assert first["after"] == {"id": 1, "owner": 7, "amount": "1.50"}
@@ -162,7 +163,7 @@ async def test_resuming_from_any_message_misses_nothing(url: str, orders: Connec
             await hub.feed(FeedQuery(("orders",), since=since), again)
             assert again.resumed == [True]
             had = [c["key"]["id"] for t in message.transactions for c in t.changes]
-            missing = set(range(had[-1] + 1, 20))
+            missing = set(range(had[-1] + 1 if had else 0, 20))
             await again.until(lambda a=again, m=missing: m <= set(ids(a)))  # type: ignore[misc]
 
 
@@ -197,7 +198,7 @@ async def test_what_memory_cannot_decide_ends_the_feed(url: str, orders: Connect
         await recorder.until(lambda: recorder.error)
         assert recorder.error is not None
         assert recorder.error.code == "forbidden"
-        assert recorder.messages == []
+        assert changes(recorder) == []
 
 
 async def test_a_backlog_is_read_in_the_log(

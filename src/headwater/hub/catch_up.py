@@ -115,6 +115,7 @@ class FeedSubscription:
         await self._hub.between()
         if self._position is None:
             self._tell_subscribed()
+            self._tell_position()
         else:
             self._start()
             try:
@@ -130,6 +131,12 @@ class FeedSubscription:
             self._keep(transactions)
         elif self._may_deliver.is_set() and frame is not None:
             self._deliver(frame)
+
+    def _tell_position(self, transactions: Sequence[Transaction] = ()) -> None:
+        """A message of its own, if need be without a change: now there is a place to resume from
+        that is newer than any it was told."""
+        durable = self._hub.progress.durable
+        self._deliver(self._hub.feeds.frame(self.feed, transactions, durable))
 
     def fell_behind(self, since: Position) -> None:
         """Flushes went by that nobody was told of."""
@@ -319,6 +326,4 @@ class FeedSubscription:
         """Synchronously: what was kept, and then the flushes."""
         kept, self._kept = self._kept, None
         self._task = None
-        if kept:
-            durable = self._hub.progress.durable
-            self._deliver(self._hub.feeds.frame(self.feed, kept, durable))
+        self._tell_position(kept or ())

@@ -9,11 +9,13 @@ back, so after a reconnect it may see something twice and never misses anything.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headwater import limits
 from headwater.errors import Forbidden, HeadwaterError, InvalidQuery
 from headwater.hub.catch_up import FeedSubscription
 from headwater.hub.subscriber import Access, Subscriber
@@ -91,6 +93,7 @@ class Feeds:
         self._wires: dict[int, Wire] = {}
         self.gap_since: Position | None = None
         self._lost = False
+        self._told_at = time.monotonic()
 
     def __iter__(self) -> Iterator[FeedView]:
         return iter(self._views.values())
@@ -175,7 +178,11 @@ class Feeds:
         """A flush brought these."""
         if self._lost:
             self._announce_gap()
-        if not transactions:
+        now = time.monotonic()
+        quiet = now - self._told_at > limits.FEED_POSITION_SECONDS
+        if quiet:
+            self._told_at = now
+        elif not transactions:
             return
         for view in list(self._views.values()):
             if not view.subscribers:
@@ -185,7 +192,7 @@ class Feeds:
             except (InvalidQuery, Undecided) as error:
                 self.fail(view, error)
                 continue
-            frame = self.frame(view, seen, self._hub.progress.durable) if seen else None
+            frame = self.frame(view, seen, self._hub.progress.durable) if seen or quiet else None
             for subscription in tuple(view.subscribers):
                 subscription.flushed(seen, frame)
 

@@ -51,7 +51,7 @@ from headwater.log.progress import Progress
 from headwater.log.wake import Waker
 from headwater.metrics import Metrics
 from headwater.model import Position, Table
-from headwater.protocol import ResetReason
+from headwater.protocol import Frame, ResetReason
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +109,7 @@ class Hub:
         self._laggards: list[LiveSubscription] = []
         self._rechecks: dict[LiveView, None] = {}
         self._lingering: dict[LiveView, float] = {}
+        self._shown: dict[LiveView, None] = {}
         self._shapes: dict[int, dict[int, set[LiveView]]] = {}
 
     @property
@@ -395,8 +396,17 @@ class Hub:
         if len(self._lingering) > limits.VIEWS_LINGERING_MAX:
             self._remove(next(iter(self._lingering)))
 
+    def _whole(self, view: LiveView, reason: ResetReason | None) -> Frame:
+        """The view's present rows. Those who come before the next flush share the frame; for
+        longer it is not worth its memory."""
+        self._shown[view] = None
+        return view.whole(self.position_text, reason)
+
     def _sweep(self) -> None:
-        """Take away the views that have been left for long enough."""
+        """Take away the views that have been left for long enough, and frames nobody waits for."""
+        for view in self._shown:
+            view.forget_whole()
+        self._shown.clear()
         before = time.monotonic() - limits.VIEW_LINGER_SECONDS
         while self._lingering:
             view, left = next(iter(self._lingering.items()))
@@ -539,7 +549,7 @@ class Hub:
         self.recents.clear(view.recent)
         for subscription in list(view.subscribers):
             reason = subscription.reason or "resync"
-            subscription.hand(view.whole(self.position_text, reason))
+            subscription.hand(self._whole(view, reason))
 
     def compare(self, view: LiveView, state: Window | Streamed) -> None:
         """A guarded view was read again. What others did to rights shows only now."""
@@ -553,7 +563,7 @@ class Hub:
             self.recents.clear(view.recent)
             self.metrics.resyncs.labels("access").inc()
             for subscription in list(view.subscribers):
-                subscription.hand(view.whole(self.position_text, "access"))
+                subscription.hand(self._whole(view, "access"))
 
     def welcome(self, view: LiveView) -> None:
         """Those who wait for the result of a live view get it."""
@@ -564,7 +574,7 @@ class Hub:
             view.attach(subscription)
         for subscription in waiting:
             if not subscription.closed:
-                frame = view.whole(self.position_text, subscription.reason)
+                frame = self._whole(view, subscription.reason)
                 subscription.begin([frame])
 
     def resync(self, subscription: LiveSubscription, reason: ResetReason) -> None:
@@ -584,7 +594,7 @@ class Hub:
         elif view.live:
             subscription.caught_up = self.flushes
             if self.emitting or self._between.is_set():
-                subscription.hand(view.whole(self.position_text, reason))
+                subscription.hand(self._whole(view, reason))
             else:
                 self._laggards.append(subscription)
 
@@ -594,7 +604,7 @@ class Hub:
             view = subscription.target
             if view is not None and view.live and subscription in view.subscribers:
                 reason = subscription.reason or "overflow"
-                subscription.hand(view.whole(self.position_text, reason))
+                subscription.hand(self._whole(view, reason))
 
     # -------------------------------------------------------------------- what goes wrong
 

@@ -95,7 +95,7 @@ class LiveView(View):
 
     def whole(self, position: str, reason: ResetReason | None) -> Frame:
         """The present rows: a snapshot, or a reset for one who has others. Whoever asks before
-        they change gets the same frame."""
+        they change, or the frame is forgotten, gets the same one."""
         if reason not in self._whole:
             rows = self.rows()
             self._whole[reason] = Frame(
@@ -105,6 +105,9 @@ class LiveView(View):
             )
             self.recent.mark(position)
         return self._whole[reason]
+
+    def forget_whole(self) -> None:
+        self._whole = {}
 
     def hash(self, rows: Sequence[Enter] | None = None) -> int | None:
         """Of the present result, while somebody wants to verify."""
