@@ -37,6 +37,7 @@ from headwater import Headwater, HeadwaterError, limits
 from headwater.cli import app
 from headwater.embedded import EmbeddedPostgres
 from headwater.embedded.binaries import _find_package
+from headwater.metrics import Metrics
 from headwater.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -310,6 +311,28 @@ def test_codes_that_errors_are_given() -> None:
     for module in (ROOT / "src").rglob("*.py"):
         for code in re.findall(r'\bcode="([a-z_]+)"', module.read_text()):
             assert code in documented, f"{module.name}: {code}"
+
+
+def test_metrics() -> None:
+    metrics = Metrics()
+    kinds = {family.name: family.type for family in metrics.registry.collect()}
+    page = sections(REFERENCE / "metrics.md", "# ")["Metrics"]
+    rows = re.findall(r"^\| `headwater_(\w+)(?:\{(\w+)\})?` \| (\w+) \|", page, re.M)
+    documented = {
+        f"headwater_{name.removesuffix('_total')}": (labels, kind) for name, labels, kind in rows
+    }
+    assert documented == {
+        metric._name: (",".join(metric._labelnames), kinds[metric._name])
+        for name, metric in vars(metrics).items()
+        if name != "registry"
+    }
+
+
+def test_every_metric_is_kept() -> None:
+    modules = [path for path in (ROOT / "src").rglob("*.py") if path.name != "metrics.py"]
+    source = "\n".join(path.read_text() for path in modules)
+    for name in vars(Metrics()):
+        assert name == "registry" or re.search(rf"metrics\.{name}\b", source), name
 
 
 # Links -----------------------------------------------------------------------------------------
