@@ -24,7 +24,7 @@ from headwater.client import connect
 from headwater.client.subscriptions import Live
 from headwater.database import Connection
 from headwater.database import connect as connect_database
-from headwater.model import Leave, Reset
+from headwater.model import Enter, Leave, Move, Update
 from headwater.testing.served import Served, serving
 
 REGIONS = 500
@@ -91,12 +91,11 @@ class Workload:
         self._chance = random.Random(1)
         self._ids = list(range(1, rows + 1))
         self._next = rows
-        self._committed: dict[str, float] = {}
-        self._gone: dict[int, float] = {}
+        self._times: dict[str, tuple[float | None, float | None]] = {}
         self._latencies: list[float] = []
 
     async def run(self, queries: int, rate: float, seconds: float) -> Load:
-        self._latencies = []
+        self._latencies, self._times = [], {}
         async with AsyncExitStack() as stack:
             lives = await self._open(stack, queries)
             following = [asyncio.create_task(self._follow(live)) for _, live in lives]
@@ -132,15 +131,23 @@ class Workload:
         async for batch in live.deltas():
             now = time.perf_counter()
             for delta in batch.deltas:
-                if isinstance(delta, Leave):
-                    self._took(self._gone.pop(delta.key[0], None), now)
-                elif not isinstance(delta, Reset):
-                    row = getattr(delta, "row", {})
-                    self._took(self._committed.pop(row.get("note") or "", None), now)
+                match delta:
+                    case Leave(key):
+                        self._note(f"gone {key[0]}", arrived=now)
+                    case Enter(index=index) if index == TOP - 1:
+                        pass  # most likely an old row that moved up for one that left
+                    case Enter(row=row) | Move(row=row) | Update(row=row):
+                        self._note(row["note"], arrived=now)
 
-    def _took(self, committed: float | None, now: float) -> None:
-        if committed is not None:
-            self._latencies.append(now - committed)
+    def _note(
+        self, operation: str, *, arrived: float | None = None, committed: float | None = None
+    ) -> None:
+        """Time an operation once both its ends are known; the client may be the first to know."""
+        before = self._times.pop(operation, None)
+        if before is None:
+            self._times[operation] = (arrived, committed)
+        elif (one := before[0] or arrived) and (other := before[1] or committed):
+            self._latencies.append(max(0.0, one - other))
 
     async def _write(self, rate: float, seconds: float) -> int:
         """Operations at their times, by whichever writer is free."""
@@ -176,10 +183,7 @@ class Workload:
             committed = time.perf_counter()
         finally:
             idle.put_nowait(writer)
-        if kind == 2:
-            self._gone.setdefault(id, committed)
-        else:
-            self._committed.setdefault(note, committed)
+        self._note(f"gone {id}" if kind == 2 else note, committed=committed)
 
     async def _wrong(self, lives: list[tuple[int, Live]]) -> int:
         """How many results are not the database's, once it is quiet."""

@@ -78,6 +78,7 @@ class StandIn:
         self.refusals: list[Error] = []
         """Answers to the next connections, instead of letting them in."""
         self.subscription_refusals: list[Error] = []
+        self.unsubscription_refusals: list[Error] = []
         self.resumes = True
         self.keepalive = 15.0
         self.expires_at: datetime | None = None
@@ -196,6 +197,8 @@ class StandIn:
                     return msgspec.structs.replace(refusal, id=message.id)
                 self._subscribe(session, message)
             case Unsubscribe(id):
+                if self.unsubscription_refusals:
+                    return self.unsubscription_refusals.pop(0)
                 session.views.pop(id, None)
                 session.say(Unsubscribed(id))
             case Reanchor(id, after):

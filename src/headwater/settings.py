@@ -23,7 +23,7 @@ from headwater.limits import MAINTENANCE_SECONDS, SECRET_BYTES_MIN
 
 FILE_NAME = "headwater.toml"
 
-ENCODINGS = ("br", "zstd", "gzip")
+ENCODINGS = ("zstd", "gzip", "br")
 """What `compression` may list, best first."""
 
 ALGORITHMS = (

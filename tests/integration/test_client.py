@@ -180,6 +180,18 @@ async def test_leaving_a_loop_unsubscribes(standin: StandIn, transport: Any) -> 
         assert not any(session.views for session in standin.sessions.values())
 
 
+async def test_too_many_requests_do_not_keep_a_subscription(standin: StandIn) -> None:
+    """Over WebSocket the gateway never refuses to end one."""
+    standin.unsubscription_refusals = [
+        Error("rate", "too many requests", retryable=True, retry_after_secs=0.01)
+    ]
+    standin.status["rate"] = 429
+    async with client(standin, "sse") as hw:
+        async with hw.live("orders"):
+            assert any(session.views for session in standin.sessions.values())
+        await until(lambda: not any(session.views for session in standin.sessions.values()))
+
+
 async def test_a_reader_ends_with_the_connection(standin: StandIn, transport: Any) -> None:
     async def read() -> list[Any]:
         return [rows async for rows in orders]

@@ -83,6 +83,10 @@ def gateway_url(url: str, *, websocket: bool) -> str:
     return urlunsplit((("ws" if websocket else "http") + secure, parts.netloc, path, "", ""))
 
 
+# Of brotli, httpx holds back the end of an event until the next one comes.
+_ENCODINGS = {"Accept-Encoding": "zstd, gzip"}
+
+
 def _headers(token: str | None) -> dict[str, str]:
     return {} if token is None else {"Authorization": f"Bearer {token}"}
 
@@ -175,7 +179,7 @@ async def open_sse(url: str, token: str | None) -> Link:
     async with AsyncExitStack() as stack:
         timeout = httpx.Timeout(CONNECT_TIMEOUT_SECONDS, read=None)
         client = await stack.enter_async_context(
-            httpx.AsyncClient(timeout=timeout, headers=_headers(token))
+            httpx.AsyncClient(timeout=timeout, headers=_headers(token) | _ENCODINGS)
         )
         address = gateway_url(url, websocket=False)
         with _http_errors(url):
@@ -235,12 +239,14 @@ class _SseLink:
 
     async def _pump(self) -> None:
         parser = SseParser()
-        with _http_errors(self._url):
+        try:
             async for chunk in self._chunks:
                 messages = [_read(event.data) for event in parser.feed(chunk)]
                 # Whatever came, a comment too, says that the gateway lives.
                 known = [message for message in messages if message is not None]
                 await self._arrived.put(known or [Keepalive()])
+        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
+            raise ConnectionFailed(f"the connection to {self._url} was lost: {error}") from error
         raise ConnectionFailed(f"the stream of {self._url} ended")
 
     async def send(self, message: ClientMessage) -> None:
@@ -254,8 +260,15 @@ class _SseLink:
         async with lock, self._requests:
             with _http_errors(self._url):
                 response = await self._say(message)
-        if not response.is_success:
-            await self._refused(message, response)
+        if response.is_success:
+            return
+        if response.status_code == 429 and isinstance(message, Unsubscribe):
+            # Whatever else is refused, this must be done, or it would stay for good.
+            refusal = error_in_body(response.status_code, response.content)
+            await asyncio.sleep(refusal.retry_after_secs or 1.0)
+            self._start(self._request(message))
+            return
+        await self._refused(message, response)
 
     async def _refused(self, message: ClientMessage, response: httpx.Response) -> None:
         refusal = error_in_body(response.status_code, response.content)

@@ -7,7 +7,6 @@ paths and status codes; `session` decides what a slow client gets; `access` what
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
 from collections import Counter
@@ -15,6 +14,8 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
+
+from opentelemetry import trace
 
 from headwater.errors import (
     Forbidden,
@@ -48,7 +49,7 @@ from headwater.model import Position
 from headwater.protocol import VERSION, Authenticated, ChangesQuery, Hello, Subscribe
 from headwater.settings import Settings
 
-logger = logging.getLogger(__name__)
+tracer = trace.get_tracer("headwater")
 
 
 class Gateway:
@@ -225,8 +226,11 @@ class Gateway:
             opening.close()
             raise
         connection.keep(wish.id, lease)
+        kind = "changes" if wish.live is None else "live"
         try:
-            await opening
+            with tracer.start_as_current_span("headwater.subscribe") as span:
+                span.set_attribute("headwater.kind", kind)
+                await opening
         except BaseException:
             session.forget(subscription)
             subscription.close()

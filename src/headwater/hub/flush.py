@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import psycopg
+from opentelemetry import trace
 
 from headwater import limits
 from headwater.database import Connection
@@ -30,6 +31,9 @@ from headwater.protocol import Frame
 
 if TYPE_CHECKING:
     from headwater.hub.hub import Hub
+
+
+tracer = trace.get_tracer("headwater")
 
 
 class Flusher:
@@ -96,14 +100,18 @@ class Flusher:
         self._emit(steps.values())
         hub.end_step()
         if new:
-            self._measure(new, started)
+            self._measure(new, len(steps), time.perf_counter() - started)
 
-    def _measure(self, new: list[Transaction], started: float) -> None:
-        metrics = self._hub.metrics
+    def _measure(self, new: list[Transaction], views: int, took: float) -> None:
+        metrics, now = self._hub.metrics, time.time()
+        changes = sum(len(transaction.changes) for transaction in new)
         metrics.flushes.inc()
-        metrics.changes.inc(sum(len(transaction.changes) for transaction in new))
-        metrics.flush_seconds.observe(time.perf_counter() - started)
-        metrics.lag_seconds.observe(max(0.0, time.time() - new[-1].at.timestamp()))
+        metrics.changes.inc(changes)
+        metrics.flush_seconds.observe(took)
+        metrics.lag_seconds.observe(max(0.0, now - new[-1].at.timestamp()))
+        attributes = {"headwater.changes": changes, "headwater.views": views}
+        began = int((now - took) * 1e9)
+        tracer.start_span("headwater.flush", attributes=attributes, start_time=began).end()
 
     async def _export(self) -> str:
         cursor = await self._connection.execute("select pg_export_snapshot()")
