@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 import msgspec
@@ -124,8 +124,9 @@ class Headwater:
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncIterator[None]:
-        """Headwater for as long as an ASGI application runs: `FastAPI(lifespan=hw.lifespan)`."""
-        async with self:
+        """Headwater for as long as an ASGI application runs: `FastAPI(lifespan=hw.lifespan)`. Where
+        it runs already, it is left alone."""
+        async with nullcontext() if self._started else self:
             yield
 
     def _running_gateway(self) -> Gateway:
@@ -137,6 +138,8 @@ class Headwater:
         return self.gateway
 
     async def __aenter__(self) -> Headwater:
+        if self._started:
+            raise ConfigError("Headwater is running already", hint="Enter `async with hw:` once.")
         try:
             await self._start()
         except BaseException:
@@ -146,6 +149,7 @@ class Headwater:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._stack.aclose()
+        self.gateway, self._started = None, False
 
     async def _start(self) -> None:
         self._url = await self._stack.enter_async_context(database(self.settings))

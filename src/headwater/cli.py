@@ -501,9 +501,10 @@ def _headwater(
     sys.path.insert(0, os.getcwd())
     try:
         found = getattr(import_module(module), name or "hw")
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever somebody's program does when it is loaded
         raise ConfigError(
-            f"cannot load {program}: {error}", hint="Write module:name, as in shop:hw."
+            f"cannot load {program}: {type(error).__name__}: {error}",
+            hint="Write module:name, as in shop:hw.",
         ) from error
     if not isinstance(found, Headwater):
         raise ConfigError(f"{program} is not a Headwater object", hint="hw = Headwater(…)")

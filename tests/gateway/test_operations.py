@@ -141,7 +141,7 @@ async def test_the_log_is_json(url: str, connection: Connection, tmp_path: Path)
     await open_shop(connection, rows=1)
     (tmp_path / "failing.py").write_text(textwrap.dedent(rule))
     with serving(url, tmp_path, program="failing:hw") as gateway:
-        answer = httpx.post(f"{gateway.url}/v1/live", json=QUERY, trust_env=False)
+        answer = gateway.get("/v1/live", params={"q": json.dumps(QUERY)})
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (403, "authorize_failed")
         assert "swordfish" not in answer.text

@@ -18,7 +18,13 @@ import psycopg
 
 from headwater import limits
 from headwater.database import Connection, connect, translate
-from headwater.errors import DatabaseError, HeadwaterError, InvalidQuery, ResyncRequired
+from headwater.errors import (
+    DatabaseError,
+    HeadwaterError,
+    InvalidQuery,
+    ResyncRequired,
+    Unavailable,
+)
 from headwater.hub.subscriber import Access, Subscriber
 from headwater.live.needs import Undecided
 from headwater.log.follow import is_lost, reconnect_pause
@@ -82,7 +88,10 @@ class FeedSubscription:
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         if not self._arrived.done():
-            self._arrived.cancel()
+            self._arrived.set_exception(
+                Unavailable("the feed was closed before it began", hint="Try again.")
+            )
+            self._arrived.exception()  # whoever waited may have gone
 
     def pause(self) -> None:
         """Deliver nothing until `resume`."""

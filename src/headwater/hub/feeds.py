@@ -210,7 +210,7 @@ class Feeds:
         if wire is None:
             wire = self._wires[table.id] = Wire(table)
         if format == "debezium":
-            return to_debezium(change, wire)
+            return to_debezium(change, wire.row)
         key = dict(zip(table.key, change.key, strict=True)) if change.key else None
         return WireChange(
             change.seq,

@@ -210,16 +210,16 @@ class Flusher:
         if opening not in view.openings:
             return
         view.openings.remove(opening)
+        if opening.quiet and view.live:
+            hub.compare(view, step.state)
+            return
         if isinstance(step.state, Window):
-            if opening.quiet and view.live:
-                hub.compare(view, step.state)
-            else:
-                hub.make_live(view, step.state)
+            hub.make_live(view, step.state)
             return
         frame = self._frame(step)
-        if opening.quiet or not view.live:
+        if not view.live:
             view.take(step.state)
-        for subscription in opening.told:
+        for subscription in list(opening.told):
             if not subscription.closed:
                 view.attach(subscription)
                 if frame is not None:

@@ -43,6 +43,7 @@ from headwater.hub.visibility import guarded, scope_of
 from headwater.live.filter import EVERYTHING
 from headwater.live.filter_check import check
 from headwater.live.query import BoundQuery, LiveQuery, Rules
+from headwater.live.streamed import Streamed
 from headwater.live.view import Views
 from headwater.live.window import Window
 from headwater.log.follow import link, reconnect_pause
@@ -540,8 +541,12 @@ class Hub:
             reason = subscription.reason or "resync"
             subscription.hand(view.whole(self.position_text, reason))
 
-    def compare(self, view: LiveView, state: Window) -> None:
+    def compare(self, view: LiveView, state: Window | Streamed) -> None:
         """A guarded view was read again. What others did to rights shows only now."""
+        if not isinstance(state, Window) or not isinstance(view.state, Window):
+            if isinstance(state, Streamed) and state.members != view.state.members:  # type: ignore[union-attr]
+                self.read_again(view, "access")
+            return
         before = view.rows()
         view.take(state)
         if view.rows() != before:
@@ -569,9 +574,6 @@ class Hub:
         if view.removed or subscription in view.waiting:
             return  # the whole result is on its way
         if view.query.mode == "streamed" or (view.live and guarded(view)):
-            for opening in view.openings:
-                if subscription in opening.told:
-                    opening.told.remove(subscription)
             view.detach(subscription)
             view.waiting.append(subscription)
             if view.query.mode == "streamed":
@@ -620,7 +622,7 @@ class Hub:
         else:
             found = self._refusal(view, error)
         if opening.told:
-            for subscription in opening.told:
+            for subscription in list(opening.told):
                 subscription.fail(found)
         elif not opening.quiet or isinstance(found, Forbidden):
             self.fail_all(view, found)
@@ -638,6 +640,8 @@ class Hub:
     def fail_all(self, view: LiveView, error: HeadwaterError) -> None:
         for subscription in [*view.subscribers, *view.waiting]:
             subscription.fail(error)
+        if not view.removed:
+            self._remove(view)  # its state may be behind; nobody shall find it
 
     # -------------------------------------------------------------------- moving
 
@@ -670,9 +674,6 @@ class Hub:
         same = (wanted.canonical, scope) == view.identity and known.table.id == view.known.table.id
         if same and not view.removed:
             return
-        for opening in view.openings:
-            if subscription in opening.told:
-                opening.told.remove(subscription)
         self.forget(subscription)
         subscription.expect(reason)
         self._join(subscription, *bound)

@@ -137,6 +137,9 @@ class LiveView(View):
     def detach(self, subscription: LiveSubscription) -> None:
         if subscription in self.waiting:
             self.waiting.remove(subscription)
+        for opening in self.openings:
+            if subscription in opening.told:
+                opening.told.remove(subscription)
         if subscription in self.subscribers:
             self.subscribers.remove(subscription)
             self.verifiers -= subscription.verify
@@ -214,6 +217,11 @@ class Opening:
         if self.quiet or self.view.query.mode == "maintained":
             return bool(self.view.subscribers or self.view.waiting)
         return any(not each.closed for each in self.told or self.view.waiting)
+
+    def drop(self) -> None:
+        """Nobody waits for it any more."""
+        if self in self.view.openings:
+            self.view.openings.remove(self)
 
     def keep(self, changes: Sequence[Change]) -> bool:
         """Changes of a later flush; False where there are too many to keep."""

@@ -85,11 +85,16 @@ class Openings:
 
     def _new_share(self) -> deque[Opening]:
         """Everything that nobody is reading: also what waits behind a result that takes long."""
-        for share in self._shares:
-            self._put_back(share)
-            share.clear()
-        share = deque(opening for opening in self._wanted if opening.wanted)
-        self._wanted.clear()
+        for unread in self._shares:
+            self._put_back(unread)
+            unread.clear()
+        share: deque[Opening] = deque()
+        while self._wanted:
+            opening = self._wanted.popleft()
+            if opening.wanted:
+                share.append(opening)
+            else:
+                opening.drop()
         self._shares = [share]
         return share
 
@@ -196,10 +201,20 @@ class Openings:
             await self._tell(opening, outcome.deltas, first=parts == 0, more=bool(outcome.needs))
             parts += 1
             if not outcome.needs:
-                opening.arrived = True
-                self.arrived.append(opening)
-                self._changed()
+                await self._arrive(connection, opening)
                 return
+        opening.drop()
+
+    async def _arrive(self, connection: Connection, opening: Opening) -> None:
+        """Rows that a table was rewritten with are not in a snapshot from before: such a result
+        was empty, and is read again."""
+        cursor = await connection.execute(_REWRITTEN, (opening.view.known.table.oid,))
+        if await cursor.fetchone() != (False,):
+            self._put_back([opening])
+            return
+        opening.arrived = True
+        self.arrived.append(opening)
+        self._changed()
 
     async def _tell(
         self, opening: Opening, deltas: Sequence[Delta], *, first: bool, more: bool
@@ -224,6 +239,13 @@ class Openings:
                 subscription.hand(frames[reason])
         if more:
             await asyncio.gather(*map(_room, opening.told))
+
+
+# The function sees the catalog as it is, the query as it was in the snapshot.
+_REWRITTEN = """
+    select coalesce(bool_or(coalesce(pg_relation_filenode(c.oid), 0) <> c.relfilenode), true)
+    from headwater.members_of(%s) m join pg_class c on c.oid = m
+"""
 
 
 async def _room(subscription: LiveSubscription) -> None:

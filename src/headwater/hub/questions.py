@@ -24,6 +24,7 @@ from headwater.live.needs import Need
 from headwater.live.query import BoundQuery
 from headwater.live.statements import select_keys, statement
 from headwater.log.follow import is_lost
+from headwater.log.images import ImageDecoder
 from headwater.model import Key, Row
 
 
@@ -43,6 +44,12 @@ class Question:
     known: KnownTable
     sql: Sql
     scope: Scope | None = None
+    keys_only: bool = False
+    """Whether its rows have no other columns than the primary key."""
+
+    @property
+    def decode(self) -> ImageDecoder:
+        return self.known.decode_key if self.keys_only else self.known.decode
 
     @classmethod
     def of_need(
@@ -73,8 +80,9 @@ def _images(known: KnownTable, rows: Sql) -> Sql:
 
 
 def of_keys(known: KnownTable, keys: Sequence[Key], scope: Scope | None) -> Question:
-    """Which of the rows with these keys can be seen."""
-    return Question(known, _images(known, select_keys(known.table, tuple(keys))), scope)
+    """Which of the rows with these keys can be seen. Of most tables only the key is read."""
+    rows = select_keys(known.table, tuple(keys), whole=not known.plain)
+    return Question(known, _images(known, rows), scope, keys_only=known.plain)
 
 
 Answer: TypeAlias = list[Row] | psycopg.Error
@@ -119,7 +127,7 @@ async def _ask_together(
         await connection.execute("release savepoint headwater_questions")
     fetched = [await cursor.fetchall() for cursor in cursors]
     return (
-        [question.known.decode(image) for (image,) in rows]
+        list(map(question.decode, (image for (image,) in rows)))
         for question, rows in zip(questions, fetched, strict=True)
     )
 

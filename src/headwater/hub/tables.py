@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -39,6 +39,8 @@ class KnownTable:
     secured: bool
     """Whether row-level security guards it."""
     decode: ImageDecoder
+    decode_key: ImageDecoder
+    """For images of no more than the primary key."""
     wire: Wire
 
     @property
@@ -67,7 +69,7 @@ class Tables:
         self._connection: Connection | None = None
         self._wanted: dict[str, asyncio.Future[KnownTable]] = {}
         self._task: asyncio.Task[None] | None = None
-        self._shapes: dict[int, tuple[Table, ImageDecoder, Wire]] = {}
+        self._shapes: dict[int, KnownTable] = {}
         self.lock = asyncio.Lock()
 
     async def find(self, name: str) -> KnownTable:
@@ -99,9 +101,12 @@ class Tables:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for future in self._wanted.values():
-            future.cancel()
+        self._refuse(self._wanted)
         await self._disconnect()
+
+    def _refuse(self, wanted: dict[str, asyncio.Future[KnownTable]]) -> None:
+        for future in wanted.values():
+            _resolve(future, Unavailable("the hub is stopping", hint="Try again elsewhere."))
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -115,15 +120,15 @@ class Tables:
             try:
                 found = await self._found(list(wanted))
             except asyncio.CancelledError:
-                for future in wanted.values():
-                    future.cancel()
+                self._refuse(wanted)
                 raise
             for name, future in wanted.items():
                 _resolve(future, found.get(name) or _not_enabled(name))
 
     async def _found(self, names: list[str]) -> dict[str, KnownTable | HeadwaterError]:
         try:
-            rows = await self.ask(_LOOK_UP, (names,))
+            shapes = list(self._shapes)
+            rows = await self.ask(_LOOK_UP, (names, shapes, shapes))
         except psycopg.Error as error:
             if len(names) == 1:
                 return {names[0]: _no_table(names[0], error)}
@@ -135,16 +140,21 @@ class Tables:
         return {name: self._known(*row) for name, *row in rows}
 
     def _known(
-        self, shape: int, oid: int, description: dict[str, Any], image: str, secured: bool
+        self, shape: int, secured: bool, oid: int, description: dict[str, Any] | None, image: str
     ) -> KnownTable:
-        known = self._shapes.get(shape)
-        if known is None:
+        """A shape is described once: that takes longer than telling whether it is the same."""
+        if description is not None:
             columns = msgspec.convert(description["columns"], tuple[Column, ...])
             key = tuple(description["key"])
             table = Table(shape, description["schema"], description["name"], columns, key, oid)
-            known = self._shapes[shape] = (table, ImageDecoder(table), Wire(table))
-        table, decode, wire = known
-        return KnownTable(table, image, secured, decode, wire)
+            decoders = ImageDecoder(table), ImageDecoder(_key_part(table))
+            self._shapes[shape] = KnownTable(table, image, secured, *decoders, Wire(table))
+        return replace(self._shapes[shape], secured=secured)
+
+
+def _key_part(table: Table) -> Table:
+    columns = tuple(column for column in table.columns if column.name in table.key)
+    return msgspec.structs.replace(table, columns=columns)
 
 
 def _resolve(future: asyncio.Future[KnownTable], found: KnownTable | HeadwaterError) -> None:
@@ -175,9 +185,14 @@ def _no_table(name: str, error: psycopg.Error) -> HeadwaterError:
 
 
 _LOOK_UP = """
-    select asked.name, headwater.shape_id(t.relid), t.relid::bigint, headwater.describe(t.relid),
-           headwater.image('o', t.relid, t.relid), c.relrowsecurity
-    from unnest(%s::text[]) asked (name)
-    join headwater.tables t on t.relid = headwater.find_table(asked.name) and t.enabled
-    join pg_class c on c.oid = t.relid
+    with found as materialized (
+      select asked.name, t.relid, headwater.shape_id(t.relid) as shape, c.relrowsecurity
+      from unnest(%s::text[]) asked (name)
+      join headwater.tables t on t.relid = headwater.find_table(asked.name) and t.enabled
+      join pg_class c on c.oid = t.relid
+    )
+    select name, shape, relrowsecurity, relid::bigint,
+           case when shape <> all (%s::bigint[]) then headwater.describe(relid) end,
+           case when shape <> all (%s::bigint[]) then headwater.image('o', relid, relid) end
+    from found
 """

@@ -46,9 +46,10 @@ def by_keys(query: BoundQuery, keys: tuple[Key, ...], until: Cursor | None) -> S
     return _select(query, conditions)
 
 
-def select_keys(table: Table, keys: tuple[Key, ...]) -> Sql:
-    """The rows with these keys, whatever a filter says, in any order."""
-    return Sql(_from(table)) + _keys_sql(table, keys).wrapped(" where ", "")
+def select_keys(table: Table, keys: tuple[Key, ...], *, whole: bool = True) -> Sql:
+    """The rows with these keys, whatever a filter says, in any order; or only their keys."""
+    names = None if whole else table.key
+    return Sql(_from(table, names)) + _keys_sql(table, keys).wrapped(" where ", "")
 
 
 def _select(query: BoundQuery, conditions: list[Sql]) -> Sql:
@@ -56,9 +57,10 @@ def _select(query: BoundQuery, conditions: list[Sql]) -> Sql:
     return Sql(_from(query.table)) + where + query.order.sql()
 
 
-def _from(table: Table) -> str:
-    columns = ", ".join(identifier(column.name) for column in table.columns)
-    return f"select {columns} from {identifier(table.schema)}.{identifier(table.name)}"
+def _from(table: Table, names: tuple[str, ...] | None = None) -> str:
+    columns = names or tuple(column.name for column in table.columns)
+    listed = ", ".join(map(identifier, columns))
+    return f"select {listed} from {identifier(table.schema)}.{identifier(table.name)}"
 
 
 def _keys_sql(table: Table, keys: tuple[Key, ...]) -> Sql:

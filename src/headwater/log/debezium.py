@@ -8,6 +8,7 @@ rows. What Debezium has no field for (the actor, our sequence number) is in `sou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,14 +17,17 @@ import msgspec
 from headwater.errors import InvalidQuery
 from headwater.log.images import ImageDecoder
 from headwater.model import NOBODY, Actor, Change, Op, Row, Table
-from headwater.protocol import Wire
 
 _OPS: dict[Op, str] = {"insert": "c", "update": "u", "delete": "d", "truncate": "t", "reset": "m"}
 _READ: dict[str, Op] = {"r": "insert", **{letter: op for op, letter in _OPS.items()}}
 
 
-def to_debezium(change: Change, wire: Wire) -> dict[str, Any]:
-    """The envelope of a change, its rows as they go over the wire."""
+def _as_it_is(row: Row) -> Row:
+    return row
+
+
+def to_debezium(change: Change, write: Callable[[Row], Row] = _as_it_is) -> dict[str, Any]:
+    """The envelope of a change; `write` makes its rows what they are on the wire."""
     milliseconds = int(change.at.timestamp() * 1000)
     source: dict[str, Any] = {
         "connector": "headwater",
@@ -40,8 +44,8 @@ def to_debezium(change: Change, wire: Wire) -> dict[str, Any]:
         if value is not None
     }
     return {
-        "before": None if change.before is None else wire.row(change.before),
-        "after": None if change.after is None else wire.row(change.after),
+        "before": None if change.before is None else write(change.before),
+        "after": None if change.after is None else write(change.after),
         "source": source,
         "op": _OPS[change.op],
         "ts_ms": milliseconds,
