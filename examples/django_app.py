@@ -1,10 +1,16 @@
 """Live queries beside a Django project, in one process.
 
-    uvicorn django_app:application
+    uvicorn django_app:application --timeout-graceful-shutdown 5
+    curl -N localhost:8000/live/v1/live -d '{"table": "visits", "order": ["id desc"], "limit": 5}'
+    curl localhost:8000/
 
 Django answers everything but /live, which is Headwater's. In a project of yours, this is what
-asgi.py becomes; settings and urls stay where they are.
+asgi.py becomes; settings and urls stay where they are. It uses the embedded PostgreSQL, or the
+database in HEADWATER_URL.
 """
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import django
 from django.conf import settings
@@ -22,16 +28,31 @@ if not settings.configured:
     )
     django.setup()
 
+hw = Headwater()
 
-def home(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("Django is here.")
+
+async def home(request: HttpRequest) -> HttpResponse:
+    async with hw.connection() as connection:
+        await connection.execute("insert into visits (path) values (%s)", (request.path,))
+    return HttpResponse("Django is here.\n")
 
 
 urlpatterns = [path("", home)]
 
-hw = Headwater()
+
+@asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async with hw:
+        async with hw.connection() as connection:
+            await connection.execute(
+                "create table if not exists visits"
+                " (id int generated always as identity primary key, path text not null)"
+            )
+        await hw.enable("visits")
+        yield
+
 
 application = Starlette(
     routes=[Mount("/live", hw.asgi()), Mount("/", get_asgi_application())],
-    lifespan=hw.lifespan,
+    lifespan=lifespan,
 )

@@ -1,8 +1,8 @@
 """Live queries in a FastAPI application.
 
-    uvicorn fastapi_app:app
+    uvicorn fastapi_app:app --timeout-graceful-shutdown 5
     curl -N localhost:8000/live/v1/live -d '{"table": "tasks", "order": ["id desc"], "limit": 5}'
-    curl -X POST localhost:8000/tasks -H 'content-type: application/json' -d '{"title": "Sweep"}'
+    curl localhost:8000/tasks -H 'content-type: application/json' -d '{"title": "Sweep"}'
 
 It uses the embedded PostgreSQL, or the database in HEADWATER_URL.
 """
@@ -16,7 +16,6 @@ from pydantic import BaseModel
 from headwater import Headwater
 
 hw = Headwater()
-live = hw.asgi()
 
 
 @asynccontextmanager
@@ -32,7 +31,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 app = FastAPI(lifespan=lifespan)
-app.mount("/live", live)
+app.mount("/live", hw.asgi())
 
 
 class Task(BaseModel):

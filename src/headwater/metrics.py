@@ -33,8 +33,6 @@ class Metrics:
         self.subscriptions = gauge("subscriptions", "Open subscriptions", "kind")
         self.sessions = gauge("sessions", "Open connections", "transport")
         self.opened = counter("sessions_opened_total", "Connections opened", "transport")
-        self.frames = counter("frames_sent_total", "Frames handed to connections")
-        self.bytes = counter("bytes_sent_total", "Bytes handed to connections")
         self.overflows = counter("overflows_total", "Subscriptions that fell behind", "policy")
         self.stalled_bytes = gauge("stalled_bytes", "Bytes waiting for slow clients")
         self.closed = counter("sessions_closed_total", "Connections the server closed", "reason")

@@ -2,14 +2,17 @@
 
 A page marks what is to be run by the second word after a code fence:
 
-    ```python watch.py    a program: saved under that name in an empty folder
-    ```sh start           a command of the first terminal: started, and left running
-    ```sql run            typed into psql in the second terminal, once all that runs follows the log
+    ```python watch.py    a program, page or setting: saved under that name in an empty folder
+    ```sh start           a command that follows the log: started, and left running
+    ```sh client          one that does not: started when those are ready, and left running
+    ```sql run            typed into psql in another terminal, once all that runs has begun
     ```text shows         all that the command started last has printed (text or json lines)
+    ```text page          what a browser shows of the page saved last
     ```python run         a snippet: run in order in one namespace, with `hw` and `await`
 
 Programs and commands use the embedded PostgreSQL, as a new user would; HEADWATER_DATA_DIR makes it
-that of the tests. Of JSON lines, what differs from run to run (times, positions) is not compared.
+that of the tests. Ports are others than those shown, which may be in use. Of JSON lines, what
+differs from run to run (times, positions) is not compared; in texts `…` stands for anything.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ import inspect
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,6 +33,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import psycopg
 import pytest
 from typer.main import get_command
@@ -37,6 +43,7 @@ from headwater import Headwater, HeadwaterError, limits
 from headwater.cli import app
 from headwater.embedded import EmbeddedPostgres
 from headwater.embedded.binaries import _find_package
+from headwater.metrics import Metrics
 from headwater.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +68,18 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def has_event_source() -> bool:
+    probe = "process.exit(typeof EventSource == 'function' ? 0 : 1)"
+    command = [shutil.which("node") or "false", "--experimental-eventsource", "-e", probe]
+    return subprocess.run(command, check=False).returncode == 0
+
+
 def wait_until(condition: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + WAIT_SECONDS
     while not (met := condition()) and time.monotonic() < deadline:
@@ -69,9 +88,10 @@ def wait_until(condition: Callable[[], bool]) -> bool:
 
 
 class Started:
-    """A command in the first terminal."""
+    """A command in a terminal of its own."""
 
     def __init__(self, command: str, folder: Path, environment: dict[str, str]) -> None:
+        self.command = command
         self.printed = folder / f"{time.monotonic_ns()}.out"
         self.complained = self.printed.with_suffix(".err")
         with self.printed.open("wb") as out, self.complained.open("wb") as err:
@@ -100,63 +120,134 @@ class Started:
             self.process.wait()
 
 
+PORTS_SHOWN = ("8484", "8000")
+
+# What a page needs of a browser. Node has the rest: EventSource, JSON, encodeURIComponent.
+BROWSER = """
+const element = { set textContent(text) { console.log(JSON.stringify(text)); } };
+const document = { querySelector: () => element };
+setInterval(() => {}, 1000);  // an EventSource that waits does not keep Node alive
+"""
+
+
 class Reader:
-    """Somebody who works through a page at two terminals."""
+    """Somebody who works through a page at several terminals."""
 
     def __init__(self, folder: Path, server: EmbeddedPostgres) -> None:
         self.folder = folder
         self.url = server.url
         self.started: list[Started] = []
+        self.clients: list[Started] = []
+        self.browser: Started | None = None
+        self.ports = {shown: str(free_port()) for shown in PORTS_SHOWN}
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_")}
         self.environment = inherited | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "HEADWATER_DATA_DIR": str(server.data_dir),
+            "HEADWATER_PORT": self.ports["8484"],
+            "NO_PROXY": "*",
+            "PYTHONUNBUFFERED": "1",
         }
 
     def does(self, block: Block) -> None:
+        for shown, free in self.ports.items():
+            block = block._replace(text=block.text.replace(shown, free))
         match block:
-            case Block("python", name, text) if name.endswith(".py"):
+            case Block(_, name, text) if "." in name:
                 (self.folder / name).write_text(text)
             case Block("sh", "start", text):
-                self.started.append(Started(text.strip(), self.folder, self.environment))
+                self.started.append(self._starts(text.strip()))
+            case Block("sh", "client", text):
+                assert wait_until(self._everything_follows), self._complaints()
+                self.clients.append(self._starts(text.strip()))
             case Block("sql", "run", text):
                 self._types_into_psql(text)
+            case Block("text", "page", text):
+                self._sees_page(text.splitlines())
             case Block(language, "shows", text):
                 self._sees(text.splitlines(), as_json=language == "json")
 
+    def _starts(self, command: str) -> Started:
+        self.latest = Started(command, self.folder, self.environment)
+        return self.latest
+
     def _types_into_psql(self, text: str) -> None:
-        assert wait_until(self._everything_follows), self._complaints()
+        assert wait_until(self._everything_has_begun), self._complaints()
         psql = _find_package() / "pginstall18" / "bin" / "psql"
         command = [str(psql), "-X", "-q", "-v", "ON_ERROR_STOP=1", self.url]
         subprocess.run(command, input=text, text=True, check=True, stdout=subprocess.DEVNULL)
 
+    def _everything_has_begun(self) -> bool:
+        return self._everything_follows() and all(client.lines() for client in self.clients)
+
     def _everything_follows(self) -> bool:
-        """Each program still running has read the log once: what is written now it will see."""
+        """Each program still running has read the log once: what is written now it will see. A
+        gateway says that itself."""
+        gateways = [p for p in self.started if p.command.startswith("headwater serve")]
+        if not all(gateway.lines() for gateway in gateways):
+            return False
         with psycopg.connect(self.url) as connection:
             row = connection.execute(
                 "select count(*) from pg_stat_activity where datname = current_database()"
                 " and application_name = 'headwater reader' and query like '%page as%'"
             ).fetchone()
-        return row is not None and row[0] >= sum(p.is_running for p in self.started)
+        readers = sum(p.is_running for p in self.started if p not in gateways)
+        return row is not None and row[0] >= readers
 
     def _sees(self, expected: list[str], *, as_json: bool) -> None:
-        program = self.started[-1]
-        wait_until(lambda: len(program.lines()) >= len(expected))
-        lines = program.lines()
+        program, expected = self.latest, _said(expected)
+        wait_until(lambda: len(_said(program.lines())) >= len(expected))
+        lines = _said(program.lines())
         if as_json:
             assert [_steady(line) for line in lines] == [_steady(line) for line in expected]
-        else:
+        elif not _fits(lines, expected):
             assert lines == expected, self._complaints()
 
+    def _sees_page(self, expected: list[str]) -> None:
+        if not has_event_source():
+            pytest.skip("this machine has no Node.js with EventSource (20.18 or newer)")
+        assert wait_until(self._everything_has_begun), self._complaints()
+        if self.browser is None:
+            self.browser = self._opens(max(self.folder.glob("*.html"), key=os.path.getmtime))
+        browser = self.browser
+        wait_until(lambda: _shown_by(browser) == expected)
+        assert _shown_by(browser) == expected, browser.complained.read_text()
+
+    def _opens(self, page: Path) -> Started:
+        """As a browser would, which also asks the gateway whether pages from there may use it."""
+        gateway, origin = (f"http://localhost:{self.ports[port]}" for port in PORTS_SHOWN)
+        allowed = httpx.get(f"{gateway}/healthz", headers={"origin": origin}, trust_env=False)
+        assert allowed.headers["access-control-allow-origin"] == origin
+        text = httpx.get(f"{origin}/{page.name}", trust_env=False).text
+        script = "".join(re.findall(r"<script>(.*?)</script>", text, re.S))
+        (self.folder / "page.js").write_text(BROWSER + script)
+        return self._starts("node --experimental-eventsource --no-warnings page.js")
+
     def _complaints(self) -> str:
-        return "\n".join(program.complained.read_text() for program in self.started)
+        running = [*self.started, *self.clients]
+        return "\n".join(program.complained.read_text() for program in running)
 
     def leaves(self) -> None:
-        for program in self.started:
+        for program in [*self.clients, *filter(None, [self.browser]), *self.started]:
             program.stop()
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute("drop schema if exists headwater cascade")
             connection.execute("drop table if exists orders")
+
+
+def _shown_by(browser: Started) -> list[str]:
+    lines = browser.lines()
+    return str(json.loads(lines[-1])).splitlines() if lines else []
+
+
+def _said(lines: list[str]) -> list[str]:
+    """Without what a stream says to keep alive, and without the blank lines between events."""
+    return [line for line in lines if line and not line.startswith(": ")]
+
+
+def _fits(lines: list[str], expected: list[str]) -> bool:
+    patterns = [".*".join(map(re.escape, line.split("…"))) for line in expected]
+    return len(lines) == len(patterns) and all(map(re.fullmatch, patterns, lines))
 
 
 def _steady(line: str) -> dict[str, Any]:
@@ -179,7 +270,7 @@ def test_a_new_user_works_through(page: str, reader: Reader) -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
 def test_every_program_for_new_users_is_run(page: str) -> None:
-    started = " ".join(b.text for b in blocks(ROOT / page) if b[:2] == ("sh", "start"))
+    started = " ".join(b.text for b in blocks(ROOT / page) if b.mark in ("start", "client"))
     for block in blocks(ROOT / page):
         if block.language == "python":
             assert block.mark == "run" or f"python {block.mark}" in started, block.text
@@ -312,7 +403,34 @@ def test_codes_that_errors_are_given() -> None:
             assert code in documented, f"{module.name}: {code}"
 
 
+def test_metrics() -> None:
+    metrics = Metrics()
+    kinds = {family.name: family.type for family in metrics.registry.collect()}
+    page = sections(REFERENCE / "metrics.md", "# ")["Metrics"]
+    rows = re.findall(r"^\| `headwater_(\w+)(?:\{(\w+)\})?` \| (\w+) \|", page, re.M)
+    documented = {
+        f"headwater_{name.removesuffix('_total')}": (labels, kind) for name, labels, kind in rows
+    }
+    assert documented == {
+        metric._name: (",".join(metric._labelnames), kinds[metric._name])
+        for name, metric in vars(metrics).items()
+        if name != "registry"
+    }
+
+
+def test_every_metric_is_kept() -> None:
+    modules = [path for path in (ROOT / "src").rglob("*.py") if path.name != "metrics.py"]
+    source = "\n".join(path.read_text() for path in modules)
+    for name in vars(Metrics()):
+        assert name == "registry" or re.search(rf"metrics\.{name}\b", source), name
+
+
 # Links -----------------------------------------------------------------------------------------
+
+
+def prose(page: Path) -> str:
+    """A page without its code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
 
 
 def anchors(page: Path) -> set[str]:
@@ -323,7 +441,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if "://" in target:
             continue
         path, _, anchor = target.partition("#")
@@ -339,6 +457,6 @@ def test_every_page_can_be_reached_from_the_map() -> None:
         if page in reached or page.suffix != ".md":
             continue
         reached.add(page)
-        links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+        links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose(page))
         todo += [page.parent / link for link in links if "://" not in link]
     assert reached == {page.resolve() for page in PAGES}
