@@ -124,7 +124,11 @@ class Headwater:
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncIterator[None]:
-        """Headwater for as long as an ASGI application runs: `FastAPI(lifespan=hw.lifespan)`."""
+        """Headwater for as long as an ASGI application runs: `FastAPI(lifespan=hw.lifespan)`.
+        Where it runs already, whoever started it stops it."""
+        if self._started:
+            yield
+            return
         async with self:
             yield
 
@@ -137,6 +141,10 @@ class Headwater:
         return self.gateway
 
     async def __aenter__(self) -> Headwater:
+        if self._started:
+            raise ConfigError(
+                "Headwater is running already", hint="Enter `async with hw:` once at a time."
+            )
         try:
             await self._start()
         except BaseException:
@@ -145,7 +153,10 @@ class Headwater:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._stack.aclose()
+        try:
+            await self._stack.aclose()
+        finally:
+            self._started, self.gateway = False, None
 
     async def _start(self) -> None:
         self._url = await self._stack.enter_async_context(database(self.settings))
