@@ -139,7 +139,9 @@ class Headwater:
 
     async def __aenter__(self) -> Headwater:
         if self._started:
-            raise ConfigError("Headwater is running already", hint="Enter `async with hw:` once.")
+            raise ConfigError(
+                "Headwater is running already", hint="Enter `async with hw:` once at a time."
+            )
         try:
             await self._start()
         except BaseException:
@@ -148,8 +150,10 @@ class Headwater:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._stack.aclose()
-        self.gateway, self._started = None, False
+        try:
+            await self._stack.aclose()
+        finally:
+            self._started, self.gateway = False, None
 
     async def _start(self) -> None:
         self._url = await self._stack.enter_async_context(database(self.settings))

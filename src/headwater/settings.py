@@ -63,7 +63,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The port `headwater serve` listens on; 0 for any that is free."""
 
     origins: tuple[str, ...] = ()
-    """Origins whose pages may use the gateway from a browser, beside its own; `*` for all."""
+    """Origins whose pages may use the gateway from a browser, beside its own; `*` for all, who then
+    may not use the cookie."""
 
     trusted_proxies: tuple[str, ...] = ()
     """Addresses or networks whose `X-Forwarded-For` is believed; `unix` for a Unix socket."""

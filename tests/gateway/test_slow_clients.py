@@ -175,3 +175,27 @@ async def _events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]
             for line in event.split(b"\n"):
                 if line.startswith(b"data: "):
                     yield json.loads(line.removeprefix(b"data: "))
+
+
+async def test_a_paused_feed_misses_nothing(
+    url: str, connection: Connection, pages: None, tmp_path: Path
+) -> None:
+    """The very frame that did not fit any more is among what it gets later."""
+    with serving(url, tmp_path, **LENIENT) as gateway:
+        async with raw(gateway, "/v1/changes?tables=pages&overflow=pause") as reader:
+            await until(lambda: gateway.metric("headwater_subscriptions", kind="changes") == 1)
+            while gateway.metric("headwater_overflows_total", policy="pause") == 0:
+                await turn_pages(connection, 1)
+            await turn_pages(connection, 1)
+            cursor = await connection.execute("select max(version) from pages")
+            last = (await cursor.fetchone() or (0,))[0]
+            versions: dict[int, int] = {}
+            async with asyncio.timeout(60):
+                async for message in _events(reader):
+                    for transaction in message.get("transactions", ()):
+                        for change in transaction["changes"]:
+                            version = change["after"]["version"]
+                            versions[version] = versions.get(version, 0) + 1
+                    if last in versions:
+                        break
+            assert versions == dict.fromkeys(range(1, last + 1), 100)

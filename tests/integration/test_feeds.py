@@ -15,7 +15,7 @@ from headwater.hub.subscriber import Access
 from headwater.live.filter import c
 from headwater.log import read as read_module
 from headwater.model import Position
-from headwater.protocol import Changes
+from headwater.protocol import Changes, Frame
 from tests.hub import Recorder
 from tests.support import enable, run
 
@@ -150,6 +150,55 @@ async def test_the_seam_under_load(
             assert set(map(tuple, by_key.values())) <= {("insert", "update")}
 
 
+class Choosy(Recorder):
+    """Has no room for every third frame: it is paused then, and goes on a little later."""
+
+    feed: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offered = 0
+
+    def deliver(self, frame: Frame) -> None:
+        self.offered += 1
+        if self.offered % 3 or self.feed is None:
+            super().deliver(frame)
+        else:
+            self.feed.pause()
+            asyncio.get_running_loop().call_later(0.01, self.feed.resume)
+
+
+async def test_a_frame_that_is_not_taken_comes_again(url: str, orders: Connection) -> None:
+    """Live, catching up, and at the seam: to pause while a frame is delivered is to refuse it."""
+    async with Hub(url) as hub:
+        choosy = [Choosy() for _ in range(4)]
+        start = hub.position
+        for number, recorder in enumerate(choosy):
+            since = start if number % 2 else None
+            recorder.feed = await hub.feed(FeedQuery(("orders",), since=since), recorder)
+        for i in range(300):
+            await run(orders, f"insert into orders values ({i}, 1, 1)")
+        for recorder in choosy:
+            await recorder.until(lambda r=recorder: len(ids(r)) >= 300)  # type: ignore[misc]
+            assert sorted(ids(recorder)) == list(range(300))
+            assert len(recorder.frames) < recorder.offered
+
+
+async def test_a_feed_from_now_on_is_told_where_that_is(url: str, orders: Connection) -> None:
+    """Who is cut off before the first change has a position to go on from."""
+    async with Hub(url) as hub:
+        recorder = Recorder()
+        feed = await hub.feed(FeedQuery(("orders",)), recorder)
+        assert changes(recorder) == []
+        assert recorder.position is not None
+        feed.close()
+        await run(orders, "insert into orders values (1, 1, 1)")
+        again = Recorder()
+        since = Position.parse(recorder.position)
+        await hub.feed(FeedQuery(("orders",), since=since), again)
+        await again.until(lambda: ids(again) == [1])
+
+
 async def test_resuming_from_any_message_misses_nothing(url: str, orders: Connection) -> None:
     async with Hub(url) as hub:
         recorder = Recorder()
@@ -157,7 +206,7 @@ async def test_resuming_from_any_message_misses_nothing(url: str, orders: Connec
         for i in range(20):
             await run(orders, f"insert into orders values ({i}, 1, 1)")
         await recorder.until(lambda: len(ids(recorder)) == 20)
-        for message in recorder.messages[::5]:
+        for message in recorder.messages[1::5]:  # the first only says where it begins
             again = Recorder()
             since = Position.parse(message.position)
             await hub.feed(FeedQuery(("orders",), since=since), again)

@@ -6,7 +6,6 @@ Reads only as much of a body as is allowed, whatever the headers promise.
 from __future__ import annotations
 
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.requests import HTTPConnection, Request
@@ -35,8 +34,10 @@ async def admit(gateway: Gateway, request: HTTPConnection) -> Caller:
     settings = gateway.settings
     address = counted_address(gateway, request)
     found = find_token(request.headers, request.query_params, request.cookies, settings)
-    if found.ticket is None and (found.token is None or found.from_cookie):
-        _check_origin(request, settings.origins)
+    proven = found.ticket is not None or (found.token is not None and not found.from_cookie)
+    # Where nothing is verified, anything can be shown: it proves nothing.
+    if not (proven and settings.has_auth):
+        _check_origin(request, settings.origins, by_cookie=found.from_cookie)
     identity = await gateway.identify(found)
     if identity.account is not None:
         gateway.count_request(identity.account, address)
@@ -51,13 +52,14 @@ def counted_address(gateway: Gateway, request: HTTPConnection) -> str:
     return address
 
 
-def _check_origin(request: HTTPConnection, origins: tuple[str, ...]) -> None:
+def _check_origin(request: HTTPConnection, origins: tuple[str, ...], *, by_cookie: bool) -> None:
     """A browser sends cookies along for any page, and lets any page open a WebSocket. Without a
-    token of its own, a page must be one of ours."""
+    token of its own, a page must be one of ours. That all origins are allowed does not mean that
+    all of them may act for the user whose cookie it is: such an origin must be named."""
     origin = request.headers.get("origin")
-    if origin is None or "*" in origins or origin in origins:
+    if origin is None or origin in origins or ("*" in origins and not by_cookie):
         return
-    if urlsplit(origin).netloc != request.headers.get("host"):
+    if origin.partition("://")[2] != request.headers.get("host"):
         raise Forbidden(
             f"pages of {origin!r:.200} may not use this gateway",
             code="origin",

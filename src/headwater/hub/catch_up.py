@@ -94,7 +94,8 @@ class FeedSubscription:
             self._arrived.exception()  # whoever waited may have gone
 
     def pause(self) -> None:
-        """Deliver nothing until `resume`."""
+        """Deliver nothing until `resume`. Said while a frame is being delivered, it means that the
+        frame was not taken: it comes again."""
         if self.closed or not self._may_deliver.is_set():
             return
         if self._task is None:
@@ -126,11 +127,11 @@ class FeedSubscription:
 
     def flushed(self, transactions: Sequence[Transaction], frame: Frame | None) -> None:
         """What a flush brought for this feed; the frame of it is shared."""
-        self._flush = self._hub.flushes
         if self._task is not None:
             self._keep(transactions)
         elif self._may_deliver.is_set() and frame is not None:
             self._deliver(frame)
+        self._flush = self._hub.flushes
 
     def _tell_position(self, transactions: Sequence[Transaction] = ()) -> None:
         """A message of its own, if need be without a change: now there is a place to resume from
@@ -180,6 +181,9 @@ class FeedSubscription:
             self._subscriber.subscribed(self.feed.id, key=(), resumed=self.query.since is not None)
         except Exception:
             logger.exception("a subscriber failed to be told that it is subscribed")
+        if self.query.since is None and self._hub.ready:
+            # Where it begins: who is cut off before the first change goes on from there.
+            self._deliver(self._hub.feeds.frame(self.feed, (), self._hub.progress.durable))
         if not self._arrived.done():
             self._arrived.set_result(None)
 
@@ -304,13 +308,17 @@ class FeedSubscription:
             await self._hand_over(pending, since)
 
     async def _hand_over(self, transactions: list[Transaction], since: Position) -> None:
-        await self._may_deliver.wait()
-        try:
-            async with asyncio.timeout(limits.FEED_ROOM_SECONDS):
-                await self._subscriber.room()
-        except TimeoutError:
-            raise _Slow from None
-        self._deliver(self._hub.feeds.frame(self.feed, transactions, since))
+        frame = self._hub.feeds.frame(self.feed, transactions, since)
+        taken = False
+        while not taken:
+            await self._may_deliver.wait()
+            try:
+                async with asyncio.timeout(limits.FEED_ROOM_SECONDS):
+                    await self._subscriber.room()
+            except TimeoutError:
+                raise _Slow from None
+            self._deliver(frame)
+            taken = self._may_deliver.is_set()
         self._delivered.update(each.xid for each in transactions if each.complete)
 
     def _reached(self, since: Position, until: Position) -> None:
@@ -325,5 +333,6 @@ class FeedSubscription:
     def _join(self) -> None:
         """Synchronously: what was kept, and then the flushes."""
         kept, self._kept = self._kept, None
-        self._task = None
         self._tell_position(kept or ())
+        # Only now: one that is paused by what was kept goes on from before it.
+        self._task = None
