@@ -116,7 +116,6 @@ class FeedSubscription:
         await self._hub.between()
         if self._position is None:
             self._tell_subscribed()
-            self._tell_position()
         else:
             self._start()
             try:
@@ -183,7 +182,7 @@ class FeedSubscription:
             logger.exception("a subscriber failed to be told that it is subscribed")
         if self.query.since is None and self._hub.ready:
             # Where it begins: who is cut off before the first change goes on from there.
-            self._deliver(self._hub.feeds.frame(self.feed, (), self._hub.progress.durable))
+            self._tell_position()
         if not self._arrived.done():
             self._arrived.set_result(None)
 
