@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import capture, fanout, live, reader
+from benchmarks import capture, fanout, gateway, live, reader
 from benchmarks.measure import report
 
 
@@ -12,6 +12,7 @@ def main() -> None:
     large = "--large" in sys.argv
     report("What capture costs writers", capture.run(large=large))
     report("How fast a reader is", reader.run(large=large))
+    report("From commit to client", gateway.run(large=large))
     report("Streams", fanout.run(large=large))
     live.main()
 

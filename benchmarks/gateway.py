@@ -272,7 +272,7 @@ def run(*, large: bool = False, tiny: bool = False) -> list[Result]:
     if tiny:
         return asyncio.run(_run(2_000, 20, [10], 0.5, [100.0]))
     seconds = 30.0 if large else 8.0
-    rates = [300.0, 600.0, 1_000.0, 1_500.0, 2_000.0, 3_000.0]
+    rates = [300.0, 1_000.0, 2_000.0, 4_000.0]
     return asyncio.run(_run(100_000, 2_000 if large else 500, [50, 500], seconds, rates))
 
 

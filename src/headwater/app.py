@@ -11,19 +11,14 @@ import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from starlette.applications import Starlette
 
 from headwater.capture.postgres import schema, triggers
 from headwater.database import Connection, connect, translated
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import ConfigError, InvalidQuery, Unavailable
-from headwater.gateway.access import Authorize
-from headwater.gateway.app import create_app
-from headwater.gateway.gateway import Gateway
-from headwater.hub.hub import Hub
 from headwater.limits import CURSOR_IDLE_SAVE_SECONDS, CURSOR_SAVE_SECONDS, WINDOW_ROWS_MAX
 from headwater.live.feed import FeedFilter
 from headwater.live.filter import Filter
@@ -31,9 +26,15 @@ from headwater.live.query import Rules
 from headwater.log import cursors, maintenance
 from headwater.log.follow import follow
 from headwater.log.read import LogReader
-from headwater.metrics import Metrics
 from headwater.model import Position, Table, Transaction
 from headwater.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    # A program that serves nothing does not wait for a web framework to be imported.
+    from starlette.applications import Starlette
+
+    from headwater.gateway.access import Authorize
+    from headwater.gateway.gateway import Gateway
 
 
 class Headwater:
@@ -111,6 +112,8 @@ class Headwater:
     def asgi(self) -> Starlette:
         """The gateway as an ASGI app, to be served or mounted. It runs while Headwater does: serve
         it by itself, or give the application that mounts it `lifespan=hw.lifespan`."""
+        from headwater.gateway.app import create_app
+
         if self._app is None:
             if self._started:
                 raise ConfigError(
@@ -171,6 +174,10 @@ class Headwater:
             await self._start_gateway()
 
     async def _start_gateway(self) -> None:
+        from headwater.gateway.gateway import Gateway
+        from headwater.hub.hub import Hub
+        from headwater.metrics import Metrics
+
         metrics = Metrics()
         hub = Hub(
             self.url,

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager, suppress
 from importlib import import_module
 from ipaddress import ip_address
@@ -41,7 +41,6 @@ from headwater.errors import (
     ResyncRequired,
     Unavailable,
 )
-from headwater.gateway import server
 from headwater.hub.hub import Hub
 from headwater.live.filter_text import parse_conditions
 from headwater.live.order import OrderBy
@@ -142,7 +141,10 @@ async def _connected(settings: Settings) -> AsyncIterator[Connection]:
             await connection.close()
 
 
-def _run(work: Coroutine[Any, Any, None]) -> None:
+def _run(
+    work: Coroutine[Any, Any, None],
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> None:
     """Run to the end. SIGTERM ends it as Ctrl-C does, so that what was started is stopped."""
 
     async def until_told() -> None:
@@ -151,10 +153,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         await work
 
-    with (
-        suppress(asyncio.CancelledError),
-        asyncio.Runner(loop_factory=server.new_event_loop) as runner,
-    ):
+    with suppress(asyncio.CancelledError), asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(until_told())
 
 
@@ -448,6 +447,8 @@ def serve(
 
     Example: `headwater serve --embedded --port 8484`
     """
+    from headwater.gateway import server
+
     if json:
         log_as_json()
 
@@ -484,7 +485,7 @@ def serve(
                 deflate=bool(settings.compression),
             )
 
-    _run(work())
+    _run(work(), server.new_event_loop)
 
 
 def _headwater(

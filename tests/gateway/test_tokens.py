@@ -170,7 +170,7 @@ async def test_refreshed_over_websocket(gateway: Served) -> None:
     async with connect_websocket(where, additional_headers=headers) as socket:
         assert (await heard(socket))["type"] == "hello"
         await socket.send(json.dumps({"type": "authenticate", "token": token(sub="bob")}))
-        assert (await heard(socket))["code"] == "forbidden"
+        assert (await heard(socket))["code"] == "token_user"
         fresh = token(exp=time.time() + 5)
         await socket.send(json.dumps({"type": "authenticate", "token": fresh}))
         assert (await heard(socket))["type"] == "authenticated"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import capture, fanout, reader
+from benchmarks import capture, fanout, gateway, reader
 from benchmarks.streaming import has_nchan
 
 
 @pytest.mark.parametrize(
-    ("module", "lines"), [(capture, 3), (reader, 2), (fanout, 5 if has_nchan() else 4)]
+    ("module", "lines"),
+    [(capture, 3), (reader, 2), (gateway, 2), (fanout, 5 if has_nchan() else 4)],
 )
 def test_runs(module: object, lines: int) -> None:
     results = module.run(tiny=True)  # type: ignore[attr-defined]

@@ -107,16 +107,11 @@ class _Endpoint:
             gateway = self._gateway_of()
             response = await self._handler(gateway, Request(scope, receive), sending)
         except HeadwaterError as error:
-            response = refusal(error)
-            self._count(error)
+            response = _refused(self._gateway_of, error)
         except Exception:
             response = _unforeseen()
         if response is not None and not started:
             await response(scope, receive, send)
-
-    def _count(self, error: HeadwaterError) -> None:
-        with suppress(HeadwaterError):
-            self._gateway_of().metrics.refused.labels(error.code).inc()
 
 
 def _socket(gateway_of: GatewayOf) -> Callable[[WebSocket], Awaitable[None]]:
@@ -124,12 +119,18 @@ def _socket(gateway_of: GatewayOf) -> Callable[[WebSocket], Awaitable[None]]:
         try:
             await websocket.serve(gateway_of(), socket)
         except HeadwaterError as error:
-            await socket.send_denial_response(refusal(error))
+            await socket.send_denial_response(_refused(gateway_of, error))
 
     return endpoint
 
 
 # ------------------------------------------------------------------------ errors
+
+
+def _refused(gateway_of: GatewayOf, error: HeadwaterError) -> Response:
+    with suppress(HeadwaterError):
+        gateway_of().metrics.refused.labels(error.code).inc()
+    return refusal(error)
 
 
 def refusal(error: HeadwaterError) -> Response:

@@ -118,16 +118,12 @@ class Gateway:
 
     async def authenticate(self, connection: Connection, token: str) -> Authenticated:
         """Let a connection go on with a new token of the same user."""
-        identity = await self.identify(Credentials(token))
-        if not _same_user(identity, connection.session.identity):
-            raise Forbidden(
-                "the token belongs to another user or tenant",
-                hint="Open a connection of its own for another user.",
-            )
-        connection.session.identity = identity
-        self._expect_expiry(connection)
-        connection.start(self._recheck(connection))
-        return Authenticated(identity.expires_at)
+        session = connection.session
+        if self._authenticator is not None:
+            session.identity = await self._authenticator.renew(token, session.identity)
+            self._expect_expiry(connection)
+            connection.start(self._recheck(connection))
+        return Authenticated(session.identity.expires_at)
 
     # -------------------------------------------------------------------- connections
 
