@@ -13,13 +13,13 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from operator import attrgetter
 from typing import Literal, Protocol, TypeAlias
 
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
+from headwater.gateway.compression import Compressor, compressor
 from headwater.limits import SINK_BYTES_MAX, SINK_CLOSE_SECONDS, SINK_LOW_BYTES
 from headwater.protocol import Frame, as_chunk
 
@@ -80,14 +80,6 @@ class Connection(Protocol):
         before the response starts."""
 
 
-class Compressor(Protocol):
-    def add(self, data: bytes) -> bytes:
-        """Compressed so that a client can decode all of it now."""
-
-    def finish(self) -> bytes:
-        """What ends the compressed stream."""
-
-
 # ------------------------------------------------------------------------ streams
 
 
@@ -131,10 +123,7 @@ def _stream_headers(content_type: ContentType, encoding: str | None) -> list[Hea
 
 
 def _compressor(encoding: str | None) -> Compressor | None:
-    if encoding is None:
-        return None
-    made: Compressor = import_module("headwater.gateway.compression").compressor(encoding)
-    return made
+    return None if encoding is None else compressor(encoding)
 
 
 def _form(content_type: ContentType) -> Callable[[Frame], bytes]:
