@@ -51,7 +51,7 @@ async def test_the_live_tail(url: str, orders: Connection) -> None:
         await run(orders, "insert into orders values (1, 7, 1.50)")
         await run(orders, "update orders set amount = 9 where id = 1", "delete from orders")
         await one.until(lambda: len(changes(one)) == 3)
-        assert one.frames == other.frames
+        assert one.frames[1:] == other.frames[1:]  # after where each of them begins
         first, second, third = changes(one)
         assert (first["op"], first["table"], first["key"]) == ("insert", "orders", {"id": 1})
         assert first["after"] == {"id": 1, "owner": 7, "amount": "1.50"}
@@ -246,7 +246,7 @@ async def test_what_memory_cannot_decide_ends_the_feed(url: str, orders: Connect
         await recorder.until(lambda: recorder.error)
         assert recorder.error is not None
         assert recorder.error.code == "forbidden"
-        assert recorder.messages == []
+        assert changes(recorder) == []
 
 
 async def test_a_backlog_is_read_in_the_log(
