@@ -7,6 +7,7 @@ paths and status codes; `session` decides what a slow client gets; `access` what
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import Counter
@@ -31,7 +32,7 @@ from headwater.gateway.auth import Authenticator, Credentials, missing
 from headwater.gateway.connection import Connection
 from headwater.gateway.identity import Identity, anonymous
 from headwater.gateway.quotas import Quotas
-from headwater.gateway.session import FeedSubscription, LiveSubscription
+from headwater.gateway.session import FeedSubscription, LiveSubscription, Session
 from headwater.gateway.tickets import Ticket, Tickets
 from headwater.hub.feeds import FeedQuery
 from headwater.hub.hub import Hub
@@ -40,6 +41,7 @@ from headwater.limits import (
     FEED_TABLES_MAX,
     KEEPALIVE_SLOTS,
     RECHECKS_AT_ONCE,
+    RECONNECT_SECONDS,
     SUBSCRIPTION_ID_CHARS_MAX,
 )
 from headwater.live.filter import EVERYTHING, Filter, from_json
@@ -49,6 +51,7 @@ from headwater.model import Position
 from headwater.protocol import VERSION, Authenticated, ChangesQuery, Hello, Subscribe
 from headwater.settings import Settings
 
+logger = logging.getLogger(__name__)
 tracer = trace.get_tracer("headwater")
 
 
@@ -122,7 +125,7 @@ class Gateway:
         if self._authenticator is not None:
             session.identity = await self._authenticator.renew(token, session.identity)
             self._expect_expiry(connection)
-            connection.start(self._recheck(connection))
+            connection.start(self._recheck_until_decided(connection))
         return Authenticated(session.identity.expires_at)
 
     # -------------------------------------------------------------------- connections
@@ -170,12 +173,7 @@ class Gateway:
         """The open connection of that session, for its own user only."""
         connection = self._connections.get(session)
         if connection is None or not _same_user(identity, connection.session.identity):
-            raise NotFound(
-                "there is no such session here",
-                code="session_unknown",
-                hint="A session ends with its connection and lives in one gateway: send this to "
-                "the gateway that holds the stream, or use /v1/ws.",
-            )
+            raise _no_session()
         return connection
 
     def _expect_expiry(self, connection: Connection) -> None:
@@ -203,6 +201,8 @@ class Gateway:
         wrong with it is raised."""
         if not 1 <= len(wish.id) <= SUBSCRIPTION_ID_CHARS_MAX:
             raise InvalidQuery(f"expected 1 to {SUBSCRIPTION_ID_CHARS_MAX} characters", path="id")
+        if connection.closing is not None:
+            raise _no_session()
         session = connection.session
         subscription: LiveSubscription | FeedSubscription
         match wish.live, wish.changes:
@@ -223,10 +223,25 @@ class Gateway:
             raise
         connection.keep(wish.id, lease)
         kind = "changes" if wish.live is None else "live"
+        with tracer.start_as_current_span("headwater.subscribe") as span:
+            span.set_attribute("headwater.kind", kind)
+            await self._until_open(session, subscription, asyncio.create_task(opening))
+
+    async def _until_open(
+        self,
+        session: Session,
+        subscription: LiveSubscription | FeedSubscription,
+        opening: asyncio.Task[None],
+    ) -> None:
+        """Raises what the opening does; nothing if it is given up because the client has ended the
+        subscription, or has gone, meanwhile."""
+        subscription.give_up = opening.cancel
         try:
-            with tracer.start_as_current_span("headwater.subscribe") as span:
-                span.set_attribute("headwater.kind", kind)
-                await opening
+            await asyncio.wait({opening})
+            if not subscription.over:
+                opening.result()
+            elif not opening.cancelled():
+                opening.exception()  # nobody is left to be told
         except BaseException:
             session.forget(subscription)
             subscription.close()
@@ -242,7 +257,8 @@ class Gateway:
             )
         assert wish.live is not None
         query = LiveQuery.from_json(wish.live)
-        accesses = await self._decide(connection.session.identity, [query.table])
+        identity = connection.session.identity
+        accesses = await self._decide(identity, [query.table])
         handle = await self.hub.live(
             query,
             subscription,
@@ -250,7 +266,7 @@ class Gateway:
             since=wish.since,
             verify=wish.verify,
         )
-        self._opened_with(connection, subscription, accesses)
+        self._opened_with(connection, subscription, accesses, identity)
         subscription.opened(handle)
 
     async def _open_feed(
@@ -263,9 +279,10 @@ class Gateway:
                 hint="Use pause or drop.",
             )
         query = _feed_query(wish)
-        accesses = await self._decide_feed(connection.session.identity, query.tables)
+        identity = connection.session.identity
+        accesses = await self._decide_feed(identity, query.tables)
         handle = await self.hub.feed(query, subscription, access=_together(accesses))
-        self._opened_with(connection, subscription, accesses)
+        self._opened_with(connection, subscription, accesses, identity)
         subscription.opened(handle)
 
     def _opened_with(
@@ -273,9 +290,14 @@ class Gateway:
         connection: Connection,
         subscription: LiveSubscription | FeedSubscription,
         accesses: dict[str, Access],
+        identity: Identity,
     ) -> None:
-        if subscription.id in connection.session.subscriptions:
-            connection.accesses[subscription.id] = accesses
+        if subscription.over:
+            return
+        connection.accesses[subscription.id] = accesses
+        if connection.session.identity is not identity:
+            # A new token came meanwhile, and what was decided under the old one may not hold.
+            connection.start(self._recheck_until_decided(connection))
 
     async def _decide(self, identity: Identity, tables: list[str]) -> dict[str, Access]:
         """What a user may see of each table. The rule hears the table's own name, however the
@@ -316,22 +338,46 @@ class Gateway:
                     *(self._recheck(c, at_once) for c in list(self._connections.values()))
                 )
 
+    async def _recheck_until_decided(self, connection: Connection) -> None:
+        while True:
+            if await self._recheck(connection):
+                return
+            await asyncio.sleep(RECONNECT_SECONDS[1])
+
     async def _recheck(
         self, connection: Connection, at_once: asyncio.Semaphore | None = None
-    ) -> None:
-        """Look again at what a connection may see; what changed takes effect."""
+    ) -> bool:
+        """Look again at what a connection may see; what changed takes effect. False where that
+        could not be decided now."""
+        decided = True
         async with at_once or asyncio.Semaphore():
-            for id, known in list(connection.accesses.items()):
+            for id in list(connection.accesses):
                 subscription = connection.session.subscriptions.get(id)
-                try:
-                    accesses = await self._decide(connection.session.identity, list(known))
-                    if subscription is not None and accesses != known:
-                        await self._change_access(subscription, accesses)
-                        connection.accesses[id] = accesses
-                except HeadwaterError as error:
-                    if subscription is not None and not error.retryable:
-                        subscription.failed(error)
-                        subscription.close()
+                if subscription is not None:
+                    decided &= await self._recheck_one(connection, subscription)
+        return decided
+
+    async def _recheck_one(
+        self, connection: Connection, subscription: LiveSubscription | FeedSubscription
+    ) -> bool:
+        known = connection.accesses[subscription.id]
+        try:
+            accesses = await self._decide(connection.session.identity, list(known))
+            if accesses != known and not subscription.over:
+                await self._change_access(subscription, accesses)
+                if not subscription.over:
+                    connection.accesses[subscription.id] = accesses
+        except HeadwaterError as error:
+            if error.retryable:
+                return False
+            subscription.failed(error)
+            subscription.close()
+        except Exception:
+            # Not to know is not to allow; and one that fails must not keep us from the others.
+            logger.exception("the rights of a subscription could not be looked at again")
+            subscription.failed(Forbidden("what you may see could not be decided"))
+            subscription.close()
+        return True
 
     async def _change_access(
         self, subscription: LiveSubscription | FeedSubscription, accesses: dict[str, Access]
@@ -385,6 +431,15 @@ class Gateway:
         self.metrics.subscriptions.labels("changes").set(kinds["FeedSubscription"])
         self.metrics.stalled_bytes.set(sum(c.session.buffered for c in connections))
         return self.metrics.render()
+
+
+def _no_session() -> NotFound:
+    return NotFound(
+        "there is no such session here",
+        code="session_unknown",
+        hint="A session ends with its connection and lives in one gateway: send this to "
+        "the gateway that holds the stream, or use /v1/ws.",
+    )
 
 
 def _same_user(one: Identity, other: Identity) -> bool:

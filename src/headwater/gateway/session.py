@@ -9,7 +9,7 @@ change feed with a gap or with what the log has kept. Nobody else notices.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -79,7 +79,10 @@ class Subscription:
     needs: a result read at another position, or what a feed missed.
     """
 
-    __slots__ = ("_alone", "_position", "_skipped", "batch", "behind", "id", "session", "view")
+    __slots__ = (
+        "_alone", "_position", "_skipped", "batch", "behind", "give_up", "handle", "id", "over",
+        "session", "view",
+    )  # fmt: skip
 
     def __init__(self, session: Session, id: str, *, batch: bool = True) -> None:
         self.session = session
@@ -87,6 +90,11 @@ class Subscription:
         self.batch = batch
         self.view = 0
         self.behind = False
+        self.handle: LiveHandle | FeedHandle | None = None
+        self.over = False
+        """Whether it has ended, maybe before it had begun: then nobody is told more."""
+        self.give_up: Callable[[], object] | None = None
+        """Ends its opening, while there is no handle to close."""
         self._alone = True
         self._position: str | None = None
         self._skipped: str | None = None
@@ -94,11 +102,15 @@ class Subscription:
     # -------------------------------------------------------------------- said by the hub
 
     def subscribed(self, view: int, *, key: tuple[str, ...], resumed: bool) -> None:
+        if self.over:
+            return
         self.session.change_view(self, view)
         self._alone = self.view == view
         self.session.say(Subscribed(self.id, self.view, resumed, key))
 
     def deliver(self, frame: Frame) -> None:
+        if self.over:
+            return
         if (self.behind and frame.is_step) or self.session.is_full:
             self._miss(frame)
             return
@@ -109,6 +121,8 @@ class Subscription:
         self.session.send(frame, batch=self.batch)
 
     def failed(self, error: HeadwaterError) -> None:
+        if self.over:
+            return
         self.session.forget(self)
         self.session.say(error_message(error, id=self.id))
 
@@ -119,13 +133,18 @@ class Subscription:
 
     def close(self) -> None:
         """Tell the hub that nobody listens any more."""
+        if self.handle is not None:
+            self.handle.close()
+        elif self.give_up is not None:
+            self.give_up()
 
     def recover(self) -> None:
         """There is room again: say how it goes on."""
 
     def _miss(self, frame: Frame) -> None:
         self._skipped = frame.position
-        if not self.behind:
+        # One that recovers may have no room for its whole result either, and waits once more.
+        if not (self.behind and frame.is_step):
             self.behind = True
             self.session.fell_behind(self)
 
@@ -133,43 +152,51 @@ class Subscription:
 class LiveSubscription(Subscription):
     """A live query. Behind, it waits for room and then gets the present state."""
 
-    __slots__ = ("handle",)
+    __slots__ = ("_recovers",)
+    handle: LiveHandle | None
     policy: Overflow = "conflate"
 
     def __init__(self, session: Session, id: str, *, batch: bool = True) -> None:
         super().__init__(session, id, batch=batch)
-        self.handle: LiveHandle | None = None
+        self._recovers = False
 
     def opened(self, handle: LiveHandle) -> None:
         self.handle = handle
-
-    def close(self) -> None:
-        if self.handle is not None:
-            self.handle.close()
+        if self.over:
+            handle.close()
+        elif self._recovers and self.behind:
+            self.recover()
 
     def recover(self) -> None:
         if self.handle is not None:
             self.handle.resync("overflow")
+        self._recovers = self.handle is None
 
 
 class FeedSubscription(Subscription):
     """A change feed. Behind, it is told what it missed (`drop`) or gets it later (`pause`)."""
 
-    __slots__ = ("handle", "policy")
+    __slots__ = ("policy",)
+    handle: FeedHandle | None
 
     def __init__(self, session: Session, id: str, policy: Overflow) -> None:
         super().__init__(session, id)
         self.policy = policy
-        self.handle: FeedHandle | None = None
 
     def opened(self, handle: FeedHandle) -> None:
         self.handle = handle
-        if self.behind and self.policy == "pause":
+        if self.over:
+            handle.close()
+        elif self.behind and self.policy == "pause":
             handle.pause()
 
-    def close(self) -> None:
-        if self.handle is not None:
-            self.handle.close()
+    def deliver(self, frame: Frame) -> None:
+        if isinstance(frame.message, Gap) and not self.over:
+            # It is small, and the only word about what is missing: it needs no room.
+            self.session.say(msgspec.structs.replace(frame.message, view=self.view))
+            self._position, self._skipped = frame.position, None
+        else:
+            super().deliver(frame)
 
     def recover(self) -> None:
         self.behind = False
@@ -279,8 +306,10 @@ class Session:
 
     def forget(self, subscription: Subscription) -> None:
         """It is over."""
-        if self.subscriptions.pop(subscription.id, None) is None:
+        if self.subscriptions.get(subscription.id) is not subscription:
             return
+        del self.subscriptions[subscription.id]
+        subscription.over = True
         self._behind.pop(subscription, None)
         self._views.discard(subscription.view)
         self._around.forgotten(subscription)

@@ -233,6 +233,8 @@ class Openings:
                     if reason is None
                     else Reset(*message, reason, matches, more)  # type: ignore[arg-type]
                 )
+                # Who had no room for a part must not take the next for the whole.
+                frames[reason].is_step = not first
             if first:
                 subscription.begin([frames[reason]])
             else:

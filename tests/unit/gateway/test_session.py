@@ -20,7 +20,7 @@ from headwater.gateway.session import (
 from headwater.hub.subscriber import Access
 from headwater.limits import SESSION_QUEUE_BYTES_MAX
 from headwater.model import Enter, Leave
-from headwater.protocol import Changes, Deltas, Frame, Reset, ResetReason, Snapshot
+from headwater.protocol import Changes, Deltas, Frame, Gap, Reset, ResetReason, Snapshot
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = ("id",)
@@ -196,6 +196,49 @@ class TestALiveQueryThatFallsBehind:
         session.drained()
         assert client.got[2:] == ["reset now"]
 
+    def test_falls_behind_again_while_it_recovers(
+        self, session: Session, client: Client, around: Around
+    ) -> None:
+        """Where the hub reads its state anew, the reset comes later, and may find no room."""
+        subscription, handle = live(session)
+        handle.resync = lambda reason: handle.asked.append("later")  # type: ignore[method-assign]
+        client.stops_reading()
+        subscription.deliver(deltas("p1"))
+        client.reads_again()
+        session.drained()
+        client.stops_reading()
+        subscription.deliver(Frame(Reset(1, "p2", "overflow")))
+        client.reads_again()
+        session.drained()
+        assert handle.asked == ["later", "later"]
+        subscription.deliver(Frame(Reset(1, "p3", "overflow")))
+        assert client.got[2:] == ["reset p3"]
+
+    def test_recovers_from_before_it_was_open(self, session: Session, client: Client) -> None:
+        subscription = LiveSubscription(session, "a")
+        session.add(subscription)
+        client.stops_reading()
+        subscription.subscribed(1, key=KEY, resumed=False)
+        subscription.deliver(Frame(Snapshot(1, "p0", ())))
+        client.reads_again()
+        session.drained()
+        subscription.opened(Handle(subscription))
+        assert client.got == ["subscribed", "reset now"]
+
+    def test_takes_no_part_of_a_result_without_the_one_before(
+        self, session: Session, client: Client
+    ) -> None:
+        subscription, _ = live(session)
+        first, second = (Frame(Snapshot(1, "p1", (), more)) for more in (True, False))
+        second.is_step = True
+        client.stops_reading()
+        subscription.deliver(first)
+        client.reads_again()
+        subscription.deliver(second)
+        assert client.got[2:] == []
+        session.drained()
+        assert client.got[2:] == ["reset now"]
+
     def test_others_wait_their_turn_when_the_first_fills_the_queue(
         self, session: Session, client: Client
     ) -> None:
@@ -253,6 +296,19 @@ class TestAFeedThatFallsBehind:
         assert handle.asked == ["pause", "resume"]
         subscription.deliver(changes("p1"))
         assert client.got == ["subscribed", "changes p1"]
+
+    @pytest.mark.parametrize("policy", ["pause", "drop"])
+    def test_a_gap_needs_no_room(self, session: Session, client: Client, policy: Any) -> None:
+        subscription, handle = feed(session, policy)
+        subscription.deliver(changes("p1"))
+        client.stops_reading()
+        subscription.deliver(Frame(Gap(9, "p3", "p1", "resync")))
+        assert client.got[1:] == ["changes p1", "gap p3"]
+        assert handle.asked == []
+        subscription.deliver(changes("p4"))
+        client.reads_again()
+        session.drained()
+        assert client.got[3:] == ([] if policy == "pause" else ["gap p4"])
 
 
 class TestTheSameViewTwice:

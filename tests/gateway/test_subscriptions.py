@@ -1,0 +1,179 @@
+"""Subscriptions that end before they have begun, in the gateway over a real hub."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from headwater.database import Connection
+from headwater.errors import Forbidden, NotFound
+from headwater.gateway.connection import Connection as Client
+from headwater.gateway.gateway import Gateway
+from headwater.gateway.identity import ANONYMOUS, Identity
+from headwater.hub.hub import Hub
+from headwater.protocol import ChangesQuery, Frame, Subscribe
+from headwater.settings import Settings
+from tests.gateway.shop import open_shop, until
+
+LIVE = {"table": "orders", "limit": 3}
+
+
+class Sink:
+    """Takes everything."""
+
+    def __init__(self) -> None:
+        self.on_drain: Any = None
+        self.buffered = 0
+        self.got: list[Any] = []
+
+    def send(self, frame: Frame) -> None:
+        self.got.append(frame.message)
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+    async def closed(self) -> None: ...
+
+    @property
+    def names(self) -> list[str]:
+        return [type(message).__name__.lower() for message in self.got]
+
+
+class Gate:
+    """An authorisation rule that takes as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.asked = 0
+
+    async def __call__(self, identity: Identity, table: str) -> bool:
+        self.asked += 1
+        await self.open.wait()
+        return True
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+async def gateway(url: str, connection: Connection, gate: Gate) -> AsyncIterator[Gateway]:
+    await open_shop(connection, rows=20)
+    async with Hub(url) as hub, Gateway(hub, Settings(), url=url, authorize=gate) as gateway:
+        yield gateway
+
+
+@asynccontextmanager
+async def client(gateway: Gateway) -> AsyncIterator[tuple[Client, Sink]]:
+    async with gateway.connection(ANONYMOUS, address="192.0.2.1", transport="sse") as it:
+        sink = Sink()
+        it.attach(sink)
+        yield it, sink
+
+
+WISHES = {
+    "live": Subscribe("a", live=LIVE),
+    "streamed": Subscribe("a", live={"table": "orders", "mode": "streamed"}),
+    "changes": Subscribe("a", changes=ChangesQuery(("orders",))),
+}
+
+
+def held(gateway: Gateway) -> int:
+    """Subscriptions that the hub or the quotas still count."""
+    views = sum(view.subscribers for view in gateway.hub.describe())
+    feeds = sum(len(feed.subscribers) for feed in gateway.hub.feeds)
+    return views + feeds + sum(gateway.quotas._subscriptions.values())
+
+
+@pytest.mark.parametrize("wish", WISHES.values(), ids=WISHES)
+async def test_unsubscribed_while_opening(gateway: Gateway, gate: Gate, wish: Subscribe) -> None:
+    """It went on to open, sent frames that nobody wanted, and was never closed."""
+    async with client(gateway) as (it, sink):
+        opening = asyncio.create_task(gateway.subscribe(it, wish))
+        await until(lambda: gate.asked)
+        assert it.session.remove("a")
+        await opening
+        gate.open.set()
+        await gateway.subscribe(it, Subscribe("b", live=LIVE))
+        assert [message.id for message in sink.got if hasattr(message, "id")] == ["a", "b"]
+        assert held(gateway) == 2
+    assert held(gateway) == 0
+
+
+async def test_subscribed_again_under_the_same_id(gateway: Gateway, gate: Gate) -> None:
+    """What became of the first took the second with it."""
+    async with client(gateway) as (it, sink):
+        first = asyncio.create_task(gateway.subscribe(it, WISHES["live"]))
+        await until(lambda: gate.asked == 1)
+        it.session.remove("a")
+        second = asyncio.create_task(gateway.subscribe(it, WISHES["live"]))
+        await until(lambda: gate.asked == 2)
+        gate.open.set()
+        await asyncio.gather(first, second)
+        assert sink.names == ["hello", "unsubscribed", "subscribed", "snapshot"]
+        assert list(it.session.subscriptions) == ["a"]
+        assert held(gateway) == 2
+
+
+@pytest.mark.parametrize("wish", WISHES.values(), ids=WISHES)
+async def test_the_connection_ends_while_opening(
+    gateway: Gateway, gate: Gate, wish: Subscribe
+) -> None:
+    """By a request beside the stream: nothing ended it, and the hub kept it for good."""
+    async with client(gateway) as (it, _):
+        opening = asyncio.create_task(gateway.subscribe(it, wish))
+        await until(lambda: gate.asked)
+    await opening
+    gate.open.set()
+    assert held(gateway) == 0
+
+
+async def test_the_connection_has_ended(gateway: Gateway, gate: Gate) -> None:
+    """A request that found the session, and whose body came when it was over."""
+    gate.open.set()
+    async with AsyncExitStack() as stack:
+        it, _ = await stack.enter_async_context(client(gateway))
+    with pytest.raises(NotFound):
+        await gateway.subscribe(it, WISHES["live"])
+    assert held(gateway) == 0
+
+
+async def test_a_rule_that_fails_in_a_new_way_allows_nothing(
+    url: str, gateway: Gateway, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the task that looks at rights, and nobody's were looked at again."""
+    gate.open.set()
+    async with client(gateway) as (it, sink), client(gateway) as (other, others):
+        await gateway.subscribe(it, WISHES["live"])
+        await gateway.subscribe(other, WISHES["live"])
+
+        async def fails(identity: Identity, tables: list[str]) -> Any:
+            if it.session.subscriptions:
+                raise LookupError("not foreseen")
+            raise Forbidden("no more")
+
+        monkeypatch.setattr(gateway, "_decide", fails)
+        assert await gateway._recheck(it)
+        assert await gateway._recheck(other)
+        assert [sink.got[-1].code, others.got[-1].code] == ["forbidden", "forbidden"]
+        assert held(gateway) == 0
+
+
+async def test_a_token_that_comes_while_opening_decides(gateway: Gateway, gate: Gate) -> None:
+    """What was decided under the old one stayed for as long as the connection."""
+    async with client(gateway) as (it, sink):
+        opening = asyncio.create_task(gateway.subscribe(it, WISHES["live"]))
+        await until(lambda: gate.asked)
+        it.session.identity = Identity(role="nobody_knows_this_role")
+        gate.open.set()
+        await opening
+        await until(lambda: sink.names[-1] == "error")
+        assert isinstance(sink.got[-1].code, str)
+        assert not it.session.subscriptions
+        assert held(gateway) == 0
