@@ -20,8 +20,8 @@ $(STAMP): pyproject.toml src/headwater/__init__.py
 demo: install ## Start an embedded PostgreSQL, write to a table, watch its changes
 	$(BIN)/headwater demo
 
-test: install ## Run every test
-	$(BIN)/python -m pytest $(ARGS)
+test: install ## Run every test, several files at a time (ARGS="-n 0 -k word" for one after the other)
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile $(ARGS)
 
 sim: install ## Repeat the crash simulation (SEED=8123 SECONDS=60)
 	SEED=$(SEED) SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/simulation -s

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headwater import limits
 from headwater.hub.recent import Recent, Recents
-from headwater.protocol import Frame, Keepalive
+from headwater.protocol import Frame, Unsubscribed
 
 
 def frames(count: int) -> list[Frame]:
-    return [Frame(Keepalive()) for _ in range(count)]
+    return [Frame(Unsubscribed(str(number))) for number in range(count)]
+
+
+def after(recent: Recent, position: str) -> list[Any] | None:
+    """What the frames say that are kept since then."""
+    kept = recent.after(position)
+    return None if kept is None else [frame.message for frame in kept]
 
 
 def test_exactly_what_came_after() -> None:
     recent = Recent()
     recent.mark("0")
-    one, two, three = frames(3)
-    recent.add(one, "1")
-    recent.add(two, "2")
+    sent = frames(3)
+    recent.add(sent[0], "1")
+    recent.add(sent[1], "2")
     recent.mark("2b")
-    recent.add(three, "3")
-    assert recent.after("0") == [one, two, three]
-    assert recent.after("1") == [two, three]
-    assert recent.after("2") == recent.after("2b") == [three]
-    assert recent.after("3") == []
-    assert recent.after("somewhere") is None
+    recent.add(sent[2], "3")
+    one, two, three = (frame.message for frame in sent)
+    assert after(recent, "0") == [one, two, three]
+    assert after(recent, "1") == [two, three]
+    assert after(recent, "2") == after(recent, "2b") == [three]
+    assert after(recent, "3") == []
+    assert after(recent, "somewhere") is None
 
 
 def test_behind_a_dropped_frame_nothing_is_known() -> None:
@@ -42,7 +51,7 @@ def test_behind_a_dropped_frame_nothing_is_known() -> None:
 
 def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "RECENT_FRAMES_MAX", 5)
-    monkeypatch.setattr(limits, "RECENT_BYTES_MAX", 8 * Frame(Keepalive()).size)
+    monkeypatch.setattr(limits, "RECENT_BYTES_MAX", 8 * frames(1)[0].size)
     recents, idle, busy = Recents(), Recent(), Recent()
     for number, frame in enumerate(frames(4)):
         recents.add(idle, frame, str(number))
