@@ -18,7 +18,13 @@ import psycopg
 
 from headwater import limits
 from headwater.database import Connection, connect, translate
-from headwater.errors import DatabaseError, HeadwaterError, InvalidQuery, ResyncRequired
+from headwater.errors import (
+    DatabaseError,
+    HeadwaterError,
+    InvalidQuery,
+    ResyncRequired,
+    Unavailable,
+)
 from headwater.hub.subscriber import Access, Subscriber
 from headwater.live.needs import Undecided
 from headwater.log.follow import is_lost, reconnect_pause
@@ -227,8 +233,7 @@ class FeedSubscription:
                 return
             except (psycopg.Error, DatabaseError) as error:
                 if not self._begun or not is_lost(error):
-                    found = translate(error) if isinstance(error, psycopg.Error) else error
-                    self.fail(found)
+                    self.fail(_told(error))
                     return
                 await asyncio.sleep(reconnect_pause(attempt))
                 attempt += 1
@@ -322,3 +327,14 @@ class FeedSubscription:
             self._deliver(self._hub.feeds.frame(self.feed, kept, durable))
         # Only now: one that is paused by what was kept goes on from before it.
         self._task = None
+
+
+def _told(error: psycopg.Error | DatabaseError) -> HeadwaterError:
+    """The error as its client hears it: not where the database is, nor who reads it."""
+    found = translate(error) if isinstance(error, psycopg.Error) else error
+    if not is_lost(error):
+        return found
+    logger.warning("a feed cannot read the log: %s", found)
+    return Unavailable(
+        "the database does not answer; the log says why", hint="Try again in a moment."
+    )
