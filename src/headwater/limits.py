@@ -162,6 +162,9 @@ REQUEST_HEAD_BYTES_MAX = 64 * 1024
 REQUEST_HEAD_SECONDS = 20.0
 """How long a client may take to send a request's line and headers. Then it is disconnected."""
 
+REQUEST_BODY_SECONDS = 20.0
+"""How long a client may take to send a request's body. Then it is answered with 408."""
+
 KEEP_ALIVE_SECONDS = 60
 """How long a connection without a request stays open for the next one."""
 

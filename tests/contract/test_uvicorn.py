@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
 from headwater.gateway.server import StreamingProtocol
@@ -38,6 +39,13 @@ def test_methods_of_the_protocol_that_ours_extends(name: str) -> None:
 
 def test_attributes_of_the_protocol_that_ours_uses(protocol: StreamingProtocol) -> None:
     assert {"loop", "transport", "cycle", "scope", "pipeline"} <= vars(protocol).keys()
+
+
+def test_a_handshake_that_is_refused_does_not_count_as_complete() -> None:
+    """When it does, `SocketProtocol` is no longer needed."""
+    source = inspect.getsource(WebSocketsSansIOProtocol)
+    assert "if not self.handshake_complete:" in source
+    assert source.count("self.handshake_complete = True") == 4
 
 
 def test_the_parser_tells_our_methods_and_the_scope_is_read_after_its_beginning(

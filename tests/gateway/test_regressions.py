@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import jwt
 import pytest
+from starlette.requests import Request
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from headwater.database import Connection
+from headwater.errors import LimitExceeded
+from headwater.gateway import requests
+from headwater.gateway.app import refusal
 from headwater.testing.served import Served, serving
 from tests.gateway.shop import open_shop
 
@@ -101,3 +107,75 @@ async def test_a_cookie_is_not_for_all_origins(url: str, tmp_path: Path) -> None
         assert await knock(gateway, origin=there, authorization=f"Bearer {token}") == 101
     with serving(url, tmp_path, auth_secret=SECRET, auth_cookie="token", origins=there) as gateway:
         assert await knock(gateway, origin=there, cookie=f"token={token}") == 101
+
+
+# ------------------------------------------------------------------------ requests
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nothing", 404, "path"),
+        ("PUT", "/v1/live", 405, "method"),
+        ("GET", "/v1/ws", 404, "path"),
+        ("DELETE", "/healthz", 405, "method"),
+    ],
+)
+async def test_what_is_not_there_is_an_error_like_any_other(
+    gateway: Served, method: str, path: str, status: int, code: str
+) -> None:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        answer = await client.request(method, gateway.url + path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert ("allow" in answer.headers) == (status == 405)
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body(gateway: Served) -> None:
+    """It is nobody's fault, and was logged as one."""
+    parts = urlsplit(gateway.url)
+    for _ in range(3):
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write(b"POST /v1/live HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n")
+        writer.write(b"expect: 100-continue\r\n\r\n{")
+        assert await reader.readline() == b"HTTP/1.1 100 Continue\r\n"  # the body is being read
+        writer.close()
+        await writer.wait_closed()
+    assert gateway.get("/healthz").status_code == 200
+    gateway.stop()
+    assert gateway.log.read_text() == ""
+
+
+async def test_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was waited for as long as the client liked, by those without a token too."""
+    monkeypatch.setattr(requests, "REQUEST_BODY_SECONDS", 0.01)
+    scope = {"type": "http", "method": "POST", "headers": []}
+    with pytest.raises(LimitExceeded) as refused:
+        await requests.read_json(Request(scope, asyncio.Event().wait), dict)  # type: ignore[arg-type]
+    answer = refusal(refused.value)
+    assert (answer.status_code, answer.headers["connection"]) == (408, "close")
+
+
+async def test_who_takes_no_answers_is_not_read(gateway: Served) -> None:
+    """Answers piled up until they were 64 MiB."""
+    async with connect(
+        gateway.url.replace("http", "ws") + "/v1/ws", proxy=None, compression=None
+    ) as socket:
+
+        async def flood() -> None:
+            while True:
+                await socket.send("nonsense")
+
+        flooding = asyncio.create_task(flood())
+        stalled: list[float] = []
+        while len([size for size in stalled if size > 2**20]) < 20:
+            stalled.append(await asyncio.to_thread(gateway.metric, "headwater_stalled_bytes"))
+        flooding.cancel()
+        assert max(stalled) < 2**21
+        socket.transport.abort()
+
+
+async def test_a_refused_handshake_is_counted_and_no_error(gateway: Served) -> None:
+    assert await knock(gateway, origin="http://elsewhere.example") == 403
+    assert gateway.metric("headwater_refused_total", code="origin") == 1
+    gateway.stop()
+    assert gateway.log.read_text() == ""

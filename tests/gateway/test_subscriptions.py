@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from headwater.database import Connection
-from headwater.errors import Forbidden, NotFound
+from headwater.errors import Forbidden, NotFound, Unavailable
 from headwater.gateway.connection import Connection as Client
 from headwater.gateway.gateway import Gateway
 from headwater.gateway.identity import ANONYMOUS, Identity
+from headwater.gateway.session import FeedSubscription
+from headwater.hub.feeds import FeedQuery
 from headwater.hub.hub import Hub
 from headwater.protocol import ChangesQuery, Frame, Subscribe
 from headwater.settings import Settings
@@ -163,6 +165,17 @@ async def test_a_rule_that_fails_in_a_new_way_allows_nothing(
         assert await gateway._recheck(other)
         assert [sink.got[-1].code, others.got[-1].code] == ["forbidden", "forbidden"]
         assert held(gateway) == 0
+
+
+async def test_nobody_is_told_where_the_database_is(caplog: pytest.LogCaptureFixture) -> None:
+    """Everybody was, by /readyz and by every refusal."""
+    url = "postgresql://keeper@127.0.0.1:1/vault"
+    async with Hub(url) as hub, Gateway(hub, Settings(), url=url) as gateway:
+        assert gateway.trouble == "the database does not answer; the log says why"
+        with pytest.raises(Unavailable) as refused:
+            await hub.feed(FeedQuery(("orders",)), FeedSubscription(None, "a", "pause"))  # type: ignore[arg-type]
+        assert "vault" not in str(refused.value)
+    assert "keeper@127.0.0.1:1/vault" in caplog.text
 
 
 async def test_a_token_that_comes_while_opening_decides(gateway: Gateway, gate: Gate) -> None:

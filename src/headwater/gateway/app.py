@@ -6,17 +6,16 @@ not foresee becomes a 500 with an id, and the details go to the log only.
 
 from __future__ import annotations
 
-import logging
-import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import Lifespan, Receive, Scope, Send
@@ -37,11 +36,9 @@ from headwater.gateway.auth import Credentials
 from headwater.gateway.bodies import ReanchorBody, SubscribeBody, TokenBody
 from headwater.gateway.connection import Connection
 from headwater.gateway.gateway import Gateway
-from headwater.gateway.requests import admit, counted_address, read_json
+from headwater.gateway.requests import admit, counted_address, read_json, unforeseen
 from headwater.gateway.session import error_message
 from headwater.protocol import Subscribe
-
-logger = logging.getLogger(__name__)
 
 GatewayOf = Callable[[], Gateway]
 """Finds the running gateway, or raises Unavailable: an app may be mounted before it runs."""
@@ -85,7 +82,12 @@ def create_app(
         allow_methods=["GET", "POST", "PATCH", "DELETE"],
         allow_headers=["authorization", "content-type", "last-event-id"],
     )
-    return Starlette(routes=routes, middleware=[allowed] if origins else [], lifespan=lifespan)
+    return Starlette(
+        routes=routes,
+        middleware=[allowed] if origins else [],
+        exception_handlers={HTTPException: _no_such_path},
+        lifespan=lifespan,
+    )
 
 
 class _Endpoint:
@@ -108,8 +110,10 @@ class _Endpoint:
             response = await self._handler(gateway, Request(scope, receive), sending)
         except HeadwaterError as error:
             response = _refused(self._gateway_of, error)
+        except ClientDisconnect:
+            return
         except Exception:
-            response = _unforeseen()
+            response = refusal(unforeseen())
         if response is not None and not started:
             await response(scope, receive, send)
 
@@ -119,15 +123,24 @@ def _socket(gateway_of: GatewayOf) -> Callable[[WebSocket], Awaitable[None]]:
         try:
             await websocket.serve(gateway_of(), socket)
         except HeadwaterError as error:
-            await socket.send_denial_response(_refused(gateway_of, error))
+            await _deny(socket, error, _refused(gateway_of, error))
 
     return endpoint
+
+
+async def _deny(socket: WebSocket, error: HeadwaterError, response: Response) -> None:
+    """Refuse a handshake; with the reason, where the server can say it."""
+    if "websocket.http.response" in socket.scope.get("extensions", {}):
+        await socket.send_denial_response(response)
+    else:
+        await socket.close(reason=error.code)
 
 
 # ------------------------------------------------------------------------ errors
 
 
 def _refused(gateway_of: GatewayOf, error: HeadwaterError) -> Response:
+    """An error as a response, counted."""
     with suppress(HeadwaterError):
         gateway_of().metrics.refused.labels(error.code).inc()
     return refusal(error)
@@ -140,6 +153,8 @@ def refusal(error: HeadwaterError) -> Response:
         headers["www-authenticate"] = f'Bearer error="{error.code}"'
     if isinstance(error, LimitExceeded):
         headers["retry-after"] = f"{max(1, round(error.retry_after))}"
+    if error.code in ("too_slow", "too_large"):
+        headers["connection"] = "close"  # the rest of the body is not waited for
     message = error_message(error)
     fields = {name: getattr(message, name) for name in _ERROR_FIELDS}
     document = {"error": {name: value for name, value in fields.items() if value is not None}}
@@ -161,6 +176,8 @@ def _status(error: HeadwaterError) -> int:
             return 404
         case ResyncRequired():
             return 410
+        case LimitExceeded(code="too_slow"):
+            return 408
         case LimitExceeded(code="too_large"):
             return 413
         case LimitExceeded():
@@ -170,11 +187,18 @@ def _status(error: HeadwaterError) -> int:
     return 500
 
 
-def _unforeseen() -> Response:
-    id = secrets.token_hex(4)
-    logger.exception("request failed (%s)", id)
-    error = HeadwaterError(f"something went wrong here; the log has it under {id}", code="internal")
-    return refusal(error)
+async def _no_such_path(request: Request, error: Exception) -> Response:
+    """For what the router refuses: a path, or a method of one."""
+    assert isinstance(error, HTTPException)
+    found = NotFound(
+        f"there is no {request.method} {request.url.path!r:.200} here",
+        code="method" if error.status_code == 405 else "path",
+        hint="docs/reference/protocol.md lists the paths.",
+    )
+    response = refusal(found)
+    response.status_code = error.status_code
+    response.headers.update(error.headers or {})
+    return response
 
 
 def _json(

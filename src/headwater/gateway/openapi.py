@@ -82,6 +82,7 @@ _REFUSALS = {
     "401": "The token is missing or does not hold.",
     "403": "The user may not do this.",
     "404": "There is no such table, session or subscription.",
+    "408": "The body took too long to come.",
     "410": "The log no longer reaches back to the position.",
     "413": "The body is too large.",
     "429": "A quota is reached; `retry_after_secs` says when to try again.",

@@ -5,16 +5,21 @@ Reads only as much of a body as is allowed, whatever the headers promise.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import secrets
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import HTTPConnection, Request
 
-from headwater.errors import Forbidden, InvalidQuery, LimitExceeded
+from headwater.errors import Forbidden, HeadwaterError, InvalidQuery, LimitExceeded
 from headwater.gateway.auth import find_token
 from headwater.gateway.gateway import Gateway
 from headwater.gateway.identity import Identity
-from headwater.limits import REQUEST_BYTES_MAX
+from headwater.limits import REQUEST_BODY_SECONDS, REQUEST_BYTES_MAX
+
+logger = logging.getLogger(__name__)
 
 Body = TypeVar("Body")
 
@@ -67,8 +72,25 @@ def _check_origin(request: HTTPConnection, origins: tuple[str, ...], *, by_cooki
         )
 
 
+def unforeseen() -> HeadwaterError:
+    """For an exception that is no error of ours, where it is handled: the log has it."""
+    id = secrets.token_hex(4)
+    logger.exception("request failed (%s)", id)
+    return HeadwaterError(f"something went wrong here; the log has it under {id}", code="internal")
+
+
 async def read_json(request: Request, type: type[Body]) -> Body:
     """The body, as JSON of that type."""
+    try:
+        async with asyncio.timeout(REQUEST_BODY_SECONDS):
+            return parse_json(await _read(request), type)
+    except TimeoutError:
+        raise LimitExceeded(
+            f"the body did not come within {REQUEST_BODY_SECONDS:.0f} seconds", code="too_slow"
+        ) from None
+
+
+async def _read(request: Request) -> bytes:
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -76,7 +98,7 @@ async def read_json(request: Request, type: type[Body]) -> Body:
             raise LimitExceeded(
                 f"the body is larger than {REQUEST_BYTES_MAX:,} bytes", code="too_large"
             )
-    return parse_json(bytes(body), type)
+    return bytes(body)
 
 
 def parse_json(text: bytes | str, type: type[Body], *, path: str = "") -> Body:

@@ -3,7 +3,7 @@
 uvicorn parses requests, keeps connections alive and speaks WebSocket. Ours is what a gateway for
 streams needs beside: the extension of the ASGI scope that lets `gateway/sinks.py` write to the
 transport, bounds on the head of a request, and a shutdown in which streams are told before they
-end. What we rely on in uvicorn beyond its documentation is in `StreamingProtocol`, and
+end. What we rely on in uvicorn beyond its documentation is in the two protocols, and
 tests/contract/test_uvicorn.py names it.
 """
 
@@ -23,6 +23,7 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from headwater.errors import ConfigError, Unavailable
 from headwater.gateway.sinks import TRANSPORT_EXTENSION, Listener
@@ -62,7 +63,7 @@ async def serve(
     config = uvicorn.Config(
         app,
         http=StreamingProtocol,
-        ws="websockets-sansio",
+        ws=SocketProtocol,
         ws_max_size=REQUEST_BYTES_MAX,
         ws_per_message_deflate=deflate,
         log_config=None,
@@ -178,6 +179,16 @@ class StreamingProtocol(HttpToolsProtocol):
         if cycle is None or cycle.response_complete:
             self.transport.write(_HEAD_TOO_LARGE)
         self.transport.close()
+
+
+class SocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket. It takes a handshake that was refused for one that was forgotten, and
+    would log an error for whoever comes without a token."""
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True
 
 
 _HEAD_TOO_LARGE = (

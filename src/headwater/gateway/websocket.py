@@ -1,7 +1,8 @@
 """The WebSocket endpoint: the messages of the protocol in both directions.
 
 Messages of one connection are read one after the other; what takes long (a subscription's first
-rows, a token's check) does not hold up the next.
+rows, a token's check) does not hold up the next. A client that does not take what it is sent is not
+read either.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
 from headwater.gateway.connection import Connection
 from headwater.gateway.gateway import Gateway
-from headwater.gateway.requests import admit
+from headwater.gateway.requests import admit, unforeseen
 from headwater.gateway.session import error_message
 from headwater.gateway.sinks import WebSocketSink
 from headwater.protocol import (
@@ -66,6 +67,9 @@ async def serve(gateway: Gateway, websocket: WebSocket) -> None:
 async def _listen(gateway: Gateway, websocket: WebSocket, connection: Connection) -> None:
     with suppress(WebSocketDisconnect):
         while True:
+            # Who takes no answers is asked no questions: they would pile up here.
+            if connection.session.is_full:
+                await connection.room()
             event = await websocket.receive()
             if event["type"] == "websocket.disconnect":
                 return
@@ -120,6 +124,8 @@ async def _obey(gateway: Gateway, connection: Connection, message: ClientMessage
                 session.say(await gateway.authenticate(connection, token))
     except HeadwaterError as error:
         session.say(error_message(error, id=_ended(connection, message)))
+    except Exception:
+        session.say(error_message(unforeseen(), id=_ended(connection, message)))
 
 
 def _ended(connection: Connection, message: ClientMessage) -> str | None:

@@ -242,8 +242,7 @@ class FeedSubscription:
                 return
             except (psycopg.Error, DatabaseError) as error:
                 if not self._begun or not is_lost(error):
-                    found = translate(error) if isinstance(error, psycopg.Error) else error
-                    self.fail(found)
+                    self.fail(_told(error))
                     return
                 await asyncio.sleep(reconnect_pause(attempt))
                 attempt += 1
@@ -335,3 +334,14 @@ class FeedSubscription:
         self._tell_position(kept or ())
         # Only now: one that is paused by what was kept goes on from before it.
         self._task = None
+
+
+def _told(error: psycopg.Error | DatabaseError) -> HeadwaterError:
+    """The error as its client hears it: not where the database is, nor who reads it."""
+    found = translate(error) if isinstance(error, psycopg.Error) else error
+    if not is_lost(error):
+        return found
+    logger.warning("a feed cannot read the log: %s", found)
+    return Unavailable(
+        "the database does not answer; the log says why", hint="Try again in a moment."
+    )

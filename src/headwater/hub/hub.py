@@ -20,6 +20,8 @@ import psycopg
 from headwater import limits
 from headwater.database import translate
 from headwater.errors import (
+    ConfigError,
+    DatabaseError,
     Forbidden,
     HeadwaterError,
     InvalidQuery,
@@ -77,6 +79,8 @@ class Hub:
     ) -> None:
         self._is_ready = asyncio.Event()
         self.trouble: str | None = "the hub has not been started"
+        """Why it is not ready, as anybody may know it."""
+        self._cause: str | None = None
         self.metrics = metrics or Metrics()
         self.url = url
         self._rules = dict(rules or {})
@@ -156,7 +160,7 @@ class Hub:
                 self._resync(error)
             except (psycopg.Error, HeadwaterError) as error:
                 found = translate(error, self.url) if isinstance(error, psycopg.Error) else error
-                self._gone(str(found))
+                self._gone(_said(found), str(found))
             except Exception as error:
                 logger.exception("a flush failed")
                 self._gone(f"a fault in the hub: {type(error).__name__}")
@@ -173,11 +177,12 @@ class Hub:
             await waker.have_read(news=news, position=self.progress.position)
             await self._coalescing.wait(waker)
 
-    def _gone(self, trouble: str) -> None:
+    def _gone(self, trouble: str, cause: str | None = None) -> None:
         """The log is not being followed. Results that were being read are read again later; who
-        waits for a first one is refused."""
-        if self.ready:
-            logger.warning("lost the database: %s", trouble)
+        waits for a first one is refused. The cause is for the log, and is told once."""
+        if self.ready or self._cause != (cause or trouble):
+            self._cause = cause or trouble
+            logger.warning("lost the database: %s", self._cause)
         self.trouble = trouble
         self._is_ready.clear()
         self.metrics.database_up.set(0)
@@ -688,6 +693,13 @@ class Hub:
         subscription.expect(reason)
         self._join(subscription, *bound)
         await subscription.arrived()
+
+
+def _said(error: HeadwaterError) -> str:
+    """Of an error what clients may hear: not where the database is, nor who reads it."""
+    if isinstance(error, DatabaseError | ConfigError) and not isinstance(error, PermissionMissing):
+        return "the database does not answer; the log says why"
+    return str(error)
 
 
 _NO_RIGHT = psycopg.errors.InsufficientPrivilege

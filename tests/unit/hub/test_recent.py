@@ -12,7 +12,7 @@ from headwater.protocol import Frame, Unsubscribed
 
 
 def frames(count: int) -> list[Frame]:
-    return [Frame(Unsubscribed(str(number))) for number in range(count)]
+    return [Frame(Unsubscribed(f"{number:02}")) for number in range(count)]
 
 
 def after(recent: Recent, position: str) -> list[Any] | None:
