@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -54,10 +54,18 @@ def nginx(target_url: str, folder: Path) -> Iterator[str]:
         [program, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", f"{folder}/error.log"]
     )
     try:
+        _wait_until_it_listens(port, process)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
         process.wait(10)
+
+
+def _wait_until_it_listens(port: int, process: subprocess.Popen[bytes]) -> None:
+    while process.poll() is None:
+        with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            return
+    raise AssertionError("nginx did not start")
 
 
 @pytest.fixture
