@@ -12,20 +12,32 @@ import resource
 import select
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from statistics import median
+from urllib.parse import quote, urlsplit
 
 import msgspec
+import psycopg
 
-from benchmarks.measure import Result, ratios, report
+from benchmarks.measure import Result, execute, ratios, report, scratch_server
 from benchmarks.streaming import Server, has_nchan, nchan, ours
+from headwater.testing.served import serving
 
 PUBLISH = b"POST /publish HTTP/1.1\r\nhost: b\r\ncontent-length: %d\r\n\r\n%s"
 EVENTS = b"GET /events HTTP/1.1\r\nhost: b\r\naccept: text/event-stream\r\n\r\n"
 BODY = b"x" * 185  # With nchan's own lines as long on the wire as one of our events.
 PATIENCE_SECONDS = 20
+QUERY = '{"table": "news"}'
+PROGRAM = """
+from headwater import Headwater
+
+hw = Headwater()
+hw.table("news")
+"""
 KIB = 1024
 
 
@@ -51,6 +63,8 @@ class Rate(msgspec.Struct, frozen=True):
 class Streams:
     """Many streams of one server."""
 
+    request = EVENTS
+
     def __init__(self, server: Server, count: int) -> None:
         self.server = server
         self._poll = select.epoll()
@@ -59,14 +73,17 @@ class Streams:
 
     def _open(self) -> socket.socket:
         stream = socket.create_connection(("127.0.0.1", self.server.port))
-        stream.sendall(EVENTS)
+        stream.sendall(self.request)
         head = b""
-        while b"\r\n\r\n" not in head:
+        while not self._is_begun(head):
             head += stream.recv(4 * KIB)
         assert head.startswith(b"HTTP/1.1 200"), head
         stream.setblocking(False)
         self._poll.register(stream.fileno(), select.EPOLLIN)
         return stream
+
+    def _is_begun(self, head: bytes) -> bool:
+        return b"\r\n\r\n" in head
 
     def close(self) -> None:
         for stream in self._sockets.values():
@@ -103,6 +120,51 @@ class Streams:
         return Rate(deliveries / wall, deliveries / max(used, 0.01))
 
 
+class LiveStreams(Streams):
+    """Streams of one live query at a gateway; an event is an update of its row."""
+
+    request = b"GET /v1/live?q=%s HTTP/1.1\r\nhost: b\r\n\r\n" % quote(QUERY).encode()
+
+    def __init__(self, server: Server, count: int, database: str) -> None:
+        self._writer = psycopg.connect(database, autocommit=True)
+        super().__init__(server, count)
+
+    def _is_begun(self, head: bytes) -> bool:
+        return b"event: snapshot" in head and head.endswith(b"\n\n\r\n")
+
+    def publish(self, events: int) -> None:
+        for _ in range(events):
+            self._writer.execute("update news set version = version + 1")
+            self._await_event()
+
+    def close(self) -> None:
+        super().close()
+        self._writer.close()
+
+
+@contextmanager
+def gateway() -> Iterator[tuple[Server, str]]:
+    """`headwater serve` over a database with one row, and where that is."""
+    with scratch_server() as database, tempfile.TemporaryDirectory() as folder:
+        execute(
+            database.url,
+            "create table news (id int primary key, version int, text text)",
+            "insert into news values (1, 0, 'as long as it must be')",
+        )
+        Path(folder, "news.py").write_text(PROGRAM)
+        with serving(
+            database.url,
+            Path(folder),
+            program="news:hw",
+            sessions_per_ip=1_000_000,
+            requests_per_second=1_000_000,
+            keepalive="1 hour",
+        ) as served:
+            port = urlsplit(served.url).port
+            assert port is not None
+            yield Server(port, served.process.pid), database.url
+
+
 @contextmanager
 def _streams(size: Size) -> Iterator[dict[str, Streams]]:
     """Every server there is, each with its streams open and warm."""
@@ -117,6 +179,11 @@ def _streams(size: Size) -> Iterator[dict[str, Streams]]:
         for name, server in servers.items():
             opened[name] = streams = Streams(server, size.streams)
             stack.callback(streams.close)
+        server, database = stack.enter_context(gateway())
+        live = LiveStreams(server, size.streams, database)
+        stack.callback(live.close)
+        opened["headwater serve"] = live
+        for streams in opened.values():
             streams.publish(2)
             streams.bytes = 0
         yield opened
@@ -157,17 +224,21 @@ def _against_nchan(rates: dict[str, list[Rate]]) -> Result:
 
 
 def idle(size: Size) -> Result:
-    """Memory of the server's process for a stream that is open and silent."""
-    with ours("fast") as server:
-        warm = Streams(server, 5)  # What the first connections allocate is not theirs.
+    """Memory of the gateway's process for a live query that is open and silent."""
+    with gateway() as (server, database):
+        # What the first connections allocate is not theirs.
+        warm = LiveStreams(server, 5, database)
         before = server.memory_bytes()
-        streams = Streams(server, size.idle)
+        streams = LiveStreams(server, size.idle, database)
         streams.publish(1)
         each = (server.memory_bytes() - before) / size.idle / KIB
         streams.close()
         warm.close()
     return Result(
-        f"{size.idle:,} idle streams", f"{each:.1f} KiB each", "under 20 KiB", each < 20, ""
+        f"{size.idle:,} idle streams of headwater serve",
+        f"{each:.1f} KiB each",
+        "under 20 KiB",
+        each < 20,
     )
 
 

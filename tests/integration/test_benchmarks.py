@@ -10,7 +10,7 @@ from benchmarks.streaming import has_nchan
 
 @pytest.mark.parametrize(
     ("module", "lines"),
-    [(capture, 3), (reader, 2), (gateway, 2), (fanout, 5 if has_nchan() else 4)],
+    [(capture, 3), (reader, 2), (gateway, 2), (fanout, 6 if has_nchan() else 5)],
 )
 def test_runs(module: object, lines: int) -> None:
     results = module.run(tiny=True)  # type: ignore[attr-defined]
