@@ -77,7 +77,7 @@ class Streams:
         head = b""
         while not self._is_begun(head):
             head += stream.recv(4 * KIB)
-        assert head.startswith(b"HTTP/1.1 200"), head
+            assert head.startswith(b"HTTP/1.1 200"), head
         stream.setblocking(False)
         self._poll.register(stream.fileno(), select.EPOLLIN)
         return stream
@@ -157,6 +157,7 @@ def gateway() -> Iterator[tuple[Server, str]]:
             Path(folder),
             program="news:hw",
             sessions_per_ip=1_000_000,
+            subscriptions_per_user=1_000_000,
             requests_per_second=1_000_000,
             keepalive="1 hour",
         ) as served:

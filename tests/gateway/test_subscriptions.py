@@ -73,10 +73,11 @@ async def gateway(url: str, connection: Connection, gate: Gate) -> AsyncIterator
 
 @asynccontextmanager
 async def client(gateway: Gateway) -> AsyncIterator[tuple[Client, Sink]]:
-    async with gateway.connection(ANONYMOUS, address="192.0.2.1", transport="sse") as it:
-        sink = Sink()
-        it.attach(sink)
-        yield it, sink
+    it = gateway.open(ANONYMOUS, address="192.0.2.1", transport="sse")
+    sink = Sink()
+    it.attach(sink)
+    yield it, sink
+    gateway.release(it)
 
 
 WISHES = {

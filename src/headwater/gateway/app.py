@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -18,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import Lifespan, Receive, Scope, Send
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from headwater.errors import (
@@ -43,8 +42,8 @@ from headwater.protocol import Subscribe
 GatewayOf = Callable[[], Gateway]
 """Finds the running gateway, or raises Unavailable: an app may be mounted before it runs."""
 
-Handler = Callable[[Gateway, Request, Send], Awaitable[Response | None]]
-"""Answers a request; None when it has done so by itself."""
+Handler = Callable[[Gateway, Request], Awaitable[ASGIApp]]
+"""Answers a request with a response, which may be a stream."""
 
 
 def create_app(
@@ -98,24 +97,19 @@ class _Endpoint:
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def sending(message: Any) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            gateway = self._gateway_of()
-            response = await self._handler(gateway, Request(scope, receive), sending)
-        except HeadwaterError as error:
-            response = _refused(self._gateway_of, error)
-        except ClientDisconnect:
-            return
-        except Exception:
-            response = refusal(unforeseen())
-        if response is not None and not started:
+        with suppress(ClientDisconnect):
+            response = await self._answer(Request(scope, receive))
             await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> ASGIApp:
+        try:
+            return await self._handler(self._gateway_of(), request)
+        except HeadwaterError as error:
+            return _refused(self._gateway_of, error)
+        except ClientDisconnect:
+            raise
+        except Exception:
+            return refusal(unforeseen())
 
 
 def _socket(gateway_of: GatewayOf) -> Callable[[WebSocket], Awaitable[None]]:
@@ -216,7 +210,7 @@ async def _connection(gateway: Gateway, request: Request) -> Connection:
     return gateway.find(request.path_params["session"], caller.identity)
 
 
-async def subscribe(gateway: Gateway, request: Request, send: Send) -> Response:
+async def subscribe(gateway: Gateway, request: Request) -> Response:
     """Add a subscription. Its messages come through the session's stream."""
     connection = await _connection(gateway, request)
     body = await read_json(request, SubscribeBody)
@@ -225,14 +219,14 @@ async def subscribe(gateway: Gateway, request: Request, send: Send) -> Response:
     return _json({"id": body.id, "view": subscription.view if subscription else None}, status=201)
 
 
-async def unsubscribe(gateway: Gateway, request: Request, send: Send) -> Response:
+async def unsubscribe(gateway: Gateway, request: Request) -> Response:
     connection = await _connection(gateway, request)
     if not connection.session.remove(request.path_params["id"]):
         raise _unknown(request)
     return Response(status_code=204)
 
 
-async def reanchor(gateway: Gateway, request: Request, send: Send) -> Response:
+async def reanchor(gateway: Gateway, request: Request) -> Response:
     """Slide a live query's window."""
     connection = await _connection(gateway, request)
     body = await read_json(request, ReanchorBody)
@@ -245,7 +239,7 @@ def _unknown(request: Request) -> NotFound:
     return NotFound(f"this session has no subscription {id!r:.100}", code="subscription_unknown")
 
 
-async def refresh(gateway: Gateway, request: Request, send: Send) -> Response:
+async def refresh(gateway: Gateway, request: Request) -> Response:
     """Go on with a new token. The session's id, which only its client knows, is enough to ask: the
     old token may have just expired."""
     counted_address(gateway, request)
@@ -255,7 +249,7 @@ async def refresh(gateway: Gateway, request: Request, send: Send) -> Response:
     return _json(await gateway.authenticate(connection, body.token))
 
 
-async def ticket(gateway: Gateway, request: Request, send: Send) -> Response:
+async def ticket(gateway: Gateway, request: Request) -> Response:
     """A ticket to open one stream with, for those who cannot send headers."""
     caller = await admit(gateway, request)
     made = await gateway.issue_ticket(caller.identity)
@@ -265,7 +259,7 @@ async def ticket(gateway: Gateway, request: Request, send: Send) -> Response:
 # ------------------------------------------------------------------------ for operators
 
 
-async def metrics(gateway: Gateway, request: Request, send: Send) -> Response:
+async def metrics(gateway: Gateway, request: Request) -> Response:
     return Response(gateway.measure(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -274,7 +268,7 @@ async def healthy(request: Request) -> Response:
     return _json({"status": "ok"})
 
 
-async def ready(gateway: Gateway, request: Request, send: Send) -> Response:
+async def ready(gateway: Gateway, request: Request) -> Response:
     """Whether clients should be sent here."""
     if gateway.trouble is not None:
         return _json({"status": "unavailable", "reason": gateway.trouble}, status=503)

@@ -28,12 +28,19 @@ class Connection:
     """Lives from the moment a client is let in until it has gone."""
 
     __slots__ = (
-        "__weakref__", "_active_at", "_behind_since", "_leases", "_metrics", "_room", "_tasks",
+        "_active_at", "_behind_since", "_lease", "_leases", "_metrics", "_room", "_tasks",
         "accesses", "address", "closing", "expiry", "session", "sink", "transport",
     )  # fmt: skip
 
     def __init__(
-        self, id: str, identity: Identity, *, address: str, transport: str, metrics: Metrics
+        self,
+        id: str,
+        identity: Identity,
+        *,
+        address: str,
+        transport: str,
+        lease: Lease,
+        metrics: Metrics,
     ) -> None:
         self.session = Session(id, identity, self)
         self.address = address
@@ -44,6 +51,7 @@ class Connection:
         self.closing: str | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self._metrics = metrics
+        self._lease = lease
         self._leases: dict[str, Lease] = {}
         self._tasks: set[asyncio.Task[None]] | None = None
         self._room: asyncio.Event | None = None
@@ -142,5 +150,6 @@ class Connection:
         for task in self._tasks or ():
             task.cancel()
         self.session.close()
+        self._lease.close()
         if self._room is not None:
             self._room.set()

@@ -11,8 +11,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from datetime import UTC, datetime
 from typing import Any
 
@@ -92,7 +91,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for connection in list(self._connections.values()):
-            self._release(connection)
+            self.release(connection)
         await self._tickets.__aexit__()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -130,27 +129,17 @@ class Gateway:
 
     # -------------------------------------------------------------------- connections
 
-    @asynccontextmanager
-    async def connection(
-        self, identity: Identity, *, address: str, transport: str
-    ) -> AsyncIterator[Connection]:
-        """A connection from its first byte to its last, within the quotas."""
+    def open(self, identity: Identity, *, address: str, transport: str) -> Connection:
+        """A connection, within the quotas. Whoever opens it releases it."""
         if self.stopping:
             raise Unavailable("the gateway is stopping", hint="Connect again in a moment.")
         lease = self.quotas.session(identity.account, address)
-        connection = self._open(identity, address, transport)
-        try:
-            yield connection
-        finally:
-            self._release(connection)
-            lease.close()
-
-    def _open(self, identity: Identity, address: str, transport: str) -> Connection:
         connection = Connection(
             secrets.token_urlsafe(16),
             identity,
             address=address,
             transport=transport,
+            lease=lease,
             metrics=self.metrics,
         )
         self._connections[connection.session.id] = connection
@@ -163,7 +152,8 @@ class Gateway:
         self._expect_expiry(connection)
         return connection
 
-    def _release(self, connection: Connection) -> None:
+    def release(self, connection: Connection) -> None:
+        """The client has gone, or was never let in."""
         if self._connections.pop(connection.session.id, None) is not None:
             for slot in self._slots:
                 slot.pop(connection, None)
@@ -223,9 +213,11 @@ class Gateway:
             raise
         connection.keep(wish.id, lease)
         kind = "changes" if wish.live is None else "live"
-        with tracer.start_as_current_span("headwater.subscribe") as span:
-            span.set_attribute("headwater.kind", kind)
+        span = tracer.start_span("headwater.subscribe", attributes={"headwater.kind": kind})
+        try:
             await self._until_open(session, subscription, asyncio.create_task(opening))
+        finally:
+            span.end()
 
     async def _until_open(
         self,

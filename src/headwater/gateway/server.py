@@ -99,6 +99,9 @@ class StreamingProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 with the connection itself among the extensions of each request's scope:
     it is the `Connection` of `gateway/sinks.py`."""
 
+    # With more attributes than uvicorn's own, each of very many would need a larger dict.
+    __slots__ = ("_extensions", "_head_bytes", "_head_timer", "_listener")
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._listener: Listener | None = None

@@ -109,16 +109,31 @@ class Subscription:
         self.session.say(Subscribed(self.id, self.view, resumed, key))
 
     def deliver(self, frame: Frame) -> None:
+        # Thousands of times for one change of a popular query: few calls, nothing looked up twice.
+        outlet = self.session.outlet
+        if self.over or self.behind or outlet.buffered > SESSION_QUEUE_BYTES_MAX:
+            self._deliver_late(frame)
+        elif self._alone and self.batch:
+            self._position = frame.position
+            outlet.send(frame)
+        else:
+            self._deliver_alone(frame)
+
+    def _deliver_late(self, frame: Frame) -> None:
         if self.over:
             return
         if (self.behind and frame.is_step) or self.session.is_full:
             self._miss(frame)
-            return
-        self.behind = False
+        else:
+            self.behind = False
+            self._deliver_alone(frame)
+
+    def _deliver_alone(self, frame: Frame) -> None:
         self._position = frame.position
         if not self._alone:
             frame = Frame(msgspec.structs.replace(frame.message, view=self.view))
-        self.session.send(frame, batch=self.batch)
+        for each in (frame,) if self.batch else frame.each:
+            self.session.outlet.send(each)
 
     def failed(self, error: HeadwaterError) -> None:
         if self.over:
@@ -221,7 +236,7 @@ class Session:
     """One connection. It exists before its outlet does: what is said meanwhile waits."""
 
     __slots__ = (
-        "_alias", "_around", "_behind", "_outlet", "_views", "id", "identity", "subscriptions",
+        "_alias", "_around", "_behind", "_views", "id", "identity", "outlet", "subscriptions",
     )  # fmt: skip
 
     def __init__(self, id: str, identity: Identity, around: Surroundings) -> None:
@@ -229,7 +244,7 @@ class Session:
         self.identity = identity
         self._around = around
         self.subscriptions: dict[str, AnySubscription] = {}
-        self._outlet: Outlet = _Waiting()
+        self.outlet: Outlet = _Waiting()
         self._views: set[int] = set()
         self._alias = 0
         self._behind: dict[Subscription, None] = {}
@@ -238,29 +253,22 @@ class Session:
 
     def attach(self, outlet: Outlet) -> None:
         """The connection is there; what was said so far goes first."""
-        waiting, self._outlet = self._outlet, outlet
+        waiting, self.outlet = self.outlet, outlet
         assert isinstance(waiting, _Waiting)
         for frame in waiting.frames:
             outlet.send(frame)
 
     def say(self, message: ServerMessage) -> None:
         """Send a small message, always: it is an answer, or news that must not get lost."""
-        self._outlet.send(Frame(message))
-
-    def send(self, frame: Frame, *, batch: bool) -> None:
-        if batch:
-            self._outlet.send(frame)
-        else:
-            for each in frame.each:
-                self._outlet.send(each)
+        self.outlet.send(Frame(message))
 
     @property
     def buffered(self) -> int:
-        return self._outlet.buffered
+        return self.outlet.buffered
 
     @property
     def is_full(self) -> bool:
-        return self._outlet.buffered > SESSION_QUEUE_BYTES_MAX
+        return self.outlet.buffered > SESSION_QUEUE_BYTES_MAX
 
     # -------------------------------------------------------------------- falling behind
 

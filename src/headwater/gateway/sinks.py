@@ -38,7 +38,7 @@ class Sink(Protocol):
 
     @property
     def buffered(self) -> int:
-        """Bytes that the network has not taken yet."""
+        """Bytes that the network has not taken yet; may be 0 for less than SINK_LOW_BYTES."""
 
     def send(self, frame: Frame) -> None:
         """Write a frame behind those before; nothing once the sink is closed or the client gone."""
@@ -149,7 +149,7 @@ class TransportSink:
 
     __slots__ = (
         "_behind", "_chunked", "_compressor", "_connection", "_form", "_is_lost", "_is_open",
-        "_send", "_transport", "_waiter", "on_drain",
+        "_send", "_transport", "_waiter", "_write", "on_drain",
     )  # fmt: skip
 
     def __init__(
@@ -164,6 +164,7 @@ class TransportSink:
         self.on_drain: Callable[[], None] | None = None
         self._connection = connection
         self._transport = connection.transport
+        self._write = connection.transport.write
         self._send = send
         self._form = _wire_form(content_type, compressor, chunked)
         self._compressor = compressor
@@ -180,13 +181,14 @@ class TransportSink:
 
     @property
     def buffered(self) -> int:
-        return self._transport.get_write_buffer_size()
+        # What is below the mark is on its way, and asking for it would cost as much as writing.
+        return self._transport.get_write_buffer_size() if self._behind else 0
 
     def send(self, frame: Frame) -> None:
         if self._behind and self.buffered > SINK_BYTES_MAX:
             self.abort()
         if self._is_open:
-            self._transport.write(self._form(frame))
+            self._write(self._form(frame))
 
     def close(self) -> None:
         self._is_open = False
@@ -225,7 +227,7 @@ class TransportSink:
     async def _flush(self) -> None:
         """Wait until nothing is buffered."""
         self._transport.set_write_buffer_limits(high=0)
-        while self.buffered and not self._is_lost:
+        while not self._is_lost and self._transport.get_write_buffer_size():
             await self._wait()
         if not self._is_lost:  # uvloop refuses to be asked about a closed transport.
             self._transport.set_write_buffer_limits()

@@ -11,14 +11,14 @@ from typing import Any, get_args
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
 
 from headwater.errors import InvalidQuery
 from headwater.gateway.bodies import LiveBody
 from headwater.gateway.compression import negotiate
 from headwater.gateway.connection import Connection
 from headwater.gateway.gateway import Gateway
-from headwater.gateway.requests import admit, flag, parameter, parse_json, read_json
+from headwater.gateway.requests import Caller, admit, flag, parameter, parse_json, read_json
 from headwater.gateway.sinks import ContentType, open_stream
 from headwater.live.filter import to_json
 from headwater.live.filter_text import parse_conditions
@@ -28,7 +28,56 @@ EVENTS: ContentType = "text/event-stream"
 LINES: ContentType = "application/x-ndjson"
 
 
-async def live(gateway: Gateway, request: Request, send: Send) -> Response | None:
+class Stream:
+    """A response without end: the messages of a connection, which ends with it."""
+
+    __slots__ = ("_connection", "_content_type", "_encoding", "_gateway")
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        connection: Connection,
+        content_type: ContentType,
+        encoding: str | None,
+    ) -> None:
+        self._gateway = gateway
+        self._connection = connection
+        self._content_type = content_type
+        self._encoding = encoding
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            sink = await open_stream(
+                scope, receive, send, content_type=self._content_type, encoding=self._encoding
+            )
+            self._connection.attach(sink)
+            await sink.closed()
+        finally:
+            self._gateway.release(self._connection)
+
+
+async def _open(
+    gateway: Gateway,
+    request: Request,
+    caller: Caller,
+    wish: Subscribe | None,
+    content_type: ContentType = EVENTS,
+) -> Stream:
+    """A stream, if need be with a subscription that has begun. What was needed to get there is
+    forgotten while it lasts: it may be one of very many, and last for days."""
+    transport = "sse" if content_type == EVENTS else "ndjson"
+    connection = gateway.open(caller.identity, address=caller.address, transport=transport)
+    try:
+        if wish is not None:
+            await gateway.subscribe(connection, wish)
+    except BaseException:
+        gateway.release(connection)
+        raise
+    encoding = negotiate(request.headers.get("accept-encoding", ""), gateway.settings.compression)
+    return Stream(gateway, connection, content_type, encoding)
+
+
+async def live(gateway: Gateway, request: Request) -> Response | Stream:
     """`POST /v1/live` with a query in the body, or `GET /v1/live?q=…` for EventSource."""
     if request.method == "HEAD":
         return Response(media_type=EVENTS)
@@ -44,10 +93,7 @@ async def live(gateway: Gateway, request: Request, send: Send) -> Response | Non
             since=parameter(request, "since") or wish.since,
         )
     wish = msgspec.structs.replace(wish, since=request.headers.get("last-event-id") or wish.since)
-    async with gateway.connection(caller.identity, address=caller.address, transport="sse") as it:
-        await gateway.subscribe(it, wish)
-        await _stream(gateway, it, request, send, EVENTS)
-    return None
+    return await _open(gateway, request, caller, wish)
 
 
 def _live_wish(value: dict[str, Any]) -> Subscribe:
@@ -61,22 +107,16 @@ def _live_wish(value: dict[str, Any]) -> Subscribe:
     return Subscribe("live", live=body.live, since=body.since, batch=body.batch, verify=body.verify)
 
 
-async def changes(gateway: Gateway, request: Request, send: Send) -> Response | None:
+async def changes(gateway: Gateway, request: Request) -> Response | Stream:
     """`GET /v1/changes?tables=…&where=…&since=…`: SSE, or NDJSON for those who accept that."""
-    lines = LINES in request.headers.get("accept", "")
-    content_type, transport = (LINES, "ndjson") if lines else (EVENTS, "sse")
+    content_type = LINES if LINES in request.headers.get("accept", "") else EVENTS
     if request.method == "HEAD":
         return Response(media_type=content_type)
     caller = await admit(gateway, request)
     wish = Subscribe(
         "changes", changes=_feed_wish(request), overflow=_choice(request, "overflow", Overflow)
     )
-    async with gateway.connection(
-        caller.identity, address=caller.address, transport=transport
-    ) as it:
-        await gateway.subscribe(it, wish)
-        await _stream(gateway, it, request, send, content_type)
-    return None
+    return await _open(gateway, request, caller, wish, content_type)
 
 
 def _feed_wish(request: Request) -> ChangesQuery:
@@ -108,14 +148,12 @@ def _choice(request: Request, name: str, choices: Any) -> Any:
     return value
 
 
-async def session(gateway: Gateway, request: Request, send: Send) -> Response | None:
+async def session(gateway: Gateway, request: Request) -> Response | Stream:
     """`GET /v1/stream`: a connection whose subscriptions come and go by other requests."""
     if request.method == "HEAD":
         return Response(media_type=EVENTS)
     caller = await admit(gateway, request)
-    async with gateway.connection(caller.identity, address=caller.address, transport="sse") as it:
-        await _stream(gateway, it, request, send, EVENTS)
-    return None
+    return await _open(gateway, request, caller, None)
 
 
 def _required(request: Request, name: str) -> str:
@@ -123,18 +161,3 @@ def _required(request: Request, name: str) -> str:
     if value is None:
         raise InvalidQuery("a live query in JSON is expected", path=name)
     return str(value)
-
-
-async def _stream(
-    gateway: Gateway,
-    connection: Connection,
-    request: Request,
-    send: Send,
-    content_type: ContentType,
-) -> None:
-    encoding = negotiate(request.headers.get("accept-encoding", ""), gateway.settings.compression)
-    sink = await open_stream(
-        request.scope, request.receive, send, content_type=content_type, encoding=encoding
-    )
-    connection.attach(sink)
-    await sink.closed()

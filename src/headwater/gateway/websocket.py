@@ -48,20 +48,25 @@ class _Socket(WebSocketSink):
 async def serve(gateway: Gateway, websocket: WebSocket) -> None:
     """Serve one connection until it ends. Raises what refuses it, before it is accepted."""
     caller = await admit(gateway, websocket)
-    async with gateway.connection(
-        caller.identity, address=caller.address, transport="websocket"
-    ) as connection:
+    connection = gateway.open(caller.identity, address=caller.address, transport="websocket")
+    try:
         await websocket.accept()
-        sink = _Socket(websocket.send, connection)
-        connection.attach(sink)
-        listening = asyncio.create_task(_listen(gateway, websocket, connection))
-        closed = asyncio.create_task(sink.closed())
-        try:
-            await asyncio.wait({listening, closed}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            sink.abort()
-            listening.cancel()
-            await asyncio.gather(listening, closed, return_exceptions=True)
+        await _converse(gateway, websocket, connection)
+    finally:
+        gateway.release(connection)
+
+
+async def _converse(gateway: Gateway, websocket: WebSocket, connection: Connection) -> None:
+    sink = _Socket(websocket.send, connection)
+    connection.attach(sink)
+    listening = asyncio.create_task(_listen(gateway, websocket, connection))
+    closed = asyncio.create_task(sink.closed())
+    try:
+        await asyncio.wait({listening, closed}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        sink.abort()
+        listening.cancel()
+        await asyncio.gather(listening, closed, return_exceptions=True)
 
 
 async def _listen(gateway: Gateway, websocket: WebSocket, connection: Connection) -> None:
