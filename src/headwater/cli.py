@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager, suppress
 from importlib import import_module
 from ipaddress import ip_address
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -50,6 +50,9 @@ from headwater.model import Position, Transaction
 from headwater.settings import Settings, load_settings
 from headwater.status import status as read_status
 from headwater.watch import link_to, watch_as_lines, watch_on_screen
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 app = typer.Typer(
     name="headwater",
@@ -448,6 +451,7 @@ def serve(
     Example: `headwater serve --embedded --port 8484`
     """
     from headwater.gateway import server
+    from headwater.gateway.app import LocalOnly
 
     if json:
         log_as_json()
@@ -456,8 +460,11 @@ def serve(
         hw = _headwater(program, url, embedded, data_dir)
         settings = hw.settings
         address = host or settings.host
-        if settings.has_auth or insecure or _is_local(address):
-            asgi = hw.asgi()
+        asgi: ASGIApp = hw.asgi()
+        if settings.has_auth or insecure:
+            pass
+        elif _is_local(address):
+            asgi = LocalOnly(asgi)
         else:
             raise ConfigError(
                 f"no authentication is configured, and {address} can be reached by others",

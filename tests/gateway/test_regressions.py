@@ -179,3 +179,22 @@ async def test_a_refused_handshake_is_counted_and_no_error(gateway: Served) -> N
     assert gateway.metric("headwater_refused_total", code="origin") == 1
     gateway.stop()
     assert gateway.log.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 403)],
+)
+async def test_a_name_that_points_here_is_not_ours(gateway: Served, host: str, status: int) -> None:
+    """A page whose name is made to point at this machine would be of the gateway's own origin."""
+    assert gateway.get("/healthz", headers={"host": host}).status_code == status
+    handshake = {
+        "host": host,
+        "origin": f"http://{host}",
+        "connection": "upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA==",
+        "sec-websocket-version": "13",
+    }
+    opened = gateway.get("/v1/ws", headers=handshake).status_code
+    assert opened == (101 if status == 200 else 403)

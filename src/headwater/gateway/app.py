@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from ipaddress import ip_address
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
@@ -110,6 +111,44 @@ class _Endpoint:
             raise
         except Exception:
             return refusal(unforeseen())
+
+
+class LocalOnly:
+    """The app for those who call this machine by its number or `localhost`.
+
+    A page can have its own name point at this machine, and would then be of the same origin as a
+    gateway that asks nobody for a token. A number it cannot have.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or is_local_name(HTTPConnection(scope).url.hostname):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await _deny(WebSocket(scope, receive, send), _FOREIGN, refusal(_FOREIGN))
+        else:
+            await refusal(_FOREIGN)(scope, receive, send)
+
+
+_FOREIGN = Forbidden(
+    "this gateway asks for no token, and answers to its address or localhost only",
+    code="host",
+    hint="Configure authentication, or serve everybody with --insecure.",
+)
+
+
+def is_local_name(host: str | None) -> bool:
+    """Whether no name server is needed to get from this name to an address.
+
+    >>> is_local_name("localhost"), is_local_name("127.0.0.1"), is_local_name("evil.example")
+    (True, True, False)
+    """
+    try:
+        return host == "localhost" or bool(ip_address(host or ""))
+    except ValueError:
+        return False
 
 
 def _socket(gateway_of: GatewayOf) -> Callable[[WebSocket], Awaitable[None]]:
