@@ -27,8 +27,8 @@ from benchmarks.measure import Result, execute, ratios, report, scratch_server
 from benchmarks.streaming import Server, has_nchan, nchan, ours
 from headwater.testing.served import serving
 
-PUBLISH = b"POST /publish HTTP/1.1\r\nhost: b\r\ncontent-length: %d\r\n\r\n%s"
-EVENTS = b"GET /events HTTP/1.1\r\nhost: b\r\naccept: text/event-stream\r\n\r\n"
+PUBLISH = b"POST /publish HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s"
+EVENTS = b"GET /events HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n\r\n"
 BODY = b"x" * 185  # With nchan's own lines as long on the wire as one of our events.
 PATIENCE_SECONDS = 20
 QUERY = '{"table": "news"}'
@@ -123,7 +123,7 @@ class Streams:
 class LiveStreams(Streams):
     """Streams of one live query at a gateway; an event is an update of its row."""
 
-    request = b"GET /v1/live?q=%s HTTP/1.1\r\nhost: b\r\n\r\n" % quote(QUERY).encode()
+    request = b"GET /v1/live?q=%s HTTP/1.1\r\nhost: localhost\r\n\r\n" % quote(QUERY).encode()
 
     def __init__(self, server: Server, count: int, database: str) -> None:
         self._writer = psycopg.connect(database, autocommit=True)

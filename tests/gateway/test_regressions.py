@@ -135,7 +135,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body(gateway: Served) -
     parts = urlsplit(gateway.url)
     for _ in range(3):
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-        writer.write(b"POST /v1/live HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n")
+        writer.write(b"POST /v1/live HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n")
         writer.write(b"expect: 100-continue\r\n\r\n{")
         assert await reader.readline() == b"HTTP/1.1 100 Continue\r\n"  # the body is being read
         writer.close()
