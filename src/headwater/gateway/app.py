@@ -33,12 +33,12 @@ from headwater.errors import (
 )
 from headwater.gateway import openapi, streams, websocket
 from headwater.gateway.auth import Credentials
-from headwater.gateway.bodies import ReanchorBody, SubscribeBody, TokenBody
+from headwater.gateway.bodies import ReanchorBody
 from headwater.gateway.connection import Connection
 from headwater.gateway.gateway import Gateway
 from headwater.gateway.requests import admit, counted_address, read_json, unforeseen
 from headwater.gateway.session import error_message
-from headwater.protocol import Subscribe
+from headwater.protocol import Authenticate, Subscribe
 
 GatewayOf = Callable[[], Gateway]
 """Finds the running gateway, or raises Unavailable: an app may be mounted before it runs."""
@@ -252,10 +252,10 @@ async def _connection(gateway: Gateway, request: Request) -> Connection:
 async def subscribe(gateway: Gateway, request: Request) -> Response:
     """Add a subscription. Its messages come through the session's stream."""
     connection = await _connection(gateway, request)
-    body = await read_json(request, SubscribeBody)
-    await gateway.subscribe(connection, Subscribe(**msgspec.structs.asdict(body)))
-    subscription = connection.session.subscriptions.get(body.id)
-    return _json({"id": body.id, "view": subscription.view if subscription else None}, status=201)
+    wish = await read_json(request, Subscribe)
+    await gateway.subscribe(connection, wish)
+    subscription = connection.session.subscriptions.get(wish.id)
+    return _json({"id": wish.id, "view": subscription.view if subscription else None}, status=201)
 
 
 async def unsubscribe(gateway: Gateway, request: Request) -> Response:
@@ -282,7 +282,7 @@ async def refresh(gateway: Gateway, request: Request) -> Response:
     """Go on with a new token. The session's id, which only its client knows, is enough to ask: the
     old token may have just expired."""
     counted_address(gateway, request)
-    body = await read_json(request, TokenBody)
+    body = await read_json(request, Authenticate)
     identity = await gateway.identify(Credentials(body.token))
     connection = gateway.find(request.path_params["session"], identity)
     return _json(await gateway.authenticate(connection, body.token))

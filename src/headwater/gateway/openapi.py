@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from headwater import limits
-from headwater.gateway.bodies import LiveBody, ReanchorBody, SubscribeBody, TokenBody
+from headwater.gateway.bodies import LiveBody, ReanchorBody
 from headwater.protocol import (
     VERSION,
+    Authenticate,
     Authenticated,
     Changes,
     Deltas,
@@ -20,11 +21,12 @@ from headwater.protocol import (
     Hello,
     Reset,
     Snapshot,
+    Subscribe,
     Subscribed,
     Unsubscribed,
 )
 
-_BODIES = (LiveBody, SubscribeBody, ReanchorBody, TokenBody)
+_BODIES = (LiveBody, Subscribe, ReanchorBody, Authenticate)
 _MESSAGES = (
     Hello, Subscribed, Unsubscribed, Snapshot, Deltas, Reset, Gap, Changes, Error, Authenticated,
 )  # fmt: skip
@@ -156,7 +158,7 @@ def _paths() -> dict[str, Any]:
                 "Add a subscription to a session",
                 _answer("201", "It is subscribed; its messages come through the stream."),
                 parameters=[session],
-                body=_ref("SubscribeBody"),
+                body=_ref("Subscribe"),
             )
         },
         "/v1/sessions/{session}/subscriptions/{id}": {
@@ -175,7 +177,7 @@ def _paths() -> dict[str, Any]:
                 "Go on with a new token",
                 _answer("200", "The new token holds.", _ref("Authenticated")),
                 parameters=[session],
-                body=_ref("TokenBody"),
+                body=_ref("Authenticate"),
             )
         },
         "/v1/tickets": {
