@@ -18,19 +18,19 @@ from typing import Any
 from opentelemetry import trace
 
 from headwater.errors import (
-    Forbidden,
     HeadwaterError,
     InvalidQuery,
     NotFound,
     Unauthorized,
     Unavailable,
 )
-from headwater.gateway.access import Authorize, decide
+from headwater.gateway.access import Authorize
 from headwater.gateway.addresses import Proxies
 from headwater.gateway.auth import Authenticator, Credentials, missing
 from headwater.gateway.connection import Connection
 from headwater.gateway.identity import Identity, anonymous
 from headwater.gateway.quotas import Quotas
+from headwater.gateway.rights import Rights, together
 from headwater.gateway.session import FeedSubscription, LiveSubscription, Session
 from headwater.gateway.tickets import Ticket, Tickets
 from headwater.hub.feeds import FeedQuery
@@ -39,11 +39,9 @@ from headwater.hub.subscriber import Access
 from headwater.limits import (
     FEED_TABLES_MAX,
     KEEPALIVE_SLOTS,
-    RECHECKS_AT_ONCE,
-    RECONNECT_SECONDS,
     SUBSCRIPTION_ID_CHARS_MAX,
 )
-from headwater.live.filter import EVERYTHING, Filter, from_json
+from headwater.live.filter import Filter, from_json
 from headwater.live.query import LiveQuery
 from headwater.metrics import Metrics
 from headwater.model import Position
@@ -73,7 +71,7 @@ class Gateway:
         self.proxies = Proxies(settings)
         self.stopping = False
         self._authenticator = Authenticator.from_settings(settings)
-        self._authorize = authorize
+        self._rights = Rights(hub, authorize)
         self._tickets = Tickets(url)
         self._connections: dict[str, Connection] = {}
         self._slots: list[dict[Connection, None]] = [{} for _ in range(KEEPALIVE_SLOTS)]
@@ -124,7 +122,7 @@ class Gateway:
         if self._authenticator is not None:
             session.identity = await self._authenticator.renew(token, session.identity)
             self._expect_expiry(connection)
-            connection.start(self._recheck_until_decided(connection))
+            connection.start(self._rights.recheck_until_decided(connection))
         return Authenticated(session.identity.expires_at)
 
     # -------------------------------------------------------------------- connections
@@ -250,7 +248,7 @@ class Gateway:
         assert wish.live is not None
         query = LiveQuery.from_json(wish.live)
         identity = connection.session.identity
-        accesses = await self._decide(identity, [query.table])
+        accesses = await self._rights.of(identity, [query.table])
         handle = await self.hub.live(
             query,
             subscription,
@@ -272,8 +270,8 @@ class Gateway:
             )
         query = _feed_query(wish)
         identity = connection.session.identity
-        accesses = await self._decide_feed(identity, query.tables)
-        handle = await self.hub.feed(query, subscription, access=_together(accesses))
+        accesses = await self._rights.of_feed(identity, query.tables)
+        handle = await self.hub.feed(query, subscription, access=together(accesses))
         self._opened_with(connection, subscription, accesses, identity)
         subscription.opened(handle)
 
@@ -289,26 +287,7 @@ class Gateway:
         connection.accesses[subscription.id] = accesses
         if connection.session.identity is not identity:
             # A new token came meanwhile, and what was decided under the old one may not hold.
-            connection.start(self._recheck_until_decided(connection))
-
-    async def _decide(self, identity: Identity, tables: list[str]) -> dict[str, Access]:
-        """What a user may see of each table. The rule hears the table's own name, however the
-        client spelled it."""
-        accesses = {}
-        for name in tables:
-            known = await self.hub.tables.find(name)
-            accesses[name] = await decide(self._authorize, identity, known.table.label)
-        return accesses
-
-    async def _decide_feed(self, identity: Identity, tables: tuple[str, ...]) -> dict[str, Access]:
-        if tables:
-            return await self._decide(identity, list(tables))
-        if self._authorize is not None or identity.role is not None:
-            raise InvalidQuery(
-                "name the tables: what you may see is decided for each of them",
-                path="tables",
-            )
-        return {}
+            connection.start(self._rights.recheck_until_decided(connection))
 
     async def reanchor(self, connection: Connection, id: str, after: list[Any] | None) -> None:
         subscription = connection.session.subscriptions.get(id)
@@ -318,70 +297,12 @@ class Gateway:
             )
         await subscription.handle.reanchor(after)
 
-    # -------------------------------------------------------------------- rights, again
+    # -------------------------------------------------------------------- time passes
 
     async def _recheck_often(self) -> None:
-        period = self.settings.recheck_period.total_seconds()
         while True:
-            await asyncio.sleep(period)
-            if self._authorize is not None:
-                at_once = asyncio.Semaphore(RECHECKS_AT_ONCE)
-                await asyncio.gather(
-                    *(self._recheck(c, at_once) for c in list(self._connections.values()))
-                )
-
-    async def _recheck_until_decided(self, connection: Connection) -> None:
-        while True:
-            if await self._recheck(connection):
-                return
-            await asyncio.sleep(RECONNECT_SECONDS[1])
-
-    async def _recheck(
-        self, connection: Connection, at_once: asyncio.Semaphore | None = None
-    ) -> bool:
-        """Look again at what a connection may see; what changed takes effect. False where that
-        could not be decided now."""
-        decided = True
-        async with at_once or asyncio.Semaphore():
-            for id in list(connection.accesses):
-                subscription = connection.session.subscriptions.get(id)
-                if subscription is not None:
-                    decided &= await self._recheck_one(connection, subscription)
-        return decided
-
-    async def _recheck_one(
-        self, connection: Connection, subscription: LiveSubscription | FeedSubscription
-    ) -> bool:
-        known = connection.accesses[subscription.id]
-        try:
-            accesses = await self._decide(connection.session.identity, list(known))
-            if accesses != known and not subscription.over:
-                await self._change_access(subscription, accesses)
-                if not subscription.over:
-                    connection.accesses[subscription.id] = accesses
-        except HeadwaterError as error:
-            if error.retryable:
-                return False
-            subscription.failed(error)
-            subscription.close()
-        except Exception:
-            # Not to know is not to allow; and one that fails must not keep us from the others.
-            logger.exception("the rights of a subscription could not be looked at again")
-            subscription.failed(Forbidden("what you may see could not be decided"))
-            subscription.close()
-        return True
-
-    async def _change_access(
-        self, subscription: LiveSubscription | FeedSubscription, accesses: dict[str, Access]
-    ) -> None:
-        if isinstance(subscription, FeedSubscription) or subscription.handle is None:
-            raise Forbidden(
-                "what you may see has changed", code="access_changed", hint="Subscribe again."
-            )
-        (access,) = accesses.values()
-        await subscription.handle.change_access(access)
-
-    # -------------------------------------------------------------------- time passes
+            await asyncio.sleep(self.settings.recheck_period.total_seconds())
+            await self._rights.recheck_all(list(self._connections.values()))
 
     async def _keep_alive(self) -> None:
         pause = self.settings.keepalive_period.total_seconds() / KEEPALIVE_SLOTS
@@ -447,18 +368,6 @@ def _feed_query(wish: ChangesQuery) -> FeedQuery:
             raise InvalidQuery("a filter needs exactly one table", path="where")
         where = from_json(wish.where)
     return FeedQuery(wish.tables, where, read_position(wish.since), wish.format)
-
-
-def _together(accesses: dict[str, Access]) -> Access:
-    """What a user may see of the tables of one feed."""
-    several = len(accesses) > 1
-    if several and any(access.where != EVERYTHING for access in accesses.values()):
-        raise InvalidQuery(
-            "you may see some rows of these tables only, which one feed cannot tell apart",
-            path="tables",
-            hint="Open a feed for each table.",
-        )
-    return next(iter(accesses.values()), Access())
 
 
 def read_position(text: str | None) -> Position | None:

@@ -1,0 +1,118 @@
+"""What a connection may see of a table: decided when it subscribes, and again every now and then.
+
+Not to know is not to allow. What cannot be decided just now, because the database is away, stays as
+it is until it can; whatever else goes wrong ends the subscription.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from headwater.errors import Forbidden, HeadwaterError, InvalidQuery
+from headwater.gateway.access import Authorize, decide
+from headwater.gateway.connection import Connection
+from headwater.gateway.identity import Identity
+from headwater.gateway.session import AnySubscription, FeedSubscription
+from headwater.hub.hub import Hub
+from headwater.hub.subscriber import Access
+from headwater.limits import RECHECKS_AT_ONCE, RECONNECT_SECONDS
+from headwater.live.filter import EVERYTHING
+
+logger = logging.getLogger(__name__)
+
+
+class Rights:
+    """The rights of all connections of a gateway."""
+
+    def __init__(self, hub: Hub, authorize: Authorize | None) -> None:
+        self._hub = hub
+        self._authorize = authorize
+
+    async def of(self, identity: Identity, tables: list[str]) -> dict[str, Access]:
+        """What a user may see of each table. The rule hears the table's own name, however the
+        client spelled it."""
+        accesses = {}
+        for name in tables:
+            known = await self._hub.tables.find(name)
+            accesses[name] = await decide(self._authorize, identity, known.table.label)
+        return accesses
+
+    async def of_feed(self, identity: Identity, tables: tuple[str, ...]) -> dict[str, Access]:
+        if tables:
+            return await self.of(identity, list(tables))
+        if self._authorize is not None or identity.role is not None:
+            raise InvalidQuery(
+                "name the tables: what you may see is decided for each of them",
+                path="tables",
+            )
+        return {}
+
+    # -------------------------------------------------------------------- and again
+
+    async def recheck_all(self, connections: list[Connection]) -> None:
+        """Ask the application again; where it has no rule, the hub looks at the database's own."""
+        if self._authorize is not None:
+            at_once = asyncio.Semaphore(RECHECKS_AT_ONCE)
+            await asyncio.gather(*(self.recheck(each, at_once) for each in connections))
+
+    async def recheck_until_decided(self, connection: Connection) -> None:
+        while True:
+            if await self.recheck(connection):
+                return
+            await asyncio.sleep(RECONNECT_SECONDS[1])
+
+    async def recheck(
+        self, connection: Connection, at_once: asyncio.Semaphore | None = None
+    ) -> bool:
+        """Look again at what a connection may see; what changed takes effect. False where that
+        could not be decided now."""
+        decided = True
+        async with at_once or asyncio.Semaphore():
+            for id in list(connection.accesses):
+                subscription = connection.session.subscriptions.get(id)
+                if subscription is not None:
+                    decided &= await self._recheck_one(connection, subscription)
+        return decided
+
+    async def _recheck_one(self, connection: Connection, subscription: AnySubscription) -> bool:
+        known = connection.accesses[subscription.id]
+        try:
+            accesses = await self.of(connection.session.identity, list(known))
+            if accesses != known and not subscription.over:
+                await self._change_access(subscription, accesses)
+                if not subscription.over:
+                    connection.accesses[subscription.id] = accesses
+        except HeadwaterError as error:
+            if error.retryable:
+                return False
+            subscription.failed(error)
+            subscription.close()
+        except Exception:
+            # Not to know is not to allow; and one that fails must not keep us from the others.
+            logger.exception("the rights of a subscription could not be looked at again")
+            subscription.failed(Forbidden("what you may see could not be decided"))
+            subscription.close()
+        return True
+
+    async def _change_access(
+        self, subscription: AnySubscription, accesses: dict[str, Access]
+    ) -> None:
+        if isinstance(subscription, FeedSubscription) or subscription.handle is None:
+            raise Forbidden(
+                "what you may see has changed", code="access_changed", hint="Subscribe again."
+            )
+        (access,) = accesses.values()
+        await subscription.handle.change_access(access)
+
+
+def together(accesses: dict[str, Access]) -> Access:
+    """What a user may see of the tables of one feed."""
+    several = len(accesses) > 1
+    if several and any(access.where != EVERYTHING for access in accesses.values()):
+        raise InvalidQuery(
+            "you may see some rows of these tables only, which one feed cannot tell apart",
+            path="tables",
+            hint="Open a feed for each table.",
+        )
+    return next(iter(accesses.values()), Access())
