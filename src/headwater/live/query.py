@@ -7,6 +7,7 @@ it takes is compiled. Wishes that mean the same have the same `canonical` bytes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -14,6 +15,7 @@ import msgspec
 
 from headwater import limits
 from headwater.errors import InvalidQuery
+from headwater.live import kinds
 from headwater.live.filter import EVERYTHING, Filter, canonical, from_json, to_json
 from headwater.live.filter_check import check
 from headwater.live.filter_compile import Matches, compile_filter
@@ -126,7 +128,8 @@ class BoundQuery:
     def __init__(self, query: LiveQuery, table: Table, rules: Rules = Rules()) -> None:  # noqa: B008
         if not table.key:
             raise InvalidQuery(f"{table.label} has no primary key", path="table")
-        if not 1 <= query.limit <= rules.limit_max:
+        _check_key(table)
+        if query.mode != "streamed" and not 1 <= query.limit <= rules.limit_max:
             raise InvalidQuery(f"expected 1 to {rules.limit_max:,}", path="limit")
         if query.mode == "streamed" and (query.order or query.after is not None):
             raise InvalidQuery("a streamed query has no order and no cursor", path="mode")
@@ -157,14 +160,37 @@ class BoundQuery:
         return msgspec.json.encode(
             (
                 (self.table.schema, self.table.name),
-                to_json(self.where),
+                _told_apart(to_json(self.where)),
                 [(by.column, by.desc, by.nulls_first) for by in self.order.by],
                 None if streamed else self.limit,
-                None if streamed else self.after,
+                None if streamed or self.after is None else _told_apart(list(self.after)),
                 None if self.columns is None else sorted(self.columns),
                 self.mode,
             )
         )
+
+
+def _told_apart(value: Any) -> Any:
+    """JSON writes null for every number that is none; they differ."""
+    match value:
+        case float() if not math.isfinite(value):
+            return {"float": repr(value)}
+        case list():
+            return [_told_apart(item) for item in value]
+        case dict():
+            return {name: _told_apart(item) for name, item in value.items()}
+    return value
+
+
+def _check_key(table: Table) -> None:
+    """Rows are found by their keys; a list or a JSON value finds nothing."""
+    for column in table.columns:
+        if column.name in table.key and kinds.kind_of(column) is kinds.INCOMPARABLE:
+            raise InvalidQuery(
+                f"{table.label}: its primary key has {column.name}, of type {column.declared}",
+                path="table",
+                hint="A live query needs a key of plain values, not of arrays or JSON.",
+            )
 
 
 def _check_columns(columns: tuple[str, ...] | None, table: Table) -> tuple[str, ...] | None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
+import msgspec
+
+from headwater.live import kinds
 from headwater.live.needs import NOTHING, Outcome
 from headwater.live.query import BoundQuery
 from headwater.live.router import Router
 from headwater.live.streamed import Streamed
 from headwater.live.window import Window
-from headwater.model import Change, Cursor
+from headwater.model import Change, Cursor, Table
 
 Scope: TypeAlias = Hashable
 Subscriber: TypeAlias = Hashable
@@ -53,6 +56,7 @@ class Views(Generic[ViewT]):
         self._views: dict[tuple[bytes, Scope], ViewT] = {}
         self._router: Router[ViewT] = Router()
         self._last_id = 0
+        self._rewritable: dict[int, bool] = {}
 
     def __len__(self) -> int:
         return len(self._views)
@@ -111,9 +115,32 @@ class Views(Generic[ViewT]):
         """The views that a transaction may alter, each with the changes that may."""
         touched: dict[ViewT, list[Change]] = {}
         for change in changes:
-            for view in self._router.candidates(change):
-                touched.setdefault(view, []).append(change)
+            for step in self._steps(change):
+                for view in self._router.candidates(step):
+                    touched.setdefault(view, []).append(step)
         return touched
+
+    def _steps(self, change: Change) -> tuple[Change, ...]:
+        """The same, by the keys that memory tells apart: to the database a key may still be equal
+        when it is written differently, in a collation without case or as `24 hours` for a day."""
+        before, table = change.before, change.table
+        if change.op != "update" or before is None or not self._may_be_rewritten(table):
+            return (change,)
+        key = table.key_of(before)
+        if key == change.key:
+            return (change,)
+        return (
+            msgspec.structs.replace(change, op="delete", key=key, after=None),
+            msgspec.structs.replace(change, op="insert", before=None),
+        )
+
+    def _may_be_rewritten(self, table: Table) -> bool:
+        known = self._rewritable.get(table.id)
+        if known is None:
+            keys = (column for column in table.columns if column.name in table.key)
+            known = any(not kinds.kind_of(column).equates for column in keys)
+            self._rewritable[table.id] = known
+        return known
 
     def apply(self, changes: Sequence[Change]) -> list[tuple[ViewT, Outcome]]:
         """Take one transaction to every view it may touch."""
