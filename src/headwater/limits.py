@@ -312,6 +312,13 @@ OPENING_ROOM_SECONDS = 30.0
 OPENING_CHANGES_MAX = 50_000
 """Changes kept for a live query while its first result is read. With more it is read again."""
 
+FLUSH_SECONDS_MAX = 60.0
+"""A flush that takes longer has met a database that hangs: the hub is not ready, and connects
+again."""
+
+LOOKUP_SECONDS = 10.0
+"""How long a question about tables or rights may take. Then who asked is told to try again."""
+
 FLUSH_QUESTION_SECONDS = 0.5
 """How long a question within a flush may take. Then the live query is read beside it."""
 

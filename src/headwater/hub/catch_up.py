@@ -69,6 +69,8 @@ class FeedSubscription:
         """Transactions after the position that it has, too."""
         self._kept: list[Transaction] | None = None
         self._kept_changes = 0
+        self._missed = False
+        """Whether a gap was announced that it was not told of."""
         self._arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -159,6 +161,8 @@ class FeedSubscription:
         self._kept = None
         if self._may_deliver.is_set():
             self._deliver(self._hub.feeds.gap_frame(self.feed, since))
+        else:
+            self._missed = True
 
     def fail(self, error: HeadwaterError) -> None:
         if self.closed:
@@ -256,8 +260,7 @@ class FeedSubscription:
                 until = await self._seam(since)
                 if until != since:
                     await self._read(connection, reader, since, until)
-                await self._may_deliver.wait()
-                await self._hub.between()
+                await self._may_join()
                 self._reached(since, until)
                 if self._kept is not None:
                     self._join()
@@ -265,7 +268,19 @@ class FeedSubscription:
         finally:
             await connection.close()
 
+    async def _may_join(self) -> None:
+        """Wait until it is between two flushes and not paused, both at once: what is delivered to
+        one that was paused meanwhile would come again."""
+        while True:
+            await self._may_deliver.wait()
+            await self._hub.between()
+            if self._may_deliver.is_set():
+                return
+
     async def _begin_from(self, connection: Connection, reader: LogReader) -> Position:
+        if self._missed:
+            self._missed = False
+            raise ResyncRequired("the log was lost while the feed was paused")
         if self._restarts != self._hub.restarts:
             # What is not on disk may mean something else now; what comes twice is told by its seq.
             self._restarts = self._hub.restarts
@@ -315,8 +330,9 @@ class FeedSubscription:
                     await self._subscriber.room()
             except TimeoutError:
                 raise _Slow from None
-            self._deliver(frame)
-            taken = self._may_deliver.is_set()
+            if self._may_deliver.is_set():
+                self._deliver(frame)
+                taken = self._may_deliver.is_set()
         self._delivered.update(each.xid for each in transactions if each.complete)
 
     def _reached(self, since: Position, until: Position) -> None:

@@ -23,7 +23,7 @@ from headwater.hub.tables import KnownTable
 from headwater.hub.visibility import feed_rights
 from headwater.live.feed import FeedFilter
 from headwater.live.feed_guard import FeedGuard
-from headwater.live.filter import EVERYTHING, Filter, to_json
+from headwater.live.filter import EVERYTHING, Filter
 from headwater.live.needs import Undecided
 from headwater.log.debezium import to_debezium
 from headwater.model import Change, Position, Table, Transaction
@@ -61,6 +61,7 @@ class FeedView:
         self.identity = identity
         self.format = query.format
         self.tables = {known.table.oid for known in tables}
+        self.names = {(known.table.schema, known.table.name) for known in tables}
         self.everything = not query.tables
         self.filter: FeedFilter | None = None
         self.guard: FeedGuard | None = None
@@ -68,6 +69,12 @@ class FeedView:
 
     def wants(self, table: Table) -> bool:
         return table.oid in self.tables
+
+    def may_meet(self, table: Table) -> bool:
+        """Whether this is new and its own, if all may read it: it follows everything, or the table
+        has the name of one that it follows."""
+        known = table.oid in self.tables
+        return not known and (self.everything or (table.schema, table.name) in self.names)
 
     def seen(self, transaction: Transaction) -> Transaction | None:
         """What of a transaction the feed carries. Raises InvalidQuery or Undecided where that
@@ -106,7 +113,8 @@ class Feeds:
     ) -> FeedSubscription:
         tables = await self._find(query.tables)
         for known in tables:
-            await feed_rights(self._hub.tables, known.table, known.secured, access)
+            table = known.table
+            await feed_rights(self._hub.tables, table.oid, table.label, known.secured, access)
         view = self._view(query, access, tables)
         return FeedSubscription(self._hub, view, query, subscriber, access)
 
@@ -125,7 +133,7 @@ class Feeds:
             )
         identity = (
             frozenset(known.table.oid for known in tables) if query.tables else access.role,
-            msgspec.json.encode([None if f is None else to_json(f) for f in filters]),
+            repr(filters),
             query.format,
         )
         view = self._views.get(identity)
@@ -156,21 +164,23 @@ class Feeds:
     # -------------------------------------------------------------------- what they are sent
 
     async def meet(self, tables: Iterable[Table]) -> None:
-        """Tables that changes come from. One that feeds of everything have not met is theirs too,
-        if their role may read all of it."""
+        """Tables that changes come from. One that feeds of everything have not met, or that took
+        the name of one, is theirs too, if their role may read all of it."""
         for table in tables:
-            for view in [view for view in self._views.values() if view.everything]:
-                if table.oid in view.tables:
-                    continue
+            for view in [view for view in self._views.values() if view.may_meet(table)]:
+                asked: set[FeedSubscription] = set()
+                while more := view.subscribers.keys() - asked:
+                    for subscription in more:
+                        await self.admit(subscription, table.oid)
+                    asked |= more
                 view.tables.add(table.oid)
-                for subscription in list(view.subscribers):
-                    await self._admit(subscription, table)
 
-    async def _admit(self, subscription: FeedSubscription, table: Table) -> None:
+    async def admit(self, subscription: FeedSubscription, oid: int) -> None:
+        """End it unless it may read all of the table."""
+        rows = await self._hub.tables.ask(_SECURED, (oid,))
         try:
-            rows = await self._hub.tables.ask(_SECURED, (table.oid,))
-            for (secured,) in rows:
-                await feed_rights(self._hub.tables, table, secured, subscription.access)
+            for label, secured in rows:
+                await feed_rights(self._hub.tables, oid, label, secured, subscription.access)
         except Forbidden as error:
             subscription.fail(error)
 
@@ -283,4 +293,8 @@ _ENABLED = """
     join pg_class c on c.oid = t.relid join pg_namespace n on n.oid = c.relnamespace
     where t.enabled
 """
-_SECURED = "select relrowsecurity from pg_class where oid = %s"
+_SECURED = """
+    select case when n.nspname = 'public' then relname else n.nspname || '.' || relname end,
+           relrowsecurity
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = %s
+"""

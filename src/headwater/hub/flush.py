@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 import psycopg
 from opentelemetry import trace
 
-from headwater import limits
 from headwater.database import Connection
 from headwater.hub.live import LiveSubscription, LiveView, Opening, logger
-from headwater.hub.questions import Question, allow_any_plan, ask
+from headwater.hub.questions import Question, allow_any_plan, ask_in_flush
 from headwater.hub.steps import Step
 from headwater.hub.visibility import guarded, hide
+from headwater.live.needs import Refill
+from headwater.live.streamed import Streamed
 from headwater.live.window import Window
 from headwater.log.progress import flush as flush_wal
 from headwater.log.read import Batch, LogReader
@@ -88,8 +89,7 @@ class Flusher:
         try:
             hub.feeds.flushed(new)
             for step in steps.values():
-                if step.error is None:
-                    step.apply()
+                self._apply(step)
             await self._settle(steps.values())
         except BaseException:
             # Applied, but nobody was told: whoever follows these views begins again.
@@ -101,6 +101,15 @@ class Flusher:
         hub.end_step()
         if new:
             self._measure(new, len(steps), time.perf_counter() - started)
+
+    def _apply(self, step: Step) -> None:
+        """A fault in one view harms nobody else."""
+        if step.error is None:
+            try:
+                step.apply()
+            except Exception as error:
+                logger.exception("view %d cannot take its changes", step.view.id)
+                step.error = error
 
     def _measure(self, new: list[Transaction], views: int, took: float) -> None:
         metrics, now = self._hub.metrics, time.time()
@@ -162,13 +171,18 @@ class Flusher:
         asking = [step for step in steps if step.need is not None]
         if asking:
             await self._allow_any_plan()
+        for step in asking:
+            if isinstance(step.state, Streamed) and isinstance(step.need, Refill):
+                # All of its members, page by page: nobody else shall wait for that.
+                step.error = psycopg.errors.QueryCanceled("to be read beside the flush")
+        asking = [step for step in asking if step.need is not None]
         while asking:
             needs = [need for step in asking if (need := step.need) is not None]
             questions = [
                 Question.of_need(step.view.known, step.view.query, need, step.view.scope)
                 for step, need in zip(asking, needs, strict=True)
             ]
-            answers = await ask(self._connection, questions, seconds=limits.FLUSH_QUESTIONS_SECONDS)
+            answers = await ask_in_flush(self._connection, questions)
             for step, need, answer in zip(asking, needs, answers, strict=True):
                 self._hub.metrics.questions.labels(type(need).__name__.lower()).inc()
                 if isinstance(answer, psycopg.Error):
@@ -190,10 +204,11 @@ class Flusher:
         for view, frame in frames:
             fan_out(view.subscribers, frame, hub.flushes)
         for view, frame in frames:
-            hub.recents.add(view.recent, frame, hub.position_text)
+            if not view.removed:
+                hub.recents.add(view.recent, frame, hub.position_text)
         for step in steps:
             if step.error is not None:
-                hub.question_failed(step.view, step.error)
+                hub.step_failed(step.view, step.error)
             elif step.opening is not None:
                 self._finish(step, step.opening)
         for step in steps:
@@ -219,6 +234,12 @@ class Flusher:
         frame = self._frame(step)
         if not view.live:
             view.take(step.state)
+        elif view.differs(step.state):
+            # Rights changed meanwhile: those before see other rows than those who come now.
+            if view.subscribers:
+                hub.read_again(view, "access")
+            hub.recents.clear(view.recent)
+            view.take(step.state)
         for subscription in list(opening.told):
             if not subscription.closed:
                 view.attach(subscription)
@@ -229,7 +250,7 @@ class Flusher:
 def fan_out(subscribers: Iterable[LiveSubscription], frame: Frame, flush: int) -> None:
     """Hand the same frame to everybody but those who were told out of turn."""
     for subscription in tuple(subscribers):
-        if subscription.caught_up < flush:
+        if subscription.caught_up < flush and not subscription.closed:
             try:
                 subscription.deliver(frame)
             except Exception:

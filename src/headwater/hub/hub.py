@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -92,6 +92,7 @@ class Hub:
         self._attempted = asyncio.Event()
         # Shared with the flush
         self.progress = Progress()
+        self._lost_track = False
         self.views: Views[LiveView] = Views(LiveView)
         self.recents = Recents()
         self.tables = Tables(url)
@@ -114,7 +115,7 @@ class Hub:
         self._rechecks: dict[LiveView, None] = {}
         self._lingering: dict[LiveView, float] = {}
         self._shown: dict[LiveView, None] = {}
-        self._shapes: dict[int, dict[int, set[LiveView]]] = {}
+        self._shapes: dict[_TableMark, dict[int, set[LiveView]]] = {}
 
     @property
     def ready(self) -> bool:
@@ -149,7 +150,9 @@ class Hub:
         while True:
             try:
                 async with link(self.url, options=FORMATS) as (connection, reader, waker):
-                    restarted = await self.progress.begin(connection, reader)
+                    progress = Progress() if self._lost_track else self.progress
+                    restarted = await progress.begin(connection, reader)
+                    self.progress, self._lost_track = progress, False
                     if restarted:
                         self.restarts += 1
                         self._forget_positions()
@@ -172,7 +175,13 @@ class Hub:
 
     async def _follow(self, flusher: Flusher, waker: Waker) -> None:
         while True:
-            news = await flusher.flush()
+            try:
+                async with asyncio.timeout(limits.FLUSH_SECONDS_MAX):
+                    news = await flusher.flush()
+            except TimeoutError as error:
+                raise DatabaseError(
+                    f"the database did not answer for {limits.FLUSH_SECONDS_MAX:.0f} seconds"
+                ) from error
             self._sweep()
             await waker.have_read(news=news, position=self.progress.position)
             await self._coalescing.wait(waker)
@@ -203,7 +212,7 @@ class Hub:
     def _resync(self, error: ResyncRequired) -> None:
         """The log cannot tell what happened: everything is read anew."""
         self._gone(str(error))
-        self.progress = Progress()
+        self._lost_track = True
         self._read_all_again()
         self.feeds.gap()
 
@@ -300,6 +309,8 @@ class Hub:
         if not self.ready:
             raise self._unavailable()
         subscription = await self.feeds.open(query, subscriber, access)
+        if not self.ready:
+            raise self._unavailable()
         await subscription.begin()
         return subscription
 
@@ -368,8 +379,8 @@ class Hub:
                 hint="Share them: the same query by many users is one.",
             )
         view.wish, view.known = wish, known
-        shapes = self._shapes.setdefault(known.table.oid, {})
-        shapes.setdefault(known.table.id, set()).add(view)
+        for mark in _marks(known.table):
+            self._shapes.setdefault(mark, {}).setdefault(known.table.id, set()).add(view)
         self.metrics.views.set(len(self.views))
         return view
 
@@ -426,12 +437,14 @@ class Hub:
         view.openings = []
         view.live, view.removed = False, True
         self.views.remove(view)
-        shapes = self._shapes[view.known.table.oid]
-        shapes[view.known.table.id].discard(view)
-        if not shapes[view.known.table.id]:
-            del shapes[view.known.table.id]
-        if not shapes:
-            del self._shapes[view.known.table.oid]
+        shape = view.known.table.id
+        for mark in _marks(view.known.table):
+            shapes = self._shapes[mark]
+            shapes[shape].discard(view)
+            if not shapes[shape]:
+                del shapes[shape]
+            if not shapes:
+                del self._shapes[mark]
         self.metrics.views.set(len(self.views))
 
     # -------------------------------------------------------------------- reading anew
@@ -466,16 +479,18 @@ class Hub:
             self.open(view, quiet=opening.quiet)
 
     def reshape(self, tables: Iterable[Table]) -> None:
-        """Tables as changes show them. Views that know another shape of one are opened anew."""
+        """Tables as changes show them. Views that know another shape of one, or another table of
+        its name, are opened anew."""
         for table in tables:
-            shapes = self._shapes.get(table.oid)
-            if shapes is None or shapes.keys() == {table.id}:
-                continue
-            for shape, views in list(shapes.items()):
-                for view in list(views) if shape != table.id else ():
-                    # One that has not begun to read will read the table as it is.
-                    if view.live or any(opening.started for opening in view.openings):
-                        self.reopen(view)
+            for mark in _marks(table):
+                shapes = self._shapes.get(mark)
+                if shapes is None or shapes.keys() == {table.id}:
+                    continue
+                for shape, views in list(shapes.items()):
+                    for view in list(views) if shape != table.id else ():
+                        # One that has not begun to read will read the table as it is.
+                        if view.live or any(opening.started for opening in view.openings):
+                            self.reopen(view)
 
     def reopen(self, view: LiveView) -> None:
         """Its table changed: everyone asks again, by the name they asked for."""
@@ -487,24 +502,25 @@ class Hub:
         self._remove(view)
         if subscriptions:
             self.metrics.resyncs.labels("table").inc()
-            self.spawn(self._rejoin(subscriptions))
+            self.spawn(self._rejoin(view, subscriptions))
 
-    async def _rejoin(self, subscriptions: list[LiveSubscription]) -> None:
-        """Ask once for all who ask the same."""
-        groups: dict[bytes, list[LiveSubscription]] = {}
+    async def _rejoin(self, left: LiveView, subscriptions: list[LiveSubscription]) -> None:
+        """Ask once for all who ask the same. Who moved to another view meanwhile stays there."""
+        groups: dict[str, tuple[LiveQuery, Access, list[LiveSubscription]]] = {}
         for each in subscriptions:
-            groups.setdefault(msgspec.json.encode((each.query, each.access)), []).append(each)
-        for group in groups.values():
-            query, access = group[0].query, group[0].access
+            wish = (each.query, each.access)
+            groups.setdefault(repr(wish), (*wish, []))[2].append(each)
+        for query, access, group in groups.values():
             try:
                 bound = await self._bind_when_ready(query, access)
             except HeadwaterError as error:
                 for subscription in group:
-                    subscription.fail(error)
+                    if subscription.target is left:
+                        subscription.fail(error)
                 continue
             await self.between()
             for subscription in group:
-                if not subscription.closed:
+                if not subscription.closed and subscription.target is left:
                     self._try_join(subscription, bound)
 
     def _try_join(self, subscription: LiveSubscription, bound: Bound) -> None:
@@ -559,7 +575,7 @@ class Hub:
     def compare(self, view: LiveView, state: Window | Streamed) -> None:
         """A guarded view was read again. What others did to rights shows only now."""
         if not isinstance(state, Window) or not isinstance(view.state, Window):
-            if isinstance(state, Streamed) and state.members != view.state.members:  # type: ignore[union-attr]
+            if view.differs(state):
                 self.read_again(view, "access")
             return
         before = view.rows()
@@ -613,9 +629,12 @@ class Hub:
 
     # -------------------------------------------------------------------- what goes wrong
 
-    def question_failed(self, view: LiveView, error: psycopg.Error) -> None:
+    def step_failed(self, view: LiveView, error: Exception) -> None:
         """A question within a flush. What only took too long is read beside the flushes."""
         if view.removed:
+            return
+        if not isinstance(error, psycopg.Error):
+            self.fail_all(view, _fault(view, error))
             return
         if isinstance(error, _NO_RIGHT):
             self.fail_all(view, self._refusal(view, error))
@@ -624,7 +643,7 @@ class Hub:
         else:
             self.read_again(view, "resync")
 
-    def _opening_failed(self, opening: Opening, error: psycopg.Error) -> None:
+    def _opening_failed(self, opening: Opening, error: Exception) -> None:
         view = opening.view
         if opening not in view.openings:
             return
@@ -634,8 +653,10 @@ class Hub:
         view.openings.remove(opening)
         if isinstance(error, psycopg.errors.QueryCanceled):
             found = slow_query(view.query)
-        else:
+        elif isinstance(error, psycopg.Error):
             found = self._refusal(view, error)
+        else:
+            found = _fault(view, error)
         if opening.told:
             for subscription in list(opening.told):
                 subscription.fail(found)
@@ -664,23 +685,34 @@ class Hub:
         if subscription.query.mode == "streamed":
             raise InvalidQuery("a streamed query has no cursor", path="after")
         cursor = None if after is None else tuple(after)
-        query = msgspec.structs.replace(subscription.query, after=cursor)
-        await self._move(subscription, query, subscription.access, "window")
+
+        def slid(query: LiveQuery, access: Access) -> tuple[LiveQuery, Access]:
+            return msgspec.structs.replace(query, after=cursor), access
+
+        await self._move(subscription, slid, "window")
 
     async def change_access(self, subscription: LiveSubscription, access: Access) -> None:
         if access == subscription.access:
             return
         try:
-            await self._move(subscription, subscription.query, access, "access")
+            await self._move(subscription, lambda query, _: (query, access), "access")
         except HeadwaterError as error:
             subscription.fail(error)
 
     async def _move(
-        self, subscription: LiveSubscription, query: LiveQuery, access: Access, reason: ResetReason
+        self,
+        subscription: LiveSubscription,
+        changed: Callable[[LiveQuery, Access], tuple[LiveQuery, Access]],
+        reason: ResetReason,
     ) -> None:
         """Over to the view of another query or scope, if it is another."""
-        bound = await self._bind(query, access)
-        await self.between()
+        while True:
+            old = (subscription.query, subscription.access)
+            query, access = changed(*old)
+            bound = await self._bind(query, access)
+            await self.between()
+            if subscription.query is old[0] and subscription.access is old[1]:
+                break  # else it moved meanwhile, and what it left shall not come back
         view = subscription.target
         if subscription.closed or view is None:
             return
@@ -691,8 +723,24 @@ class Hub:
             return
         self.forget(subscription)
         subscription.expect(reason)
-        self._join(subscription, *bound)
+        self._try_join(subscription, bound)
         await subscription.arrived()
+
+
+def _fault(view: LiveView, error: Exception) -> HeadwaterError:
+    return HeadwaterError(
+        f"{view.query.table.label}: a fault in the hub ({type(error).__name__}); the log has it"
+        f" under view {view.id}",
+        code="internal",
+    )
+
+
+_TableMark: TypeAlias = int | tuple[str, str]
+
+
+def _marks(table: Table) -> tuple[_TableMark, ...]:
+    """What a change may know a view's table by: another table may have taken its name."""
+    return table.oid, (table.schema, table.name)
 
 
 def _said(error: HeadwaterError) -> str:

@@ -147,6 +147,15 @@ class LiveView(View):
             self.subscribers.remove(subscription)
             self.verifiers -= subscription.verify
 
+    def differs(self, state: Window | Streamed) -> bool:
+        """Whether a streamed result that was read again has other members."""
+        ours = self.state
+        return (
+            isinstance(state, Streamed)
+            and isinstance(ours, Streamed)
+            and state.members != ours.members
+        )
+
     def take(self, state: Window | Streamed) -> None:
         """From here on the view is live with this state."""
         self.state = state
@@ -309,13 +318,16 @@ class LiveSubscription:
                 self.begun, self._told_of = True, view.id
                 self.subscriber.subscribed(view.id, key=view.query.table.key, resumed=resumed)
             for frame in frames:
-                self.deliver(frame)
+                if not self.closed:
+                    self.deliver(frame)
         except Exception:
             logger.exception("a subscriber of view %d failed to take its result", view.id)
         self.done()
 
     def hand(self, frame: Frame) -> None:
         """One more frame, to this subscriber alone."""
+        if self.closed:
+            return
         try:
             self.deliver(frame)
         except Exception:

@@ -35,14 +35,14 @@ class Openings:
     """The results that are wanted, and those who read them.
 
     `changed` is called when a result has arrived or a connection is free for more; `failed` with
-    the driver's error when a result cannot be had.
+    the driver's error, or a fault of ours, when a result cannot be had.
     """
 
     def __init__(
         self,
         url: str,
         changed: Callable[[], None],
-        failed: Callable[[Opening, psycopg.Error], None],
+        failed: Callable[[Opening, Exception], None],
     ) -> None:
         self._url = url
         self._changed = changed
@@ -176,9 +176,15 @@ class Openings:
                 await self._read(connection, opening)
                 opening = None
             await connection.execute("commit")
-        except psycopg.Error as error:
-            logger.warning("a side connection was lost: %s", error)
+        except (psycopg.Error, TimeoutError) as error:
+            logger.warning("a side connection was lost: %r", error)
             self._put_back([opening] if opening is not None else [])
+            await self._replace(connection)
+            return
+        except Exception as error:
+            logger.exception("a result could not be taken")
+            if opening is not None:
+                self._failed(opening, error)
             await self._replace(connection)
             return
         except asyncio.CancelledError:
@@ -193,28 +199,37 @@ class Openings:
         while opening.wanted:
             (need,) = opening.state.needs
             question = Question.of_need(view.known, view.query, need, view.scope)
-            (answer,) = await ask(connection, [question])
+            # The server ends what takes too long; one that hangs ends nothing.
+            async with asyncio.timeout(2 * limits.OPENING_SECONDS):
+                (answer,) = await ask(connection, [question])
             if isinstance(answer, psycopg.Error):
                 self._failed(opening, answer)
+                return
+            if parts == 0 and not await self._was_whole(connection, opening):
                 return
             outcome = opening.state.answer(need, answer)
             await self._tell(opening, outcome.deltas, first=parts == 0, more=bool(outcome.needs))
             parts += 1
             if not outcome.needs:
-                await self._arrive(connection, opening)
+                opening.arrived = True
+                self.arrived.append(opening)
+                self._changed()
                 return
         opening.drop()
 
-    async def _arrive(self, connection: Connection, opening: Opening) -> None:
+    async def _was_whole(self, connection: Connection, opening: Opening) -> bool:
         """Rows that a table was rewritten with are not in a snapshot from before: such a result
-        was empty, and is read again."""
+        was empty, and is read again. Having been read from, the table stays as it is until we
+        commit."""
         cursor = await connection.execute(_REWRITTEN, (opening.view.known.table.oid,))
-        if await cursor.fetchone() != (False,):
+        row = await cursor.fetchone()
+        if row is None or row[0] is None:
+            self._failed(opening, psycopg.errors.UndefinedTable("the table was dropped"))
+            return False
+        if row[0]:
             self._put_back([opening])
-            return
-        opening.arrived = True
-        self.arrived.append(opening)
-        self._changed()
+            return False
+        return True
 
     async def _tell(
         self, opening: Opening, deltas: Sequence[Delta], *, first: bool, more: bool
@@ -222,7 +237,7 @@ class Openings:
         """Hand a part of a streamed result to those who wait, as fast as they take it."""
         view, frames = opening.view, {}
         matches = tuple(view.known.wire.delta(d) for d in deltas if isinstance(d, Match))
-        for subscription in opening.told:
+        for subscription in list(opening.told):
             if subscription.closed:
                 continue
             reason = subscription.reason if first else None
@@ -245,7 +260,7 @@ class Openings:
 
 # The function sees the catalog as it is, the query as it was in the snapshot.
 _REWRITTEN = """
-    select coalesce(bool_or(coalesce(pg_relation_filenode(c.oid), 0) <> c.relfilenode), true)
+    select bool_or(coalesce(pg_relation_filenode(c.oid), 0) <> c.relfilenode)
     from headwater.members_of(%s) m join pg_class c on c.oid = m
 """
 

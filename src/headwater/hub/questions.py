@@ -112,6 +112,31 @@ async def ask(
     return answers
 
 
+async def ask_in_flush(connection: Connection, questions: Sequence[Question]) -> list[Answer]:
+    """The same within the bounds of a flush. Rows that a table was rewritten with are not in a
+    snapshot from before, so what such a table answered counts as an error."""
+    answers = await ask(connection, questions, seconds=limits.FLUSH_QUESTIONS_SECONDS)
+    asked = list({question.known.table.oid for question in questions})
+    cursor = await connection.execute(_REWRITTEN, (asked,))
+    rewritten = {oid for (oid,) in await cursor.fetchall()}
+    if not rewritten:
+        return answers
+    error = psycopg.errors.SerializationFailure("the table was rewritten meanwhile")
+    return [
+        error if question.known.table.oid in rewritten else answer
+        for question, answer in zip(questions, answers, strict=True)
+    ]
+
+
+# The function sees the catalog as it is, the query as it was in the snapshot.
+_REWRITTEN = """
+    select distinct asked.oid::bigint
+    from unnest(%s::oid[]) asked (oid), headwater.members_of(asked.oid) m
+    join pg_class c on c.oid = m
+    where coalesce(pg_relation_filenode(c.oid), 0) <> c.relfilenode
+"""
+
+
 async def _ask_together(
     connection: Connection, questions: Sequence[Question]
 ) -> Iterator[list[Row]]:

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 from headwater.errors import CaptureError, Forbidden, HeadwaterError, Unavailable
 from headwater.hub.live import LiveView
 from headwater.hub.tables import KnownTable
-from headwater.hub.visibility import feed_rights, guarded, scope_of
+from headwater.hub.visibility import guarded, scope_of
 
 if TYPE_CHECKING:
-    from headwater.hub.catch_up import FeedSubscription
     from headwater.hub.hub import Hub
 
 logger = logging.getLogger(__name__)
@@ -28,7 +27,6 @@ logger = logging.getLogger(__name__)
 async def recheck_for_ever(hub: Hub, seconds: float) -> None:
     """One round after the other, each as long as the period."""
     while True:
-        views = list(hub.views)
         await asyncio.sleep(seconds / 2)
         try:
             await recheck(hub)
@@ -36,8 +34,9 @@ async def recheck_for_ever(hub: Hub, seconds: float) -> None:
             continue  # there is nothing to see; the next round comes
         except Exception:
             logger.exception("rights could not be looked at again")
+        views = [view for view in hub.views if guarded(view)]
         for view in views:
-            if not view.removed and view.live and guarded(view):
+            if not view.removed and view.live:
                 hub.open(view, quiet=True)
             await asyncio.sleep(seconds / 2 / len(views))
         if not views:
@@ -60,7 +59,8 @@ async def recheck(hub: Hub) -> None:
                 await _recheck_view(hub, view, known)
     for feed in list(hub.feeds):
         for subscription in list(feed.subscribers):
-            await _recheck_feed(hub, subscription)
+            for oid in list(feed.tables):
+                await hub.feeds.admit(subscription, oid)
 
 
 async def _is_it_gone(hub: Hub, views: list[LiveView], error: HeadwaterError) -> None:
@@ -88,14 +88,3 @@ async def _recheck_view(hub: Hub, view: LiveView, known: KnownTable) -> None:
         if scope is not None and view.scope is not None and scope.checked != view.scope.checked:
             hub.reopen(view)
             return
-
-
-async def _recheck_feed(hub: Hub, subscription: FeedSubscription) -> None:
-    try:
-        for name in subscription.query.tables:
-            known = await hub.tables.find(name)
-            await feed_rights(hub.tables, known.table, known.secured, subscription.access)
-    except CaptureError:
-        pass  # disabled: there is nothing to see, and nothing to hide
-    except Forbidden as error:
-        subscription.fail(error)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-import psycopg
-
 from headwater.hub.live import LiveView, Opening
 from headwater.live.needs import Need
 from headwater.live.streamed import Streamed
@@ -32,7 +30,8 @@ class Step:
             self.changes.append(opening.changes)
         self.deltas: list[Delta] = []
         self.at: datetime | None = None
-        self.error: psycopg.Error | None = None
+        self.error: Exception | None = None
+        """The driver's, for a question; or a fault of ours."""
 
     def add(self, changes: list[Change]) -> None:
         """Those of one more transaction."""

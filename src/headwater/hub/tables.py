@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import psycopg
 
+from headwater import limits
 from headwater.database import Connection, connect, translate
 from headwater.errors import CaptureError, DatabaseError, HeadwaterError, Unavailable
 from headwater.log.follow import is_lost
@@ -84,18 +85,34 @@ class Tables:
     async def ask(self, statement: str, values: Sequence[Any] | None) -> list[tuple[Any, ...]]:
         """Put any other question about tables. Raises the driver's errors for wrong questions."""
         async with self.lock:
+            kept = self._connection is not None
             try:
-                if self._connection is None:
-                    self._connection = await connect(self._url, purpose="tables", options=FORMATS)
+                return await self._ask(statement, values)
+            except (psycopg.Error, DatabaseError) as error:
+                if not is_lost(error):
+                    raise
+                await self._disconnect()
+                if not kept:
+                    raise _away() from error
+            # One that was kept may have been cut long ago; that alone is no trouble.
+            try:
+                return await self._ask(statement, values)
+            except (psycopg.Error, DatabaseError) as error:
+                if not is_lost(error):
+                    raise
+                await self._disconnect()
+                raise _away() from error
+
+    async def _ask(self, statement: str, values: Sequence[Any] | None) -> list[tuple[Any, ...]]:
+        if self._connection is None:
+            self._connection = await connect(self._url, purpose="tables", options=FORMATS)
+        try:
+            async with asyncio.timeout(limits.LOOKUP_SECONDS):
                 cursor = await self._connection.execute(statement.encode(), values)
                 return await cursor.fetchall()
-            except (psycopg.Error, DatabaseError) as error:
-                if is_lost(error):
-                    await self._disconnect()
-                    raise Unavailable(
-                        "the database is away", hint="It is tried again by itself; try again."
-                    ) from error
-                raise
+        except TimeoutError as error:
+            await self._disconnect()
+            raise _away() from error
 
     async def close(self) -> None:
         if self._task is not None:
@@ -150,6 +167,10 @@ class Tables:
             decoders = ImageDecoder(table), ImageDecoder(_key_part(table))
             self._shapes[shape] = KnownTable(table, image, secured, *decoders, Wire(table))
         return replace(self._shapes[shape], secured=secured)
+
+
+def _away() -> Unavailable:
+    return Unavailable("the database is away", hint="It is tried again by itself; try again.")
 
 
 def _key_part(table: Table) -> Table:

@@ -18,14 +18,14 @@ from headwater import limits
 from headwater.database import Connection
 from headwater.errors import Forbidden, HeadwaterError
 from headwater.hub.live import LiveView
-from headwater.hub.questions import Question, Scope, ask, of_keys
+from headwater.hub.questions import Question, Scope, ask_in_flush, of_keys
 from headwater.hub.steps import Step
 from headwater.hub.subscriber import Access
 from headwater.hub.tables import KnownTable, Tables
 from headwater.live.filter import conditions
 from headwater.live.query import BoundQuery
 from headwater.live.window import Window
-from headwater.model import Change, Key, Table
+from headwater.model import Change, Key
 
 
 async def hide(connection: Connection, steps: Iterable[Step], now: datetime) -> int:
@@ -40,12 +40,10 @@ async def hide(connection: Connection, steps: Iterable[Step], now: datetime) -> 
         return 0
     questions: list[tuple[list[Step], Question]] = []
     for (scope, _), group in groups.items():
-        keys = {key: None for step in group for key in held_keys(step)}
+        keys = _all_held(group)
         known = group[0].view.known
         questions += ((group, of_keys(known, part, scope)) for part in _parts(keys))
-    answers = await ask(
-        connection, [question for _, question in questions], seconds=limits.FLUSH_QUESTIONS_SECONDS
-    )
+    answers = await ask_in_flush(connection, [question for _, question in questions])
     visible: dict[int, set[Key]] = {}
     for (group, question), answer in zip(questions, answers, strict=True):
         for step in group:
@@ -56,8 +54,20 @@ async def hide(connection: Connection, steps: Iterable[Step], now: datetime) -> 
                 seen.update(map(question.known.table.key_of, answer))
     for group in groups.values():
         for step in group:
+            if step.error is not None:
+                continue
             step.changes.append(list(_deletes(step, visible.get(id(step), set()), now)))
     return len(questions)
+
+
+def _all_held(steps: Iterable[Step]) -> dict[Key, None]:
+    keys: dict[Key, None] = {}
+    for step in steps:
+        try:
+            keys.update(dict.fromkeys(held_keys(step)))
+        except TypeError as error:  # of a composite type
+            step.error = error
+    return keys
 
 
 def held_keys(step: Step) -> set[Key]:
@@ -93,7 +103,7 @@ async def scope_of(
                 hint="Give it one: the setting auth_role, or the role claim of its token.",
             )
         return None
-    rights = await _rights(tables, known.table, known.secured, access.role)
+    rights = await _rights(tables, known.table.oid, known.secured, access.role)
     # Under a policy rows are read as the role itself, and always whole.
     may_read = rights.table or (not known.secured and rights.columns.issuperset(_used(query)))
     if not may_read:
@@ -121,8 +131,8 @@ class _Rights:
         self.bypasses = bypasses
 
 
-async def _rights(tables: Tables, table: Table, secured: bool, role: str) -> _Rights:
-    rows = await tables.ask(_RIGHTS, (table.oid, role))
+async def _rights(tables: Tables, oid: int, secured: bool, role: str) -> _Rights:
+    rows = await tables.ask(_RIGHTS, (oid, role))
     if not rows:
         raise Forbidden(
             f"there is no database role {role}",
@@ -137,14 +147,14 @@ async def _rights(tables: Tables, table: Table, secured: bool, role: str) -> _Ri
     return _Rights(whole, columns, bypasses)
 
 
-async def feed_rights(tables: Tables, table: Table, secured: bool, access: Access) -> None:
+async def feed_rights(tables: Tables, oid: int, label: str, secured: bool, access: Access) -> None:
     """Forbidden unless everything in the table may be seen: a feed carries every row whole."""
-    label, role = table.label, access.role
+    role = access.role
     if role is None:
         if secured:
             raise _no_feed(label)
         return
-    rights = await _rights(tables, table, secured, role)
+    rights = await _rights(tables, oid, secured, role)
     if not rights.table:
         raise Forbidden(
             f"role {role} may not read {label}", hint=f'grant select on {label} to "{role}"'
