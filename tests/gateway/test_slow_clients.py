@@ -46,7 +46,7 @@ async def raw(gateway: Served, path: str) -> AsyncIterator[asyncio.StreamReader]
     """A connection that has asked for a stream, and reads no more than it is made to."""
     parts = urlsplit(gateway.url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1)
-    writer.write(f"GET {path} HTTP/1.1\r\nhost: test\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
     await writer.drain()
     try:
         yield reader

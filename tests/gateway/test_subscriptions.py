@@ -161,9 +161,9 @@ async def test_a_rule_that_fails_in_a_new_way_allows_nothing(
                 raise LookupError("not foreseen")
             raise Forbidden("no more")
 
-        monkeypatch.setattr(gateway, "_decide", fails)
-        assert await gateway._recheck(it)
-        assert await gateway._recheck(other)
+        monkeypatch.setattr(gateway._rights, "of", fails)
+        assert await gateway._rights.recheck(it)
+        assert await gateway._rights.recheck(other)
         assert [sink.got[-1].code, others.got[-1].code] == ["forbidden", "forbidden"]
         assert held(gateway) == 0
 
