@@ -366,7 +366,7 @@ async def test_a_row_read_equals_the_row_in_the_log(url: str, connection: Connec
         )
         await from_log.until(lambda: len(from_log.rows) == 2)
         await hub.live(live("things", limit=11), read, verify=True)
-        held = {info.id: view for info, view in zip(hub.describe(), hub.views, strict=True)}
+        held = {info.id: view for info, view in zip(hub.describe(), hub.lives.views, strict=True)}
         one, other = (held[each.views[-1]].state for each in (from_log, read))
         assert isinstance(one, Window)
         assert isinstance(other, Window)

@@ -83,7 +83,7 @@ async def test_moved_while_its_table_was_looked_up_again(
         await hub.live(live("orders", mode=mode), other)
         view = subscription.target
         assert view is not None
-        hub.reopen(view)
+        hub.lives.reopen(view)
         await subscription.change_access(Access(where=c.owner == 1))
         await asyncio.gather(*(t for t in hub._tasks if "_rejoin" in str(t)))
         await run(orders, "insert into orders values (8, 0, 1), (9, 1, 1)")
@@ -200,9 +200,9 @@ async def test_one_leaves_while_a_part_is_handed_over(url: str, orders: Connecti
         leaver, recorder = Leaver(), Recorder()
         task = asyncio.create_task(hub.live(query, leaver))
         other = asyncio.create_task(hub.live(query, recorder))
-        while not (len(hub.views) and next(iter(hub.views)).waiting[1:]):
+        while not (len(hub.lives.views) and next(iter(hub.lives.views)).waiting[1:]):
             await hub.next_flush()
-        leaving = next(iter(hub.views)).waiting[0]
+        leaving = next(iter(hub.lives.views)).waiting[0]
         await other
         assert len(recorder.rows) == 5
 

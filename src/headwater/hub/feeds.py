@@ -138,7 +138,7 @@ class Feeds:
         )
         view = self._views.get(identity)
         if view is None:
-            view = FeedView(self._hub.views.next_id(), identity, query, tables)
+            view = FeedView(self._hub.lives.views.next_id(), identity, query, tables)
             where, mandatory = filters
             if where is not None:
                 view.filter = FeedFilter(where, tables[0].table)

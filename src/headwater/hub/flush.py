@@ -75,8 +75,8 @@ class Flusher:
         hub = self._hub
         new = list(hub.progress.new(batch))
         steps = self._route(new)
-        if hub.openings.can_start:
-            await hub.openings.start(self._export, batch.position)
+        if hub.lives.openings.can_start:
+            await hub.lives.openings.start(self._export, batch.position)
         if any(guarded(step.view) for step in steps.values()):
             await self._allow_any_plan()
             asked = await hide(self._connection, steps.values(), datetime.now(UTC))
@@ -94,7 +94,7 @@ class Flusher:
         except BaseException:
             # Applied, but nobody was told: whoever follows these views begins again.
             for step in steps.values():
-                hub.read_again(step.view, "resync")
+                hub.lives.read_again(step.view, "resync")
             hub.end_step()
             raise
         self._emit(steps.values())
@@ -139,13 +139,13 @@ class Flusher:
         """A step for every view that changes, every opening that has arrived, and every guarded
         view that somebody new waits for."""
         hub, steps = self._hub, dict[object, Step]()
-        hub.reshape({change.table for each in new for change in each.changes})
+        hub.lives.reshape({change.table for each in new for change in each.changes})
         for transaction in new:
-            for view, changes in hub.views.touched(transaction.changes).items():
+            for view, changes in hub.lives.views.touched(transaction.changes).items():
                 self._take_to(view, changes, steps)
-        for opening in hub.take_arrived():
+        for opening in hub.lives.take_arrived():
             steps[opening] = Step(opening.view, opening)
-        for view in hub.take_rechecks():
+        for view in hub.lives.take_rechecks():
             if view.live and view not in steps:
                 steps[view] = Step(view)
         return steps
@@ -153,11 +153,11 @@ class Flusher:
     def _take_to(self, view: LiveView, changes: list[Change], steps: dict[object, Step]) -> None:
         if any(change.op == "reset" for change in changes):
             steps.pop(view, None)
-            self._hub.read_again(view, "table")
+            self._hub.lives.read_again(view, "table")
             return
         for opening in view.openings:
             if opening.started and not opening.keep(changes):
-                self._hub.begin_again(opening)
+                self._hub.lives.begin_again(opening)
         if view.live:
             step = steps.get(view)
             if step is None:
@@ -205,15 +205,15 @@ class Flusher:
             fan_out(view.subscribers, frame, hub.flushes)
         for view, frame in frames:
             if not view.removed:
-                hub.recents.add(view.recent, frame, hub.position_text)
+                hub.lives.recents.add(view.recent, frame, hub.position_text)
         for step in steps:
             if step.error is not None:
-                hub.step_failed(step.view, step.error)
+                hub.lives.step_failed(step.view, step.error)
             elif step.opening is not None:
                 self._finish(step, step.opening)
         for step in steps:
-            hub.welcome(step.view)
-        hub.catch_up_laggards()
+            hub.lives.welcome(step.view)
+        hub.lives.catch_up_laggards()
 
     def _frame(self, step: Step) -> Frame | None:
         at = step.at or datetime.now(UTC)
@@ -226,10 +226,10 @@ class Flusher:
             return
         view.openings.remove(opening)
         if opening.quiet and view.live:
-            hub.compare(view, step.state)
+            hub.lives.compare(view, step.state)
             return
         if isinstance(step.state, Window):
-            hub.make_live(view, step.state)
+            hub.lives.make_live(view, step.state)
             return
         frame = self._frame(step)
         if not view.live:
@@ -237,8 +237,8 @@ class Flusher:
         elif view.differs(step.state):
             # Rights changed meanwhile: those before see other rows than those who come now.
             if view.subscribers:
-                hub.read_again(view, "access")
-            hub.recents.clear(view.recent)
+                hub.lives.read_again(view, "access")
+            hub.lives.recents.clear(view.recent)
             view.take(step.state)
         for subscription in list(opening.told):
             if not subscription.closed:

@@ -30,7 +30,7 @@ from headwater.protocol import Deltas, Frame, ResetReason, Snapshot, result_hash
 from headwater.protocol import Reset as ResetMessage
 
 if TYPE_CHECKING:
-    from headwater.hub.hub import Hub
+    from headwater.hub.lives import Lives
 
 logger = logging.getLogger(__name__)
 
@@ -245,14 +245,14 @@ class LiveSubscription:
     """One subscriber's live query. Made by `Hub.live`."""
 
     __slots__ = (
-        "_arrived", "_hub", "_told_of", "access", "attempts", "begun", "caught_up", "closed",
+        "_arrived", "_lives", "_told_of", "access", "attempts", "begun", "caught_up", "closed",
         "deliver", "query", "reason", "subscriber", "target", "verify",
     )  # fmt: skip
 
     def __init__(
-        self, hub: Hub, query: LiveQuery, subscriber: Subscriber, access: Access, verify: bool
+        self, lives: Lives, query: LiveQuery, subscriber: Subscriber, access: Access, verify: bool
     ) -> None:
-        self._hub = hub
+        self._lives = lives
         self.query = query
         self.access = access
         self.subscriber = subscriber
@@ -279,21 +279,21 @@ class LiveSubscription:
         """End it; nothing is delivered any more."""
         if not self.closed:
             self.closed = True
-            self._hub.forget(self)
+            self._lives.forget(self)
             self._settle(None)
 
     def resync(self, reason: ResetReason) -> None:
         """The client fell behind: tell it the whole present state."""
         if not self.closed:
-            self._hub.resync(self, reason)
+            self._lives.resync(self, reason)
 
     async def reanchor(self, after: list[Any] | None) -> None:
         """Slide the window to begin behind another cursor."""
-        await self._hub.reanchor(self, after)
+        await self._lives.reanchor(self, after)
 
     async def change_access(self, access: Access) -> None:
         """Go on with other rights."""
-        await self._hub.change_access(self, access)
+        await self._lives.change_access(self, access)
 
     # -------------------------------------------------------------------- for the hub
 
@@ -345,7 +345,7 @@ class LiveSubscription:
         if self.closed:
             return
         self.closed = True
-        self._hub.forget(self)
+        self._lives.forget(self)
         if not self.begun:
             self._settle(error)
             return

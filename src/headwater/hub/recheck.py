@@ -34,10 +34,10 @@ async def recheck_for_ever(hub: Hub, seconds: float) -> None:
             continue  # there is nothing to see; the next round comes
         except Exception:
             logger.exception("rights could not be looked at again")
-        views = [view for view in hub.views if guarded(view)]
+        views = [view for view in hub.lives.views if guarded(view)]
         for view in views:
             if not view.removed and view.live:
-                hub.open(view, quiet=True)
+                hub.lives.open(view, quiet=True)
             await asyncio.sleep(seconds / 2 / len(views))
         if not views:
             await asyncio.sleep(seconds / 2)
@@ -46,7 +46,7 @@ async def recheck_for_ever(hub: Hub, seconds: float) -> None:
 async def recheck(hub: Hub) -> None:
     """Look at every table and every right once."""
     by_name: dict[str, list[LiveView]] = {}
-    for view in hub.views:
+    for view in hub.lives.views:
         by_name.setdefault(view.wish.table, []).append(view)
     for name, views in by_name.items():
         try:
@@ -70,12 +70,12 @@ async def _is_it_gone(hub: Hub, views: list[LiveView], error: HeadwaterError) ->
             "select from pg_class where oid = %s", (view.known.table.oid,)
         )
         if not exists and not view.removed:
-            hub.fail_all(view, error)
+            hub.lives.fail_all(view, error)
 
 
 async def _recheck_view(hub: Hub, view: LiveView, known: KnownTable) -> None:
     if (known.table.id, known.secured) != (view.known.table.id, view.known.secured):
-        hub.reopen(view)
+        hub.lives.reopen(view)
         return
     for access in {each.access.role: each.access for each in view.subscribers}.values():
         try:
@@ -86,5 +86,5 @@ async def _recheck_view(hub: Hub, view: LiveView, known: KnownTable) -> None:
                     subscription.fail(error)
             continue
         if scope is not None and view.scope is not None and scope.checked != view.scope.checked:
-            hub.reopen(view)
+            hub.lives.reopen(view)
             return

@@ -1,0 +1,535 @@
+"""Live queries: which views there are, who follows them, and how they come, go and are read anew.
+
+A view is found by its query and scope, opened beside the flushes, and kept true by them (`flush`).
+Joining, leaving and moving happen between the steps of a flush, so that nobody sees a state without
+its position. Whatever makes a state doubtful has it read anew, and its subscribers are told why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+import psycopg
+
+from headwater import limits
+from headwater.database import translate
+from headwater.errors import (
+    Forbidden,
+    HeadwaterError,
+    InvalidQuery,
+    LimitExceeded,
+    PermissionMissing,
+    Unavailable,
+)
+from headwater.hub.live import LiveSubscription, LiveView, Opening
+from headwater.hub.openings import Openings, slow_query
+from headwater.hub.questions import Scope
+from headwater.hub.recent import Recents
+from headwater.hub.subscriber import Access, Subscriber
+from headwater.hub.tables import KnownTable
+from headwater.hub.visibility import guarded, scope_of
+from headwater.live.filter import EVERYTHING
+from headwater.live.filter_check import check
+from headwater.live.query import BoundQuery, LiveQuery, Rules
+from headwater.live.streamed import Streamed
+from headwater.live.view import Views
+from headwater.live.window import Window
+from headwater.model import Table
+from headwater.protocol import Frame, ResetReason
+
+if TYPE_CHECKING:
+    from headwater.hub.hub import Hub
+
+Bound: TypeAlias = tuple[LiveQuery, BoundQuery, KnownTable, Scope | None]
+"""A query with what the hook adds to it, the same bound to its table, and as whom it is read."""
+
+
+class Lives:
+    """All live queries of a hub. `rules` says by table label what they may use."""
+
+    def __init__(self, hub: Hub, rules: Mapping[str, Rules]) -> None:
+        self._hub = hub
+        self._rules = dict(rules)
+        self.views: Views[LiveView] = Views(LiveView)
+        self.recents = Recents()
+        self.openings = Openings(hub.url, hub.wake, self._opening_failed)
+        self._laggards: list[LiveSubscription] = []
+        self._rechecks: dict[LiveView, None] = {}
+        self._lingering: dict[LiveView, float] = {}
+        self._shown: dict[LiveView, None] = {}
+        self._shapes: dict[_TableMark, dict[int, set[LiveView]]] = {}
+
+    def __iter__(self) -> Iterator[LiveView]:
+        return iter(list(self.views))
+
+    # -------------------------------------------------------------------- joining
+
+    async def join(
+        self,
+        query: LiveQuery,
+        subscriber: Subscriber,
+        access: Access,
+        since: str | None,
+        verify: bool,
+    ) -> LiveSubscription:
+        """Take part in a live query; see `Hub.live`."""
+        subscription = LiveSubscription(self, query, subscriber, access, verify)
+        bound = await self._bind(query, access)
+        await self._hub.between()
+        self._join(subscription, *bound, since=since)
+        try:
+            await subscription.arrived()
+        except BaseException:
+            subscription.close()
+            raise
+        return subscription
+
+    async def _bind(self, query: LiveQuery, access: Access) -> Bound:
+        """The query, checked against its table as it is now, and as whom it is read."""
+        if not self._hub.ready:
+            raise self._hub.unavailable()
+        known = await self._hub.tables.find(query.table)
+        rules = self._rules.get(known.table.label, Rules())
+        check(query.where, known.table, filterable=rules.filterable)
+        wish = query
+        if access.where != EVERYTHING:
+            wish = msgspec.structs.replace(query, where=query.where & access.where)
+        # What the authorisation hook adds may use any column.
+        bound = BoundQuery(wish, known.table, msgspec.structs.replace(rules, filterable=None))
+        return wish, bound, known, await scope_of(self._hub.tables, known, bound, access)
+
+    def _join(
+        self,
+        subscription: LiveSubscription,
+        wish: LiveQuery,
+        bound: BoundQuery,
+        known: KnownTable,
+        scope: Scope | None,
+        *,
+        since: str | None = None,
+    ) -> None:
+        """Take part in the view of a query: at once where it is live, else when it is."""
+        if not self._hub.ready and not subscription.begun:
+            raise self._hub.unavailable()
+        view = self._view(wish, bound, known, scope)
+        subscription.target = view
+        self._lingering.pop(view, None)
+        if view.live and since is not None:
+            missed = view.recent.after(since)
+            if missed is not None:
+                view.attach(subscription)
+                subscription.begin(missed, resumed=True)
+                return
+        view.waiting.append(subscription)
+        if not view.live or not isinstance(view.state, Window):
+            self.open(view)
+        elif guarded(view):
+            self._rechecks[view] = None
+            self._hub.wake()
+        else:
+            self.welcome(view)
+
+    def _view(
+        self, wish: LiveQuery, bound: BoundQuery, known: KnownTable, scope: Scope | None
+    ) -> LiveView:
+        view = self.views.find(bound, scope)
+        if view.subscribers or view.waiting or view.live or view.openings:
+            if view.known.table.id == known.table.id:
+                return view
+            self.reopen(view)
+            view = self.views.find(bound, scope)
+        if len(self.views) > limits.VIEWS_MAX:
+            self.views.remove(view)
+            raise LimitExceeded(
+                f"more than {limits.VIEWS_MAX:,} different live queries",
+                code="views",
+                hint="Share them: the same query by many users is one.",
+            )
+        view.wish, view.known = wish, known
+        for mark in _marks(known.table):
+            self._shapes.setdefault(mark, {}).setdefault(known.table.id, set()).add(view)
+        self._hub.metrics.views.set(len(self.views))
+        return view
+
+    def open(self, view: LiveView, *, quiet: bool = False) -> None:
+        """Have its result read, unless that is on its way. A streamed result that is being read
+        is of no use to who comes later."""
+        streamed = view.query.mode == "streamed"
+        for opening in view.openings:
+            if opening.quiet == quiet and not (streamed and opening.started):
+                return
+        opening = Opening(view, quiet=quiet)
+        view.openings.append(opening)
+        self.openings.want(opening)
+
+    # -------------------------------------------------------------------- leaving
+
+    def forget(self, subscription: LiveSubscription) -> None:
+        """A subscription is over. The last one to leave a view leaves it behind for a while."""
+        view = subscription.target
+        if view is None or view.removed:
+            return
+        view.detach(subscription)
+        if view.subscribers or view.waiting or any(opening.told for opening in view.openings):
+            return
+        if not view.live:
+            self._remove(view)
+            return
+        self._lingering[view] = time.monotonic()
+        if len(self._lingering) > limits.VIEWS_LINGERING_MAX:
+            self._remove(next(iter(self._lingering)))
+
+    def _whole(self, view: LiveView, reason: ResetReason | None) -> Frame:
+        """The view's present rows. Those who come before the next flush share the frame; for
+        longer it is not worth its memory."""
+        self._shown[view] = None
+        return view.whole(self._hub.position_text, reason)
+
+    def sweep(self) -> None:
+        """Take away the views that have been left for long enough, and frames nobody waits for."""
+        for view in self._shown:
+            view.forget_whole()
+        self._shown.clear()
+        before = time.monotonic() - limits.VIEW_LINGER_SECONDS
+        while self._lingering:
+            view, left = next(iter(self._lingering.items()))
+            if left > before:
+                return
+            self._remove(view)
+
+    def _remove(self, view: LiveView) -> None:
+        self._lingering.pop(view, None)
+        self._rechecks.pop(view, None)
+        self.recents.clear(view.recent)
+        view.openings = []
+        view.live, view.removed = False, True
+        self.views.remove(view)
+        shape = view.known.table.id
+        for mark in _marks(view.known.table):
+            shapes = self._shapes[mark]
+            shapes[shape].discard(view)
+            if not shapes[shape]:
+                del shapes[shape]
+            if not shapes:
+                del self._shapes[mark]
+        self._hub.metrics.views.set(len(self.views))
+
+    # -------------------------------------------------------------------- reading anew
+
+    def read_again(self, view: LiveView, reason: ResetReason) -> None:
+        """Its state no longer holds. Its subscribers are told the new one when it is there."""
+        self._abandon_openings(view)
+        self.recents.clear(view.recent)
+        view.live = False
+        for subscription in list(view.subscribers):
+            subscription.expect(reason)
+            if view.query.mode == "streamed":
+                view.detach(subscription)
+                view.waiting.append(subscription)
+        if not (view.subscribers or view.waiting):
+            self._remove(view)
+            return
+        self._hub.metrics.resyncs.labels(reason).inc()
+        self.open(view)
+
+    def read_all_again(self) -> None:
+        for view in self:
+            self.read_again(view, "resync")
+
+    def forget_positions(self) -> None:
+        """The server restarted, and may give transaction ids out again: a position from before
+        may come to mean something else."""
+        for view in self:
+            self.recents.clear(view.recent)
+
+    def lost(self) -> None:
+        """The database is away. Results that were being read are read again later; who waits for a
+        first one is refused."""
+        self.openings.restart()
+        for view in self:
+            self._refuse_newcomers(view)
+            if not view.removed and (view.waiting or not view.live):
+                self.open(view)
+
+    async def close(self) -> None:
+        for view in self:
+            self._refuse_newcomers(view)
+        await self.openings.close()
+
+    def _refuse_newcomers(self, view: LiveView) -> None:
+        self._abandon_openings(view)
+        for subscription in list(view.waiting):
+            if not subscription.begun:
+                subscription.fail(self._hub.unavailable())
+
+    def _abandon_openings(self, view: LiveView) -> None:
+        openings, view.openings = view.openings, []
+        for opening in openings:
+            opening.again()
+
+    def begin_again(self, opening: Opening) -> None:
+        """More changes came than it can keep."""
+        view = opening.view
+        if opening in view.openings:
+            view.openings.remove(opening)
+            opening.again()
+            self.open(view, quiet=opening.quiet)
+
+    def reshape(self, tables: Iterable[Table]) -> None:
+        """Tables as changes show them. Views that know another shape of one, or another table of
+        its name, are opened anew."""
+        for table in tables:
+            for mark in _marks(table):
+                shapes = self._shapes.get(mark)
+                if shapes is None or shapes.keys() == {table.id}:
+                    continue
+                for shape, views in list(shapes.items()):
+                    for view in list(views) if shape != table.id else ():
+                        # One that has not begun to read will read the table as it is.
+                        if view.live or any(opening.started for opening in view.openings):
+                            self.reopen(view)
+
+    def reopen(self, view: LiveView) -> None:
+        """Its table changed: everyone asks again, by the name they asked for."""
+        self._abandon_openings(view)
+        subscriptions = [*view.subscribers, *view.waiting]
+        for subscription in subscriptions:
+            view.detach(subscription)
+            subscription.expect("table")
+        self._remove(view)
+        if subscriptions:
+            self._hub.metrics.resyncs.labels("table").inc()
+            self._hub.spawn(self._rejoin(view, subscriptions))
+
+    async def _rejoin(self, left: LiveView, subscriptions: list[LiveSubscription]) -> None:
+        """Ask once for all who ask the same. Who moved to another view meanwhile stays there."""
+        groups: dict[str, tuple[LiveQuery, Access, list[LiveSubscription]]] = {}
+        for each in subscriptions:
+            wish = (each.query, each.access)
+            groups.setdefault(repr(wish), (*wish, []))[2].append(each)
+        for query, access, group in groups.values():
+            try:
+                bound = await self._bind_when_ready(query, access)
+            except HeadwaterError as error:
+                for subscription in group:
+                    if subscription.target is left:
+                        subscription.fail(error)
+                continue
+            await self._hub.between()
+            for subscription in group:
+                if not subscription.closed and subscription.target is left:
+                    self._try_join(subscription, bound)
+
+    def _try_join(self, subscription: LiveSubscription, bound: Bound) -> None:
+        try:
+            self._join(subscription, *bound)
+        except HeadwaterError as error:
+            subscription.fail(error)
+
+    async def _bind_when_ready(self, query: LiveQuery, access: Access) -> Bound:
+        while True:
+            await self._hub.until_ready()
+            try:
+                return await self._bind(query, access)
+            except Unavailable:
+                await asyncio.sleep(limits.RECONNECT_SECONDS[0])
+
+    def take_arrived(self) -> list[Opening]:
+        """The results that have been read, and are still wanted."""
+        arrived, self.openings.arrived = self.openings.arrived, []
+        return [opening for opening in arrived if opening.wanted]
+
+    def take_rechecks(self) -> Iterable[LiveView]:
+        rechecks, self._rechecks = self._rechecks, {}
+        return rechecks
+
+    def make_live(self, view: LiveView, state: Window) -> None:
+        view.take(state)
+        self.recents.clear(view.recent)
+        for subscription in list(view.subscribers):
+            reason = subscription.reason or "resync"
+            subscription.hand(self._whole(view, reason))
+
+    def compare(self, view: LiveView, state: Window | Streamed) -> None:
+        """A guarded view was read again. What others did to rights shows only now."""
+        if not isinstance(state, Window) or not isinstance(view.state, Window):
+            if view.differs(state):
+                self.read_again(view, "access")
+            return
+        before = view.rows()
+        view.take(state)
+        if view.rows() != before:
+            self.recents.clear(view.recent)
+            self._hub.metrics.resyncs.labels("access").inc()
+            for subscription in list(view.subscribers):
+                subscription.hand(self._whole(view, "access"))
+
+    def welcome(self, view: LiveView) -> None:
+        """Those who wait for the result of a live view get it."""
+        if not view.live or not isinstance(view.state, Window) or not view.waiting:
+            return
+        waiting, view.waiting = view.waiting, []
+        for subscription in waiting:
+            view.attach(subscription)
+        for subscription in waiting:
+            if not subscription.closed:
+                frame = self._whole(view, subscription.reason)
+                subscription.begin([frame])
+
+    def resync(self, subscription: LiveSubscription, reason: ResetReason) -> None:
+        view = subscription.target
+        assert view is not None
+        subscription.expect(reason)
+        if view.removed or subscription in view.waiting:
+            return  # the whole result is on its way
+        if view.query.mode == "streamed" or (view.live and guarded(view)):
+            view.detach(subscription)
+            view.waiting.append(subscription)
+            if view.query.mode == "streamed":
+                self.open(view)
+            else:
+                self._rechecks[view] = None
+                self._hub.wake()
+        elif view.live:
+            subscription.caught_up = self._hub.flushes
+            if self._hub.emitting or not self._hub.stepping:
+                subscription.hand(self._whole(view, reason))
+            else:
+                self._laggards.append(subscription)
+
+    def catch_up_laggards(self) -> None:
+        laggards, self._laggards = self._laggards, []
+        for subscription in laggards:
+            view = subscription.target
+            if view is not None and view.live and subscription in view.subscribers:
+                reason = subscription.reason or "overflow"
+                subscription.hand(self._whole(view, reason))
+
+    # -------------------------------------------------------------------- what goes wrong
+
+    def step_failed(self, view: LiveView, error: Exception) -> None:
+        """A question within a flush. What only took too long is read beside the flushes."""
+        if view.removed:
+            return
+        if not isinstance(error, psycopg.Error):
+            self.fail_all(view, _fault(view, error))
+            return
+        if isinstance(error, _NO_RIGHT):
+            self.fail_all(view, self._refusal(view, error))
+        elif isinstance(error, _CHANGED):
+            self.reopen(view)
+        else:
+            self.read_again(view, "resync")
+
+    def _opening_failed(self, opening: Opening, error: Exception) -> None:
+        view = opening.view
+        if opening not in view.openings:
+            return
+        if isinstance(error, _CHANGED) and opening.attempts_left():
+            self.reopen(view)
+            return
+        view.openings.remove(opening)
+        if isinstance(error, psycopg.errors.QueryCanceled):
+            found = slow_query(view.query)
+        elif isinstance(error, psycopg.Error):
+            found = self._refusal(view, error)
+        else:
+            found = _fault(view, error)
+        if opening.told:
+            for subscription in list(opening.told):
+                subscription.fail(found)
+        elif not opening.quiet or isinstance(found, Forbidden):
+            self.fail_all(view, found)
+
+    def _refusal(self, view: LiveView, error: psycopg.Error) -> HeadwaterError:
+        found = translate(error, self._hub.url)
+        if isinstance(found, PermissionMissing) and view.scope is not None:
+            role, label = view.scope.role, view.query.table.label
+            return Forbidden(
+                f"role {role} may not read {label}: {found}",
+                hint=f'grant select on {label} to "{role}"',
+            )
+        return found
+
+    def fail_all(self, view: LiveView, error: HeadwaterError) -> None:
+        for subscription in [*view.subscribers, *view.waiting]:
+            subscription.fail(error)
+        if not view.removed:
+            self._remove(view)  # its state may be behind; nobody shall find it
+
+    # -------------------------------------------------------------------- moving
+
+    async def reanchor(self, subscription: LiveSubscription, after: list[Any] | None) -> None:
+        if subscription.query.mode == "streamed":
+            raise InvalidQuery("a streamed query has no cursor", path="after")
+        cursor = None if after is None else tuple(after)
+
+        def slid(query: LiveQuery, access: Access) -> tuple[LiveQuery, Access]:
+            return msgspec.structs.replace(query, after=cursor), access
+
+        await self._move(subscription, slid, "window")
+
+    async def change_access(self, subscription: LiveSubscription, access: Access) -> None:
+        if access == subscription.access:
+            return
+        try:
+            await self._move(subscription, lambda query, _: (query, access), "access")
+        except HeadwaterError as error:
+            subscription.fail(error)
+
+    async def _move(
+        self,
+        subscription: LiveSubscription,
+        changed: Callable[[LiveQuery, Access], tuple[LiveQuery, Access]],
+        reason: ResetReason,
+    ) -> None:
+        """Over to the view of another query or scope, if it is another."""
+        while True:
+            old = (subscription.query, subscription.access)
+            query, access = changed(*old)
+            bound = await self._bind(query, access)
+            await self._hub.between()
+            if subscription.query is old[0] and subscription.access is old[1]:
+                break  # else it moved meanwhile, and what it left shall not come back
+        view = subscription.target
+        if subscription.closed or view is None:
+            return
+        subscription.query, subscription.access = query, access
+        _, wanted, known, scope = bound
+        same = (wanted.canonical, scope) == view.identity and known.table.id == view.known.table.id
+        if same and not view.removed:
+            return
+        self.forget(subscription)
+        subscription.expect(reason)
+        self._try_join(subscription, bound)
+        await subscription.arrived()
+
+
+def _fault(view: LiveView, error: Exception) -> HeadwaterError:
+    return HeadwaterError(
+        f"{view.query.table.label}: a fault in the hub ({type(error).__name__}); the log has it"
+        f" under view {view.id}",
+        code="internal",
+    )
+
+
+_TableMark: TypeAlias = int | tuple[str, str]
+
+
+def _marks(table: Table) -> tuple[_TableMark, ...]:
+    """What a change may know a view's table by: another table may have taken its name."""
+    return table.oid, (table.schema, table.name)
+
+
+_NO_RIGHT = psycopg.errors.InsufficientPrivilege
+_CHANGED = (
+    psycopg.errors.UndefinedTable
+    | psycopg.errors.UndefinedColumn
+    | psycopg.errors.UndefinedFunction
+    | psycopg.errors.DatatypeMismatch
+)
+"""What a statement meets when its table was altered after it was looked up."""
