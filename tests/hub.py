@@ -90,7 +90,7 @@ class Recorder:
     def kinds(self) -> list[str]:
         return [type(message).__name__.lower() for message in self.messages]
 
-    async def until(self, condition: Callable[[], Any], seconds: float = 20) -> None:
+    async def until(self, condition: Callable[[], Any], seconds: float = 60) -> None:
         async with asyncio.timeout(seconds):
             while self.fault is None and not condition():
                 self._news.clear()

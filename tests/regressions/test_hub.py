@@ -183,6 +183,7 @@ async def test_a_view_that_cannot_take_its_rows_harms_nobody_else(
         await untouched.until(lambda: len(untouched.rows) == 6)
         assert hub.ready
         if empty:
+            await recorder.until(lambda: recorder.error is not None)
             assert recorder.error is not None
             assert recorder.error.code == "internal"
         await hub.live(live("orders", limit=1), Recorder())
