@@ -398,11 +398,10 @@ async def test_truncated_between_the_snapshot_and_a_question(
             await allow_any_plan(connection)
 
         monkeypatch.setattr(flush, "allow_any_plan", truncated_first)
-        await run(
-            orders,
-            "insert into orders select i, 0, i from generate_series(6, 40) i",
-            "delete from orders where id > 10",
-        )
+        await run(orders, "insert into orders select i, 0, i from generate_series(6, 40) i")
+        # In one flush with the insert, the delete would leave nothing to ask.
+        await recorder.until(lambda: recorder.rows[0]["id"] == 40)
+        await run(orders, "delete from orders where id > 10")
         await recorder.until(lambda: recorder.rows == [])
         ((truncated,),) = await rows(
             orders, "select xid::text::bigint from headwater.log where op = 'T'"

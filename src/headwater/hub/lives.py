@@ -456,7 +456,9 @@ class Lives:
         return found
 
     def fail_all(self, view: LiveView, error: HeadwaterError) -> None:
-        for subscription in [*view.subscribers, *view.waiting]:
+        # Those who have a part of their result are not among the subscribers yet.
+        told = [each for opening in view.openings for each in opening.told]
+        for subscription in [*view.subscribers, *view.waiting, *told]:
             subscription.fail(error)
         if not view.removed:
             self._remove(view)  # its state may be behind; nobody shall find it
