@@ -15,6 +15,7 @@ from headwater.errors import Forbidden, HeadwaterError, InvalidQuery
 from headwater.hub import flush
 from headwater.hub.feeds import FeedQuery
 from headwater.hub.hub import Hub
+from headwater.hub.openings import Openings
 from headwater.hub.questions import allow_any_plan
 from headwater.hub.subscriber import Access
 from headwater.live.filter import c
@@ -189,7 +190,9 @@ async def test_a_view_that_cannot_take_its_rows_harms_nobody_else(
         await hub.live(live("orders", limit=1), Recorder())
 
 
-async def test_one_leaves_while_a_part_is_handed_over(url: str, orders: Connection) -> None:
+async def test_one_leaves_while_a_part_is_handed_over(
+    url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Leaver(Recorder):
         def deliver(self, frame: Any) -> None:
             super().deliver(frame)
@@ -199,11 +202,17 @@ async def test_one_leaves_while_a_part_is_handed_over(url: str, orders: Connecti
     async with Hub(url) as hub:
         query = live("orders", mode="streamed")
         leaver, recorder = Leaver(), Recorder()
-        task = asyncio.create_task(hub.live(query, leaver))
-        other = asyncio.create_task(hub.live(query, recorder))
-        while not (len(hub.lives.views) and next(iter(hub.lives.views)).waiting[1:]):
-            await hub.next_flush()
-        leaving = next(iter(hub.lives.views)).waiting[0]
+        with monkeypatch.context() as held:
+            # Nobody is served before both wait.
+            held.setattr(Openings, "can_start", False)
+            task = asyncio.create_task(hub.live(query, leaver))
+            other = asyncio.create_task(hub.live(query, recorder))
+            while not (len(hub.lives.views) and next(iter(hub.lives.views)).waiting[1:]):
+                await hub.next_flush()
+        leaving = next(
+            each for each in next(iter(hub.lives.views)).waiting if each.subscriber is leaver
+        )
+        hub.wake()
         await other
         assert len(recorder.rows) == 5
 
