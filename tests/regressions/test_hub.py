@@ -217,6 +217,23 @@ async def test_one_leaves_while_a_part_is_handed_over(
         assert len(recorder.rows) == 5
 
 
+async def test_who_has_a_part_of_a_result_is_told_that_it_failed(
+    url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "STREAMED_PAGE_ROWS", 2)
+    async with Hub(url) as hub:
+        recorder = Recorder()
+        recorder.reads.clear()
+        subscription = await hub.live(live("orders", mode="streamed"), recorder)
+        assert recorder.messages[-1].more
+        assert subscription.target is not None
+        hub.lives.fail_all(subscription.target, Forbidden("no longer"))
+        assert isinstance(recorder.error, Forbidden)
+        recorder.reads.set()
+        await hub.next_flush()
+        assert hub.describe() == []
+
+
 async def test_members_of_a_guarded_stream(url: str, notes: Connection) -> None:
     """The policy consults another table: a newcomer sees what those before it do not yet."""
     await run(notes, "delete from members")
