@@ -157,8 +157,12 @@ async def test_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def test_who_takes_no_answers_is_not_read(gateway: Served) -> None:
     """Answers piled up until they were 64 MiB."""
+    # Without pings: the client does not read, and would believe the gateway dead.
     async with connect(
-        gateway.url.replace("http", "ws") + "/v1/ws", proxy=None, compression=None
+        gateway.url.replace("http", "ws") + "/v1/ws",
+        proxy=None,
+        compression=None,
+        ping_interval=None,
     ) as socket:
 
         async def flood() -> None:
@@ -168,6 +172,7 @@ async def test_who_takes_no_answers_is_not_read(gateway: Served) -> None:
         flooding = asyncio.create_task(flood())
         stalled: list[float] = []
         while len([size for size in stalled if size > 2**20]) < 20:
+            assert not flooding.done()
             stalled.append(await asyncio.to_thread(gateway.metric, "headwater_stalled_bytes"))
         flooding.cancel()
         assert max(stalled) < 2**21
