@@ -171,7 +171,7 @@ async def test_who_takes_no_answers_is_not_read(gateway: Served) -> None:
 
         flooding = asyncio.create_task(flood())
         stalled: list[float] = []
-        while len([size for size in stalled if size > 2**20]) < 20:
+        while len([size for size in stalled if size > 2**19]) < 20:
             assert not flooding.done()
             stalled.append(await asyncio.to_thread(gateway.metric, "headwater_stalled_bytes"))
         flooding.cancel()
