@@ -249,12 +249,12 @@ class Wire:
     """
 
     def __init__(self, table: Table) -> None:
-        self._plain = {c.name: _plain for c in table.columns if _needs_care(c.type)}
+        self._plain = {c.name: plain for c in table.columns if _needs_care(c.type)}
 
     def row(self, row: Row) -> Row:
         if not self._plain:
             return row
-        return {name: _plain(v) if name in self._plain else v for name, v in row.items()}
+        return {name: plain(v) if name in self._plain else v for name, v in row.items()}
 
     def delta(self, delta: Step) -> Step:
         if not self._plain:
@@ -282,17 +282,22 @@ def _needs_care(type_: str) -> bool:
 
 
 def _values(values: Sequence[Value]) -> tuple[Value, ...]:
-    return tuple(map(_plain, values))
+    return tuple(map(plain, values))
 
 
-def _plain(value: Value) -> Value:
+def plain(value: Value) -> Value:
+    """What JSON cannot hold as PostgreSQL writes it: NaN, the infinities and bytes.
+
+    >>> plain(float("-inf")), plain([b"\\x00", 1.5])
+    ('-Infinity', ['\\\\x00', 1.5])
+    """
     match value:
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
         case bytes():
             return "\\x" + value.hex()
         case list():
-            return [_plain(item) for item in value]
+            return [plain(item) for item in value]
     return value
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -29,6 +28,7 @@ from headwater.model import (
     Unmatch,
     Update,
 )
+from headwater.protocol import plain
 from headwater.status import Status
 
 _OP_STYLES = {
@@ -50,10 +50,8 @@ def as_json(value: object) -> str:
 
 def _plain(value: Any) -> Any:
     match value:
-        case float() if not math.isfinite(value):
-            return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-        case bytes():
-            return "\\x" + value.hex()
+        case float() | bytes():
+            return plain(value)
         case Position():
             return str(value)
         case timedelta():

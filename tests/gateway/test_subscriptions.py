@@ -100,7 +100,7 @@ async def test_unsubscribed_while_opening(gateway: Gateway, gate: Gate, wish: Su
     async with client(gateway) as (it, sink):
         opening = asyncio.create_task(gateway.subscribe(it, wish))
         await until(lambda: gate.asked)
-        assert it.session.remove("a")
+        it.session.remove("a")
         await opening
         gate.open.set()
         await gateway.subscribe(it, Subscribe("b", live=LIVE))

@@ -260,8 +260,7 @@ async def subscribe(gateway: Gateway, request: Request) -> Response:
 
 async def unsubscribe(gateway: Gateway, request: Request) -> Response:
     connection = await _connection(gateway, request)
-    if not connection.session.remove(request.path_params["id"]):
-        raise _unknown(request)
+    connection.session.remove(request.path_params["id"])
     return Response(status_code=204)
 
 
@@ -271,11 +270,6 @@ async def reanchor(gateway: Gateway, request: Request) -> Response:
     body = await read_json(request, ReanchorBody)
     await gateway.reanchor(connection, request.path_params["id"], body.after)
     return Response(status_code=204)
-
-
-def _unknown(request: Request) -> NotFound:
-    id = request.path_params["id"]
-    return NotFound(f"this session has no subscription {id!r:.100}", code="subscription_unknown")
 
 
 async def refresh(gateway: Gateway, request: Request) -> Response:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded
+from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
 from headwater.gateway.identity import Identity
 from headwater.hub.subscriber import Access
 from headwater.limits import SESSION_QUEUE_BYTES_MAX
@@ -302,15 +302,21 @@ class Session:
             )
         self.subscriptions[subscription.id] = subscription
 
-    def remove(self, id: str) -> bool:
-        """End a subscription at the client's wish; whether there was one."""
-        subscription = self.subscriptions.get(id)
-        if subscription is None:
-            return False
+    def remove(self, id: str) -> None:
+        """End a subscription at the client's wish."""
+        subscription = self.find(id)
         self.forget(subscription)
         subscription.close()
         self.say(Unsubscribed(id))
-        return True
+
+    def find(self, id: str) -> AnySubscription:
+        """The subscription of that id; NotFound where there is none."""
+        subscription = self.subscriptions.get(id)
+        if subscription is None:
+            raise NotFound(
+                f"this session has no subscription {id!r:.100}", code="subscription_unknown"
+            )
+        return subscription
 
     def forget(self, subscription: Subscription) -> None:
         """It is over."""

@@ -14,7 +14,7 @@ import msgspec
 from starlette.types import Message, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
+from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded
 from headwater.gateway.connection import Connection
 from headwater.gateway.gateway import Gateway
 from headwater.gateway.requests import admit, unforeseen
@@ -121,8 +121,7 @@ async def _obey(gateway: Gateway, connection: Connection, message: ClientMessage
             case Subscribe():
                 await gateway.subscribe(connection, message)
             case Unsubscribe(id):
-                if not session.remove(id):
-                    raise NotFound(f"no subscription {id!r:.100}", code="subscription_unknown")
+                session.remove(id)
             case Reanchor(id, after):
                 await gateway.reanchor(connection, id, after)
             case Authenticate(token):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headwater.errors import Forbidden, InvalidQuery, LimitExceeded
+from headwater.errors import Forbidden, InvalidQuery, LimitExceeded, NotFound
 from headwater.gateway.identity import ANONYMOUS
 from headwater.gateway.session import (
     FeedSubscription,
@@ -334,7 +334,7 @@ class TestTheSameViewTwice:
     ) -> None:
         _, handle = live(session, "a")
         live(session, "b")
-        assert session.remove("a")
+        session.remove("a")
         assert handle.asked == ["close"]
         live(session, "c")
         live(session, "d")
@@ -366,6 +366,12 @@ def test_an_id_is_given_once(session: Session) -> None:
     live(session, "a")
     with pytest.raises(InvalidQuery, match="already"):
         session.add(LiveSubscription(session, "a"))
+
+
+def test_what_is_not_there_cannot_be_ended(session: Session) -> None:
+    with pytest.raises(NotFound) as refused:
+        session.remove("a")
+    assert refused.value.code == "subscription_unknown"
 
 
 def test_closing_tells_the_hub(session: Session, around: Around) -> None:
