@@ -20,7 +20,7 @@ from headwater.errors import (
     Unauthorized,
     Unavailable,
 )
-from headwater.gateway.identity import Identity
+from headwater.identity import Identity
 from headwater.live.filter import Filter, c
 from headwater.model import Actor, Change, Column, Position, Table, Transaction
 

@@ -8,11 +8,11 @@ from collections.abc import Coroutine
 from typing import Any
 
 from headwater.errors import HeadwaterError
-from headwater.gateway.identity import Identity
 from headwater.gateway.quotas import Lease
 from headwater.gateway.session import FeedSubscription, Session, Subscription, error_message
 from headwater.gateway.sinks import Sink
 from headwater.hub.subscriber import Access
+from headwater.identity import Identity
 from headwater.limits import (
     SESSION_BEHIND_SECONDS_MAX,
     SESSION_IDLE_SECONDS_MAX,

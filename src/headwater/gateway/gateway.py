@@ -28,7 +28,6 @@ from headwater.gateway.access import Authorize
 from headwater.gateway.addresses import Proxies
 from headwater.gateway.auth import Authenticator, Credentials, missing
 from headwater.gateway.connection import Connection
-from headwater.gateway.identity import Identity, anonymous
 from headwater.gateway.quotas import Quotas
 from headwater.gateway.rights import Rights, together
 from headwater.gateway.session import FeedSubscription, LiveSubscription, Session
@@ -36,6 +35,7 @@ from headwater.gateway.tickets import Ticket, Tickets
 from headwater.hub.feeds import FeedQuery
 from headwater.hub.hub import Hub
 from headwater.hub.subscriber import Access
+from headwater.identity import Identity, anonymous
 from headwater.limits import (
     FEED_TABLES_MAX,
     KEEPALIVE_SLOTS,

@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection, Request
 from headwater.errors import Forbidden, HeadwaterError, InvalidQuery, LimitExceeded
 from headwater.gateway.auth import find_token
 from headwater.gateway.gateway import Gateway
-from headwater.gateway.identity import Identity
+from headwater.identity import Identity
 from headwater.limits import REQUEST_BODY_SECONDS, REQUEST_BYTES_MAX
 
 logger = logging.getLogger(__name__)

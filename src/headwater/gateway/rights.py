@@ -12,10 +12,10 @@ import logging
 from headwater.errors import Forbidden, HeadwaterError, InvalidQuery
 from headwater.gateway.access import Authorize, decide
 from headwater.gateway.connection import Connection
-from headwater.gateway.identity import Identity
 from headwater.gateway.session import AnySubscription, FeedSubscription
 from headwater.hub.hub import Hub
 from headwater.hub.subscriber import Access
+from headwater.identity import Identity
 from headwater.limits import RECHECKS_AT_ONCE, RECONNECT_SECONDS
 from headwater.live.filter import EVERYTHING
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
-from headwater.gateway.identity import Identity
 from headwater.hub.subscriber import Access
+from headwater.identity import Identity
 from headwater.limits import SESSION_QUEUE_BYTES_MAX
 from headwater.protocol import (
     Error,

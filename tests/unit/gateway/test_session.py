@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from headwater.errors import Forbidden, InvalidQuery, LimitExceeded, NotFound
-from headwater.gateway.identity import ANONYMOUS
 from headwater.gateway.session import (
     FeedSubscription,
     LiveSubscription,
@@ -18,6 +17,7 @@ from headwater.gateway.session import (
     error_message,
 )
 from headwater.hub.subscriber import Access
+from headwater.identity import ANONYMOUS
 from headwater.limits import SESSION_QUEUE_BYTES_MAX
 from headwater.model import Enter, Leave
 from headwater.protocol import Changes, Deltas, Frame, Gap, Reset, ResetReason, Snapshot
