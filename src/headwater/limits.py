@@ -348,3 +348,24 @@ FEED_POSITION_SECONDS = 60.0
 FEED_ROOM_SECONDS = 10.0
 """How long a feed that catches up waits for its client. Then others may catch up instead, and it
 goes on when the client has taken what it was sent."""
+
+# ------------------------------------------------------------------------ reactive queries
+
+GROUPS_MAX = 100_000
+"""Different queries (by function, arguments and user) with subscribers; more are refused."""
+
+QUERY_MEANWHILE_CHANGES_MAX = 50_000
+"""Changes kept to be held against what a running query turns out to read; beyond, it is executed
+again."""
+
+QUERY_RETRY_SECONDS = (1.0, 60.0)
+"""Between two attempts at a subscribed query that fails: the first, and the longest."""
+
+QUERY_IDLE_SECONDS = 60.0
+"""A connection for queries that was not used for so long is closed."""
+
+ROW_STEPS_MAX = 500
+"""Row deltas of one query result in one message; beyond, the rows are sent whole."""
+
+REPLICA_POLL_SECONDS = (0.002, 0.05)
+"""How often a replica is asked whether it has come as far as a query needs: at first, and later."""
