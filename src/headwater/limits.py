@@ -367,5 +367,40 @@ QUERY_IDLE_SECONDS = 60.0
 ROW_STEPS_MAX = 500
 """Row deltas of one query result in one message; beyond, the rows are sent whole."""
 
+REPLICA_RETRY_SECONDS = 1.0
+"""How often a replica that is not used is looked at again."""
+
 REPLICA_POLL_SECONDS = (0.002, 0.05)
 """How often a replica is asked whether it has come as far as a query needs: at first, and later."""
+
+FUNCTION_NAME_CHARS_MAX = 100
+"""Characters in the name of a query or mutation. A longer one is refused when it is registered."""
+
+FUNCTION_THREADS = 32
+"""Queries and mutations that are not async run in so many threads at once. Further ones wait, and
+the wait counts towards their timeout."""
+
+QUERY_ROWS_MAX = 200_000
+"""Rows that one statement of a query or mutation may return. With more it fails, and the rest is
+not read."""
+
+QUERY_RESULT_BYTES_MAX = 32 * 1024 * 1024
+"""Bytes in a result as JSON. A larger one is an error."""
+
+FETCH_CHUNK_ROWS = 1_000
+"""Rows that are taken from the database at a time."""
+
+PREPARE_AFTER = 3
+"""A statement is prepared when it comes for the so-manieth time on a connection."""
+
+PREPARED_STATEMENTS_MAX = 200
+"""Statements that are kept prepared on a connection. The one used longest ago goes first."""
+
+STATEMENT_TEXTS_KEPT = 1_000
+"""Texts of statements whose placeholders are remembered. The one used longest ago goes first."""
+
+EVENT_HANDLERS_AT_ONCE = 100
+"""Async event handlers at work at the same time. Events beyond are dropped, and the log says so."""
+
+EVENTS_DROPPED_SECONDS = 10.0
+"""How often the log says that events were dropped."""

@@ -27,7 +27,7 @@ from headwater.queries.context import Context
 from headwater.queries.events import Events
 from headwater.queries.failures import as_error
 from headwater.queries.roles import become, become_oneself
-from headwater.queries.statements import Executed, Read
+from headwater.queries.statements import Executed, Read, Statement
 from headwater.settings import Settings
 
 

@@ -56,9 +56,9 @@ class Group:
 
     __slots__ = (
         "_digest", "_rows", "answered_at", "arguments", "changed_at", "delayed", "error",
-        "everything", "id", "identity", "joining", "key", "losses", "on_primary", "query", "reads",
-        "reason", "result", "retries", "seen", "since", "state", "statements", "subscribers",
-        "told_error", "touched_at", "trace_id", "uncaptured", "waiters",
+        "everything", "id", "identity", "joining", "key", "losses", "query", "reads", "reason",
+        "result", "retries", "seen", "since", "state", "statements", "subscribers", "told_error",
+        "touched_at", "trace_id", "uncaptured", "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -93,8 +93,6 @@ class Group:
         self.statements: frozenset[Statement] = frozenset()
         self.uncaptured: tuple[str, ...] = ()
         self.seen: Seen | None = None
-        self.on_primary = False
-        """Whether the replica could not serve it in time."""
         self.retries = 0
         self.losses = 0
         """How often its connection was lost while it was executed, one after the other."""

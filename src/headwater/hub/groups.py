@@ -27,8 +27,10 @@ from headwater.errors import (
     InvalidQuery,
     LimitExceeded,
 )
-from headwater.hub.executions import Executions, Export, Outcome
+from headwater.hub.execution import Execution, Outcome
+from headwater.hub.executions import Executions
 from headwater.hub.group import Group, Moment, QuerySubscription, Reason, retry_pause
+from headwater.hub.lanes import Export
 from headwater.hub.subscriber import Subscriber
 from headwater.identity import Identity
 from headwater.model import Change, Position, Transaction
@@ -63,9 +65,8 @@ class Groups:
         self._cache_entry_bytes = settings.query_cache_entry_bytes
         self._sweep_seconds = settings.query_sweep_period.total_seconds()
         self.analyst = Analyst(hub.url)
-        self._executions = Executions(
-            hub.url, settings, self.analyst, events, hub.wake, self._finished, hub.metrics
-        )
+        execution = Execution(settings, self.analyst, events, self._finished, hub.metrics)
+        self._executions = Executions(hub.url, settings, hub.wake, execution)
         self._groups: dict[Hashable, Group] = {}
         self._watches: Watches[Group] = Watches()
         self._kept: OrderedDict[Group, int] = OrderedDict()
@@ -328,7 +329,7 @@ class Groups:
             if later is None or (everything and later) or concerns(reads, later):
                 group.touched_at = max(group.touched_at, self._hub.begun)
         if outcome.error is None:
-            group.statements = frozenset(each.statement for each in outcome.executed)
+            group.statements = outcome.statements
             group.uncaptured = outcome.uncaptured
 
     def _succeeded(self, group: Group, value: bytes, moment: Moment, reason: Reason) -> None:

@@ -178,8 +178,11 @@ class Lane:
         try:
             while share and connection.info.transaction_status == TransactionStatus.INTRANS:
                 group = share.popleft()
-                group.state = "running"
-                await self._execution.run(connection, group, moment, seen)
+                if group.is_needed:
+                    group.state = "running"
+                    await self._execution.run(connection, group, moment, seen)
+                else:
+                    group.state = "idle"
                 group = None
             await _finish(connection)
         except psycopg.Error as error:
