@@ -108,7 +108,7 @@ class Execution:
             await connection.close()
             return None, as_error(error, query, context, seconds)
         except Exception as error:
-            if isinstance(error, psycopg.Error) and lost(error):
+            if isinstance(error, psycopg.Error) and (lost(error) or isinstance(error, _STALE)):
                 raise
             return None, as_error(error, query, context, seconds)
         finally:
@@ -148,6 +148,10 @@ class Execution:
             hint="The database's own log says why.",
         )
         self._finished(group, Outcome(moment, group.reason, error=error))
+
+
+_STALE = psycopg.errors.FeatureNotSupported
+"""A prepared statement does not fit its table any more; on another connection it will."""
 
 
 async def _clean(connection: Connection, was_other: bool, had_timeout: bool) -> None:

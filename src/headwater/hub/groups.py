@@ -34,7 +34,7 @@ from headwater.hub.lanes import Export
 from headwater.hub.subscriber import Subscriber
 from headwater.identity import Identity
 from headwater.model import Change, Position, Transaction
-from headwater.protocol import ResetReason
+from headwater.protocol import Frame, ResetReason
 from headwater.queries.analysis import Analyst
 from headwater.queries.events import ChangeEvent, Events
 from headwater.queries.functions import Arguments, Query
@@ -362,16 +362,18 @@ class Groups:
             for subscription in whole:
                 subscription.deliver(frame)
         by_row = [each for each in subscribers if each.delta]
-        if not by_row:
-            return
+        deltas = self._row_deltas(group, recovered) if by_row else None
+        if deltas is not None:
+            for subscription in by_row:
+                subscription.deliver(deltas)
+
+    def _row_deltas(self, group: Group, recovered: bool) -> Frame | None:
+        if recovered:
+            group.forget_rows()  # whoever was told of a failure is told the rows whole
         try:
-            if recovered:
-                group.forget_rows()
-            deltas = group.row_deltas()
+            return group.row_deltas()
         except HeadwaterError as error:
-            deltas = group.failure(error, group.changed_at)
-        for subscription in by_row if deltas is not None else ():
-            subscription.deliver(deltas)
+            return group.failure(error, group.changed_at)
 
     def _failed(self, group: Group, error: HeadwaterError) -> None:
         group.error = error

@@ -89,9 +89,7 @@ class Lane:
 
     def _take(self, fits: Callable[[Group], bool]) -> deque[Group]:
         """Everything that is wanted and nobody has begun with, as one share."""
-        for unread in self._shares:
-            self._wanted.update(dict.fromkeys(unread))
-            unread.clear()
+        self._give_back_all()
         share: deque[Group] = deque()
         for group in list(self._wanted):
             if fits(group):
@@ -104,6 +102,11 @@ class Lane:
         taken = self._idle[-count:]
         del self._idle[-count:]
         return [connection for connection, _ in taken]
+
+    def _give_back_all(self) -> None:
+        for unread in self._shares:
+            self._wanted.update(dict.fromkeys(unread))
+            unread.clear()
 
     def _give_back(self, share: deque[Group]) -> None:
         if share:
@@ -211,14 +214,10 @@ class Lane:
 
 
 async def _finish(connection: Connection) -> None:
-    """End the transaction and leave nothing behind: neither settings, nor plans for tables as they
-    were before somebody altered them."""
-    failed = connection.info.transaction_status != TransactionStatus.INTRANS
+    """End the transaction, and leave no settings behind."""
     async with connection.pipeline():
-        await connection.execute("rollback" if failed else "commit")
+        await connection.execute("rollback")
         await connection.execute("reset all")
-    if failed:
-        await connection.execute("deallocate all")
 
 
 class Primary(Lane):

@@ -74,7 +74,7 @@ class Replica(Lane):
             seen = await _begin_reading(connection, moment.position.log)
         except (psycopg.Error, TimeoutError, HeadwaterError) as error:
             self._drop(connection)
-            self._give_up(str(error).strip() or f"it is {self._patience:g} s behind", share)
+            self._give_up(str(error).strip() or f"it is more than {self._patience:g} s behind")
             return
         await self._work(connection, share, moment, seen)
 
@@ -88,17 +88,15 @@ class Replica(Lane):
         if group is not None:
             self._fall_back(group)
 
-    def _give_up(self, reason: str, share: deque[Group] = deque()) -> None:  # noqa: B006, B008
+    def _give_up(self, reason: str) -> None:
         """Have the database do all of it, and look at the replica again later."""
         if self.is_up:
             self.is_up = False
             logger.warning("the replica is not used: %s", reason)
         self._execution.metrics.replica_up.set(0)
-        waiting = [*share, *self._wanted, *(group for each in self._shares for group in each)]
-        share.clear()
-        self._wanted.clear()
-        self._shares = []
-        for group in dict.fromkeys(waiting):
+        self._give_back_all()
+        waiting, self._wanted = self._wanted, {}
+        for group in waiting:
             self._execution.metrics.replica_fallbacks.inc()
             self._fall_back(group)
         self._look_again()
