@@ -164,16 +164,24 @@ class Groups:
         key = (query.name, arguments.key, who)
         group = self._groups.get(key)
         if group is None:
-            if len(self._groups) - len(self._kept) >= limits.GROUPS_MAX:
-                raise LimitExceeded(
-                    f"more than {limits.GROUPS_MAX:,} different queries",
-                    code="groups",
-                    hint="Share them: @hw.query(share=…) gives many users the same result.",
-                )
+            self._make_room()
             id = self._hub.lives.views.next_id()
             group = self._groups[key] = Group(id, key, query, arguments, caller)
             self._hub.metrics.query_groups.set(len(self._groups))
         return group
+
+    def _make_room(self) -> None:
+        """There may be one more group: in place of one that nobody needs, if need be."""
+        if len(self._groups) < limits.GROUPS_MAX:
+            return
+        unneeded = next((group for group in self._kept if not group.is_needed), None)
+        if unneeded is None:
+            raise LimitExceeded(
+                f"more than {limits.GROUPS_MAX:,} different queries",
+                code="groups",
+                hint="Share them: @hw.query(share=…) gives many users the same result.",
+            )
+        self._remove(unneeded)
 
     def _join(self, subscription: QuerySubscription) -> None:
         group = subscription.group
