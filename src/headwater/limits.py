@@ -404,3 +404,9 @@ EVENT_HANDLERS_AT_ONCE = 100
 
 EVENTS_DROPPED_SECONDS = 10.0
 """How often the log says that events were dropped."""
+
+COMMIT_SECONDS = 60.0
+"""How long committing a mutation may take. Then its outcome is unknown, and the caller is told."""
+
+CONNECTION_CLEAN_SECONDS = 5.0
+"""How long it may take to undo what a function left on its connection. Then that is closed."""

@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import msgspec
@@ -120,14 +121,28 @@ _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 
 
 def hints_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    """The types of what a function takes after its context, and of what it returns."""
+    annotations = dict(getattr(function, "__annotations__", {}))
+    for parameter in list(inspect.signature(function).parameters)[:1]:
+        annotations.pop(parameter, None)  # It may be known to type checkers only.
     try:
-        return typing.get_type_hints(function, include_extras=True)
-    except (NameError, TypeError, AttributeError) as error:
+        return typing.get_type_hints(_annotated(function, annotations), include_extras=True)
+    except (NameError, TypeError, AttributeError, SyntaxError) as error:
         raise ConfigError(
             f"{name}: a type hint cannot be resolved: {error}",
             hint="Define or import the type where the module begins, not below TYPE_CHECKING or "
             "inside a function.",
         ) from error
+
+
+def _annotated(function: Callable[..., Any], annotations: dict[str, Any]) -> Any:
+    """Something with these annotations and the function's names to look them up in."""
+
+    def empty() -> None: ...
+
+    found = FunctionType(empty.__code__, getattr(inspect.unwrap(function), "__globals__", {}))
+    found.__annotations__ = annotations
+    return found
 
 
 def _parameter(parameter: inspect.Parameter, hints: dict[str, Any], function: str) -> Parameter:
@@ -151,7 +166,7 @@ def _parameter(parameter: inspect.Parameter, hints: dict[str, Any], function: st
 def key_of(value: Any) -> Hashable:
     """Equal for two values only if they are equal in value and type, all the way down.
 
-    >>> len({key_of(value) for value in (1, 1.0, True, "1", [1], [1.0], Decimal(1))})
+    >>> len({key_of(value) for value in (1, 1.0, True, "1", [1], [1.0], ["1"])})
     7
     """
     match value:
