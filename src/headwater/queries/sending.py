@@ -120,7 +120,7 @@ class Sending:
                         hint="Give it a limit, or count and sum in the database.",
                     )
                 rows += self._transformer.load_rows(0, result.ntuples, make)
-            if result.status in _ENDS:
+            if result.command_status:  # The last has it, or where chunks are taken the last chunk.
                 command, count = _command(result), result.command_tuples or 0
         if error is not None:
             raise error
@@ -128,8 +128,10 @@ class Sending:
 
 
 _COPY = (_Status.COPY_IN, _Status.COPY_OUT, _Status.COPY_BOTH)
-_ENDS = (_Status.TUPLES_OK, _Status.COMMAND_OK, _Status.EMPTY_QUERY)
-_FINE = (*_ENDS, _Status.SINGLE_TUPLE, _Status.TUPLES_CHUNK)
+_FINE = (
+    _Status.TUPLES_OK, _Status.COMMAND_OK, _Status.EMPTY_QUERY, _Status.SINGLE_TUPLE,
+    _Status.TUPLES_CHUNK,
+)  # fmt: skip
 
 _STALE = (psycopg.errors.FeatureNotSupported, psycopg.errors.InvalidSqlStatementName)
 """A prepared plan that no longer fits its table, and one that somebody has removed."""
