@@ -33,7 +33,6 @@ from headwater import (
 )
 from headwater.database import Connection
 from headwater.identity import ANONYMOUS
-from headwater.queries.context import _PLAIN
 from headwater.queries.statements import Executed, Statement
 from tests.support import rows, run
 
@@ -100,40 +99,6 @@ async def test_statements_are_observed_as_the_server_gets_them(shop: Connection)
         Executed(Statement("select 1")),
         Executed(Statement("select 1 / $1", (21,)), (0,)),
     ]
-
-
-@pytest.mark.parametrize(
-    ("expression", "careful"),
-    [
-        ("1", False),
-        ("'a'::text", False),
-        ("now()", False),
-        ("array[1.5::numeric]", False),
-        ("1.5::float8", True),
-        ("1.5::float4", True),
-        ("array['NaN'::float8]", True),
-        ("'\\x00'::bytea", True),
-        ("row(1.5::float8)", True),
-        ("'1e400'::jsonb", True),
-        ("'[1,2]'::numrange", True),
-    ],
-)
-async def test_careful(connection: Connection, expression: str, careful: bool) -> None:
-    async with context(connection) as ctx:
-        assert not ctx.careful
-        await ctx.fetch(f"select {expression}")
-        assert ctx.careful is careful
-
-
-async def test_types_that_need_no_care(connection: Connection) -> None:
-    found = await rows(connection, "select oid::int, typname from pg_type where oid < 10000")
-    names = dict(found)
-    careless = {names[oid].strip("_") for oid in _PLAIN}
-    assert careless == {
-        "bool", "char", "name", "int8", "int2", "int4", "text", "oid", "xml", "inet", "cidr",
-        "bpchar", "varchar", "date", "time", "timestamp", "timestamptz", "interval", "timetz",
-        "numeric", "uuid", "void", "unknown", "money", "macaddr",
-    }  # fmt: skip
 
 
 async def test_too_many_rows_are_not_read(

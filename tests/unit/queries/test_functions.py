@@ -290,6 +290,12 @@ def test_a_way_of_sharing_that_is_not_there() -> None:
         Query("q", plain, share="nobody")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+def test_a_timeout_that_leaves_no_time(timeout: float) -> None:
+    with pytest.raises(ConfigError, match="leaves no time"):
+        Query("q", plain, timeout=timeout)
+
+
 async def test_calls_before_the_start() -> None:
     query = Functions().query(plain)
     assert isinstance(query, Query)
