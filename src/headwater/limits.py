@@ -348,3 +348,12 @@ FEED_POSITION_SECONDS = 60.0
 FEED_ROOM_SECONDS = 10.0
 """How long a feed that catches up waits for its client. Then others may catch up instead, and it
 goes on when the client has taken what it was sent."""
+
+# Reactive queries
+ANALYSES_MAX = 10_000
+"""Statements of which it is remembered what they read. The one used longest ago is asked for again
+when next needed."""
+
+READS_PER_TABLE_MAX = 16
+"""Ways in which one execution may read a table. With more, every row that alters a used column
+counts."""
