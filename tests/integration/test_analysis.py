@@ -24,8 +24,7 @@ SCHEMA = (
     "create type mood as enum ('glad', 'sad')",
     "create table orders (id int primary key, region int, status text, amount numeric(12,2),"
     " name varchar(20), placed date, at timestamptz, paid boolean, mood mood, code char(3),"
-    " big bigint, small smallint, uid uuid, doubled numeric generated always as (amount * 2) stored,"
-    " weight double precision, data bytea)",
+    " big bigint, small smallint, doubled numeric generated always as (amount * 2) stored)",
     "create table lines (id int primary key, order_id int, product text, quantity int)",
     'create table "Order Notes" ("Id" int primary key, "order" int, "A Text" text)',
     "create table audit (id int primary key, what text)",
@@ -233,7 +232,8 @@ async def test_what_nobody_captures_is_named(
          {"orders": ["region", "in", [1, None]]}),
         ("select * from orders where region = any($1)", (None,),
          {"orders": ["region", "in", [None]]}),
-        ("select * from orders where region in (1, $1)", (2,), {"orders": ["region", "in", [1, 2]]}),
+        ("select * from orders where region in (1, $1)", (2,),
+         {"orders": ["region", "in", [1, 2]]}),
         ("select * from orders where status not in ('a', 'it''s')", (),
          {"orders": ["status", "not in", ["a", "it's"]]}),
         ("select * from orders where name in ('a', 'b')", (),
@@ -429,14 +429,13 @@ async def test_a_role_has_its_own_search_path(db: Connection, analyst: Analyst, 
 async def test_functions_with_a_search_path(db: Connection, analyst: Analyst) -> None:
     await run(
         db,
+        "set check_function_bodies = off",
         "create schema other",
         "create table other.things (id int primary key)",
         "create function inner_count() returns bigint language sql stable as"
         " 'select count(*) from things'",
         "create function things_count() returns bigint language sql stable set search_path = other,"
         " public as 'select count(*) + inner_count() from things'",
-        "create function lost() returns bigint language sql stable as"
-        " 'select count(*) from orders'",
         "create function owned() returns bigint language sql stable security definer as"
         " 'select count(*) from orders'",
         "create function poly(x anyelement) returns bigint language sql stable as"
@@ -469,7 +468,8 @@ CHANGES = [
      "create or replace function total(r int) returns numeric language sql stable"
      " begin atomic select 1.0 + count(*) from lines; end"),
     ("select line_count(1)",
-     "create or replace function line_count(order_id_ int, out n bigint) language sql as 'select 1'"),
+     "create or replace function line_count(order_id_ int, out n bigint) language sql as"
+     " 'select 1'"),
     ("select opaque()",
      "create or replace function opaque() returns bigint language sql as 'select 1'"),
     ("select id from orders", "alter table orders add column extra int"),
