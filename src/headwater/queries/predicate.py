@@ -96,7 +96,9 @@ class _Select:
         self._moments = moments
         self._relations: dict[str, Name] = {}
         self._on: list[exp.Expression] = []
-        text = printed.strip().removeprefix("BEGIN ATOMIC").removesuffix("END")
+        text = printed.strip().removeprefix("BEGIN ATOMIC").removesuffix("END").strip()
+        if not text.startswith("SELECT"):
+            raise _NotUnderstood
         (self._tree,) = (each for each in sqlglot.parse(text, read="postgres") if each is not None)
 
     def conditions(self) -> dict[Name, tuple[Filter, ...]]:
@@ -336,7 +338,9 @@ class _Select:
             case exp.Boolean(this=bool(truth)):
                 return _Value("boolean", truth)
             case exp.Literal(this=str(text), is_string=False):
-                return _Value("integer" if text.isdecimal() else "numeric", text)
+                if text.isdecimal():
+                    return _Value("integer", int(text))
+                return _Value("numeric", Decimal(text))
             case exp.Cast():
                 _only(node, "this", "to", "_type")
                 return self._cast(_bare(node.this), _type_name(node.to))
@@ -348,7 +352,7 @@ class _Select:
         if isinstance(node, exp.Literal) and node.is_string:
             if target in _MOMENTS and not self._moments:
                 raise _NotUnderstood
-            return _Value(target, node.this)
+            return _Value(target, int(node.this) if target in _INTEGERS else node.this)
         inner = self._value(node)
         if not _keeps_value(inner.type, target):
             raise _NotUnderstood
