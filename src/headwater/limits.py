@@ -370,6 +370,9 @@ ROW_STEPS_MAX = 500
 REPLICA_RETRY_SECONDS = 1.0
 """How often a replica that is not used is looked at again."""
 
+REPLICA_ANSWER_SECONDS = 2.0
+"""How long a replica may take to say how far it has come."""
+
 REPLICA_POLL_SECONDS = (0.002, 0.05)
 """How often a replica is asked whether it has come as far as a query needs: at first, and later."""
 
