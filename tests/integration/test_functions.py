@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -240,6 +241,18 @@ async def test_a_query_of_sql(app: Shop) -> None:
             await query(region="x")
 
 
+async def test_a_text_that_postgresql_cannot_hold(app: Shop) -> None:
+    @app.hw.query
+    async def echo(ctx: Context, text: str) -> str:
+        found: str = await ctx.fetch_value("select %s", text)
+        return found
+
+    async with app.hw:
+        assert await echo(text="ä\n") == "ä\n"
+        with pytest.raises(InvalidQuery, match="NUL"):
+            await echo(text="a\0b")
+
+
 async def test_too_late(app: Shop) -> None:
     async with app.hw:
         with pytest.raises(ConfigError, match="query orders_of is registered too late"):
@@ -359,6 +372,28 @@ async def test_a_thread_that_takes_too_long_loses_its_context(app: Shop) -> None
         with pytest.raises(TimedOut):
             await asleep()
         await asyncio.wait_for(raised.get(), 20)
+
+
+class Counter:
+    async def __call__(self, ctx: Context, region: int) -> int:
+        return len(await orders_of(ctx, region))
+
+
+async def test_functions_in_wrappings(app: Shop) -> None:
+    @functools.wraps(orders_of)
+    def logged(*args: Any, **named: Any) -> Any:
+        return orders_of(*args, **named)
+
+    wrapped = app.hw.query("wrapped")(logged)
+    bound = app.hw.query("bound")(functools.partial(orders_of, region=6))
+    called = app.hw.query("called")(Counter())
+    async with app.hw:
+        assert await wrapped(region=6) == [Order(3, 6, Decimal(1))]
+        assert await bound() == [Order(3, 6, Decimal(1))]
+        assert await called(region=5) == 2
+        for query in (wrapped, called):
+            with pytest.raises(InvalidQuery, match=r"args\.region: expected int"):
+                await query(region="6")
 
 
 # Functions that call functions -------------------------------------------------------------------

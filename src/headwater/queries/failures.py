@@ -118,6 +118,8 @@ def _of_database(
                 f"{function.label} met a value that Python cannot hold: {error}",
                 hint="Cast it to text in SQL.",
             )
+        case errors.DataError() if not error.sqlstate and "NUL" in str(error):
+            return InvalidQuery("a text holds a NUL, which PostgreSQL cannot", path="args")
         case errors.DataError() if function.is_sql:
             return InvalidQuery(said if error.sqlstate else str(error), path="args")
     return _away(function) if is_lost(error) else None
