@@ -129,6 +129,28 @@ async def test_a_statement_that_comes_often_is_prepared(shop: Connection) -> Non
     assert prepared == {"statement": "select id from orders where id = $1"}
 
 
+async def test_prepared_statements_outlive_the_drivers(shop: Connection) -> None:
+    """Which removes all of them when a transaction is rolled back, if it has any of its own."""
+    for _ in range(3):
+        async with context(shop) as ctx:
+            for _ in range(10):
+                await shop.execute("select 5")
+                await ctx.fetch("select id from orders where id = %s", 1)
+
+
+async def test_a_prepared_statement_that_somebody_removed(shop: Connection) -> None:
+    async with context(shop) as ctx:
+        for _ in range(5):
+            await ctx.fetch("select id from orders where id = %s", 1)
+    await run(shop, "deallocate all")
+    with pytest.raises(psycopg.errors.InvalidSqlStatementName):
+        async with context(shop) as ctx:
+            await ctx.fetch("select id from orders where id = %s", 1)
+    for _ in range(5):
+        async with context(shop) as ctx:
+            assert await ctx.fetch_value("select id from orders where id = %s", 1) == 1
+
+
 async def test_prepared_statements_are_bounded(
     shop: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +175,11 @@ async def test_a_prepared_statement_outlives_an_altered_table(shop: Connection) 
         assert await ctx.fetch_one(sql, 1) == {
             "id": 1, "region": 5, "amount": Decimal("2.50"), "note": None,
         }  # fmt: skip
+    for _ in range(4):
+        async with context(shop) as ctx:
+            await ctx.fetch(sql, 1)
+            kept = await rows(shop, "select statement from pg_prepared_statements")
+            assert len(kept) <= 1
 
 
 @pytest.mark.parametrize(

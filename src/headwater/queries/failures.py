@@ -102,9 +102,11 @@ def _of_database(
                 code="conflict",
                 hint=_AGAIN[function.kind],
             )
-        case errors.FeatureNotSupported() if "cached plan" in said:
+        case errors.FeatureNotSupported() | errors.InvalidSqlStatementName() if (
+            "cached plan" in said or "prepared statement" in said
+        ):
             return DatabaseError(
-                f"{function.label} met a table that was altered meanwhile",
+                f"{function.label} met a statement that had to be prepared again: {said}",
                 code="conflict",
                 hint=_AGAIN[function.kind],
             )
