@@ -27,7 +27,7 @@ from headwater.queries.statements import Executed, Read, Statement
 from headwater.queries.watches import Watches, concerns
 from tests.support import LogProbe, enable, probing, run
 
-HISTORIES = int(os.environ.get("HEADWATER_FUZZ_READS", "2"))
+HISTORIES = int(os.environ.get("HEADWATER_FUZZ_READS", "1"))
 FIRST = int(os.environ.get("HEADWATER_FUZZ_READS_FIRST", "0"))
 STATEMENTS = 60
 TRANSACTIONS = 50
@@ -448,6 +448,13 @@ async def write(random_: random.Random, connection: Connection, analyst: Analyst
         assert not analysis.uncaptured, sql
         assert analysis.everything or analysis.tables, sql
         return Followed(executed, written.simple, analysis.reads(executed), analysis.everything)
+
+
+@pytest.fixture(params=["postgres_url", "icu_postgres_url"])
+def server_url(request: pytest.FixtureRequest) -> str:
+    """Two versions: each prints a statement and its tree in its own way."""
+    url: str = request.getfixturevalue(request.param)
+    return url
 
 
 @pytest.fixture
