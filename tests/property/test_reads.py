@@ -336,6 +336,9 @@ class Written:
             f" where {self.where('o', 'orders', 1)}"
         )
 
+    def partition(self) -> str:
+        return f"select {self.column('t', 'lines_0')} from lines_0 t"
+
     def with_view(self) -> str:
         view = self.random.choice(("open_orders", "big_open"))
         return (
@@ -346,8 +349,8 @@ class Written:
 
 CASTS = {
     "int": "int", "key": "int", "jsonb": "jsonb", "smallint": "smallint", "bigint": "bigint",
-    "varchar": "varchar", "text": "text", "char": "bpchar", "mood": "mood", "date": "date", "timestamptz": "timestamptz",
-    "timestamp": "timestamp", "boolean": "boolean", "numeric": "numeric",
+    "varchar": "varchar", "text": "text", "char": "bpchar", "mood": "mood", "date": "date",
+    "timestamptz": "timestamptz", "timestamp": "timestamp", "boolean": "boolean", "numeric": "numeric",
     "double": "double precision", "uuid": "uuid",
 }  # fmt: skip
 SHAPES: tuple[Callable[[Written], str], ...] = (
@@ -355,7 +358,7 @@ SHAPES: tuple[Callable[[Written], str], ...] = (
     Written.grouped, Written.join, Written.join, Written.three, Written.themselves, Written.exists,
     Written.member, Written.scalar, Written.with_, Written.union, Written.first, Written.distinct,
     Written.whole_row, Written.whole_of_view, Written.generated, Written.function, Written.lateral,
-    Written.window, Written.with_view,
+    Written.window, Written.with_view, Written.partition,
 )  # fmt: skip
 
 
