@@ -350,8 +350,8 @@ class Written:
 CASTS = {
     "int": "int", "key": "int", "jsonb": "jsonb", "smallint": "smallint", "bigint": "bigint",
     "varchar": "varchar", "text": "text", "char": "bpchar", "mood": "mood", "date": "date",
-    "timestamptz": "timestamptz", "timestamp": "timestamp", "boolean": "boolean", "numeric": "numeric",
-    "double": "double precision", "uuid": "uuid",
+    "timestamptz": "timestamptz", "timestamp": "timestamp", "boolean": "boolean",
+    "numeric": "numeric", "double": "double precision", "uuid": "uuid",
 }  # fmt: skip
 SHAPES: tuple[Callable[[Written], str], ...] = (
     Written.rows, Written.rows, Written.rows, Written.one_region, Written.aggregate,
