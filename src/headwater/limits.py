@@ -260,6 +260,12 @@ CLIENT_CLOSE_SECONDS = 1.0
 CLIENT_REQUESTS_AT_ONCE = 16
 """Requests that a client over SSE has under way; more wait for one to be answered."""
 
+CLIENT_CALLS_AT_ONCE = 32
+"""Queries, mutations and waits that a client has under way; more wait for one to be answered."""
+
+CLIENT_CALL_ATTEMPTS_MAX = 10
+"""How often a query or wait is asked whose connection is lost each time; then that is raised."""
+
 CLIENT_SUBSCRIBE_ATTEMPTS_MAX = 3
 """How often a new subscription is asked for that is refused for now; then the refusal is raised."""
 

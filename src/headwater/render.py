@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from headwater.capture.postgres.doctor import Finding
-from headwater.client.session import Batch
+from headwater.client.rows_state import Batch
 from headwater.model import (
     Change,
     Delta,

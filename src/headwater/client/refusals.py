@@ -1,6 +1,7 @@
 """Turns what a gateway says went wrong into our errors.
 
-Pure. The `code` decides; for one that this client does not know, the HTTP status does.
+Pure. The `code` decides; for one that this client does not know, the HTTP status does. Where there
+is none, an unknown code that is about one subscription or call is the application's own: `Refused`.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 import msgspec
 
 from headwater.errors import (
+    ConnectionFailed,
     Forbidden,
     HeadwaterError,
     InvalidQuery,
     LimitExceeded,
+    NotFound,
+    Refused,
     Unauthorized,
     Unavailable,
 )
@@ -21,19 +25,26 @@ _BY_STATUS: dict[int, type[HeadwaterError]] = {
     400: InvalidQuery,
     401: Unauthorized,
     403: Forbidden,
+    404: NotFound,
     413: LimitExceeded,
-    422: InvalidQuery,
+    422: Refused,
     429: LimitExceeded,
     502: Unavailable,
     503: Unavailable,
     504: Unavailable,
 }
-_BY_CODE: dict[str, type[HeadwaterError]] = {
-    "access_changed": Forbidden,
-    "stopping": Unavailable,
-    "token_expired": Unauthorized,
-    "token_missing": Unauthorized,
+_CODES: dict[type[HeadwaterError], str] = {
+    ConnectionFailed: "outcome_unknown",
+    Forbidden: "access_changed authorize_failed host origin token_tenant token_user",
+    HeadwaterError: "internal",
+    LimitExceeded: "rate sessions_per_ip sessions_per_user subscriptions_per_user tickets_per_user "
+    "too_large too_slow views",
+    NotFound: "mutation_unknown path query_unknown session_unknown subscription_unknown",
+    Unauthorized: "ticket token_algorithm token_audience token_claims token_expired token_issuer "
+    "token_malformed token_missing token_not_yet_valid token_signature",
+    Unavailable: "slow_client slow_query stopping",
 }
+_BY_CODE = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 _BY_CLOSE_CODE = {4401: 401, 4403: 403, 4429: 429, 1012: 503, 1013: 503}
 
 
@@ -42,17 +53,24 @@ def error_of(message: Error, status: int = 0) -> HeadwaterError:
 
     >>> error_of(Error("forbidden", "orders is not for you"))
     Forbidden('orders is not for you')
+    >>> error_of(Error("sold_out", "none is left", id="r1"))
+    Refused('none is left')
     """
-    by_code = {kind.code: kind for kind in _kinds(HeadwaterError)} | _BY_CODE
-    kind = by_code.get(message.code) or _BY_STATUS.get(status, HeadwaterError)
-    if message.retry_after_secs is not None and kind is HeadwaterError:
-        kind = LimitExceeded
+    kind = _kind(message, status)
     error = kind(message.message, hint=message.hint)
     error.code = message.code
     error.retryable = message.retryable
     if isinstance(error, LimitExceeded) and message.retry_after_secs is not None:
         error.retry_after = message.retry_after_secs
     return error
+
+
+def _kind(message: Error, status: int) -> type[HeadwaterError]:
+    by_code = {kind.code: kind for kind in _kinds(HeadwaterError)} | _BY_CODE
+    kind = by_code.get(message.code) or _BY_STATUS.get(status)
+    if kind is None and message.retry_after_secs is not None:
+        return LimitExceeded
+    return kind or (HeadwaterError if message.id is None else Refused)
 
 
 def _kinds(kind: type[HeadwaterError]) -> list[type[HeadwaterError]]:

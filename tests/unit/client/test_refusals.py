@@ -11,6 +11,9 @@ from headwater.errors import (
     HeadwaterError,
     InvalidQuery,
     LimitExceeded,
+    NotFound,
+    Refused,
+    TimedOut,
     Unauthorized,
     Unavailable,
 )
@@ -26,6 +29,13 @@ CODES: list[tuple[str, int, type[HeadwaterError]]] = [
     ("stopping", 0, Unavailable),
     ("something_new", 401, Unauthorized),
     ("something_new", 429, LimitExceeded),
+    ("something_new", 404, NotFound),
+    ("something_new", 422, Refused),
+    ("timed_out", 504, TimedOut),
+    ("outcome_unknown", 500, ConnectionFailed),
+    ("slow_query", 0, Unavailable),
+    ("views", 0, LimitExceeded),
+    ("internal", 0, HeadwaterError),
     ("something_new", 418, HeadwaterError),
     ("something_new", 0, HeadwaterError),
 ]
@@ -36,6 +46,13 @@ def test_kinds(code: str, status: int, kind: type[HeadwaterError]) -> None:
     error = error_of(Error(code, "where: no", hint="Do.", retryable=True), status)
     assert type(error) is kind
     assert (error.code, str(error), error.hint, error.retryable) == (code, "where: no", "Do.", True)
+
+
+def test_an_unknown_code_about_one_thing_is_the_applications_own() -> None:
+    error = error_of(Error("sold_out", "none is left", hint="Wait.", id="r1"))
+    assert type(error) is Refused
+    assert (error.code, error.hint, error.retryable) == ("sold_out", "Wait.", False)
+    assert type(error_of(Error("internal", "a fault", id="r1"))) is HeadwaterError
 
 
 def test_when_to_try_again() -> None:
