@@ -64,6 +64,7 @@ from headwater.live.filter import to_json
 from headwater.live.query import LiveQuery, Mode
 from headwater.model import Position
 from headwater.protocol import (
+    Answer,
     Ask,
     Authenticate,
     Authenticated,
@@ -137,7 +138,7 @@ class Connection:
         self._session = Session()
         self._calls = Calls(self._send, self._check_open)
         self._written: Position | None = None
-        self._heard = asyncio.Event()
+        self._heard = asyncio.Event()  # set whenever a subscription may have got somewhere
         self._subscriptions: dict[State, Subscription] = {}
         self._outbox: asyncio.Queue[ClientMessage] | None = None
         self._again: dict[State, asyncio.TimerHandle] = {}
@@ -279,6 +280,7 @@ class Connection:
             timer.cancel()
         if message := self._session.remove(state):
             self._send(message)
+        self._heard.set()
 
     async def reanchor(self, live: Live, after: list[Any] | None) -> None:
         async with self._asking:
@@ -325,7 +327,7 @@ class Connection:
             self._check_open()
 
     def _over(self, error: Exception) -> None:
-        """Nothing will be heard any more."""
+        """Nothing will be answered any more."""
         self._calls.over(error)
         self._heard.set()
 
@@ -441,7 +443,9 @@ class Connection:
                 self._renewed.set()
             case Error(id=None):
                 self._refused(error_of(message))
-            case _ if not self._calls.received(message):
+            case Answer() | Error() if self._calls.received(message):
+                pass
+            case _:
                 for event in self._session.receive(message):
                     if isinstance(event, Received):
                         await self._deliver(event)

@@ -26,7 +26,13 @@ from websockets.exceptions import (
     WebSocketException,
 )
 
-from headwater.client.refusals import error_in_body, error_of, error_of_close, too_large
+from headwater.client.refusals import (
+    error_in_body,
+    error_of,
+    error_of_close,
+    error_of_mutation,
+    too_large,
+)  # fmt: skip
 from headwater.client.sse import SseParser
 from headwater.errors import ConfigError, ConnectionFailed, HeadwaterError
 from headwater.limits import (
@@ -284,7 +290,8 @@ class _SseLink:
                 await self._arrived.put([_authenticated(body)])
 
     async def _refused(self, message: ClientMessage, response: httpx.Response) -> None:
-        refusal = error_in_body(response.status_code, response.content)
+        read = error_of_mutation if isinstance(message, Mutate) else error_in_body
+        refusal = read(response.status_code, response.content)
         hung_up = response.status_code == 401 or refusal.code == "session_unknown"
         # Queries and mutations need no session, and a refusal is what becomes of them.
         if hung_up and not isinstance(message, Ask | Mutate):

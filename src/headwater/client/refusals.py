@@ -79,12 +79,29 @@ def _kinds(kind: type[HeadwaterError]) -> list[type[HeadwaterError]]:
 
 def error_in_body(status: int, body: bytes) -> Error:
     """What an answer with this status says; something sensible for a proxy's page."""
+    if said := _said(body):
+        return said
+    kind = _BY_STATUS.get(status, HeadwaterError)
+    retryable = kind.retryable or status >= 500
+    return Error(kind.code, f"the gateway answered with status {status}", retryable=retryable)
+
+
+def error_of_mutation(status: int, body: bytes) -> Error:
+    """The same for a mutation. A proxy that failed has told nobody what became of it."""
+    if status >= 500 and _said(body) is None:
+        said = f"the mutation was answered with status {status}, and not by the gateway"
+        return Error("outcome_unknown", said, hint=LOOK_FIRST)
+    return error_in_body(status, body)
+
+
+LOOK_FIRST = "It may have happened or not: look before you call it again."
+
+
+def _said(body: bytes) -> Error | None:
     try:
         return msgspec.json.decode(body, type=_Body).error
     except msgspec.DecodeError:
-        kind = _BY_STATUS.get(status, HeadwaterError)
-        retryable = kind.retryable or status >= 500
-        return Error(kind.code, f"the gateway answered with status {status}", retryable=retryable)
+        return None
 
 
 def error_of_close(code: int, reason: str) -> HeadwaterError | None:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from headwater.client.refusals import error_of
+from headwater.client.refusals import LOOK_FIRST, error_of
 from headwater.errors import ConnectionFailed
 from headwater.limits import CLIENT_CALL_ATTEMPTS_MAX
 from headwater.protocol import Answer, Ask, ClientMessage, Error, Mutate, ServerMessage, Wait
@@ -94,7 +94,7 @@ class Requests:
 def _outcome_unknown(call: Mutate) -> ConnectionFailed:
     error = ConnectionFailed(
         f"the connection was lost before mutation {call.name!r} was answered",
-        hint="It may have happened or not: look before you call it again.",
+        hint=LOOK_FIRST,
         code="outcome_unknown",
     )
     error.retryable = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.client.refusals import error_in_body, error_of, error_of_close
+from headwater.client.refusals import error_in_body, error_of, error_of_close, error_of_mutation
 from headwater.errors import (
     ConnectionFailed,
     Forbidden,
@@ -71,6 +71,20 @@ def test_a_page_of_a_proxy(status: int, retryable: bool) -> None:
     error = error_in_body(status, b"<html>")
     assert error.retryable is retryable
     assert str(status) in error.message
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code"),
+    [
+        (502, b"<html>", "outcome_unknown"),
+        (504, b"", "outcome_unknown"),
+        (403, b"<html>", "forbidden"),
+        (503, b'{"error": {"code": "unavailable", "message": "starting"}}', "unavailable"),
+    ],
+)
+def test_what_a_proxy_says_of_a_mutation(status: int, body: bytes, code: str) -> None:
+    error = error_of_mutation(status, body)
+    assert (error.code, error.retryable) == (code, False)
 
 
 @pytest.mark.parametrize(
