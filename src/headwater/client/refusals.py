@@ -35,10 +35,10 @@ _BY_STATUS: dict[int, type[HeadwaterError]] = {
 }
 _CODES: dict[type[HeadwaterError], str] = {
     ConnectionFailed: "outcome_unknown",
-    Forbidden: "access_changed authorize_failed host origin token_tenant token_user",
+    Forbidden: "access_changed authorize_failed content_type host origin token_tenant token_user",
     HeadwaterError: "internal",
-    LimitExceeded: "rate sessions_per_ip sessions_per_user subscriptions_per_user tickets_per_user "
-    "too_large too_slow views",
+    LimitExceeded: "rate requests_per_session sessions_per_ip sessions_per_user "
+    "subscriptions_per_user tickets_per_user too_large too_slow views",
     NotFound: "mutation_unknown path query_unknown session_unknown subscription_unknown",
     Unauthorized: "ticket token_algorithm token_audience token_claims token_expired token_issuer "
     "token_malformed token_missing token_not_yet_valid token_signature",
