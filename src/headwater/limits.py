@@ -273,7 +273,8 @@ CLIENT_BATCHES_MAX = 1_000
 """Batches of deltas that wait for their reader. At the bound they give way to one reset."""
 
 CLIENT_TRANSACTIONS_MAX = 1_000
-"""Transactions of a feed that wait for their reader. At the bound the connection is not read."""
+"""Transactions of a feed that wait for their reader. At the bound the connection is not read; while
+something else is waited for, the feed is left instead, and gone on with later."""
 
 CLIENT_DELIVERED_MAX = 100_000
 """Transactions beyond its position that a feed remembers. Older ones, forgotten, may come twice

@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 
 from headwater import limits
-from headwater.client import Connection, connect_sync
+from headwater.client import Backoff, Connection, connect, connect_sync
 from headwater.errors import (
     ConfigError,
     ConnectionFailed,
     HeadwaterError,
     InvalidQuery,
     LimitExceeded,
+    NotFound,
     Refused,
     TimedOut,
 )
 from headwater.model import Position
 from headwater.protocol import Ask, Error, Mutate, QueryCall, Subscribe, Unsubscribe, Wait
-from tests.integration.test_client import client, ids, next_of, until
+from headwater.testing.served import Served, serving
+from tests.integration.test_client import WAIT_SECONDS, client, ids, next_of, until
 from tests.standin import StandIn, standing_in
 
 
@@ -262,6 +267,28 @@ async def test_so_many_at_once(standin: StandIn, monkeypatch: pytest.MonkeyPatch
     assert sorted({ask.args["n"] for ask in asked(standin, Ask)}) == [0, 1, 2, 3, 4]
 
 
+async def test_a_slow_reader_of_a_feed_can_do_something_else(
+    standin: StandIn, transport: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CLIENT_TRANSACTIONS_MAX", 2)
+    async with client(standin, transport) as hw, hw.changes("orders") as feed:
+        for id in range(1, 8):
+            standin.put(id, id)
+        seen = list[int]()
+        async for transaction in feed:
+            seen.append(transaction.changes[0].key["id"])
+            if len(seen) <= 5:
+                async with asyncio.timeout(WAIT_SECONDS):
+                    await hw.mutate("put", id=10 + len(seen), amount=1)
+                    async with hw.live("orders") as orders:
+                        await orders.reanchor((1,))
+            if len(seen) == 12:
+                break
+        assert seen == [1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 14, 15]
+        assert hw.reconnects == 0
+    assert len(asked(standin, Subscribe)) > 1
+
+
 # ------------------------------------------------------------------------ followed
 
 
@@ -357,3 +384,104 @@ async def test_blocking(standin: StandIn) -> None:
             return seen
 
     assert await asyncio.to_thread(work) == [[{"id": 1, "amount": 5}]] * 3
+
+
+# ------------------------------------------------------------------------ a gateway as it is run
+
+SHOP = """
+from headwater import Headwater
+from headwater.errors import Refused
+
+hw = Headwater()
+hw.table("orders")
+
+@hw.query(key="id")
+async def open_orders(ctx, region: int) -> list[dict]:
+    sql = "select id, amount from orders where region = %s and amount > 0 order by id"
+    return await ctx.fetch(sql, region)
+
+@hw.query
+async def ratio(ctx) -> int:
+    rows = await ctx.fetch("select 100 / min(amount) as ratio from orders")
+    return rows[0]["ratio"] or 0
+
+@hw.mutation
+async def place_order(ctx, region: int, id: int, amount: int) -> int:
+    if amount < 0:
+        raise Refused("nothing is ordered", code="nothing", hint="Order something.")
+    await ctx.execute("insert into orders values (%s, %s, %s)", id, region, amount)
+    return id
+
+@hw.mutation
+async def clear(ctx) -> int:
+    return await ctx.execute("delete from orders")
+"""
+
+
+@pytest.fixture
+async def shop(url: str, tmp_path: Path) -> AsyncIterator[Served]:
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        await connection.execute("create table orders (id int primary key, region int, amount int)")
+    (tmp_path / "shop.py").write_text(SHOP)
+    with serving(url, tmp_path, program="shop:hw", requests_per_second=10_000) as gateway:
+        yield gateway
+
+
+async def test_reading_ones_own_writes(shop: Served, transport: Any, delta: bool) -> None:
+    async with asyncio.timeout(60), connect(shop.url, transport=transport) as hw:
+        async with hw.subscribe("open_orders", region=7, delta=delta) as orders:
+            for id in range(1, 11):
+                placed = await hw.mutate("place_order", region=7, id=id, amount=5)
+                assert placed.value == id
+                assert ids(await hw.query("open_orders", region=7)) == list(range(1, id + 1))
+                await hw.wait_for(placed.position)
+                assert ids(orders.value) == list(range(1, id + 1))
+        assert (hw.reconnects, hw.diverged) == (0, 0)
+
+
+async def test_what_the_functions_refuse(shop: Served, transport: Any) -> None:
+    async with asyncio.timeout(60), connect(shop.url, transport=transport) as hw:
+        with pytest.raises(Refused) as refused:
+            await hw.mutate("place_order", region=7, id=1, amount=-1)
+        assert (refused.value.code, refused.value.hint) == ("nothing", "Order something.")
+        with pytest.raises(InvalidQuery, match="region"):
+            await hw.query("open_orders", region="north")
+        with pytest.raises(NotFound) as unknown:
+            await next_of(aiter(hw.subscribe("closed_orders")))
+        assert unknown.value.code == "query_unknown"
+        with pytest.raises(InvalidQuery, match="another log"):
+            await hw.wait_for("ab-7:7:")
+
+
+async def test_a_query_that_fails_and_recovers(shop: Served, transport: Any) -> None:
+    async with (
+        asyncio.timeout(60),
+        connect(shop.url, transport=transport) as hw,
+        hw.subscribe("ratio") as ratio,
+    ):
+        broken = await hw.mutate("place_order", region=7, id=1, amount=0)
+        await hw.wait_for(broken.position)
+        assert ratio.error is not None
+        assert ratio.value == 0
+        mended = await hw.mutate("clear")
+        await hw.wait_for(mended.position)
+        await until(lambda: ratio.error is None)
+
+
+async def test_a_gateway_that_is_started_again(
+    shop: Served, url: str, tmp_path: Path, transport: Any
+) -> None:
+    port = urlsplit(shop.url).port or 0
+    options: dict[str, Any] = {"transport": transport, "backoff": lambda: Backoff((0.1, 0.5), 100)}
+    async with (
+        asyncio.timeout(60),
+        connect(shop.url, **options) as hw,
+        hw.subscribe("open_orders", region=7) as orders,
+    ):
+        await asyncio.to_thread(shop.kill)
+        asking = asyncio.create_task(hw.query("open_orders", region=7))
+        with serving(url, tmp_path, program="shop:hw", port=port):
+            assert await asking == []
+            placed = await hw.mutate("place_order", region=7, id=1, amount=5)
+            await hw.wait_for(placed.position)
+            assert ids(orders.value) == [1]

@@ -29,6 +29,11 @@ class Calls:
         self._waiting: dict[str, asyncio.Future[Answer]] = {}
         self._room = asyncio.Semaphore(CLIENT_CALLS_AT_ONCE)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether anybody waits for an answer."""
+        return bool(self._waiting)
+
     async def ask(self, call: Call) -> Answer:
         """Have it answered. Raises what the gateway refused it with."""
         self._check()

@@ -137,6 +137,7 @@ class Connection:
         self._new_backoff = backoff
         self._session = Session()
         self._calls = Calls(self._send, self._check_open)
+        self._holding: Feed | None = None  # the feed that holds up the reading
         self._written: Position | None = None
         self._heard = asyncio.Event()  # set whenever a subscription may have got somewhere
         self._subscriptions: dict[State, Subscription] = {}
@@ -303,6 +304,12 @@ class Connection:
     def _send(self, message: ClientMessage) -> None:
         if self._outbox is not None:
             self._outbox.put_nowait(message)
+        if self._holding is not None:
+            self._holding.wake()
+
+    def resume(self, feed: Feed) -> None:
+        if not self._session.is_asked(feed.state):
+            self._ask(feed.state)
 
     # -------------------------------------------------------------------- for calls
 
@@ -455,8 +462,24 @@ class Connection:
 
     async def _deliver(self, event: Received) -> None:
         feed = self._subscriptions.get(event.state)
-        if isinstance(feed, Feed):
-            await feed.received(event.transactions)
+        if not isinstance(feed, Feed):
+            return
+        self._holding = feed
+        try:
+            while feed.is_full and not self._is_awaited():
+                await feed.waiting()
+        finally:
+            self._holding = None
+        # Its reader may be the one that waits for something else, which must then be read.
+        if feed.is_full and (message := self._session.pause(feed.state)):
+            feed.left = True
+            self._send(message)
+        feed.received(event.transactions)
+
+    def _is_awaited(self) -> bool:
+        """Whether the program may be waiting for something that is yet to be read."""
+        due = map(self._session.is_due, self._subscriptions)
+        return self._calls.under_way or self._asked is not None or any(due)
 
     def _act(self, event: Event) -> None:
         match event:

@@ -124,12 +124,20 @@ class Session:
     def remove(self, state: State) -> Unsubscribe | None:
         """Forget it; what to send, if the server may know of it."""
         self._states.pop(state, None)
+        return self.pause(state)
+
+    def pause(self, state: State) -> Unsubscribe | None:
+        """Nothing of it is wanted until it is asked for again; what to send, as for `remove`."""
         known = self._by_wire_id.pop(state.wire_id, None)
         return Unsubscribe(state.wire_id) if known is not None else None
 
+    def is_asked(self, state: State) -> bool:
+        """Whether it was asked for on this connection."""
+        return state.wire_id in self._by_wire_id
+
     def is_due(self, state: State) -> bool:
         """Whether it was asked for and is yet to begin, or to go on."""
-        return state.wire_id in self._by_wire_id and state.is_due
+        return self.is_asked(state) and state.is_due
 
     def connected(self) -> list[Event]:
         """What follows from a new connection: everything is asked for from where it is."""

@@ -3,7 +3,8 @@ what these have in common with `results.Results`.
 
 They bridge two speeds, and neither may fill the memory: rows are latest-wins; a reader of deltas
 that falls behind gets one reset with the present rows instead; a reader of a feed that falls behind
-holds up the connection, and through it the gateway. A subscription begins when it is entered or
+holds up the connection, and through it the gateway, unless something else is waited for: then the
+feed is left, and gone on with later from where it is. A subscription begins when it is entered or
 iterated and ends with the last who does so.
 """
 
@@ -38,6 +39,9 @@ class Owner(Protocol):
 
     async def reanchor(self, live: Live, after: list[Any] | None) -> None:
         """Slide its window, one of those at a time, and wait until that is answered."""
+
+    def resume(self, feed: Feed) -> None:
+        """A feed that was left has room again."""
 
 
 class Subscription:
@@ -262,10 +266,12 @@ class Feed(Subscription):
         super().__init__(owner)
         self._query = query
         self._waiting: deque[FeedTransaction] = deque()
+        self.left = False
+        """Whether no more was wanted, until what waits has been read."""
         self.state = FeedState(query)
 
     def _begin(self) -> None:
-        self.state = FeedState(self._query)
+        self.state, self.left = FeedState(self._query), False
         self._waiting.clear()
         super()._begin()
 
@@ -283,11 +289,16 @@ class Feed(Subscription):
                         return
                 transaction = self._waiting.popleft()
                 self.wake()
+                if self.left and not self._waiting:
+                    self.left = False
+                    self._owner.resume(self)
                 yield transaction
 
-    async def received(self, transactions: list[FeedTransaction]) -> None:
-        """Take them, once there is room; meanwhile the connection is not read."""
-        while len(self._waiting) >= limits.CLIENT_TRANSACTIONS_MAX and not self._over:
-            await self._pulse.wait()
+    @property
+    def is_full(self) -> bool:
+        """Whether its reader has enough to do."""
+        return len(self._waiting) >= limits.CLIENT_TRANSACTIONS_MAX and not self._over
+
+    def received(self, transactions: list[FeedTransaction]) -> None:
         self._waiting.extend(transactions)
         self.wake()
