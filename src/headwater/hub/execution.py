@@ -1,0 +1,113 @@
+"""One execution of a query: in a transaction that was begun for it, as whoever asks, within its
+time; and what it read.
+
+What goes wrong in the function is the outcome, and harms nobody else. A connection that is lost is
+not the query's fault and is raised: whoever lends connections tries again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+import psycopg
+
+from headwater.database import Connection
+from headwater.errors import HeadwaterError
+from headwater.hub.group import Group, Moment, Reason, Seen
+from headwater.hub.questions import lost
+from headwater.hub.tables import FORMATS
+from headwater.metrics import Metrics
+from headwater.queries.acting import act, as_whom, statement_timeout, trace_id_of
+from headwater.queries.analysis import Analyst
+from headwater.queries.context import Context
+from headwater.queries.events import Events
+from headwater.queries.failures import as_error
+from headwater.queries.running import bounded
+from headwater.queries.statements import Executed, Read, Statement
+from headwater.settings import Settings
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How an execution ended: with a value, as JSON, or an error; and what it read."""
+
+    moment: Moment
+    reason: Reason
+    statements: frozenset[Statement] = frozenset()
+    value: bytes | None = None
+    error: HeadwaterError | None = None
+    reads: tuple[Read, ...] = ()
+    everything: bool = False
+    uncaptured: tuple[str, ...] = ()
+    analysed: bool = False
+    """Whether a statement was met for the first time."""
+    seen: Seen | None = None
+
+
+_STALE = psycopg.errors.FeatureNotSupported
+"""A prepared statement does not fit its table any more; on another connection it will."""
+
+Finished: TypeAlias = Callable[[Group, Outcome], None]
+
+
+class Execution:
+    """Executes groups, and reports how it went."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        analyst: Analyst,
+        events: Events,
+        finished: Finished,
+        metrics: Metrics,
+    ) -> None:
+        self._seconds = settings.query_timeout_period.total_seconds()
+        self._analyst = analyst
+        self._events = events
+        self._finished = finished
+        self.metrics = metrics
+        self.options = f"{FORMATS} -c statement_timeout={int(self._seconds * 1000)}"
+
+    async def run(
+        self, connection: Connection, group: Group, moment: Moment, seen: Seen | None
+    ) -> None:
+        """Execute a group in the connection's transaction. Raises if the connection is lost."""
+        reason, executed = group.reason, list[Executed]()
+        self.metrics.query_executions.labels(reason).inc()
+        began = time.perf_counter()
+        value, error = await self._call(connection, group, executed)
+        self.metrics.query_seconds.observe(time.perf_counter() - began)
+        group.losses = 0
+        outcome = Outcome(moment, reason, value=value, error=error, seen=seen)
+        self._finished(group, await self._with_reads(outcome, group, executed))
+
+    async def _call(
+        self, connection: Connection, group: Group, executed: list[Executed]
+    ) -> tuple[bytes | None, HeadwaterError | None]:
+        query, identity = group.query, group.identity
+        seconds = query.timeout or self._seconds
+        settings = [*as_whom(identity), *(statement_timeout(seconds) if query.timeout else ())]
+        trace_id = trace_id_of(group.trace_id)
+        context = Context(
+            connection,
+            identity,
+            function=query.name,
+            trace_id=trace_id,
+            events=self._events,
+            observe=executed.append,
+        )
+        try:
+            await act(connection, settings)
+            value = await bounded(query, context, group.arguments, seconds)
+            return query.encode(value, careful=context.careful), None
+        except Exception as error:
+            if isinstance(error, psycopg.Error) and (lost(error) or isinstance(error, _STALE)):
+                raise
+            if isinstance(error.__cause__, TimeoutError):
+                await connection.close()  # whatever it was waiting for may still be under way
+            events = self._events
+            return None, as_error(error, query, identity=identity, trace_id=trace_id, events=events)
+        finally:
+            await self._clean(connection, settings)
