@@ -10,12 +10,14 @@ import msgspec
 
 from headwater.errors import (
     ConnectionFailed,
+    DatabaseError,
     Forbidden,
     HeadwaterError,
     InvalidQuery,
     LimitExceeded,
     NotFound,
     Refused,
+    ResultError,
     Unauthorized,
     Unavailable,
 )
@@ -35,15 +37,18 @@ _BY_STATUS: dict[int, type[HeadwaterError]] = {
 }
 _CODES: dict[type[HeadwaterError], str] = {
     ConnectionFailed: "outcome_unknown",
+    DatabaseError: "conflict",
     Forbidden: "access_changed authorize_failed content_type host origin token_tenant token_user",
-    HeadwaterError: "internal",
-    LimitExceeded: "rate requests_per_session sessions_per_ip sessions_per_user "
-    "subscriptions_per_user tickets_per_user too_large too_slow views",
+    HeadwaterError: "internal method",
+    LimitExceeded: "groups mutations_busy queries_busy rate requests_per_session sessions_per_ip "
+    "sessions_per_user subscriptions_per_user tickets_per_user too_large too_slow views",
     NotFound: "mutation_unknown path query_unknown session_unknown subscription_unknown",
+    ResultError: "result_key result_too_large several_rows too_many_rows",
     Unauthorized: "ticket token_algorithm token_audience token_claims token_expired token_issuer "
     "token_malformed token_missing token_not_yet_valid token_signature",
     Unavailable: "slow_client slow_query stopping",
 }
+"""The codes of ours that say more than their class: any other is an application's own."""
 _BY_CODE = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 _BY_CLOSE_CODE = {4401: 401, 4403: 403, 4429: 429, 1012: 503, 1013: 503}
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from headwater.client.refusals import error_in_body, error_of, error_of_close, error_of_mutation
@@ -53,6 +56,14 @@ def test_an_unknown_code_about_one_thing_is_the_applications_own() -> None:
     assert type(error) is Refused
     assert (error.code, error.hint, error.retryable) == ("sold_out", "Wait.", False)
     assert type(error_of(Error("internal", "a fault", id="r1"))) is HeadwaterError
+
+
+def test_every_code_of_ours_is_known() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "errors.md").read_text()
+    codes = re.findall(r"^\| `([a-z_]+)` \| (?:[0-9]{3}|–|yes|no) \|", page, re.M)
+    assert {"rate", "conflict", "stopping"} <= set(codes)
+    for code in codes:
+        assert type(error_of(Error(code, "no", id="r1"))) is not Refused, code
 
 
 def test_when_to_try_again() -> None:
