@@ -260,6 +260,12 @@ CLIENT_CLOSE_SECONDS = 1.0
 CLIENT_REQUESTS_AT_ONCE = 16
 """Requests that a client over SSE has under way; more wait for one to be answered."""
 
+CLIENT_CALLS_AT_ONCE = 32
+"""Queries, mutations and waits that a client has under way; more wait for one to be answered."""
+
+CLIENT_CALL_ATTEMPTS_MAX = 10
+"""How often a query or wait is asked whose connection is lost each time; then that is raised."""
+
 CLIENT_SUBSCRIBE_ATTEMPTS_MAX = 3
 """How often a new subscription is asked for that is refused for now; then the refusal is raised."""
 
@@ -267,7 +273,8 @@ CLIENT_BATCHES_MAX = 1_000
 """Batches of deltas that wait for their reader. At the bound they give way to one reset."""
 
 CLIENT_TRANSACTIONS_MAX = 1_000
-"""Transactions of a feed that wait for their reader. At the bound the connection is not read."""
+"""Transactions of a feed that wait for their reader. At the bound the connection is not read; while
+something else is waited for, the feed is left instead, and gone on with later."""
 
 CLIENT_DELIVERED_MAX = 100_000
 """Transactions beyond its position that a feed remembers. Older ones, forgotten, may come twice
