@@ -87,7 +87,7 @@ def create_app(
         route("/metrics", metrics, "GET"),
         Route("/healthz", healthy),
         route("/readyz", ready, "GET"),
-        Route("/openapi.json", described),
+        route("/openapi.json", described, "GET"),
     ]
     allowed = Middleware(
         CORSMiddleware,
@@ -372,5 +372,5 @@ async def ready(gateway: Gateway, request: Request) -> Response:
     return _json({"status": "ok", "position": str(gateway.hub.position)})
 
 
-async def described(request: Request) -> Response:
-    return _json(openapi.document())
+async def described(gateway: Gateway, request: Request) -> Response:
+    return _json(openapi.document(gateway.calls.queries, gateway.calls.mutations))

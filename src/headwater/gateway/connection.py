@@ -143,8 +143,8 @@ class Connection:
         self.caught_up(subscription)
 
     async def all_sent(self) -> None:
-        """Wait until none of its subscriptions is behind."""
-        while any(each.behind for each in self.session.subscriptions.values()):
+        """Wait until its subscriptions have been told all that they were to be told by now."""
+        while any(each.is_owed for each in self.session.subscriptions.values()):
             self._caught_up = self._caught_up or asyncio.Event()
             self._caught_up.clear()
             await self._caught_up.wait()

@@ -113,6 +113,11 @@ class Subscription:
         self._position: str | None = None
         self._skipped: str | None = None
 
+    @property
+    def is_owed(self) -> bool:
+        """Whether the client has yet to be told something that was to be told by now."""
+        return self.behind
+
     # -------------------------------------------------------------------- said by the hub
 
     def subscribed(self, view: int, *, key: tuple[str, ...], resumed: bool) -> None:
@@ -226,7 +231,7 @@ class QuerySubscription(StateSubscription):
     """A reactive query. That it failed is news beside its state: what the client has stays the last
     result, and one that is behind is still behind."""
 
-    __slots__ = ("_failure", "identity")
+    __slots__ = ("_failing", "_failure", "identity")
     handle: QueryHandle | None
     kind = "query"
 
@@ -235,6 +240,13 @@ class QuerySubscription(StateSubscription):
         self.identity = session.identity
         """For whom it is executed: at first, who the session was when it was asked for."""
         self._failure: Frame | None = None
+        """That it failed, for when there is room to say so."""
+        self._failing = False
+        """Whether that was the last that the client was told."""
+
+    @property
+    def is_owed(self) -> bool:
+        return self.behind and not self._failing
 
     def opened(self, handle: QueryHandle) -> None:
         self.handle = handle
@@ -242,27 +254,28 @@ class QuerySubscription(StateSubscription):
 
     def deliver(self, frame: Frame) -> None:
         if not isinstance(frame.message, Failed):
-            self._failure = None
+            self._failure, self._failing = None, False
             super().deliver(frame)
-        elif not self.over:
-            self._deliver_failure(frame)
-
-    def _deliver_failure(self, frame: Frame) -> None:
-        """At once where there is room. A query may fail at every change: of failures that wait for
-        a client that does not read, the last is enough."""
-        if not (self.behind or self.session.is_full):
-            self._deliver_alone(frame)
+        elif self.over:
             return
-        self._failure = frame
-        if not self.behind:
+        elif self.session.is_full:
+            # It may fail at every change: of failures that wait, the last is enough.
+            self._failure = frame
             self._fall_behind()
+        else:
+            self._tell_failure(frame)
+
+    def _tell_failure(self, frame: Frame) -> None:
+        self._failing = True
+        self._deliver_alone(frame)
+        self.session.caught_up(self)
 
     def recover(self) -> None:
         failure, self._failure = self._failure, None
         super().recover()
-        # Where its result must first be had again, that it fails is said again by then.
-        if failure is not None and not self.behind:
-            self._deliver_alone(failure)
+        # The hub may have said it just now, or will when it has tried again.
+        if failure is not None and not (self.behind or self._failing):
+            self._tell_failure(failure)
 
 
 class FeedSubscription(Subscription):

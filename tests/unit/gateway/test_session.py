@@ -386,11 +386,31 @@ class TestAQueryThatFallsBehind:
         subscription.deliver(result("p1"))
         client.reads_again()
         subscription.deliver(failure("p2"))
+        # Its position is not what the client is complete up to, and no id to resume from.
+        assert client.got[2:] == ["failed"]
         assert subscription.behind
         session.drained()
-        # Its position is not what the client is complete up to, and no id to resume from.
-        assert client.got[2:] == ["result now", "failed"]
+        assert client.got[3:] == ["result now"]
         assert handle.asked == ["resync overflow"]
+
+    def test_while_it_fails_that_is_its_present_state(
+        self, session: Session, client: Client, around: Around
+    ) -> None:
+        subscription, handle = query(session)
+        handle.state = lambda reason: failure("p2")  # type: ignore[method-assign]
+        client.stops_reading()
+        subscription.deliver(result("p1"))
+        subscription.deliver(failure("p2"))
+        assert subscription.is_owed
+        client.reads_again()
+        session.drained()
+        assert client.got[2:] == ["failed"]
+        # It has been told all there is; but deltas it could not take.
+        assert (subscription.behind, subscription.is_owed) == (True, False)
+        assert around.told[-1] == "q caught up"
+        subscription.deliver(deltas("p3", view=5))
+        subscription.deliver(result("p4"))
+        assert client.got[3:] == ["result p4"]
 
     def test_of_many_failures_the_last_waits(
         self, session: Session, client: Client, around: Around
