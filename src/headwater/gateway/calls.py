@@ -141,20 +141,19 @@ class Calls:
             )
         return position
 
-    async def wait(self, connection: Connection, text: str) -> str:
+    async def wait(self, connection: Connection, position: Position) -> None:
         """Return when everything up to the position has been sent to a client: what it had
-        subscribed to by now has all of it. The position that was reached."""
-        position = self.position(text)
+        subscribed to by now has all of it."""
         try:
             async with asyncio.timeout(WAIT_SECONDS_MAX):
-                return str(await self._wait(connection, position))
+                await self._wait(connection, position)
         except TimeoutError:
             raise TimedOut(
                 f"position {position} was not sent within {WAIT_SECONDS_MAX:.0f} seconds",
                 hint="Wait for it again; the client may be slow, or the gateway behind.",
             ) from None
 
-    async def _wait(self, connection: Connection, position: Position) -> Position:
+    async def _wait(self, connection: Connection, position: Position) -> None:
         # What is being opened may yet get a result from before.
         if connection.openings:
             await asyncio.wait(set(connection.openings.values()))
@@ -164,9 +163,8 @@ class Calls:
             if isinstance(each, QuerySubscription)
             and isinstance(each.handle, groups.QuerySubscription)
         ]
-        reached = await self._hub.reached(position, handles)
+        await self._hub.reached(position, handles)
         await connection.all_sent()
-        return reached
 
 
 def _unknown(kind: Literal["query", "mutation"], name: str) -> NotFound:

@@ -398,7 +398,8 @@ class Gateway:
                 found = await self.calls.mutate(name, args, identity)
                 return Answer(id, found.position, found.value)
             case Wait(id, position):
-                return Answer(id, await self.calls.wait(connection, position))
+                await self.calls.wait(connection, self.calls.position(position))
+                return Answer(id, position)
 
     # -------------------------------------------------------------------- time passes
 
