@@ -234,6 +234,8 @@ OVER_WEBSOCKET: list[tuple[str, dict[str, Any], str]] = [
     ("no key", {"type": "subscribe", "query": {"name": "count", "delta": True}}, "invalid_query"),
     ("paused", {"type": "subscribe", "query": {"name": "count"}, "overflow": "pause"},
      "invalid_query"),
+    ("verified", {"type": "subscribe", "query": {"name": "count"}, "verify": True},
+     "invalid_query"),
     ("two things", {"type": "subscribe", "query": {"name": "count"}, "live": {"table": "orders"}},
      "invalid_query"),
 ]  # fmt: skip
@@ -442,8 +444,8 @@ async def test_a_client_that_does_not_read(site: Site) -> None:
         await site.post(f"/v1/query/count?after={quote(position)}")
     await until(lambda: site.metric("headwater_overflows_total", policy="conflate"))
     assert sink.names == ["hello", "subscribed", "result"]
-    client.start(gateway.begin(client, Wait("w", position)))
-    client.start(gateway.begin(client, Ask("q", "count")))
+    client.start(gateway.calls.begin(client, Wait("w", position)))
+    client.start(gateway.calls.begin(client, Ask("q", "count")))
     other = await site.post("/v1/query/count")
     assert other.json()["value"] == 13
     assert sink.names[3:] == []
@@ -516,7 +518,7 @@ async def test_nothing_is_done_for_a_token_that_has_ended(
     gateway._expire(client)
     for request in (Mutate("m", "place", {"id": 60}), Ask("q", "count")):
         with pytest.raises(NotFound):
-            gateway.begin(client, request)
+            gateway.calls.begin(client, request)
     gateway.release(client)
 
 
@@ -577,7 +579,7 @@ async def test_errors_of_requests_have_their_id(site: Site) -> None:
         raise LookupError("not foreseen")
 
     site.gateway.calls.wait = fails  # type: ignore[method-assign]
-    await site.gateway.begin(client, Wait("w", str(site.gateway.hub.position)))
+    await site.gateway.calls.begin(client, Wait("w", str(site.gateway.hub.position)))
     error = sink.got[-1]
     assert isinstance(error, Error)
     assert (error.id, error.code) == ("w", "internal")

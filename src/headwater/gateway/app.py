@@ -332,7 +332,7 @@ async def wait(gateway: Gateway, request: Request) -> Response:
     there, behind the data."""
     connection = await _connection(gateway, request)
     wish = await read_json(request, Wait)
-    connection.start(gateway.begin(connection, wish))
+    connection.start(gateway.calls.begin(connection, wish))
     return Response(status_code=202)
 
 

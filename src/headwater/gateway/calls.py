@@ -7,15 +7,16 @@ end, whether or not its client is still there; how it ended is then what the dat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any, Literal
 
 import msgspec
 from opentelemetry.context import Context
 
-from headwater.errors import InvalidQuery, NotFound, TimedOut
-from headwater.gateway.connection import Connection
-from headwater.gateway.session import QuerySubscription
+from headwater.errors import HeadwaterError, InvalidQuery, NotFound, TimedOut
+from headwater.gateway.connection import Connection, no_session
+from headwater.gateway.faults import unforeseen
+from headwater.gateway.session import QuerySubscription, error_message
 from headwater.gateway.tracing import traced
 from headwater.hub import groups
 from headwater.hub.groups import Answered
@@ -23,6 +24,7 @@ from headwater.hub.hub import Hub
 from headwater.identity import Identity
 from headwater.limits import WAIT_SECONDS_MAX
 from headwater.model import Position
+from headwater.protocol import Answer, Ask, Error, Mutate, Wait
 from headwater.queries.functions import Arguments, Mutation, Query
 from headwater.queries.mutations import Mutations
 
@@ -120,6 +122,52 @@ class Calls:
         self._running.discard(running)
         if not running.cancelled():
             running.exception()  # whoever asked has it, or has gone
+
+    # -------------------------------------------------------------------- through a session
+
+    def begin(
+        self, connection: Connection, request: Ask | Mutate | Wait
+    ) -> Coroutine[Any, Any, None]:
+        """Take a request on, or raise what is wrong with it at first sight. Its answer, or error,
+        goes through the connection's session, behind what was sent before."""
+        if connection.closing is not None:
+            raise no_session()
+        match request:
+            case Ask(name=name):
+                self.query(name)
+            case Mutate(name=name):
+                self.mutation(name)
+            case Wait(position=position):
+                self.position(position)
+        connection.begin_request(request.id)
+        return self._answer(connection, request)
+
+    async def _answer(self, connection: Connection, request: Ask | Mutate | Wait) -> None:
+        session = connection.session
+        message: Answer | Error
+        try:
+            message = await self._answer_to(connection, request)
+        except HeadwaterError as error:
+            message = error_message(error, id=request.id)
+        except Exception:
+            message = error_message(unforeseen(), id=request.id)
+        if session.is_full:
+            await connection.room()  # a result may be large
+        session.say(message)
+        connection.end_request(request.id)
+
+    async def _answer_to(self, connection: Connection, request: Ask | Mutate | Wait) -> Answer:
+        identity = connection.session.identity
+        match request:
+            case Ask(id, name, args, after):
+                found = await self.ask(name, args, identity, after=after)
+                return Answer(id, found.position, found.value)
+            case Mutate(id, name, args):
+                found = await self.mutate(name, args, identity)
+                return Answer(id, found.position, found.value)
+            case Wait(id, position):
+                await self.wait(connection, self.position(position))
+                return Answer(id, position)
 
     # -------------------------------------------------------------------- reading one's writes
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded
+from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
 from headwater.gateway.quotas import Lease
 from headwater.gateway.session import FeedSubscription, Session, Subscription, error_message
 from headwater.gateway.sinks import Sink
@@ -213,3 +213,13 @@ class Connection:
         self._lease.close()
         if self._room is not None:
             self._room.set()
+
+
+def no_session() -> NotFound:
+    """For a session that has ended, or was never here."""
+    return NotFound(
+        "there is no such session here",
+        code="session_unknown",
+        hint="A session ends with its connection and lives in one gateway: send this to "
+        "the gateway that holds the stream, or use /v1/ws.",
+    )

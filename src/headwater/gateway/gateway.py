@@ -18,7 +18,6 @@ from typing import Any
 from opentelemetry.context import Context
 
 from headwater.errors import (
-    HeadwaterError,
     InvalidQuery,
     NotFound,
     Unauthorized,
@@ -28,8 +27,7 @@ from headwater.gateway.access import Authorize
 from headwater.gateway.addresses import Proxies
 from headwater.gateway.auth import Authenticator, Credentials, missing
 from headwater.gateway.calls import Calls
-from headwater.gateway.connection import Connection
-from headwater.gateway.faults import unforeseen
+from headwater.gateway.connection import Connection, no_session
 from headwater.gateway.quotas import Quotas
 from headwater.gateway.rights import Rights, together
 from headwater.gateway.session import (
@@ -38,7 +36,6 @@ from headwater.gateway.session import (
     LiveSubscription,
     QuerySubscription,
     Session,
-    error_message,
 )
 from headwater.gateway.tickets import Ticket, Tickets
 from headwater.gateway.tracing import traced
@@ -56,16 +53,11 @@ from headwater.metrics import Metrics
 from headwater.model import Position
 from headwater.protocol import (
     VERSION,
-    Answer,
-    Ask,
     Authenticated,
     ChangesQuery,
-    Error,
     Hello,
-    Mutate,
     QueryCall,
     Subscribe,
-    Wait,
 )
 from headwater.queries.functions import Mutation, Query
 from headwater.queries.mutations import Mutations
@@ -190,7 +182,7 @@ class Gateway:
         """The open connection of that session, for its own user only."""
         connection = self._connections.get(session)
         if connection is None or not _same_user(identity, connection.session.identity):
-            raise _no_session()
+            raise no_session()
         return connection
 
     def _expect_expiry(self, connection: Connection) -> None:
@@ -220,7 +212,7 @@ class Gateway:
         wrong with it is raised."""
         connection.check_id(wish.id)
         if connection.closing is not None:
-            raise _no_session()
+            raise no_session()
         session = connection.session
         subscription = _subscription(session, wish)
         lease = self.quotas.subscription(session.identity.account, connection.address)
@@ -295,6 +287,8 @@ class Gateway:
         trace_id: str | None,
     ) -> None:
         _check_conflated(wish, "a reactive query")
+        if wish.verify:
+            raise InvalidQuery("messages of a reactive query carry no hash", path="verify")
         call = wish.query
         assert call is not None
         query = self.calls.query(call.name)
@@ -355,52 +349,6 @@ class Gateway:
             )
         await subscription.handle.reanchor(after)
 
-    # -------------------------------------------------------------------- requests
-
-    def begin(
-        self, connection: Connection, request: Ask | Mutate | Wait
-    ) -> Coroutine[Any, Any, None]:
-        """Take a request on, or raise what is wrong with it at first sight. Its answer, or error,
-        goes through the connection's session, behind what was sent before."""
-        if connection.closing is not None:
-            raise _no_session()
-        match request:
-            case Ask(name=name):
-                self.calls.query(name)
-            case Mutate(name=name):
-                self.calls.mutation(name)
-            case Wait(position=position):
-                self.calls.position(position)
-        connection.begin_request(request.id)
-        return self._answer(connection, request)
-
-    async def _answer(self, connection: Connection, request: Ask | Mutate | Wait) -> None:
-        session = connection.session
-        message: Answer | Error
-        try:
-            message = await self._answer_to(connection, request)
-        except HeadwaterError as error:
-            message = error_message(error, id=request.id)
-        except Exception:
-            message = error_message(unforeseen(), id=request.id)
-        if session.is_full:
-            await connection.room()  # a result may be large
-        session.say(message)
-        connection.end_request(request.id)
-
-    async def _answer_to(self, connection: Connection, request: Ask | Mutate | Wait) -> Answer:
-        identity = connection.session.identity
-        match request:
-            case Ask(id, name, args, after):
-                found = await self.calls.ask(name, args, identity, after=after)
-                return Answer(id, found.position, found.value)
-            case Mutate(id, name, args):
-                found = await self.calls.mutate(name, args, identity)
-                return Answer(id, found.position, found.value)
-            case Wait(id, position):
-                await self.calls.wait(connection, self.calls.position(position))
-                return Answer(id, position)
-
     # -------------------------------------------------------------------- time passes
 
     async def _recheck_often(self) -> None:
@@ -446,15 +394,6 @@ class Gateway:
             self.metrics.subscriptions.labels(kind).set(kinds[kind])
         self.metrics.stalled_bytes.set(sum(c.session.buffered for c in connections))
         return self.metrics.render()
-
-
-def _no_session() -> NotFound:
-    return NotFound(
-        "there is no such session here",
-        code="session_unknown",
-        hint="A session ends with its connection and lives in one gateway: send this to "
-        "the gateway that holds the stream, or use /v1/ws.",
-    )
 
 
 def _same_user(one: Identity, other: Identity) -> bool:

@@ -129,7 +129,7 @@ async def _obey(gateway: Gateway, connection: Connection, message: ClientMessage
             case Reanchor(id, after):
                 await gateway.reanchor(connection, id, after)
             case Ask() | Mutate() | Wait():
-                await gateway.begin(connection, message)
+                await gateway.calls.begin(connection, message)
             case Authenticate(token):
                 session.say(await gateway.authenticate(connection, token))
     except HeadwaterError as error:
