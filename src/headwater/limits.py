@@ -355,3 +355,65 @@ FEED_POSITION_SECONDS = 60.0
 FEED_ROOM_SECONDS = 10.0
 """How long a feed that catches up waits for its client. Then others may catch up instead, and it
 goes on when the client has taken what it was sent."""
+
+# ------------------------------------------------------------------------ reactive queries
+
+GROUPS_MAX = 100_000
+"""Different queries (by function, arguments and user) with subscribers; more are refused."""
+
+QUERY_MEANWHILE_CHANGES_MAX = 50_000
+"""Changes kept to be held against what a running query turns out to read; beyond, it is executed
+again."""
+
+QUERY_RETRY_SECONDS = (1.0, 60.0)
+"""Between two attempts at a subscribed query that fails: the first, and the longest."""
+
+QUERY_IDLE_SECONDS = 60.0
+"""A connection for queries that was not used for so long is closed."""
+
+ROW_STEPS_MAX = 500
+"""Row deltas of one query result in one message; beyond, the rows are sent whole."""
+
+REPLICA_RETRY_SECONDS = 1.0
+"""How often a replica that is not used is looked at again."""
+
+REPLICA_POLL_SECONDS = (0.002, 0.05)
+"""How often a replica is asked whether it has come as far as a query needs: at first, and later."""
+
+FUNCTION_NAME_CHARS_MAX = 100
+"""Characters in the name of a query or mutation. A longer one is refused when it is registered."""
+
+FUNCTION_THREADS = 32
+"""Queries and mutations that are not async run in so many threads at once. Further ones wait, and
+the wait counts towards their timeout."""
+
+QUERY_ROWS_MAX = 200_000
+"""Rows that one statement of a query or mutation may return. With more it fails, and the rest is
+not read."""
+
+QUERY_RESULT_BYTES_MAX = 32 * 1024 * 1024
+"""Bytes in a result as JSON. A larger one is an error."""
+
+FETCH_CHUNK_ROWS = 1_000
+"""Rows that are taken from the database at a time."""
+
+PREPARE_AFTER = 3
+"""A statement is prepared when it comes for the so-manieth time on a connection."""
+
+PREPARED_STATEMENTS_MAX = 200
+"""Statements that are kept prepared on a connection. The one used longest ago goes first."""
+
+STATEMENT_TEXTS_KEPT = 1_000
+"""Texts of statements whose placeholders are remembered. The one used longest ago goes first."""
+
+EVENT_HANDLERS_AT_ONCE = 100
+"""Async event handlers at work at the same time. Events beyond are dropped, and the log says so."""
+
+EVENTS_DROPPED_SECONDS = 10.0
+"""How often the log says that events were dropped."""
+
+COMMIT_SECONDS = 60.0
+"""How long committing a mutation may take. Then its outcome is unknown, and the caller is told."""
+
+CONNECTION_CLEAN_SECONDS = 5.0
+"""How long it may take to undo what a function left on its connection. Then that is closed."""

@@ -101,13 +101,14 @@ class Deltas(_Message, frozen=True):
     """Of the result that they lead to, where a subscriber asked to verify."""
 
 
-ResetReason: TypeAlias = Literal["overflow", "resync", "table", "access", "window"]
+ResetReason: TypeAlias = Literal["overflow", "resync", "table", "access", "window", "result"]
 
 
 class Reset(_Message, frozen=True):
     """Forget the result; it is now `rows`. Why: the client read too slowly (`overflow`), the log
     could not be followed (`resync`), the table was truncated, altered or enabled again (`table`),
-    the client's rights changed (`access`), or it slid its window (`window`)."""
+    the client's rights changed (`access`), it slid its window (`window`), or so much of a query's
+    result changed, or it had failed, that it is sent whole (`result`)."""
 
     view: int
     position: str
