@@ -212,7 +212,7 @@ async def running(url: str, **settings: Any) -> AsyncIterator[Site]:
     application = Application()
     chosen = Settings(**(GENEROUS | settings))
     events = Events()
-    runner = Mutations(url, chosen, events)
+    runner = Mutations(url, chosen, events=events)
     try:
         async with Hub(url, settings=chosen, events=events) as hub:
             gateway = Gateway(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -518,7 +517,7 @@ async def test_nothing_is_done_for_a_token_that_has_ended(
     gateway._expire(client)
     for request in (Mutate("m", "place", {"id": 60}), Ask("q", "count")):
         with pytest.raises(NotFound):
-            gateway.calls.begin(client, request)
+            await gateway.calls.begin(client, request)
     gateway.release(client)
 
 
@@ -569,7 +568,9 @@ def _refs(value: Any) -> list[str]:
     return []
 
 
-async def test_errors_of_requests_have_their_id(site: Site) -> None:
+async def test_errors_of_requests_have_their_id(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also those that nobody foresaw."""
     client = site.gateway.open(ANONYMOUS, address="192.0.2.1", transport="sse")
     sink = Sink()
@@ -578,10 +579,9 @@ async def test_errors_of_requests_have_their_id(site: Site) -> None:
     async def fails(*_: object) -> Any:
         raise LookupError("not foreseen")
 
-    site.gateway.calls.wait = fails  # type: ignore[method-assign]
+    monkeypatch.setattr(site.gateway.calls, "wait", fails)
     await site.gateway.calls.begin(client, Wait("w", str(site.gateway.hub.position)))
     error = sink.got[-1]
     assert isinstance(error, Error)
     assert (error.id, error.code) == ("w", "internal")
     site.gateway.release(client)
-    await asyncio.sleep(0)

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any, Literal
 
-import msgspec
 from opentelemetry.context import Context
 
 from headwater.errors import HeadwaterError, InvalidQuery, NotFound, TimedOut
@@ -18,7 +17,7 @@ from headwater.gateway.connection import Connection, no_session
 from headwater.gateway.faults import unforeseen
 from headwater.gateway.session import QuerySubscription, error_message
 from headwater.gateway.tracing import traced
-from headwater.hub import groups
+from headwater.hub import group
 from headwater.hub.groups import Answered
 from headwater.hub.hub import Hub
 from headwater.identity import Identity
@@ -113,10 +112,10 @@ class Calls:
         assert self._runner is not None, "mutations need a runner"
         attributes = {"headwater.function": mutation.name}
         with traced("headwater.mutation", attributes, parent) as trace_id:
-            value, position = await self._runner.run(
+            value, position = await self._runner.answer(
                 mutation, arguments, identity, trace_id=trace_id
             )
-            return Answered(msgspec.Raw(mutation.encode(value)), str(position))
+            return Answered(value, str(position))
 
     def _ended(self, running: asyncio.Task[Answered]) -> None:
         self._running.discard(running)
@@ -209,7 +208,7 @@ class Calls:
             each.handle
             for each in connection.session.subscriptions.values()
             if isinstance(each, QuerySubscription)
-            and isinstance(each.handle, groups.QuerySubscription)
+            and isinstance(each.handle, group.QuerySubscription)
         ]
         await self._hub.reached(position, handles)
         await connection.all_sent()
