@@ -47,6 +47,8 @@ from headwater.live.order import OrderBy
 from headwater.live.query import LiveQuery
 from headwater.logs import log_as_json
 from headwater.model import Position, Transaction
+from headwater.queries.analysis import Analysis, Analyst
+from headwater.queries.statements import Executed, Statement
 from headwater.settings import Settings, load_settings
 from headwater.status import status as read_status
 from headwater.watch import link_to, watch_as_lines, watch_on_screen
@@ -396,6 +398,68 @@ def watch(
             await _watch(connect_gateway("local", transport=link_to(hub)), query, json=json)
 
     _run(work())
+
+
+@app.command()
+def explain(
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="SQL, or the name of a query of the application.")
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME=VALUE…]", help="What the query is called with."),
+    ] = None,
+    program: Annotated[
+        str | None,
+        typer.Option("--app", metavar="MODULE:NAME", help="The application that has the query."),
+    ] = None,
+    url: Url = None,
+    embedded: Embedded = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Show what a query reads: which changes make it run again.
+
+    Example: `headwater explain 'select * from orders where region = 7'`
+    """
+
+    async def work() -> None:
+        if " " not in query.strip():
+            found = await _explain_function(query, arguments or [], program)
+        elif arguments or program is not None:
+            raise ConfigError(
+                "SQL takes no arguments and needs no application",
+                hint="Write values into the statement, or $1, $2, … in their place.",
+            )
+        else:
+            found = await _explain_sql(query, _settings(url, embedded, data_dir))
+        documents = [render.explained(*each) for each in found]
+        if json:
+            for document in documents:
+                print(render.as_json(document))
+        else:
+            out.print(render.explained_view(documents))
+
+    _run(work())
+
+
+async def _explain_sql(sql: str, settings: Settings) -> list[tuple[Executed, Analysis]]:
+    executed = Executed(Statement(sql))
+    async with database(settings) as url:
+        analyst = Analyst(url)
+        try:
+            return [(executed, await analyst.analyse(executed.statement))]
+        finally:
+            await analyst.close()
+
+
+async def _explain_function(
+    name: str, arguments: list[str], program: str | None
+) -> list[tuple[Executed, Analysis]]:
+    """The statements that a query of the application runs, each with what it reads."""
+    raise ConfigError(
+        f"{name!r} is not SQL", hint="Give the statement itself, in quotes: 'select …'"
+    )
 
 
 async def _watch(connecting: GatewayConnection, query: LiveQuery, *, json: bool) -> None:

@@ -417,3 +417,12 @@ COMMIT_SECONDS = 60.0
 
 CONNECTION_CLEAN_SECONDS = 5.0
 """How long it may take to undo what a function left on its connection. Then that is closed."""
+
+# Reactive queries
+ANALYSES_MAX = 10_000
+"""Statements of which it is remembered what they read. The one used longest ago is asked for again
+when next needed."""
+
+READS_PER_TABLE_MAX = 16
+"""Ways in which one execution may read a table. With more, every row that alters a used column
+counts."""

@@ -262,3 +262,31 @@ def test_the_embedded_server_and_the_demo() -> None:
         assert documents(status)[0]["tables"][0]["name"] == "orders"
         with pytest.raises(psycopg.OperationalError):
             psql(url, "select 1")
+
+
+def test_explain(database: str) -> None:
+    at = ("--url", database)
+    psql(database, "create view noted as select id from orders where note is not null")
+    assert "headwater init" in headwater("explain", "select 1 ", "--json", *at).stderr
+    headwater("enable", "orders", *at)
+    assert documents(headwater("explain", "select * from orders where id = $1", "--json", *at)) == [
+        {
+            "sql": "select * from orders where id = $1",
+            "everything": False,
+            "tables": [
+                {"table": "orders", "columns": ["id", "note"], "where": "id = $1", "through": []}
+            ],
+            "uncaptured": [],
+            "notes": [],
+        }
+    ]
+    psql(database, "create table other (id int primary key)")
+    shown = headwater("explain", "select count(*) from noted, other", *at).stdout.splitlines()
+    assert shown[0] == "select count(*) from noted, other"
+    assert shown[2].split() == ["orders", "id,", "note", "any", "noted"]
+    assert shown[3] == "Changes of other go unnoticed."
+    assert "headwater enable other" in shown[4]
+    assert "Every change" in headwater("explain", "select * from nowhere", *at).stdout
+    assert "no change concerns it" in headwater("explain", "select 1 ", *at).stdout
+    for wrong in (("explain", "noted"), ("explain", "select 1 ", "a=1")):
+        assert headwater(*wrong, *at).returncode == 2

@@ -400,10 +400,10 @@ async def test_a_query_that_takes_too_long_holds_up_nobody(url: str, orders: Con
         assert (sleeper.failure.code, sleeper.failure.retryable) == ("timed_out", True)
         await run(orders, "update other set n = 0")
         await sleeper.until(lambda: sleeper.failure is None)
+        await run(orders, "update other set n = 1")
+        await hub.next_flush()
+        arguments = query(slow).bind({})
         with pytest.raises(TimedOut, match=r"query slow took longer than 0.5 seconds"):
-            await run(orders, "update other set n = 1")
-            await hub.next_flush()
-            arguments = query(slow).bind({})
             await hub.groups.call(query(slow, timeout=0.5), arguments, ANN)
 
 

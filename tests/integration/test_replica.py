@@ -1,4 +1,4 @@
-"""Queries on a real replica: late, gone and back. Never older after newer, never a change missed."""
+"""Queries on a real replica: late, gone and back. Never older after newer, nothing missed."""
 
 from __future__ import annotations
 

@@ -7,26 +7,25 @@ not the query's fault and is raised: whoever lends connections tries again.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeAlias
 
 import msgspec
 import psycopg
-from psycopg.pq import TransactionStatus
 
 from headwater.database import Connection
-from headwater.errors import HeadwaterError, Unavailable
+from headwater.errors import HeadwaterError
 from headwater.hub.group import Group, Moment, Reason, Seen
 from headwater.hub.questions import lost
 from headwater.hub.tables import FORMATS
 from headwater.metrics import Metrics
+from headwater.queries.acting import act, as_whom, statement_timeout, trace_id_of
 from headwater.queries.analysis import Analyst
 from headwater.queries.context import Context
 from headwater.queries.events import Events
 from headwater.queries.failures import as_error
-from headwater.queries.roles import become, become_oneself
+from headwater.queries.running import bounded
 from headwater.queries.statements import Executed, Read, Statement
 from headwater.settings import Settings
 
@@ -46,6 +45,9 @@ class Outcome(msgspec.Struct, frozen=True):
     """Whether a statement was met for the first time."""
     seen: Seen | None = None
 
+
+_STALE = psycopg.errors.FeatureNotSupported
+"""A prepared statement does not fit its table any more; on another connection it will."""
 
 Finished: TypeAlias = Callable[[Group, Outcome], None]
 
@@ -85,80 +87,27 @@ class Execution:
         self, connection: Connection, group: Group, executed: list[Executed]
     ) -> tuple[bytes | None, HeadwaterError | None]:
         query, identity = group.query, group.identity
-        role = None if query.trusted else identity.role
-        seconds = self._seconds if query.timeout is None else query.timeout
+        seconds = query.timeout or self._seconds
+        settings = [*as_whom(identity), *(statement_timeout(seconds) if query.timeout else ())]
+        trace_id = trace_id_of(group.trace_id)
         context = Context(
             connection,
             identity,
             function=query.name,
-            trace_id=group.trace_id,
+            trace_id=trace_id,
             events=self._events,
             observe=executed.append,
         )
         try:
-            async with asyncio.timeout(seconds):
-                if query.timeout is not None:
-                    await connection.execute(f"set local statement_timeout = {int(seconds * 1e3)}")
-                if role is not None:
-                    await become(connection, role, identity.claims_json)
-                value = await query.run(context, group.arguments)
-                return query.encode(value, careful=context.careful), None
-        except TimeoutError as error:
-            # Whatever it was waiting for may still be under way.
-            await connection.close()
-            return None, as_error(error, query, context, seconds)
+            await act(connection, settings)
+            value = await bounded(query, context, group.arguments, seconds)
+            return query.encode(value, careful=context.careful), None
         except Exception as error:
             if isinstance(error, psycopg.Error) and (lost(error) or isinstance(error, _STALE)):
                 raise
-            return None, as_error(error, query, context, seconds)
+            if isinstance(error.__cause__, TimeoutError):
+                await connection.close()  # whatever it was waiting for may still be under way
+            events = self._events
+            return None, as_error(error, query, identity=identity, trace_id=trace_id, events=events)
         finally:
-            context.close()
-            await _clean(connection, role is not None, query.timeout is not None)
-
-    async def _with_reads(
-        self, outcome: Outcome, group: Group, executed: list[Executed]
-    ) -> Outcome:
-        role = None if group.query.trusted else group.identity.role
-        reads: list[Read] = []
-        everything, uncaptured, analysed = False, dict[str, None](), False
-        for each in executed:
-            known = self._analyst.known(each.statement, role)
-            if known is None:
-                analysed = True
-                try:
-                    known = await self._analyst.analyse(each.statement, role)
-                except HeadwaterError as error:
-                    return msgspec.structs.replace(outcome, value=None, error=error)
-            reads += known.reads(each)
-            everything |= known.everything
-            uncaptured.update(dict.fromkeys(known.uncaptured))
-        return msgspec.structs.replace(
-            outcome,
-            statements=frozenset(each.statement for each in executed),
-            reads=tuple(dict.fromkeys(reads)),
-            everything=everything,
-            uncaptured=tuple(uncaptured),
-            analysed=analysed,
-        )
-
-    def give_up(self, group: Group, moment: Moment) -> None:
-        """Its connection was lost time and again."""
-        error = Unavailable(
-            f"query {group.query.name}: the database ended the connection while it ran",
-            hint="The database's own log says why.",
-        )
-        self._finished(group, Outcome(moment, group.reason, error=error))
-
-
-_STALE = psycopg.errors.FeatureNotSupported
-"""A prepared statement does not fit its table any more; on another connection it will."""
-
-
-async def _clean(connection: Connection, was_other: bool, had_timeout: bool) -> None:
-    """Nothing of one query is there for the next. What failed is rolled back anyway."""
-    if connection.closed or connection.info.transaction_status != TransactionStatus.INTRANS:
-        return
-    if was_other:
-        await become_oneself(connection)
-    if had_timeout:
-        await connection.execute("set local statement_timeout to default")
+            await self._clean(connection, settings)

@@ -14,7 +14,7 @@ from opentelemetry import trace
 from psycopg import errors
 
 from headwater.database import Connection
-from headwater.errors import Forbidden
+from headwater.errors import Forbidden, HeadwaterError
 from headwater.identity import Identity
 
 Setting: TypeAlias = tuple[str, str]
@@ -45,15 +45,25 @@ def statement_timeout(seconds: float) -> list[Setting]:
 async def begin(connection: Connection, how: Begin, settings: Sequence[Setting]) -> None:
     """Begin a transaction with these settings, in one round trip. Forbidden for a role that is not
     there or that Headwater may not act as."""
+    try:
+        async with connection.pipeline():
+            await connection.execute(how)
+            await act(connection, settings)
+    except HeadwaterError:
+        await connection.rollback()
+        raise
+
+
+async def act(connection: Connection, settings: Sequence[Setting]) -> None:
+    """Go on with these settings, in a transaction that has begun. Forbidden as for `begin`."""
+    if not settings:
+        return
     calls = ", ".join("set_config(%s, %s, true)" for _ in settings)
     values = [text for setting in settings for text in setting]
     try:
         async with connection.pipeline():
-            await connection.execute(how)
-            if settings:
-                await connection.execute(f"select {calls}".encode(), values)
+            await connection.execute(f"select {calls}".encode(), values)
     except (errors.InvalidParameterValue, errors.InsufficientPrivilege) as error:
-        await connection.rollback()
         raise _no_role(error, dict(settings).get("role")) from error
 
 

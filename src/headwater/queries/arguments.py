@@ -149,7 +149,7 @@ def _parameter(parameter: inspect.Parameter, hints: dict[str, Any], function: st
     match parameter.kind:
         case inspect.Parameter.VAR_POSITIONAL | inspect.Parameter.VAR_KEYWORD:
             raise ConfigError(
-                f"{function}: {parameter} cannot be checked",
+                f"{function}: {str(parameter).partition(':')[0]} cannot be checked",
                 hint="Name every argument; a list or a dict can be one: tags: list[str].",
             )
         case inspect.Parameter.POSITIONAL_ONLY:

@@ -74,12 +74,12 @@ class Context(Caller):
         self._lock = asyncio.Lock()
         self._running: asyncio.Task[Any] | None = None
         self._closed = False
-        self._careful = False
 
     @property
     def careful(self) -> bool:
-        """Whether anything was fetched that JSON cannot hold as it stands (floats, bytes)."""
-        return self._careful
+        """Whether there may be something in the result that JSON cannot hold as it stands. A
+        function can make floats and bytes of its own, so there always may."""
+        return True
 
     async def fetch(self, sql: str, *args: Any, **named: Any) -> list[Any]:
         """All rows, as dictionaries."""
@@ -118,12 +118,9 @@ class Context(Caller):
                 self._observe(Executed(sending.statement, values))
             self._running = asyncio.current_task()
             try:
-                fetched = await self._told(sending, values)
+                return await self._told(sending, values)
             finally:
                 self._running = None
-        if not self._careful and not _PLAIN.issuperset(fetched.types):
-            self._careful = True
-        return fetched
 
     async def _told(self, sending: Sending, values: tuple[Any, ...]) -> Fetched:
         """Send it, and tell those who listen."""
@@ -192,18 +189,6 @@ def _only(fetched: Fetched) -> dict[str, Any] | None:
 
 def _first_word(sql: str) -> str:
     return (sql.split(None, 1) or [""])[0].lower()
-
-
-_SCALARS = (
-    16, 18, 19, 20, 21, 23, 25, 26, 142, 869, 650, 1042, 1043, 1082, 1083, 1114, 1184, 1186,
-    1266, 1700, 2950, 2278, 705, 790, 829,
-)  # fmt: skip
-_ARRAYS = (
-    1000, 1002, 1003, 1016, 1005, 1007, 1009, 1028, 143, 1014, 1015, 1182, 1183, 1115, 1185,
-    1187, 1270, 1231, 2951,
-)  # fmt: skip
-_PLAIN = frozenset(_SCALARS + _ARRAYS)
-"""Oids of types whose values hold neither floats nor bytes: booleans, integers, texts, times, …"""
 
 
 # ------------------------------------------------------------------------ for threads

@@ -100,13 +100,13 @@ def _of_database(
             return DatabaseError(
                 f"{function.label} met others who write: {said}",
                 code="conflict",
-                hint="Nothing was written. Try again.",
+                hint=_AGAIN[function.kind],
             )
         case errors.FeatureNotSupported() if "cached plan" in said:
             return DatabaseError(
                 f"{function.label} met a table that was altered meanwhile",
                 code="conflict",
-                hint="Nothing was written. Try again.",
+                hint=_AGAIN[function.kind],
             )
         case errors.InsufficientPrivilege() if identity.role is not None:
             return Forbidden(
@@ -124,6 +124,7 @@ def _of_database(
 
 
 def _away(function: Function) -> Unavailable:
-    return Unavailable(
-        f"{function.label} could not reach the database", hint="Nothing was written. Try again."
-    )
+    return Unavailable(f"{function.label} could not reach the database", hint=_AGAIN[function.kind])
+
+
+_AGAIN = {"query": "Try again.", "mutation": "Nothing was written. Try again."}

@@ -49,6 +49,11 @@ class Function:
         call: Call | None = None,
     ) -> None:
         label = f"{self.kind} {name}"
+        if timeout is not None and not timeout > 0:
+            raise ConfigError(
+                f"{label}: a timeout of {timeout} leaves no time",
+                hint="It is in seconds; leave it out for the setting's.",
+            )
         self.name = name
         self.timeout = timeout
         """In seconds; None for the setting's."""
@@ -93,8 +98,8 @@ class Function:
         return self.returns.convert(value)
 
     def encode(self, value: Any, *, careful: bool = True) -> bytes:
-        """What it returned as JSON, by its declared type. `careful` says that there may be floats
-        or bytes in it. ResultError for what does not fit or is too large."""
+        """What it returned as JSON, by its declared type. Without `careful`, it is known to hold
+        neither floats nor bytes. ResultError for what does not fit or is too large."""
         return self.returns.encode(value, careful=careful)
 
     def __call__(self, *args: Any, **named: Any) -> Any:

@@ -133,15 +133,23 @@ async def _commit(connection: Connection, mutation: Mutation) -> Position:
     status = connection.info.transaction_status
     if status != TransactionStatus.INTRANS:
         raise RuntimeError(_NOT_WHOLE.get(status, _ENDED))
+    commit = connection.cursor()
     try:
-        async with asyncio.timeout(COMMIT_SECONDS), connection.pipeline():
-            await connection.execute("commit")
-            cursor = await connection.execute(_POSITION)
-            row = await cursor.fetchone()
+        async with asyncio.timeout(COMMIT_SECONDS):
+            async with connection.pipeline():
+                await commit.execute("commit")
+                # Whatever role the function may have left behind, it need not know the log.
+                await connection.execute("set session authorization default")
+                cursor = await connection.execute(_POSITION)
+            return await _position(cursor)
     except (psycopg.Error, TimeoutError) as error:
-        if isinstance(error, psycopg.Error) and error.sqlstate and not _cut_off(error):
+        if isinstance(error, psycopg.Error) and _refused(error) and not commit.statusmessage:
             raise
         raise _outcome_unknown(mutation) from error
+
+
+async def _position(cursor: psycopg.AsyncCursor[tuple[Any, ...]]) -> Position:
+    row = await cursor.fetchone()
     assert row is not None
     return Position.of_snapshot(*row)
 
@@ -158,9 +166,9 @@ _NOT_WHOLE = {
 }
 
 
-def _cut_off(error: psycopg.Error) -> bool:
-    """Whether the server ended the connection, rather than refused to commit."""
-    return (error.sqlstate or "")[:2] in ("08", "57")
+def _refused(error: psycopg.Error) -> bool:
+    """Whether the server refused to commit, rather than ended the connection."""
+    return error.sqlstate is not None and error.sqlstate[:2] not in ("08", "57")
 
 
 def _outcome_unknown(mutation: Mutation) -> HeadwaterError:

@@ -39,6 +39,7 @@ class Pool:
         self._room = asyncio.Semaphore(size)
         self._idle: list[Connection] = []
         self._cleaning: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     @asynccontextmanager
     async def begun(
@@ -89,7 +90,7 @@ class Pool:
     async def _take_back(self, connection: Connection) -> None:
         try:
             async with asyncio.timeout(CONNECTION_CLEAN_SECONDS):
-                if connection.info.transaction_status == TransactionStatus.ACTIVE:
+                if self._closed or connection.info.transaction_status == TransactionStatus.ACTIVE:
                     return
                 await connection.rollback()
                 await connection.execute(_CLEAN)
@@ -103,6 +104,7 @@ class Pool:
 
     async def close(self) -> None:
         """Close them all. Those in use are closed when they come back."""
+        self._closed = True
         await asyncio.gather(*self._cleaning, return_exceptions=True)
         while self._idle:
             await self._idle.pop().close()

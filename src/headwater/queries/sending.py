@@ -28,11 +28,9 @@ _Status = pq.ExecStatus
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """What a statement brought: its rows, the type oids of their columns, the command and how many
-    rows it returned or wrote."""
+    """What a statement brought: its rows, the command and how many rows it returned or wrote."""
 
     rows: list[dict[str, Any]]
-    types: tuple[int, ...]
     command: str
     count: int
 
@@ -92,9 +90,8 @@ class Sending:
 
     def _take(self, most: int) -> PQGen[Fetched]:
         rows: list[dict[str, Any]] = []
-        types: tuple[int, ...] | None = None
+        make: Any = None
         command, count = "", 0
-        make = dict
         error: psycopg.Error | None = None
         while (result := (yield from generators.fetch(self._connection.pgconn))) is not None:
             if result.status in _COPY:
@@ -105,11 +102,9 @@ class Sending:
             if result.status not in _FINE:
                 error = psycopg.errors.error_from_result(result, encoding="utf-8")
                 continue
-            if types is None:
-                types = tuple(result.ftype(i) for i in range(result.nfields))
+            if make is None:
                 self._transformer.set_pgresult(result)
-                names = [(result.fname(i) or b"").decode() for i in range(result.nfields)]
-                make = _row_maker(names)
+                make = _row_maker(result)
             else:
                 self._transformer.set_pgresult(result, set_loaders=False)
             if result.ntuples:
@@ -120,22 +115,26 @@ class Sending:
                         hint="Give it a limit, or count and sum in the database.",
                     )
                 rows += self._transformer.load_rows(0, result.ntuples, make)
-            if result.status in _ENDS:
+            if result.command_status:  # The last has it, or where chunks are taken the last chunk.
                 command, count = _command(result), result.command_tuples or 0
         if error is not None:
             raise error
-        return Fetched(rows, types or (), command, count)
+        return Fetched(rows, command, count)
 
 
 _COPY = (_Status.COPY_IN, _Status.COPY_OUT, _Status.COPY_BOTH)
-_ENDS = (_Status.TUPLES_OK, _Status.COMMAND_OK, _Status.EMPTY_QUERY)
-_FINE = (*_ENDS, _Status.SINGLE_TUPLE, _Status.TUPLES_CHUNK)
+_FINE = (
+    _Status.TUPLES_OK, _Status.COMMAND_OK, _Status.EMPTY_QUERY, _Status.SINGLE_TUPLE,
+    _Status.TUPLES_CHUNK,
+)  # fmt: skip
 
 _STALE = (psycopg.errors.FeatureNotSupported, psycopg.errors.InvalidSqlStatementName)
 """A prepared plan that no longer fits its table, and one that somebody has removed."""
 
 
-def _row_maker(names: Sequence[str]) -> Any:
+def _row_maker(result: PGresult) -> Any:
+    names = [(result.fname(i) or b"").decode() for i in range(result.nfields)]
+
     def make(values: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(names, values, strict=True))
 

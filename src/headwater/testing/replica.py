@@ -1,4 +1,4 @@
-"""A second PostgreSQL that streams from an embedded one: a real replica, as late as one wants it."""
+"""A second PostgreSQL that streams from an embedded one: as late as one wants it."""
 
 from __future__ import annotations
 
