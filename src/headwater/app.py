@@ -260,6 +260,8 @@ class Headwater:
             coalesce=self.settings.coalesce,
             recheck=self.settings.recheck_period.total_seconds(),
             metrics=metrics,
+            settings=self.settings,
+            events=self._functions.events,
         )
         await self._stack.enter_async_context(hub)
         gateway = Gateway(

@@ -267,6 +267,12 @@ CLIENT_CLOSE_SECONDS = 1.0
 CLIENT_REQUESTS_AT_ONCE = 16
 """Requests that a client over SSE has under way; more wait for one to be answered."""
 
+CLIENT_CALLS_AT_ONCE = 32
+"""Queries, mutations and waits that a client has under way; more wait for one to be answered."""
+
+CLIENT_CALL_ATTEMPTS_MAX = 10
+"""How often a query or wait is asked whose connection is lost each time; then that is raised."""
+
 CLIENT_SUBSCRIBE_ATTEMPTS_MAX = 3
 """How often a new subscription is asked for that is refused for now; then the refusal is raised."""
 
@@ -274,7 +280,8 @@ CLIENT_BATCHES_MAX = 1_000
 """Batches of deltas that wait for their reader. At the bound they give way to one reset."""
 
 CLIENT_TRANSACTIONS_MAX = 1_000
-"""Transactions of a feed that wait for their reader. At the bound the connection is not read."""
+"""Transactions of a feed that wait for their reader. At the bound the connection is not read; while
+something else is waited for, the feed is left instead, and gone on with later."""
 
 CLIENT_DELIVERED_MAX = 100_000
 """Transactions beyond its position that a feed remembers. Older ones, forgotten, may come twice
@@ -376,6 +383,9 @@ ROW_STEPS_MAX = 500
 
 REPLICA_RETRY_SECONDS = 1.0
 """How often a replica that is not used is looked at again."""
+
+REPLICA_ANSWER_SECONDS = 2.0
+"""How long a replica may take to say how far it has come."""
 
 REPLICA_POLL_SECONDS = (0.002, 0.05)
 """How often a replica is asked whether it has come as far as a query needs: at first, and later."""

@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from headwater.capture.postgres.doctor import Finding
-from headwater.client.session import Batch
+from headwater.client.rows_state import Batch
 from headwater.live.filter import EVERYTHING, And
 from headwater.live.filter_text import in_words
 from headwater.model import (

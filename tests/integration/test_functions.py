@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -128,6 +129,28 @@ async def test_a_statement_that_comes_often_is_prepared(shop: Connection) -> Non
     assert prepared == {"statement": "select id from orders where id = $1"}
 
 
+async def test_prepared_statements_outlive_the_drivers(shop: Connection) -> None:
+    """Which removes all of them when a transaction is rolled back, if it has any of its own."""
+    for _ in range(3):
+        async with context(shop) as ctx:
+            for _ in range(10):
+                await shop.execute("select 5")
+                await ctx.fetch("select id from orders where id = %s", 1)
+
+
+async def test_a_prepared_statement_that_somebody_removed(shop: Connection) -> None:
+    async with context(shop) as ctx:
+        for _ in range(5):
+            await ctx.fetch("select id from orders where id = %s", 1)
+    await run(shop, "deallocate all")
+    with pytest.raises(psycopg.errors.InvalidSqlStatementName):
+        async with context(shop) as ctx:
+            await ctx.fetch("select id from orders where id = %s", 1)
+    for _ in range(5):
+        async with context(shop) as ctx:
+            assert await ctx.fetch_value("select id from orders where id = %s", 1) == 1
+
+
 async def test_prepared_statements_are_bounded(
     shop: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +175,11 @@ async def test_a_prepared_statement_outlives_an_altered_table(shop: Connection) 
         assert await ctx.fetch_one(sql, 1) == {
             "id": 1, "region": 5, "amount": Decimal("2.50"), "note": None,
         }  # fmt: skip
+    for _ in range(4):
+        async with context(shop) as ctx:
+            await ctx.fetch(sql, 1)
+            kept = await rows(shop, "select statement from pg_prepared_statements")
+            assert len(kept) <= 1
 
 
 @pytest.mark.parametrize(
@@ -238,6 +266,18 @@ async def test_a_query_of_sql(app: Shop) -> None:
         assert await typed() == [Order(3, 6, Decimal(1))]
         with pytest.raises(InvalidQuery, match="invalid input syntax for type integer"):
             await query(region="x")
+
+
+async def test_a_text_that_postgresql_cannot_hold(app: Shop) -> None:
+    @app.hw.query
+    async def echo(ctx: Context, text: str) -> str:
+        found: str = await ctx.fetch_value("select %s", text)
+        return found
+
+    async with app.hw:
+        assert await echo(text="ä\n") == "ä\n"
+        with pytest.raises(InvalidQuery, match="NUL"):
+            await echo(text="a\0b")
 
 
 async def test_too_late(app: Shop) -> None:
@@ -359,6 +399,28 @@ async def test_a_thread_that_takes_too_long_loses_its_context(app: Shop) -> None
         with pytest.raises(TimedOut):
             await asleep()
         await asyncio.wait_for(raised.get(), 20)
+
+
+class Counter:
+    async def __call__(self, ctx: Context, region: int) -> int:
+        return len(await orders_of(ctx, region))
+
+
+async def test_functions_in_wrappings(app: Shop) -> None:
+    @functools.wraps(orders_of)
+    def logged(*args: Any, **named: Any) -> Any:
+        return orders_of(*args, **named)
+
+    wrapped = app.hw.query("wrapped")(logged)
+    bound = app.hw.query("bound")(functools.partial(orders_of, region=6))
+    called = app.hw.query("called")(Counter())
+    async with app.hw:
+        assert await wrapped(region=6) == [Order(3, 6, Decimal(1))]
+        assert await bound() == [Order(3, 6, Decimal(1))]
+        assert await called(region=5) == 2
+        for query in (wrapped, called):
+            with pytest.raises(InvalidQuery, match=r"args\.region: expected int"):
+                await query(region="6")
 
 
 # Functions that call functions -------------------------------------------------------------------

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from random import Random
 from typing import Any
 
 import msgspec
@@ -161,6 +163,38 @@ async def test_nothing_of_one_user_stays_for_the_next(
             await run(connection, "insert into pears values (7)")
     (change,) = await probe.changes()
     assert change.actor.user_id is None
+
+
+async def test_actors_among_many_who_fail_and_leave(url: str, probe: LogProbe) -> None:
+    """Each row holds who wrote it, and the log must say the same."""
+    bench, random = Bench(url, mutation_connections=4), Random(8123)
+    numbers = itertools.count(1)
+
+    async def write(ctx: MutationContext, fate: str) -> None:
+        for _ in range(2):
+            await ctx.execute("insert into orders values (%s, %s)", next(numbers), int(ctx.user))  # type: ignore[arg-type]
+        match fate:
+            case "refuses":
+                raise Refused("no")
+            case "dies":
+                await ctx.fetch("select pg_terminate_backend(pg_backend_pid())")
+            case "dawdles":
+                await ctx.fetch("select pg_sleep(600)")
+
+    async def call(user: int, fate: str) -> None:
+        mutation = Mutation("write", write, timeout=20)
+        arguments = mutation.bind({"fate": fate})
+        seconds = 0.2 if fate == "dawdles" else 60
+        with suppress(TimeoutError, Refused, Unavailable):
+            async with asyncio.timeout(seconds):
+                await bench.mutations.run(mutation, arguments, Identity(user=str(user)))
+
+    fates = random.choices(["succeeds", "refuses", "dies", "dawdles"], [8, 3, 1, 1], k=200)
+    await asyncio.gather(*(call(user, fate) for user, fate in enumerate(fates)))
+    await bench.mutations.close()
+    changes = await probe.changes()
+    assert len(changes) == 2 * fates.count("succeeds")
+    assert all(c.actor.user_id == str(c.after and c.after["amount"]) for c in changes)
 
 
 @contextmanager

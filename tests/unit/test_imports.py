@@ -41,8 +41,9 @@ ALLOWED: dict[str, set[str]] = {
 """What of ours a package may import, for the packages whose place is fixed."""
 
 PURE = (
-    "model", "errors", "limits", "live", "protocol", "client/backoff",
-    "client/refusals", "client/replica", "client/session", "client/sse",
+    "model", "errors", "limits", "live", "protocol", "client/arguments", "client/backoff",
+    "client/feed_state", "client/query_state", "client/refusals", "client/replica",
+    "client/requests", "client/rows_state", "client/session", "client/sse",
 )  # fmt: skip
 """What may use nothing but these beside us, and neither waits nor looks at a clock."""
 

@@ -13,14 +13,15 @@ from typing import TypeAlias
 
 import msgspec
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from headwater.database import Connection
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, Unavailable
 from headwater.hub.group import Group, Moment, Reason, Seen
 from headwater.hub.questions import lost
 from headwater.hub.tables import FORMATS
 from headwater.metrics import Metrics
-from headwater.queries.acting import act, as_whom, statement_timeout, trace_id_of
+from headwater.queries.acting import Setting, act, as_whom, statement_timeout, trace_id_of
 from headwater.queries.analysis import Analyst
 from headwater.queries.context import Context
 from headwater.queries.events import Events
@@ -111,3 +112,46 @@ class Execution:
             return None, as_error(error, query, identity=identity, trace_id=trace_id, events=events)
         finally:
             await self._clean(connection, settings)
+
+    async def _clean(self, connection: Connection, settings: list[Setting]) -> None:
+        """Nothing of one query is there for the next. What failed is rolled back anyway."""
+        if settings and connection.info.transaction_status == TransactionStatus.INTRANS:
+            own = {
+                "role": "none",
+                "request.jwt.claims": "",
+                **dict(statement_timeout(self._seconds)),
+            }
+            await act(connection, [(name, own[name]) for name, _ in reversed(settings)])
+
+    async def _with_reads(
+        self, outcome: Outcome, group: Group, executed: list[Executed]
+    ) -> Outcome:
+        reads: list[Read] = []
+        everything, uncaptured, analysed = False, dict[str, None](), False
+        for each in executed:
+            known = self._analyst.known(each.statement, group.identity.role)
+            if known is None:
+                analysed = True
+                try:
+                    known = await self._analyst.analyse(each.statement, group.identity.role)
+                except HeadwaterError as error:
+                    return msgspec.structs.replace(outcome, value=None, error=error)
+            reads += known.reads(each)
+            everything |= known.everything
+            uncaptured.update(dict.fromkeys(known.uncaptured))
+        return msgspec.structs.replace(
+            outcome,
+            statements=frozenset(each.statement for each in executed),
+            reads=tuple(dict.fromkeys(reads)),
+            everything=everything,
+            uncaptured=tuple(uncaptured),
+            analysed=analysed,
+        )
+
+    def give_up(self, group: Group, moment: Moment) -> None:
+        """Its connection was lost time and again."""
+        error = Unavailable(
+            f"query {group.query.name}: the database ended the connection while it ran",
+            hint="The database's own log says why.",
+        )
+        self._finished(group, Outcome(moment, group.reason, error=error))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -69,14 +70,24 @@ class Replica(Lane):
     async def _begin(self, connection: Connection, share: deque[Group], moment: Moment) -> None:
         shown = [group.seen.replayed for group in share if group.seen is not None]
         try:
-            async with asyncio.timeout(self._patience):
-                await _caught_up(connection, max([moment.written, *shown]), moment.position.log)
+            await self._caught_up(connection, max([moment.written, *shown]), moment.position.log)
             seen = await _begin_reading(connection, moment.position.log)
         except (psycopg.Error, TimeoutError, HeadwaterError) as error:
             self._drop(connection)
-            self._give_up(str(error).strip() or f"it is more than {self._patience:g} s behind")
+            self._give_up(str(error).strip() or "it does not answer")
             return
         await self._work(connection, share, moment, seen)
+
+    async def _caught_up(self, connection: Connection, needed: int, log: str) -> None:
+        """Wait, within our patience, until everything up to that place in the WAL can be seen."""
+        until = time.monotonic() + self._patience
+        pause, longest = limits.REPLICA_POLL_SECONDS
+        async with asyncio.timeout(self._patience + limits.REPLICA_ANSWER_SECONDS):
+            while await _replayed(connection, log) < needed:
+                if time.monotonic() > until:
+                    raise Unavailable(f"it is more than {self._patience:g} s behind")
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, longest)
 
     async def _unreachable(self, error: HeadwaterError) -> None:
         self._connecting -= 1
@@ -118,8 +129,7 @@ class Replica(Lane):
                 continue
             try:
                 if (moment := self._moment) is not None:
-                    async with asyncio.timeout(self._patience):
-                        await _caught_up(connection, moment.written, moment.position.log)
+                    await self._caught_up(connection, moment.written, moment.position.log)
             except (psycopg.Error, TimeoutError, HeadwaterError):
                 await connection.close()
                 continue
@@ -131,20 +141,15 @@ class Replica(Lane):
         logger.warning("the replica is used again")
 
 
-async def _caught_up(connection: Connection, needed: int, log: str) -> None:
-    """Wait until everything up to that place in the WAL can be seen."""
-    pause, longest = limits.REPLICA_POLL_SECONDS
-    while True:
-        cursor = await connection.execute(_PROGRESS)
-        row = await cursor.fetchone()
-        assert row is not None
-        in_recovery, its_log, replayed = row
-        if not in_recovery or its_log != log:
-            raise Unavailable("it is not a replica of this database, or no longer")
-        if replayed >= needed:
-            return
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, longest)
+async def _replayed(connection: Connection, log: str) -> int:
+    """How much of the WAL can be seen."""
+    cursor = await connection.execute(_PROGRESS)
+    row = await cursor.fetchone()
+    assert row is not None
+    in_recovery, its_log, replayed = row
+    if not in_recovery or its_log != log:
+        raise Unavailable("it is not a replica of this database, or no longer")
+    return int(replayed)
 
 
 async def _begin_reading(connection: Connection, log: str) -> Seen:

@@ -6,7 +6,8 @@ One statement sets everything, and travels together with the one that begins the
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
 import psycopg
@@ -14,7 +15,7 @@ from opentelemetry import trace
 from psycopg import errors
 
 from headwater.database import Connection
-from headwater.errors import Forbidden, HeadwaterError
+from headwater.errors import Forbidden
 from headwater.identity import Identity
 
 Setting: TypeAlias = tuple[str, str]
@@ -46,23 +47,32 @@ async def begin(connection: Connection, how: Begin, settings: Sequence[Setting])
     """Begin a transaction with these settings, in one round trip. Forbidden for a role that is not
     there or that Headwater may not act as."""
     try:
-        async with connection.pipeline():
-            await connection.execute(how)
-            await act(connection, settings)
-    except HeadwaterError:
+        with _role_errors(settings):
+            async with connection.pipeline():
+                await connection.execute(how)
+                await _set(connection, settings)
+    except Forbidden:
         await connection.rollback()
         raise
 
 
 async def act(connection: Connection, settings: Sequence[Setting]) -> None:
     """Go on with these settings, in a transaction that has begun. Forbidden as for `begin`."""
-    if not settings:
-        return
-    calls = ", ".join("set_config(%s, %s, true)" for _ in settings)
-    values = [text for setting in settings for text in setting]
+    with _role_errors(settings):
+        await _set(connection, settings)
+
+
+async def _set(connection: Connection, settings: Sequence[Setting]) -> None:
+    if settings:
+        calls = ", ".join("set_config(%s, %s, true)" for _ in settings)
+        values = [text for setting in settings for text in setting]
+        await connection.execute(f"select {calls}".encode(), values)
+
+
+@contextmanager
+def _role_errors(settings: Sequence[Setting]) -> Iterator[None]:
     try:
-        async with connection.pipeline():
-            await connection.execute(f"select {calls}".encode(), values)
+        yield
     except (errors.InvalidParameterValue, errors.InsufficientPrivilege) as error:
         raise _no_role(error, dict(settings).get("role")) from error
 

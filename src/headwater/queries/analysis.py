@@ -334,6 +334,7 @@ def _table_read(
     through = {label: None for _, use in uses for label in use.through}
     columns: set[str] | None = set()
     for relation, use in uses:
+        # A row that goes to another partition gets another key, so that it is no update.
         if use.whole or use.columns & relation.generated or len(relation.roots) > 1:
             columns = None
         elif columns is not None:

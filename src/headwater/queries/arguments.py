@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -122,11 +123,12 @@ _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 
 def hints_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
     """The types of what a function takes after its context, and of what it returns."""
-    annotations = dict(getattr(function, "__annotations__", {}))
+    written = underlying(function)
+    annotations = dict(getattr(written, "__annotations__", {}))
     for parameter in list(inspect.signature(function).parameters)[:1]:
         annotations.pop(parameter, None)  # It may be known to type checkers only.
     try:
-        return typing.get_type_hints(_annotated(function, annotations), include_extras=True)
+        return typing.get_type_hints(_annotated(written, annotations), include_extras=True)
     except (NameError, TypeError, AttributeError, SyntaxError) as error:
         raise ConfigError(
             f"{name}: a type hint cannot be resolved: {error}",
@@ -135,12 +137,22 @@ def hints_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
         ) from error
 
 
+def underlying(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that somebody wrote, beneath decorators, `partial` and objects to be called."""
+    function = inspect.unwrap(function)
+    if isinstance(function, partial):
+        return underlying(function.func)
+    if not inspect.isroutine(function):
+        return underlying(type(function).__call__)
+    return function
+
+
 def _annotated(function: Callable[..., Any], annotations: dict[str, Any]) -> Any:
     """Something with these annotations and the function's names to look them up in."""
 
     def empty() -> None: ...
 
-    found = FunctionType(empty.__code__, getattr(inspect.unwrap(function), "__globals__", {}))
+    found = FunctionType(empty.__code__, getattr(function, "__globals__", {}))
     found.__annotations__ = annotations
     return found
 

@@ -102,9 +102,11 @@ def _of_database(
                 code="conflict",
                 hint=_AGAIN[function.kind],
             )
-        case errors.FeatureNotSupported() if "cached plan" in said:
+        case errors.FeatureNotSupported() | errors.InvalidSqlStatementName() if (
+            "cached plan" in said or "prepared statement" in said
+        ):
             return DatabaseError(
-                f"{function.label} met a table that was altered meanwhile",
+                f"{function.label} met a statement that had to be prepared again: {said}",
                 code="conflict",
                 hint=_AGAIN[function.kind],
             )
@@ -118,6 +120,8 @@ def _of_database(
                 f"{function.label} met a value that Python cannot hold: {error}",
                 hint="Cast it to text in SQL.",
             )
+        case errors.DataError() if not error.sqlstate and "NUL" in str(error):
+            return InvalidQuery("a text holds a NUL, which PostgreSQL cannot", path="args")
         case errors.DataError() if function.is_sql:
             return InvalidQuery(said if error.sqlstate else str(error), path="args")
     return _away(function) if is_lost(error) else None

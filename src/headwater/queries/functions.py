@@ -20,7 +20,14 @@ import msgspec
 from headwater.errors import ConfigError
 from headwater.identity import ANONYMOUS, Identity, Sharing
 from headwater.limits import FUNCTION_THREADS
-from headwater.queries.arguments import Arguments, Parameter, Signature, hints_of, parameters_of
+from headwater.queries.arguments import (
+    Arguments,
+    Parameter,
+    Signature,
+    hints_of,
+    parameters_of,
+    underlying,
+)
 from headwater.queries.context import BlockingContext, Context
 from headwater.queries.placeholders import convert
 from headwater.queries.results import Returns
@@ -54,6 +61,12 @@ class Function:
                 f"{label}: a timeout of {timeout} leaves no time",
                 hint="It is in seconds; leave it out for the setting's.",
             )
+        if inspect.isgeneratorfunction(underlying(body)) or inspect.isasyncgenfunction(
+            underlying(body)
+        ):
+            raise ConfigError(
+                f"{label} is a generator", hint="Return the whole result: a list instead of yield."
+            )
         self.name = name
         self.timeout = timeout
         """In seconds; None for the setting's."""
@@ -64,7 +77,7 @@ class Function:
         self.is_sql = False
         """Whether it is a statement that a caller's values go into as they come."""
         self._body = body
-        self._is_async = inspect.iscoroutinefunction(body)
+        self._is_async = inspect.iscoroutinefunction(underlying(body))
         self._call = call
         self.__doc__ = body.__doc__
         self.__wrapped__ = body

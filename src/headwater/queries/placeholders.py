@@ -15,7 +15,8 @@ import msgspec
 from headwater.errors import ConfigError
 from headwater.limits import STATEMENT_TEXTS_KEPT
 
-_PLACEHOLDER = re.compile(r"%(?:\(([^)]+)\)(.)|(.?))", re.S)
+# A sign at the end of a line stands for itself, as the driver has it.
+_PLACEHOLDER = re.compile(r"%(?:\(([^)]+)\)(.)|(.))")
 
 
 class Converted(msgspec.Struct, frozen=True):

@@ -83,9 +83,11 @@ class Sending:
         yield from generators.send(pgconn)
         try:
             return (yield from self._take(most))
-        except _STALE:
-            # Unlike other errors, it would come again and again.
-            prepared.forget(self.statement)
+        except psycopg.errors.FeatureNotSupported:
+            prepared.remove(self.statement)  # It may no longer fit its table, and would never.
+            raise
+        except psycopg.errors.InvalidSqlStatementName:
+            prepared.forget_all()  # Somebody has removed them.
             raise
 
     def _take(self, most: int) -> PQGen[Fetched]:
@@ -128,9 +130,6 @@ _FINE = (
     _Status.TUPLES_CHUNK,
 )  # fmt: skip
 
-_STALE = (psycopg.errors.FeatureNotSupported, psycopg.errors.InvalidSqlStatementName)
-"""A prepared plan that no longer fits its table, and one that somebody has removed."""
-
 
 def _row_maker(result: PGresult) -> Any:
     names = [(result.fname(i) or b"").decode() for i in range(result.nfields)]
@@ -161,6 +160,7 @@ class _Prepared:
         self._seen: OrderedDict[Statement, int] = OrderedDict()
         self._names: OrderedDict[Statement, bytes] = OrderedDict()
         self._there: set[bytes] = set()
+        self._old: list[bytes] = []
         self._number = 0
 
     def name_of(self, statement: Statement) -> bytes | None:
@@ -182,20 +182,28 @@ class _Prepared:
     def is_new(self, name: bytes) -> bool:
         return name not in self._there
 
-    def forget(self, statement: Statement) -> None:
-        self._names.pop(statement, None)
+    def remove(self, statement: Statement) -> None:
+        """Prepare it anew, under another name, when it comes again."""
+        if (name := self._names.pop(statement, None)) is not None:
+            self._there.discard(name)
+            self._old.append(name)
+
+    def forget_all(self) -> None:
+        self._names.clear()
+        self._there.clear()
+        self._old.clear()
 
     def prepare(self, pgconn: pq.abc.PGconn, name: bytes, statement: Statement) -> PQGen[None]:
         while len(self._names) > limits.PREPARED_STATEMENTS_MAX:
-            _, old = self._names.popitem(last=False)
-            self._there.discard(old)
-            pgconn.send_query_params(b"deallocate " + old, None)
+            self.remove(next(iter(self._names)))
+        while self._old:
+            pgconn.send_query_params(b"deallocate " + self._old.pop(), None)
             yield from _done(pgconn)
-        pgconn.send_prepare(name, statement.sql.encode(), param_types=statement.types)
         try:
+            pgconn.send_prepare(name, statement.sql.encode(), param_types=statement.types)
             yield from _done(pgconn)
         except BaseException:
-            self.forget(statement)
+            self._names.pop(statement, None)
             raise
         self._there.add(name)
 
@@ -214,4 +222,6 @@ def _prepared_on(connection: Connection) -> _Prepared:
     found = _prepared.get(connection)
     if found is None:
         found = _prepared[connection] = _Prepared()
+        # The driver removes all prepared statements, ours too, when it clears away its own.
+        connection.prepare_threshold = None
     return found

@@ -9,8 +9,11 @@ entry.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Hashable, Iterable, Iterator
-from typing import Generic, TypeAlias, TypeVar
+from decimal import Decimal
+from typing import Any, Generic, TypeAlias, TypeVar
+from uuid import UUID
 
 from headwater import limits
 from headwater.live.filter import EVERYTHING, Filter
@@ -221,10 +224,55 @@ class _TableWatches(Generic[Item]):
     def _touched(
         self, sets: dict[_Columns, _ColumnSet[Item]], change: Change, found: set[Item]
     ) -> None:
-        altered = frozenset(change.changed) if change.op == "update" else None
+        altered = _altered(change) if change.op == "update" else None
         for columns, each in sets.items():
             if altered is None or columns is None or not columns.isdisjoint(altered):
                 each.touched(change, found)
+
+
+def _altered(change: Change) -> frozenset[str] | None:
+    """The columns that an update may have altered; None if that may be any.
+
+    Python calls values equal that print differently (1 and true in JSON, 0.0 and -0.0), and a
+    number in JSON loses digits when it is read. Where two values may have differed, they did.
+    """
+    before, after = change.before, change.after
+    if before is None or after is None:
+        return None
+    altered = frozenset(
+        name
+        for name, value in after.items()
+        if name not in before or _may_differ(before[name], value, name, change.table)
+    )
+    # It is in the log because something differed.
+    return altered or None
+
+
+_EXACT = frozenset({str, int, bool, bytes, dt.date, dt.datetime, dt.time, UUID, type(None)})
+_FLOATS = ("real", "double precision", "real[]", "double precision[]")
+
+
+def _may_differ(before: Any, after: Any, name: str, table: Table) -> bool:
+    type_ = before.__class__
+    if type_ is not after.__class__:
+        return True
+    if type_ in _EXACT:
+        return bool(before != after)
+    if repr(before) != repr(after):
+        return True
+    if type_ is Decimal:
+        return False
+    declared = next((column.type for column in table.columns if column.name == name), "json")
+    return declared == "json" or (declared not in _FLOATS and _has_float(before))
+
+
+def _has_float(value: Any) -> bool:
+    match value:
+        case list():
+            return any(map(_has_float, value))
+        case dict():
+            return any(map(_has_float, value.values()))
+    return isinstance(value, float)
 
 
 def _tells_no_rows(change: Change) -> bool:
@@ -251,7 +299,8 @@ def _concerns(read: Read, change: Change) -> bool:
         return False
     if table.id != read.table.id or _tells_no_rows(change):
         return True
-    unused = change.op == "update" and read.columns is not None
-    if unused and read.columns is not None and read.columns.isdisjoint(change.changed):
-        return False
+    if change.op == "update" and read.columns is not None:
+        altered = _altered(change)
+        if altered is not None and read.columns.isdisjoint(altered):
+            return False
     return _Entry[Hashable](read.table, read.columns, read.where).concerns(change)

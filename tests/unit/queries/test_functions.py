@@ -183,6 +183,14 @@ async def nameless(ctx: Any, region: int, /) -> None: ...
 async def unresolved(ctx: Any, region: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 async def opaque(ctx: Any, region: Opaque) -> None: ...
 async def opaque_within(ctx: Any, region: dict[str, list[Opaque]]) -> None: ...
+async def yields(ctx: Any) -> Any:
+    yield 1
+
+
+def yields_in_thread(ctx: Any) -> Any:
+    yield 1
+
+
 async def returns_opaque(ctx: Any) -> list[Opaque] | None: ...
 
 
@@ -197,6 +205,8 @@ async def returns_opaque(ctx: Any) -> list[Opaque] | None: ...
         (unresolved, "query unresolved: a type hint cannot be resolved: name 'Nowhere'"),
         (opaque, "query opaque: argument region: Opaque is not a type that JSON"),
         (opaque_within, "query opaque_within: argument region: Opaque is not"),
+        (yields, "query yields is a generator"),
+        (yields_in_thread, "query yields_in_thread is a generator"),
         (returns_opaque, "query returns_opaque: what it returns: Opaque is not"),
     ],
 )

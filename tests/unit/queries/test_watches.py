@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -87,6 +88,64 @@ def test_whom_a_change_concerns(name: str, watched: Read, told: Change, expected
     watches.put("query", [watched])
     assert watches.touched([told]) == ({"query"} if expected else set())
     assert concerns([watched], [told]) == expected
+
+
+DOCUMENTS = Table(
+    31,
+    "public",
+    "documents",
+    (
+        Column("id", "integer", "integer"),
+        Column("binary", "jsonb", "jsonb"),
+        Column("textual", "json", "json"),
+        Column("weight", "double precision", "double precision"),
+        Column("prices", "numeric[]", "numeric[]"),
+        Column("price", "numeric", "numeric"),
+    ),
+    ("id",),
+    3,
+)
+FIRST: dict[str, Any] = {
+    "id": 1,
+    "binary": {"a": [1]},
+    "textual": "x",
+    "weight": 1.5,
+    "prices": [Decimal("1.0")],
+    "price": Decimal("1.0"),
+}
+
+
+@pytest.mark.parametrize(
+    ("column", "before", "after", "expected"),
+    [
+        ("binary", {"a": [1]}, {"a": [1]}, False),
+        ("binary", {"a": 1}, {"a": True}, True),
+        ("binary", 1, True, True),
+        ("binary", 1, 1.0, True),
+        ("binary", {"a": [1.5]}, {"a": [1.5]}, True),
+        ("textual", {"a": 1}, {"a": 1}, True),
+        ("textual", "x", "x", False),
+        ("weight", 1.5, 1.5, False),
+        ("weight", 0.0, -0.0, True),
+        ("weight", float("nan"), float("nan"), False),
+        ("weight", None, None, False),
+        ("prices", [Decimal("1.0")], [Decimal("1.0")], False),
+        ("prices", [Decimal("1.0")], [Decimal("1.00")], True),
+        ("price", Decimal("1.0"), Decimal("1.00"), True),
+        ("price", Decimal("NaN"), Decimal("NaN"), False),
+    ],
+)
+def test_what_may_have_been_altered(column: str, before: Any, after: Any, expected: bool) -> None:
+    """Beside another column that surely was."""
+    rows = {**FIRST, column: before}, {**FIRST, column: after, "id": 2}
+    told = change("update", *rows, DOCUMENTS)
+    assert concerns([Read(DOCUMENTS, frozenset({column}))], [told]) == expected
+
+
+def test_an_update_in_the_log_altered_something() -> None:
+    told = change("update", FIRST, FIRST, DOCUMENTS)
+    assert concerns([Read(DOCUMENTS, frozenset({"price"}))], [told])
+    assert not concerns([Read(DOCUMENTS, frozenset({"price"}), Or())], [told])
 
 
 def test_one_of_several_is_enough() -> None:
