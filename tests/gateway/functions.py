@@ -129,7 +129,7 @@ class Site:
         self.application = application
         self.gateway = gateway
         self.url = f"http://127.0.0.1:{port}"
-        self.http = httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=20)
+        self.http = httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=60)
 
     async def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         content = {} if body is None else {"json": body}
@@ -170,7 +170,7 @@ class Socket:
 
     async def heard(self) -> dict[str, Any]:
         """The next message that says something."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (message := json.loads(await self.connection.recv()))["type"] == "keepalive":
                 pass
         return dict(message)
@@ -191,7 +191,7 @@ class EventStream:
 
     async def heard(self) -> dict[str, Any]:
         id = None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             async for line in self._lines:
                 if line.startswith("id: "):
                     id = line.removeprefix("id: ")

@@ -156,16 +156,15 @@ async def test_a_stream_of_results(site: Site) -> None:
 
 
 async def test_for_event_source(site: Site) -> None:
-    args = quote(json.dumps({"region": 1}))
-    async with site.events(f"/v1/query/open_orders/subscribe?args={args}") as stream:
+    path = f"/v1/query/open_orders/subscribe?args={quote(json.dumps({'region': 1}))}"
+    async with site.events(path) as stream:
         result = await stream.heard_of("result")
         assert len(result["value"]) == 2
-    headers = {"last-event-id": result["position"]}
-    path = f"/v1/query/open_orders/subscribe?args={args}"
-    async with site.events(path, headers=headers) as stream:
-        assert (await stream.heard_of("subscribed"))["resumed"] is True
-        await site.place(60, region=1)
-        assert len((await stream.heard())["value"]) == 3
+        headers = {"last-event-id": result["position"]}
+        async with site.events(path, headers=headers) as resumed:
+            assert (await resumed.heard_of("subscribed"))["resumed"] is True
+            await site.place(60, region=1)
+            assert len((await resumed.heard())["value"]) == 3
     answer = await site.http.head("/v1/query/count/subscribe")
     assert answer.headers["content-type"].startswith("text/event-stream")
 
@@ -196,8 +195,7 @@ async def test_it_fails_and_recovers(site: Site, caplog: pytest.LogCaptureFixtur
         assert "secret" not in json.dumps(failed)
         assert stream.ids[-1] is None
         site.application.broken = False
-        await site.place(61)
-        assert (await stream.heard())["value"] == 12
+        assert (await stream.heard())["value"] == 11
 
 
 # ------------------------------------------------------------------------ in a session
