@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import textwrap
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import pytest
 
 from headwater.database import Connection
@@ -16,8 +19,10 @@ from headwater.gateway import calls
 from headwater.identity import ANONYMOUS
 from headwater.limits import SESSION_QUEUE_BYTES_MAX, SESSION_REQUESTS_MAX
 from headwater.protocol import Ask, Error, Mutate, QueryCall, Subscribe, Wait
-from tests.gateway.functions import Site, running
+from headwater.testing.served import serving
+from tests.gateway.functions import EventStream, Site, running
 from tests.gateway.shop import open_shop, until
+from tests.gateway.test_operations import TRACED
 from tests.gateway.test_subscriptions import Sink
 from tests.gateway.test_tokens import SECRET, token
 
@@ -535,6 +540,55 @@ async def test_another_sites_form_mutates_nothing(guarded: Site, connection: Con
         assert (answer.status_code, answer.json().get("error", {}).get("code")) == (status, code)
     cursor = await connection.execute("select id from orders where id >= 100 order by id")
     assert await cursor.fetchall() == [(103,), (104,)]
+
+
+# ------------------------------------------------------------------------ served by itself
+
+
+PROGRAM = (
+    textwrap.dedent(TRACED)
+    + """
+@hw.query
+async def open_orders(ctx, region: int) -> list[dict]:
+    return await ctx.fetch("select id from orders where region = %s", region)
+
+@hw.mutation
+async def place(ctx, id: int, region: int) -> int:
+    await ctx.execute("insert into orders (id, region) values (%s, %s)", id, region)
+    return id
+"""
+)
+
+
+async def test_by_headwater_serve(url: str, connection: Connection, tmp_path: Path) -> None:
+    await open_shop(connection, rows=10)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    with serving(url, tmp_path, program="program:hw") as gateway:
+        async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=60) as http:
+            path = "/v1/query/open_orders"
+            async with http.stream("POST", f"{path}/subscribe", json={"region": 1}) as response:
+                stream = EventStream(response)
+                assert len((await stream.heard_of("result"))["value"]) == 2
+                assert gateway.metric("headwater_subscriptions", kind="query") == 1
+                body = {"id": 60, "region": 1}
+                placed = await http.post("/v1/mutation/place", json=body, headers=headers)
+                assert len((await stream.heard())["value"]) == 3
+            params = {"after": placed.json()["position"]}
+            answer = await http.post(path, params=params, json={"region": 1}, headers=headers)
+            assert len(answer.json()["value"]) == 3
+    spans = [json.loads(line) for line in (tmp_path / "spans.json").read_text().splitlines()]
+    calls = {
+        span["name"]: (span["attributes"], span["context"]["trace_id"])
+        for span in spans
+        if "headwater.function" in span["attributes"]
+    }
+    assert calls["headwater.query"] == ({"headwater.function": "open_orders"}, f"0x{trace}")
+    assert calls["headwater.mutation"] == ({"headwater.function": "place"}, f"0x{trace}")
+    attributes, own = calls["headwater.subscribe"]
+    assert attributes == {"headwater.kind": "query", "headwater.function": "open_orders"}
+    assert own != f"0x{trace}"
 
 
 # ------------------------------------------------------------------------ described
