@@ -144,6 +144,13 @@ SESSION_IDLE_SECONDS_MAX = 300.0
 SUBSCRIPTION_ID_CHARS_MAX = 100
 """Characters in the id that a client gives a subscription. A longer one is refused."""
 
+SESSION_REQUESTS_MAX = 64
+"""Queries, mutations and waits that one session has under way. More are refused, to be asked again
+when one has been answered."""
+
+WAIT_SECONDS_MAX = 30.0
+"""How long a client may wait for a position to be sent. Then it is told to try again."""
+
 FEED_TABLES_MAX = 100
 """Tables one change feed may name. More are refused."""
 
