@@ -404,7 +404,11 @@ not read."""
 QUERY_RESULT_BYTES_MAX = 32 * 1024 * 1024
 """Bytes in a result as JSON. A larger one is an error."""
 
-FETCH_CHUNK_ROWS = 1_000
+FETCH_BYTES_MAX = 256 * 1024 * 1024
+"""Bytes that one statement of a query or mutation may return, by a sample of its rows. With more it
+fails, and the rest is not read."""
+
+FETCH_CHUNK_ROWS = 200
 """Rows that are taken from the database at a time."""
 
 PREPARE_AFTER = 3
