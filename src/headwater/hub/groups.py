@@ -204,8 +204,9 @@ class Groups:
 
     def resync(self, subscription: QuerySubscription, reason: ResetReason) -> None:
         group = subscription.group
-        if group.error is not None and group.told_error is not None:
-            subscription.deliver(group.failure(group.error, self._hub.position_text))
+        trouble = _not_captured(group) if group.uncaptured else group.error
+        if trouble is not None:
+            subscription.deliver(group.failure(trouble, self._hub.position_text))
         elif group.result is not None:
             subscription.expect(reason)
             subscription.begin()
