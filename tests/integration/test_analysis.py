@@ -454,6 +454,20 @@ async def test_functions_with_a_search_path(db: Connection, analyst: Analyst) ->
     assert "owned()" in " ".join(moved.notes)
 
 
+async def test_functions_that_call_themselves(db: Connection, analyst: Analyst) -> None:
+    await run(
+        db,
+        "set check_function_bodies = off",
+        "create function up(n int) returns bigint language sql stable as"
+        " 'select case when n > 0 then up(n - 1) else (select count(*) from lines) end'",
+        "create function ping(n int) returns bigint language sql stable as 'select pong(n)'",
+        "create function pong(n int) returns bigint language sql stable as"
+        " 'select ping(n) + (select sum(quantity) from lines)'",
+    )
+    assert columns(await analyst.analyse(Statement("select up(3)"))) == {"lines": ""}
+    assert columns(await analyst.analyse(Statement("select ping(3)"))) == {"lines": "quantity"}
+
+
 # ------------------------------------------------------------------------ what is kept
 
 
