@@ -106,7 +106,13 @@ class Analyst:
         if task is None:
             task = self._asking[key] = asyncio.create_task(self._analyse(key))
             task.add_done_callback(lambda done: self._answered(key, done))
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if not task.cancelled() or (caller is not None and caller.cancelling()):
+                raise
+            raise Unavailable("statements are no longer analysed", hint="Try elsewhere.") from None
 
     def known(self, statement: Statement, role: str | None = None) -> Analysis | None:
         """The same, if it need not be asked for."""
