@@ -71,7 +71,7 @@ WORDS = ("", "a", "ab", "b", "open", "held", "A", "a%", "a_b", "it's", "back\\sl
 VALUES: dict[str, tuple[Any, ...]] = {
     "int": (0, 1, 2, 3, -1, None),
     "key": (0, 1, 2, 3),
-    "jsonb": ('{"a": 1}', '{"a": true}', '{"a": 1.5}', "1", "true", None),
+    "jsonb": ('{"a": 1}', '{"a": true}', '{"a": 1.5}', "1", "true", "null", None),
     "smallint": (0, 1, 2, None),
     "bigint": (0, 1, 5_000_000_000, None),
     "varchar": (*WORDS, None),
