@@ -366,6 +366,8 @@ class Groups:
             for subscription in whole:
                 subscription.deliver(frame)
         by_row = [each for each in subscribers if each.delta]
+        if not by_row:
+            group.forget_rows()  # nobody was told of them, or who was begins again
         deltas = self._row_deltas(group, recovered) if by_row else None
         if deltas is not None:
             for subscription in by_row:

@@ -1,0 +1,61 @@
+"""What adversarial readings found in reactive queries, kept as the shortest story each."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import psycopg
+import pytest
+
+from headwater.database import Connection
+from headwater.errors import FunctionFailed, Refused
+from headwater.hub.hub import Hub
+from headwater.queries.context import Context
+from headwater.settings import Settings
+from tests.hub import answer
+from tests.integration.test_groups import (
+    ANN,
+    BOB,
+    IN_REGION,
+    Follower,
+    executions,
+    orders,
+    query,
+    settle,
+)
+from tests.support import enable, run
+
+__all__ = ["orders"]
+
+REGION_2 = "select id, note from orders where region = 2 order by id"
+
+
+async def others(ctx: Context) -> Any:
+    return await ctx.fetch("select * from other")
+
+
+async def test_rows_after_a_resync_are_those_of_the_result_that_comes(
+    url: str, orders: Connection
+) -> None:
+    gate, started = asyncio.Event(), asyncio.Event()
+    gate.set()
+
+    async def gated(ctx: Context) -> Any:
+        found = await ctx.fetch(REGION_2)
+        started.set()
+        await gate.wait()
+        return found
+
+    async with Hub(url, settings=Settings(query_cache_entry_bytes=1)) as hub:
+        follower = await Follower().follow(hub, query(gated, key="id"), delta=True)
+        await settle(hub)
+        gate.clear()
+        started.clear()
+        await run(orders, "update orders set note = 'new' where id = 2")
+        await started.wait()
+        follower.handle.resync("overflow")
+        gate.set()
+        await settle(hub)
+        assert follower.rows == await answer(orders, REGION_2)
