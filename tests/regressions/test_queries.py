@@ -59,3 +59,32 @@ async def test_rows_after_a_resync_are_those_of_the_result_that_comes(
         gate.set()
         await settle(hub)
         assert follower.rows == await answer(orders, REGION_2)
+
+
+async def test_one_who_waits_for_a_whole_result_is_told_once(url: str, orders: Connection) -> None:
+    gate = asyncio.Event()
+    gate.set()
+
+    async def gated(ctx: Context) -> Any:
+        found = await ctx.fetch(REGION_2)
+        if ctx.user == "bob":
+            await gate.wait()
+        return found
+
+    async with Hub(url) as hub:
+        by_row = query(gated, key="id")
+        await Follower().follow(hub, by_row, BOB, delta=True)
+        follower = await Follower().follow(hub, by_row, ANN, delta=True)
+        await settle(hub)
+        gate.clear()
+        await run(orders, "delete from orders where id = 2")
+        await follower.until_rows(await answer(orders, REGION_2))
+        moving = asyncio.create_task(follower.handle.change_identity(BOB))
+        await hub.next_flush()
+        follower.handle.resync("overflow")
+        gate.set()
+        await moving
+        await settle(hub)
+        assert follower.fault is None
+        assert follower.kinds() == ["snapshot", "deltas", "reset"]
+        assert follower.rows == await answer(orders, REGION_2)

@@ -204,13 +204,15 @@ class Groups:
 
     def resync(self, subscription: QuerySubscription, reason: ResetReason) -> None:
         group = subscription.group
+        if subscription in group.joining:
+            return  # a whole result is on its way
         trouble = _not_captured(group) if group.uncaptured else group.error
         if trouble is not None:
             subscription.deliver(group.failure(trouble, self._hub.position_text))
         elif group.result is not None:
             subscription.expect(reason)
             subscription.begin()
-        elif subscription not in group.joining:
+        else:
             # Too large to be kept: it is executed again.
             subscription.expect(reason)
             group.subscribers.pop(subscription, None)
