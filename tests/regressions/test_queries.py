@@ -88,3 +88,44 @@ async def test_one_who_waits_for_a_whole_result_is_told_once(url: str, orders: C
         assert follower.fault is None
         assert follower.kinds() == ["snapshot", "deltas", "reset"]
         assert follower.rows == await answer(orders, REGION_2)
+
+
+async def test_an_altered_table_that_nobody_reads_is_noticed_once(
+    url: str, orders: Connection
+) -> None:
+    async with Hub(url) as hub:
+        follower = await Follower().follow(hub, query(others))
+        await settle(hub)
+        follower.handle.close()
+        await run(orders, "alter table other add column more int", "update other set n = 1")
+        await hub.next_flush()
+        statement = "select * from orders where amount = %s"
+
+        async def others_write(ctx: Context) -> Any:
+            await run(orders, "update other set n = n + 1")
+            await hub.next_flush()
+            return await ctx.fetch(statement, 5)
+
+        # What is analysed while others write is remembered: it is not executed over and over.
+        before = executions(hub)
+        await Follower().follow(hub, query(others_write))
+        for _ in range(5):
+            await run(orders, "update other set n = n + 1")
+            await hub.next_flush()
+        await settle(hub)
+        assert hub.groups.analyst.forget([]) == set()
+        assert executions(hub) - before == 2
+
+
+async def test_a_table_that_is_enabled_again_is_followed_at_once(
+    url: str, orders: Connection
+) -> None:
+    async with Hub(url) as hub:
+        follower = await Follower().follow(hub, query(others))
+        await settle(hub)
+        await run(orders, "select headwater.disable_reactivity('other')")
+        await hub.groups.recheck()
+        await follower.until(lambda: follower.failure is not None)
+        await run(orders, "update other set n = 7")
+        await enable(orders, "other")
+        await follower.until_value([{"id": 1, "n": 7}])

@@ -39,7 +39,7 @@ from headwater.protocol import Frame, ResetReason
 from headwater.queries.analysis import Analyst
 from headwater.queries.events import ChangeEvent, Events
 from headwater.queries.functions import Arguments, Query
-from headwater.queries.statements import Read
+from headwater.queries.statements import Read, Statement
 from headwater.queries.watches import Watches, concerns
 from headwater.settings import Settings
 
@@ -241,16 +241,21 @@ class Groups:
             return
         flush = self._hub.begun
         self._meanwhile.add(flush, changes, since=self._executions.oldest)
+        self._altered(changes)
+        for group in self._watches.touched(changes):
+            self._touch(group, flush)
+
+    def _altered(self, changes: Iterable[Change]) -> None:
+        """Tables that do not look as they did: what was known of statements rests on them."""
         altered = {
-            change.table.oid
+            change.table.oid: change.table.id
             for change in changes
             if change.op == "reset"
             or self._shapes.get(change.table.oid, change.table.id) != change.table.id
         }
         if altered:
-            self.analyst.forget(altered)
-        for group in self._watches.touched(changes):
-            self._touch(group, flush)
+            self._shapes.update(altered)  # once is enough, whoever reads them now
+            self._touch_all(self.analyst.forget(altered))
 
     def tell(self, transactions: Iterable[Transaction]) -> None:
         """Tell the application of the changes."""
@@ -468,9 +473,12 @@ class Groups:
 
     async def recheck(self) -> None:
         """Look again at the views, functions and policies that queries go through."""
-        altered = await self.analyst.recheck()
-        for group in self if altered else ():
-            if not altered.isdisjoint(group.statements):
+        self._touch_all(await self.analyst.recheck())
+
+    def _touch_all(self, statements: set[Statement]) -> None:
+        """They may read something else than was thought."""
+        for group in self if statements else ():
+            if not statements.isdisjoint(group.statements):
                 self._touch(group, self._hub.begun + 1, "catalog")
 
     def lost(self) -> None:
