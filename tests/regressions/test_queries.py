@@ -129,3 +129,46 @@ async def test_a_table_that_is_enabled_again_is_followed_at_once(
         await run(orders, "update other set n = 7")
         await enable(orders, "other")
         await follower.until_value([{"id": 1, "n": 7}])
+
+
+async def test_statements_that_are_others_every_time_come_to_an_end(
+    url: str, orders: Connection
+) -> None:
+    numbers = itertools.count()
+
+    async def stamped(ctx: Context) -> Any:
+        return await ctx.fetch_value(f"select count(*) from orders -- {next(numbers)}")
+
+    async with Hub(url) as hub:
+        follower = await Follower().follow(hub, query(stamped))
+        await settle(hub)
+        assert executions(hub) < 6
+        await run(orders, "delete from orders where id = 1")
+        await follower.until_value(49)
+
+
+async def test_a_change_that_comes_while_a_query_fails_counts_at_once(
+    url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.hub.groups.retry_pause", lambda retries: 1e6)
+    gate, started = asyncio.Event(), asyncio.Event()
+    gate.set()
+
+    async def divides(ctx: Context) -> Any:
+        n = await ctx.fetch_value("select n from other")
+        started.set()
+        await gate.wait()
+        return 100 // n
+
+    async with Hub(url) as hub:
+        await run(orders, "update other set n = 1")
+        follower = await Follower().follow(hub, query(divides))
+        await settle(hub)
+        gate.clear()
+        started.clear()
+        await run(orders, "update other set n = 0")
+        await started.wait()
+        await run(orders, "update other set n = 5")
+        await hub.next_flush()
+        gate.set()
+        await follower.until_value(20)

@@ -50,6 +50,10 @@ __all__ = ["Answered", "Groups", "QuerySubscription"]
 
 logger = logging.getLogger(__name__)
 
+_ONCE_MORE_MAX = 3
+"""How often a query is executed again at once because of statements that are met for the first
+time. What they depend on comes to light step by step; a text that differs every time never does."""
+
 
 class Groups:
     """All queries of a hub (`hub.groups`)."""
@@ -316,15 +320,27 @@ class Groups:
             assert outcome.value is not None
             self._succeeded(group, outcome.value, moment, outcome.reason)
         self._hub.metrics.query_groups.set(len(self._groups))
-        if outcome.analysed:
+        touched = group.touched_at > moment.flush
+        group.analyses = group.analyses + 1 if outcome.analysed else 0
+        if group.error is None and 0 < group.analyses <= _ONCE_MORE_MAX:
             # Whether all it reads was captured as of its snapshot is not known. Once more.
             group.touched_at = self._hub.begun + 1
         if not group.is_needed:
             self._release(group)
-        elif group.touched_at > moment.flush and group.error is None:
-            self._want(group, "catalog" if outcome.analysed else "change")
+        elif touched:
+            self._want(group, "change")
+        elif group.touched_at > moment.flush:
+            self._want(group, "catalog")
         elif group.waiters:
             self._want(group, "call")
+        elif group.error is None and group.analyses:
+            # Its statements are others every time: it would never come to an end.
+            self._delay(group, group.analyses - _ONCE_MORE_MAX, "catalog")
+
+    def _delay(self, group: Group, times: int, reason: Reason) -> None:
+        """Execute it after a pause, which is longer the more often that was done."""
+        pause = retry_pause(times - 1)
+        group.delayed = asyncio.get_running_loop().call_later(pause, self._want, group, reason)
 
     def _learn(self, group: Group, outcome: Outcome) -> None:
         """What it read. After a failure it may have read only a part of what it reads."""
@@ -397,10 +413,8 @@ class Groups:
             subscription.fail(error)
         self._tell_failure(group, error)
         if group.subscribers:
-            pause = retry_pause(group.retries)
             group.retries += 1
-            loop = asyncio.get_running_loop()
-            group.delayed = loop.call_later(pause, self._want, group, "retry")
+            self._delay(group, group.retries, "retry")
 
     def _tell_failure(self, group: Group, error: HeadwaterError) -> None:
         """Once, for as long as it is the same."""
