@@ -172,3 +172,26 @@ async def test_a_change_that_comes_while_a_query_fails_counts_at_once(
         await hub.next_flush()
         gate.set()
         await follower.until_value(20)
+
+
+async def test_a_failure_is_told_once(url: str, orders: Connection) -> None:
+    async def not_for_bob(ctx: Context) -> Any:
+        found = [
+            await ctx.fetch_value("select count(*) from orders"),
+            await ctx.fetch("select * from other"),
+        ]
+        if ctx.user == "bob":
+            raise Refused("not for bob")
+        return found
+
+    async with Hub(url) as hub:
+        moved = await Follower().follow(hub, query(not_for_bob), ANN)
+        await moved.handle.change_identity(BOB)
+        uncaptured = await Follower().follow(hub, query(not_for_bob), ANN)
+        await run(orders, "select headwater.disable_reactivity('other')")
+        await hub.groups.recheck()
+        for i in range(3):
+            await run(orders, f"delete from orders where id = {i}")
+            await settle(hub)
+        assert moved.kinds().count("failed") == 1
+        assert uncaptured.kinds().count("failed") == 1

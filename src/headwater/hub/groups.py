@@ -359,8 +359,6 @@ class Groups:
             group.uncaptured = outcome.uncaptured
 
     def _succeeded(self, group: Group, value: bytes, moment: Moment, reason: Reason) -> None:
-        recovered = group.told_error is not None
-        group.told_error = None
         known = group.since is not None
         differs = group.take(value, moment)
         if differs and known and reason == "sweep":
@@ -370,8 +368,11 @@ class Groups:
             )
         if group.uncaptured:
             self._tell_failure(group, _not_captured(group))
-        elif differs or recovered:
-            self._hand_out(group, recovered)
+        else:
+            recovered = group.told_error is not None
+            group.told_error = None
+            if differs or recovered:
+                self._hand_out(group, recovered)
         self._resolve(group, Answered(msgspec.Raw(value), str(moment.position)))
         joining, group.joining = group.joining, []
         for subscription in joining:
@@ -408,10 +409,10 @@ class Groups:
         group.error = error
         self._hub.metrics.query_failures.labels(error.code).inc()
         self._resolve(group, error)
+        self._tell_failure(group, error)
         joining, group.joining = group.joining, []
         for subscription in joining:
             subscription.fail(error)
-        self._tell_failure(group, error)
         if group.subscribers:
             group.retries += 1
             self._delay(group, group.retries, "retry")
