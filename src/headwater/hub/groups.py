@@ -202,7 +202,7 @@ class Groups:
         group.subscribers.pop(subscription, None)
         if subscription in group.joining:
             group.joining.remove(subscription)
-        if not any(each.delta for each in group.subscribers):
+        if subscription.delta and not any(each.delta for each in group.subscribers):
             group.forget_rows()
         self._release(group)
 
