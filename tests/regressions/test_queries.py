@@ -195,3 +195,14 @@ async def test_a_failure_is_told_once(url: str, orders: Connection) -> None:
             await settle(hub)
         assert moved.kinds().count("failed") == 1
         assert uncaptured.kinds().count("failed") == 1
+
+
+async def test_what_could_not_be_followed_is_not_fresh(url: str, orders: Connection) -> None:
+    async with Hub(url) as hub:
+        await Follower().follow(hub, query(others))
+        await settle(hub)
+        (group,) = hub.groups
+        hub.groups.read_all_again()
+        assert not group.is_fresh
+        await settle(hub)
+        assert group.is_fresh

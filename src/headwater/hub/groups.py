@@ -278,7 +278,7 @@ class Groups:
     def read_all_again(self) -> None:
         """The log could not be followed: nothing is known to hold."""
         for group in self:
-            self._touch(group, self._hub.begun)
+            self._touch(group, self._hub.begun + 1)
 
     def forget_positions(self) -> None:
         """The server restarted, and may give transaction ids out again."""
