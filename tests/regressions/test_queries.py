@@ -206,3 +206,16 @@ async def test_what_could_not_be_followed_is_not_fresh(url: str, orders: Connect
         assert not group.is_fresh
         await settle(hub)
         assert group.is_fresh
+
+
+async def test_what_python_calls_equal_is_told(url: str, orders: Connection) -> None:
+    await run(orders, "create table j (id int primary key, v jsonb)", "insert into j values (1, '1')")
+    await enable(orders, "j")
+
+    async def values(ctx: Context) -> Any:
+        return await ctx.fetch("select * from j")
+
+    async with Hub(url) as hub:
+        follower = await Follower().follow(hub, query(values, key="id"), delta=True)
+        await run(orders, "update j set v = 'true'")
+        await follower.until(lambda: follower.rows[0]["v"] is True, 10)
