@@ -219,3 +219,25 @@ async def test_what_python_calls_equal_is_told(url: str, orders: Connection) -> 
         follower = await Follower().follow(hub, query(values, key="id"), delta=True)
         await run(orders, "update j set v = 'true'")
         await follower.until(lambda: follower.rows[0]["v"] is True, 10)
+
+
+async def test_what_the_database_does_not_support_is_the_functions_fault(
+    url: str, orders: Connection
+) -> None:
+    async def locked(ctx: Context) -> Any:
+        return await ctx.fetch("select region, count(*) from orders group by 1 for update")
+
+    async with Hub(url) as hub:
+        with pytest.raises(FunctionFailed):
+            await Follower().follow(hub, query(locked))
+
+
+async def test_statements_prepared_before_a_table_was_altered(url: str, orders: Connection) -> None:
+    async with Hub(url) as hub:
+        follower = await Follower().follow(hub, query(others))
+        for n in range(5):
+            await run(orders, f"update other set n = {n}")
+            await follower.until_value([{"id": 1, "n": n}])
+        await run(orders, "alter table other alter n type text", "update other set n = 'x'")
+        await follower.until_value([{"id": 1, "n": "x"}])
+        assert "failed" not in follower.kinds()

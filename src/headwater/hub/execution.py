@@ -47,9 +47,6 @@ class Outcome(msgspec.Struct, frozen=True):
     seen: Seen | None = None
 
 
-_STALE = psycopg.errors.FeatureNotSupported
-"""A prepared statement does not fit its table any more; on another connection it will."""
-
 Finished: TypeAlias = Callable[[Group, Outcome], None]
 
 
@@ -104,7 +101,7 @@ class Execution:
             value = await bounded(query, context, group.arguments, seconds)
             return query.encode(value), None
         except Exception as error:
-            if isinstance(error, psycopg.Error) and (lost(error) or isinstance(error, _STALE)):
+            if isinstance(error, psycopg.Error) and (lost(error) or _is_stale(error)):
                 raise
             if isinstance(error.__cause__, TimeoutError):
                 await connection.close()  # whatever it was waiting for may still be under way
@@ -155,3 +152,12 @@ class Execution:
             hint="The database's own log says why.",
         )
         self._finished(group, Outcome(moment, group.reason, error=error))
+
+
+def _is_stale(error: psycopg.Error) -> bool:
+    """Whether a prepared statement does not fit its table any more; on another connection it will.
+    The same error has other causes, which stay: the server's function tells them apart."""
+    return (
+        isinstance(error, psycopg.errors.FeatureNotSupported)
+        and error.diag.source_function == "RevalidateCachedQuery"
+    )
