@@ -241,3 +241,28 @@ async def test_statements_prepared_before_a_table_was_altered(url: str, orders: 
         await run(orders, "alter table other alter n type text", "update other set n = 'x'")
         await follower.until_value([{"id": 1, "n": "x"}])
         assert "failed" not in follower.kinds()
+
+
+async def test_a_function_that_catches_the_loss_of_its_connection(
+    url: str, orders: Connection
+) -> None:
+    losing = False
+
+    async def careless(ctx: Context) -> Any:
+        nonlocal losing
+        loses, losing = losing, False
+        try:
+            await ctx.fetch(
+                "select case when %s then pg_terminate_backend(pg_backend_pid()) end", loses
+            )
+            return await ctx.fetch(REGION_2)
+        except psycopg.Error:
+            return []
+
+    async with Hub(url) as hub:
+        follower = await Follower().follow(hub, query(careless))
+        await settle(hub)
+        losing = True
+        await run(orders, "delete from orders where id = 2")
+        await follower.until(lambda: len(follower.messages) > 1)
+        assert follower.value == await answer(orders, REGION_2)

@@ -99,6 +99,8 @@ class Execution:
         try:
             await act(connection, settings)
             value = await bounded(query, context, group.arguments, seconds)
+            if connection.closed:  # the function made do without what it could not read
+                raise psycopg.OperationalError("the connection was lost while it ran")
             return query.encode(value), None
         except Exception as error:
             if isinstance(error, psycopg.Error) and (lost(error) or _is_stale(error)):
