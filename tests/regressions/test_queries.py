@@ -266,3 +266,16 @@ async def test_a_function_that_catches_the_loss_of_its_connection(
         await run(orders, "delete from orders where id = 2")
         await follower.until(lambda: len(follower.messages) > 1)
         assert follower.value == await answer(orders, REGION_2)
+
+
+async def test_locks_of_a_session_end_with_the_query(url: str, orders: Connection) -> None:
+    async def locks(ctx: Context) -> Any:
+        await ctx.fetch("select pg_advisory_lock(77)")
+        return await ctx.fetch_value("select count(*) from orders")
+
+    async with Hub(url) as hub:
+        await Follower().follow(hub, query(locks))
+        await settle(hub)
+        await hub.next_flush()
+        async with asyncio.timeout(30):
+            await run(orders, "select pg_advisory_lock(77)", "select pg_advisory_unlock(77)")

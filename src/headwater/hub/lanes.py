@@ -214,10 +214,11 @@ class Lane:
 
 
 async def _finish(connection: Connection) -> None:
-    """End the transaction, and leave no settings behind."""
+    """End the transaction, and leave no settings and no locks behind."""
     async with connection.pipeline():
         await connection.execute("rollback")
         await connection.execute("reset all")
+        await connection.execute("select pg_advisory_unlock_all()")
 
 
 class Primary(Lane):
