@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from typing import Any
 
 import psycopg
@@ -12,6 +13,7 @@ import pytest
 from headwater.database import Connection
 from headwater.errors import FunctionFailed, Refused
 from headwater.hub.hub import Hub
+from headwater.identity import Identity
 from headwater.queries.context import Context
 from headwater.settings import Settings
 from tests.hub import answer
@@ -279,3 +281,58 @@ async def test_locks_of_a_session_end_with_the_query(url: str, orders: Connectio
         await hub.next_flush()
         async with asyncio.timeout(30):
             await run(orders, "select pg_advisory_lock(77)", "select pg_advisory_unlock(77)")
+
+
+async def test_settings_that_a_query_makes_are_not_there_for_the_next(
+    url: str, orders: Connection
+) -> None:
+    async def sets(ctx: Context, i: int) -> Any:
+        await ctx.fetch("select set_config('app.who', %s, true)", str(i))
+        return await ctx.fetch_value("select count(*) from orders")
+
+    async def reads(ctx: Context, i: int) -> Any:
+        return [
+            await ctx.fetch_value("select count(*) from orders"),
+            await ctx.fetch_value("select coalesce(current_setting('app.who', true), '')"),
+        ]
+
+    async with Hub(url, settings=Settings(query_concurrency=1)) as hub:
+        followers = []
+        for i in range(5):
+            await Follower().follow(hub, query(sets), args={"i": i})
+            followers.append(await Follower().follow(hub, query(reads), args={"i": i}))
+        for n in (1, 2):
+            await run(orders, f"delete from orders where id = {n}")
+            await settle(hub)
+            assert [each.value for each in followers] == [[50 - n, ""]] * 5
+
+
+async def test_a_role_does_not_outlive_a_query_that_left_a_statement_behind(
+    url: str, orders: Connection
+) -> None:
+    role = f"reader_{random.randrange(10**9)}"
+    await run(orders, f"create role {role}", f"grant select on orders to {role}")
+    left = []
+
+    async def hasty(ctx: Context, i: int) -> Any:
+        left.append(asyncio.create_task(ctx.fetch(f"select count(*) from orders -- {i}")))
+        await asyncio.sleep(0)
+        return await asyncio.sleep(0)
+
+    async def who(ctx: Context, i: int) -> Any:
+        await ctx.fetch_value("select count(*) from orders")
+        return await ctx.fetch_value("select current_user::text")
+
+    try:
+        async with Hub(url, settings=Settings(query_concurrency=1)) as hub:
+            guest = Identity("g", role=role)
+            follows = []
+            for i in range(20):
+                follows.append(Follower().follow(hub, query(hasty), guest, args={"i": i}))
+                follows.append(Follower().follow(hub, query(who), args={"i": i}))
+            followers = await asyncio.gather(*follows)
+            await settle(hub)
+            assert role not in {each.value for each in followers}
+            await asyncio.gather(*left, return_exceptions=True)
+    finally:
+        await run(orders, f"drop owned by {role}", f"drop role {role}")
