@@ -369,6 +369,7 @@ def read_file(path: str, *, name: str) -> bytes:
 # ------------------------------------------------------------------------ lengths of time
 
 _UNITS = {
+    "ms": 0.001,
     "s": 1,
     "second": 1,
     "m": 60,
@@ -382,8 +383,9 @@ _UNITS = {
 
 def parse_duration(text: str, *, name: str = "duration", least: int = 1) -> timedelta:
     """A length of time as people write it: `30 days`, `12h`, `90 seconds`. `least` in seconds."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", text)
-    unit = _UNITS.get(match[2]) if match else None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text)
+    # Words have a plural, letters have none: 50ms are not 50 minutes.
+    unit = (_UNITS.get(match[2]) or _UNITS.get(match[2].removesuffix("s"))) if match else None
     if match is None or unit is None:
         raise ConfigError(
             f"{name}: {text!r} is not a length of time",
