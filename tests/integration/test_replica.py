@@ -159,3 +159,16 @@ async def test_a_server_that_is_no_replica_is_not_used(
         follower = await Follower().follow(hub, SERVER)
         assert follower.value == ["primary", 0]
         assert hub.metrics.replica_up._value.get() == 0
+
+
+async def test_nothing_goes_on_after_the_hub_is_closed(
+    primary: EmbeddedPostgres, replica: ReplicaServer, counter: Connection
+) -> None:
+    async with hub_with(primary, replica, wait="50ms") as hub:
+        replica.delay(60)
+        follower = await Follower().follow(hub, COUNTED)
+        await follower.until_value(await count(counter))
+        before = asyncio.all_tasks()
+    replica.delay(0)
+    assert not {task for task in before if not task.done()} - {asyncio.current_task()}
+    assert asyncio.all_tasks() == {asyncio.current_task()}

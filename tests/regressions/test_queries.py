@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 from headwater.database import Connection
-from headwater.errors import FunctionFailed, Refused
+from headwater.errors import FunctionFailed, Refused, Unavailable
 from headwater.hub.hub import Hub
-from headwater.identity import Identity
+from headwater.identity import ANONYMOUS, Identity
 from headwater.queries.context import Context
 from headwater.settings import Settings
 from tests.hub import answer
@@ -27,7 +27,7 @@ from tests.integration.test_groups import (
     query,
     settle,
 )
-from tests.support import enable, run
+from tests.support import enable, rows, run
 
 __all__ = ["orders"]
 
@@ -336,3 +336,39 @@ async def test_a_role_does_not_outlive_a_query_that_left_a_statement_behind(
             await asyncio.gather(*left, return_exceptions=True)
     finally:
         await run(orders, f"drop owned by {role}", f"drop role {role}")
+
+
+async def test_a_function_that_will_not_be_cancelled_holds_no_connection_for_long(
+    url: str, orders: Connection
+) -> None:
+    started, gate, asked = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def stubborn(ctx: Context) -> Any:
+        await ctx.fetch("select count(*) from orders")
+        started.set()
+        try:
+            await asked.wait()
+        except asyncio.CancelledError:
+            await gate.wait()
+
+    async with Hub(url, settings=Settings(query_concurrency=1)) as hub:
+        call = asyncio.create_task(
+            hub.groups.call(query(stubborn), query(stubborn).bind({}), ANONYMOUS)
+        )
+        await started.wait()
+        hub.groups.lost()
+        with pytest.raises(Unavailable):
+            await call
+        gate.set()
+        follower = await Follower().follow(hub, query(others))
+        await run(orders, "update other set n = 3")
+        await follower.until_value([{"id": 1, "n": 3}])
+        await settle(hub)
+        ((count,),) = await rows(orders, CONNECTIONS)
+        assert count == 1
+
+
+CONNECTIONS = """
+    select count(*) from pg_stat_activity
+    where datname = current_database() and application_name like '%queries%'
+"""

@@ -71,6 +71,9 @@ class Lane:
 
     def restart(self) -> None:
         """Forget everything that is wanted or under way."""
+        self._stop()
+
+    def _stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         self._tasks.clear()
@@ -82,7 +85,7 @@ class Lane:
 
     async def close(self) -> None:
         tasks = list(self._tasks)
-        self.restart()
+        self._stop()
         await asyncio.gather(*tasks, *self._closing, return_exceptions=True)
 
     # -------------------------------------------------------------------- sharing out
@@ -105,15 +108,18 @@ class Lane:
 
     def _give_back_all(self) -> None:
         for unread in self._shares:
-            self._wanted.update(dict.fromkeys(unread))
-            unread.clear()
+            self._put_first(unread)
 
     def _give_back(self, share: deque[Group]) -> None:
         if share:
-            self._wanted.update(dict.fromkeys(share))
-            share.clear()
+            self._put_first(share)
             self._connect_more()
             self._changed()
+
+    def _put_first(self, share: deque[Group]) -> None:
+        """They have waited for longer than what is wanted since."""
+        self._wanted = {**dict.fromkeys(share), **self._wanted}
+        share.clear()
 
     # -------------------------------------------------------------------- connections
 
@@ -178,6 +184,7 @@ class Lane:
     ) -> None:
         """Execute one after the other in the transaction that was begun, then be free again."""
         group: Group | None = None
+        is_lost = True
         try:
             usable = True
             while usable and share:
@@ -185,23 +192,32 @@ class Lane:
                 if group.is_needed:
                     group.state = "running"
                     as_it_was = await self._execution.run(connection, group, moment, seen)
-                    usable = as_it_was and _is_in_transaction(connection)
+                    usable = as_it_was and _is_in_transaction(connection) and self._knows_us
                 else:
                     group.state = "idle"
                 group = None
             await _finish(connection)
+            is_lost = False
         except psycopg.Error as error:
             logger.warning("a connection for queries was lost: %s", str(error).strip())
-            self._lost(connection, group, moment)
         except Exception:
             logger.exception("a query could not be executed")
-            self._lost(connection, group, moment)
         except asyncio.CancelledError:
             await connection.close()
             raise
+        if not self._knows_us:
+            await connection.close()
+            return
+        if is_lost:
+            self._lost(connection, group, moment)
         else:
             self._free(connection)
         self._give_back(share)
+
+    @property
+    def _knows_us(self) -> bool:
+        """Whether the task that asks still counts. A function may not heed that it is cancelled."""
+        return asyncio.current_task() in self._tasks
 
     def _lost(self, connection: Connection, group: Group | None, moment: Moment) -> None:
         self._drop(connection)
