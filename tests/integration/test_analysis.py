@@ -18,7 +18,7 @@ from headwater.live.filter import EVERYTHING, to_json
 from headwater.queries.analysis import Analysis, Analyst
 from headwater.queries.statements import Executed, Statement
 from tests.conftest import fresh_database
-from tests.support import enable, run
+from tests.support import enable, rows, run
 
 SCHEMA = (
     "create type mood as enum ('glad', 'sad')",
@@ -274,6 +274,14 @@ async def test_what_nobody_captures_is_named(
           "lines": {"and": [["quantity", ">", 2], ["product", "=", "x"]]}}),
         ("select 1 from orders o cross join lines where o.region = 7", (),
          {"orders": ["region", "=", 7]}),
+        ('select 1 from orders o join lines l on l.order_id = o.id join "Order Notes" n'
+         ' on n."order" = o.id, audit where o.region = 7 and n."Id" = $1', (3,),
+         {"orders": ["region", "=", 7], "Order Notes": ["Id", "=", 3]}),
+        ("select o.id from orders o join lines l using (id) where o.region = 7", (),
+         {"orders": ["region", "=", 7]}),
+        ("select distinct on (region) region, id from orders where region > 7 group by id"
+         " having count(*) > 0 order by region, id limit 3 offset 1", (),
+         {"orders": ["region", ">", 7]}),
         ("select * from orders o left join lines l using (id) where o.region = 7", (), {}),
         ("select * from orders a, orders b where a.region = 7", (), {}),
         ("select * from orders where region = 7 and exists (select from lines)", (), {}),
@@ -454,6 +462,20 @@ async def test_functions_with_a_search_path(db: Connection, analyst: Analyst) ->
     assert "owned()" in " ".join(moved.notes)
 
 
+async def test_functions_that_call_themselves(db: Connection, analyst: Analyst) -> None:
+    await run(
+        db,
+        "set check_function_bodies = off",
+        "create function up(n int) returns bigint language sql stable as"
+        " 'select case when n > 0 then up(n - 1) else (select count(*) from lines) end'",
+        "create function ping(n int) returns bigint language sql stable as 'select pong(n)'",
+        "create function pong(n int) returns bigint language sql stable as"
+        " 'select ping(n) + (select sum(quantity) from lines)'",
+    )
+    assert columns(await analyst.analyse(Statement("select up(3)"))) == {"lines": ""}
+    assert columns(await analyst.analyse(Statement("select ping(3)"))) == {"lines": "quantity"}
+
+
 # ------------------------------------------------------------------------ what is kept
 
 
@@ -525,6 +547,55 @@ async def test_the_same_question_at_once_is_asked_once(shop: Analyst) -> None:
     found = await asyncio.gather(*(shop.analyse(statement) for _ in range(20)))
     assert all(each is found[0] for each in found)
     assert shop.known(statement) is found[0]
+
+
+async def until_waiting(db: Connection) -> None:
+    """Until an analyst waits for a lock."""
+    waiting = (
+        "select from pg_stat_activity where application_name = 'headwater analysis'"
+        " and datname = current_database() and wait_event_type = 'Lock'"
+    )
+    while not await rows(db, waiting):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def test_one_who_leaves_and_one_who_stays(
+    db: Connection, other: Connection, analyst: Analyst
+) -> None:
+    statement = Statement("select id from orders")
+    async with db.transaction():
+        await db.execute("lock table orders in access exclusive mode")
+        leaving, staying = (asyncio.create_task(analyst.analyse(statement)) for _ in range(2))
+        await until_waiting(other)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+    assert columns(await staying) == {"orders": "id"}
+
+
+async def test_what_is_forgotten_meanwhile_is_not_kept(
+    db: Connection, other: Connection, analyst: Analyst
+) -> None:
+    statement = Statement("select id from orders")
+    async with db.transaction():
+        await db.execute("lock table orders in access exclusive mode")
+        asking = asyncio.create_task(analyst.analyse(statement))
+        await until_waiting(other)
+        analyst.forget([1])
+    assert columns(await asking) == {"orders": "id"}
+    assert analyst.known(statement) is None
+
+
+async def test_closing_tells_those_who_wait(
+    db: Connection, other: Connection, analyst: Analyst
+) -> None:
+    async with db.transaction():
+        await db.execute("lock table orders in access exclusive mode")
+        asking = asyncio.create_task(analyst.analyse(Statement("select id from orders")))
+        await until_waiting(other)
+        await analyst.close()
+        with pytest.raises(Unavailable):
+            await asking
 
 
 async def test_the_number_kept_is_bounded(shop: Analyst, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -478,6 +478,16 @@ async def test_what_is_not_captured_can_be_called_and_not_followed(
         follower = await Follower().follow(hub, query(plain))
         await run(orders, "insert into uncaptured values (2)")
         await follower.until_value([{"id": 1}, {"id": 2}])
+        await run(orders, "select headwater.disable_reactivity('uncaptured')")
+        await hub.groups.recheck()
+        await follower.until(lambda: follower.failure is not None)
+        told = len(follower.messages)
+        follower.handle.resync("overflow")
+        assert [type(each) for each in follower.messages[told:]] == [Failed]
+        await run(orders, "insert into uncaptured values (3)")
+        await enable(orders, "uncaptured")
+        await hub.groups.recheck()
+        await follower.until_value([{"id": 1}, {"id": 2}, {"id": 3}])
 
 
 # ------------------------------------------------------------------------ roles

@@ -8,6 +8,7 @@
     placeholders `%s` and `%(name)s` as the server has them
     sending      one statement and its rows, within bounds
     statements   the SQL that a function ran, and what it reads
+    catalog      follows a statement through views, functions and policies
     analysis     asks the database what a statement reads: tables, columns, a row predicate
     predicate    the row predicate out of a statement as the database prints it
     watches      which executions a change may concern

@@ -106,7 +106,13 @@ class Analyst:
         if task is None:
             task = self._asking[key] = asyncio.create_task(self._analyse(key))
             task.add_done_callback(lambda done: self._answered(key, done))
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if not task.cancelled() or (caller is not None and caller.cancelling()):
+                raise
+            raise Unavailable("statements are no longer analysed", hint="Try elsewhere.") from None
 
     def known(self, statement: Statement, role: str | None = None) -> Analysis | None:
         """The same, if it need not be asked for."""
@@ -251,6 +257,7 @@ _FORMATS = "-c datestyle=ISO -c intervalstyle=iso_8601 -c bytea_output=hex -c ex
 
 async def _rolled_back(connection: Connection, work: Callable[[Connection], Awaitable[T]]) -> T:
     await connection.execute("begin isolation level repeatable read read write")
+    given_up = False
     try:
         # The first question: what is altered from here on differs from what is remembered.
         cursor = await connection.execute("select to_regclass('headwater.captures') is not null")
@@ -259,8 +266,11 @@ async def _rolled_back(connection: Connection, work: Callable[[Connection], Awai
                 "Headwater is not installed in this database", hint="Run: headwater init"
             )
         return await work(connection)
+    except asyncio.CancelledError:
+        given_up = True  # and so is the connection, which may not answer any more
+        raise
     finally:
-        if not connection.closed:
+        if not given_up and not connection.closed:
             await connection.execute("rollback")
 
 

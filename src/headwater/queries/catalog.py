@@ -125,6 +125,7 @@ class Walk:
         self._widened: dict[str, None] = {}
         self._notes: dict[str, None] = {}
         self._seen: set[tuple[str, int, str | None]] = set()
+        self._called: set[tuple[int, str | None]] = set()
         self._probes = 0
         self._pid = 0
         self._session_path = ""
@@ -277,6 +278,9 @@ class Walk:
         ):
             through = (*body.through, f"{label}()")
             within = body.path if path is None else path
+            if (oid, within) in self._called:
+                continue  # also one that calls itself
+            self._called.add((oid, within))
             if language == "sql" and text is not None:
                 found = None if moved else await self._probe_text(arguments, text, within)
                 if found is None:
@@ -400,10 +404,9 @@ async def path_of(connection: Connection, role: str) -> str:
     except psycopg.Error as error:
         if is_lost(error):
             raise
+        await connection.execute("rollback to headwater_role")
         raise Refused(error.diag.message_primary or str(error)) from error
-    finally:
-        if not connection.closed:
-            await connection.execute("rollback to headwater_role")
+    await connection.execute("rollback to headwater_role")
     return str(path)
 
 

@@ -233,16 +233,18 @@ class _TableWatches(Generic[Item]):
 def _altered(change: Change) -> frozenset[str] | None:
     """The columns that an update may have altered; None if that may be any.
 
-    Python calls values equal that print differently (1 and true in JSON, 0.0 and -0.0), and a
-    number in JSON loses digits when it is read. Where two values may have differed, they did.
+    Python calls values equal that print differently (1 and true in JSON, 0.0 and -0.0), a number in
+    JSON loses digits when it is read, and an image does not tell NULL from a null in JSON. Where
+    two values may have differed, they did.
     """
     before, after = change.before, change.after
     if before is None or after is None:
         return None
+    types = {column.name: column.type for column in change.table.columns}
     altered = frozenset(
         name
         for name, value in after.items()
-        if name not in before or _may_differ(before[name], value, name, change.table)
+        if name not in before or _may_differ(before[name], value, types.get(name, "json"))
     )
     # It is in the log because something differed.
     return altered or None
@@ -252,18 +254,19 @@ _EXACT = frozenset({str, int, bool, bytes, dt.date, dt.datetime, dt.time, UUID, 
 _FLOATS = ("real", "double precision", "real[]", "double precision[]")
 
 
-def _may_differ(before: Any, after: Any, name: str, table: Table) -> bool:
+def _may_differ(before: Any, after: Any, declared: str) -> bool:
     type_ = before.__class__
     if type_ is not after.__class__:
         return True
     if type_ in _EXACT:
-        return bool(before != after)
+        return bool(before != after) or (before is None and declared in ("json", "jsonb"))
     if repr(before) != repr(after):
         return True
     if type_ is Decimal:
         return False
-    declared = next((column.type for column in table.columns if column.name == name), "json")
-    return declared == "json" or (declared not in _FLOATS and _has_float(before))
+    return declared in ("json", "json[]", "jsonb[]") or (
+        declared not in _FLOATS and _has_float(before)
+    )
 
 
 def _has_float(value: Any) -> bool:

@@ -121,6 +121,7 @@ FIRST: dict[str, Any] = {
         ("binary", {"a": [1]}, {"a": [1]}, False),
         ("binary", {"a": 1}, {"a": True}, True),
         ("binary", 1, True, True),
+        ("binary", None, None, True),
         ("binary", 1, 1.0, True),
         ("binary", {"a": [1.5]}, {"a": [1.5]}, True),
         ("textual", {"a": 1}, {"a": 1}, True),
