@@ -223,7 +223,9 @@ class Reader:
 
     def _opens(self, page: Path) -> Started:
         """As a browser would, which also asks the gateway whether pages from there may use it."""
-        gateway, origin = (f"http://localhost:{self.ports[port]}" for port in (GATEWAY_SHOWN, PAGES_SHOWN))
+        gateway, origin = (
+            f"http://localhost:{self.ports[port]}" for port in (GATEWAY_SHOWN, PAGES_SHOWN)
+        )
         allowed = httpx.get(f"{gateway}/healthz", headers={"origin": origin}, trust_env=False)
         assert allowed.headers["access-control-allow-origin"] == origin
         text = httpx.get(f"{origin}/{page.name}", trust_env=False).text
