@@ -40,12 +40,13 @@ import pytest
 from typer.main import get_command
 
 import headwater
-from headwater import Headwater, HeadwaterError, limits
+from headwater import Forbidden, Headwater, HeadwaterError, Refused, connect, limits
 from headwater.cli import app
 from headwater.embedded import EmbeddedPostgres
 from headwater.embedded.binaries import _find_package
 from headwater.metrics import Metrics
 from headwater.settings import Settings
+from headwater.testing.served import serving
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -307,6 +308,65 @@ async def run_snippet(text: str, name: str, namespace: dict[str, Any]) -> None:
     result = eval(code, namespace)
     if inspect.iscoroutine(result):
         await result
+
+
+QUERIES = ROOT / "docs" / "howto" / "queries-and-mutations.md"
+
+# What the page takes for granted.
+QUERIES_TABLES = """
+    create table customers (id int primary key, name text);
+    create table orders (
+      id int generated always as identity primary key, region int not null, amount numeric,
+      status text default 'open', owner text, customer int default 1 references customers,
+      placed timestamptz default now());
+    create table prices (item text primary key, price numeric);
+    create table sales (year int, month int, total numeric, primary key (year, month));
+    create table names (name text primary key);
+    insert into customers values (1, 'Ann');
+    insert into prices values ('cup', 9);
+"""
+QUERIES_NAMES = """
+import datetime as dt, logging, msgspec, psycopg
+from decimal import Decimal
+from headwater import *
+
+logger, draw = logging.getLogger("shop"), str
+Day = msgspec.defstruct("Day", [("day", dt.date), ("count", int)])
+Price = msgspec.defstruct("Price", [("item", str), ("price", Decimal)])
+Dashboard = msgspec.defstruct("Dashboard", [("orders", list), ("prices", list)])
+"""
+QUERIES_CALLS: list[tuple[str, dict[str, Any], Any]] = [
+    ("orders_of", {"region": 7, "ids": [1, 5]}, [[1], [1]]),
+    ("orders_by_day", {"region": 8}, []),
+    ("chart", {"year": 2026}, "[]"),
+    ("prices", {}, [{"item": "cup", "price": "9"}]),
+    ("dashboard", {"region": 8}, {"orders": [], "prices": [{"item": "cup", "price": "9"}]}),
+]
+
+
+async def test_the_page_about_queries_and_mutations(url: str, tmp_path: Path) -> None:
+    """Its functions, in one program, served; and its clients."""
+    functions = [b.text for b in blocks(QUERIES) if b[:2] == ("python", "app")]
+    clients = [b.text for b in blocks(QUERIES) if b[:2] == ("python", "client")]
+    program = re.sub(r'Headwater\("[^"]+"\)', "Headwater()", "\n".join(functions))
+    for table in ("prices", "sales", "names"):
+        program += f"\nhw.table({table!r})"
+    (tmp_path / "shop.py").write_text(QUERIES_NAMES + program)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(QUERIES_TABLES.encode())
+    with serving(url, tmp_path, program="shop:hw") as gateway:
+        async with asyncio.timeout(WAIT_SECONDS), connect(gateway.url) as client:
+            await client.mutate("place_order", region=7, amount=1)
+            for text in clients:
+                here = {"client": client, "connect": connect}
+                await run_snippet(text.replace("http://localhost:8484", gateway.url), "page", here)
+            for name, args, expected in QUERIES_CALLS:
+                assert await client.query(name, args) == expected
+            await client.mutate("take_name", name="ann")
+            with pytest.raises(Refused, match="ann is taken"):
+                await client.mutate("take_name", name="ann")
+            with pytest.raises(Forbidden, match="only for admins"):
+                await client.mutate("close_region", region=7)
 
 
 def test_there_are_snippets() -> None:
