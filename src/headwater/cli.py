@@ -597,6 +597,8 @@ def _load(program: str) -> Headwater:
     sys.path.insert(0, os.getcwd())
     try:
         found = getattr(import_module(module), name or "hw")
+    except ConfigError as error:  # it says itself what is wrong, and the way out
+        raise ConfigError(f"{program}: {error}", hint=error.hint) from error
     except Exception as error:  # whatever somebody's program does when it is loaded
         raise ConfigError(
             f"cannot load {program}: {type(error).__name__}: {error}",

@@ -329,3 +329,19 @@ async def noted(ctx, note: str):
 async def constant(ctx):
     return 1
 """
+
+
+def test_a_mistake_in_the_application_is_told_with_its_own_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from headwater import Headwater\n"
+        "hw = Headwater('postgresql://nowhere')\n"
+        "@hw.query\n"
+        "async def prices(): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    done = headwater("serve", "shop:hw")
+    assert done.returncode == 2
+    assert "error: shop:hw: query prices takes no context\n" in done.stderr
+    assert "hint: Its first argument is the context: def prices(ctx, …)\n" in done.stderr
