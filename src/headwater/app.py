@@ -265,7 +265,14 @@ class Headwater:
         )
         await self._stack.enter_async_context(hub)
         gateway = Gateway(
-            hub, self.settings, url=self.url, authorize=self._authorize, metrics=metrics
+            hub,
+            self.settings,
+            url=self.url,
+            authorize=self._authorize,
+            metrics=metrics,
+            queries=self._functions.queries,
+            mutations=self._functions.mutations,
+            runner=self._functions.runner,
         )
         self.gateway = await self._stack.enter_async_context(gateway)
 

@@ -47,7 +47,8 @@ from headwater.live.order import OrderBy
 from headwater.live.query import LiveQuery
 from headwater.logs import log_as_json
 from headwater.model import Position, Transaction
-from headwater.queries.analysis import Analysis, Analyst
+from headwater.queries import explain as explain_
+from headwater.queries.analysis import Analysis
 from headwater.queries.statements import Executed, Statement
 from headwater.settings import Settings, load_settings
 from headwater.status import status as read_status
@@ -420,11 +421,12 @@ def explain(
 ) -> None:
     """Show what a query reads: which changes make it run again.
 
-    Example: `headwater explain 'select * from orders where region = 7'`
+    Examples: `headwater explain 'select * from orders where region = 7'`,
+    `headwater explain open_orders region=7 --app shop:hw`
     """
 
     async def work() -> None:
-        if " " not in query.strip():
+        if not any(map(str.isspace, query.strip())):
             found = await _explain_function(query, arguments or [], program)
         elif arguments or program is not None:
             raise ConfigError(
@@ -444,22 +446,39 @@ def explain(
 
 
 async def _explain_sql(sql: str, settings: Settings) -> list[tuple[Executed, Analysis]]:
-    executed = Executed(Statement(sql))
     async with database(settings) as url:
-        analyst = Analyst(url)
-        try:
-            return [(executed, await analyst.analyse(executed.statement))]
-        finally:
-            await analyst.close()
+        return await explain_.analyse(url, [Executed(Statement(sql))])
 
 
 async def _explain_function(
     name: str, arguments: list[str], program: str | None
 ) -> list[tuple[Executed, Analysis]]:
     """The statements that a query of the application runs, each with what it reads."""
-    raise ConfigError(
-        f"{name!r} is not SQL", hint="Give the statement itself, in quotes: 'select …'"
-    )
+    if program is None:
+        raise ConfigError(
+            f"{name!r} is not SQL, and no application is given",
+            hint="Give the statement in quotes, 'select …', or the application: --app shop:hw",
+        )
+    hw = _load(program)
+    query = hw.queries.get(name)
+    if query is None:
+        known = ", ".join(hw.queries) or "none"
+        raise ConfigError(f"{program} has no query {name!r}", hint=f"It has: {known}.")
+    values = dict(map(_argument, arguments))
+    seconds = hw.settings.query_timeout_period.total_seconds()
+    async with database(hw.settings) as url:
+        return await explain_.explain(url, query, query.bind(values), seconds)
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    """`region=7` or `name=ann`: a value is JSON, or else the text itself."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"{text!r} is not an argument", hint="Write NAME=VALUE: region=7")
+    try:
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return name, value
 
 
 async def _watch(connecting: GatewayConnection, query: LiveQuery, *, json: bool) -> None:
@@ -569,6 +588,11 @@ def _headwater(
             f"{program} says itself which database it uses",
             hint="Leave out --url, --embedded and --data-dir.",
         )
+    return _load(program)
+
+
+def _load(program: str) -> Headwater:
+    """A Headwater object of a program, by where it is."""
     module, _, name = program.partition(":")
     sys.path.insert(0, os.getcwd())
     try:

@@ -144,6 +144,13 @@ SESSION_IDLE_SECONDS_MAX = 300.0
 SUBSCRIPTION_ID_CHARS_MAX = 100
 """Characters in the id that a client gives a subscription. A longer one is refused."""
 
+SESSION_REQUESTS_MAX = 64
+"""Queries, mutations and waits that one session has under way. More are refused, to be asked again
+when one has been answered."""
+
+WAIT_SECONDS_MAX = 30.0
+"""How long a client may wait for a position to be sent. Then it is told to try again."""
+
 FEED_TABLES_MAX = 100
 """Tables one change feed may name. More are refused."""
 
@@ -397,7 +404,11 @@ not read."""
 QUERY_RESULT_BYTES_MAX = 32 * 1024 * 1024
 """Bytes in a result as JSON. A larger one is an error."""
 
-FETCH_CHUNK_ROWS = 1_000
+FETCH_BYTES_MAX = 256 * 1024 * 1024
+"""Bytes that one statement of a query or mutation may return, by a sample of its rows. With more it
+fails, and the rest is not read."""
+
+FETCH_CHUNK_ROWS = 200
 """Rows that are taken from the database at a time."""
 
 PREPARE_AFTER = 3

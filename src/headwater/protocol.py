@@ -396,7 +396,9 @@ class Frame:
 
     def __init__(self, message: ServerMessage) -> None:
         self.message = message
-        self.position: str | None = getattr(message, "position", None)
+        # What failed, and an answer, say nothing about how far the client is.
+        aside = isinstance(message, Failed | Answer)
+        self.position: str | None = None if aside else getattr(message, "position", None)
         self.is_step = isinstance(message, Deltas | Changes)
         """Whether it only makes sense to those who have all before it."""
 

@@ -115,6 +115,18 @@ async def test_too_many_rows_are_not_read(
         assert await ctx.fetch_value("select 1") == 1
 
 
+async def test_too_many_bytes_are_not_read(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.limits.FETCH_BYTES_MAX", 10_000_000)
+    sql = "select repeat('a', 10000), generate_series(1, %s)"
+    async with context(connection) as ctx:
+        assert len(await ctx.fetch(sql, 900)) == 900
+        with pytest.raises(ResultError) as caught:
+            await ctx.fetch(sql, 2_000_000_000)
+    assert caught.value.code == "result_too_large"
+
+
 async def test_statements_one_at_a_time(shop: Connection) -> None:
     async with context(shop) as ctx:
         found = await asyncio.gather(*(ctx.fetch_value("select %s::int", i) for i in range(20)))

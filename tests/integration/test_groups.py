@@ -207,6 +207,34 @@ async def test_fifty_clients_share_one_execution_a_flush(url: str, orders: Conne
         assert len({id(follower.frames[-1]) for follower in followers}) == 1
 
 
+async def test_a_change_executes_only_the_queries_it_may_concern(
+    url: str, orders: Connection
+) -> None:
+    async def amounts(ctx: Context, region: int) -> Any:
+        return await ctx.fetch("select id, amount from orders where region = %s", region)
+
+    async def executed_by(*statements: str) -> int:
+        before = executions(hub)
+        await run(orders, *statements)
+        await settle(hub)
+        return executions(hub) - before
+
+    async with Hub(url) as hub:
+        regional = query(amounts)
+        followers = await asyncio.gather(
+            *(Follower().follow(hub, regional, args={"region": region}) for region in range(1000))
+        )
+        await settle(hub)
+        assert await executed_by("update orders set amount = 1000 where id = 2") == 1
+        assert await executed_by("update orders set region = 999 where id = 2") == 2
+        assert await executed_by("insert into orders values (2000, 700, 1, '')") == 1
+        assert await executed_by("insert into orders values (2001, 5000, 1, '')") == 0
+        assert await executed_by("update orders set note = 'unused' where region < 3") == 0
+        assert await executed_by("update other set n = 100") == 0
+        assert followers[999].value == [{"id": 2, "amount": 1000}]
+        assert followers[700].value == [{"id": 2000, "amount": 1}]
+
+
 async def test_two_users_never_share_a_group(url: str, orders: Connection) -> None:
     async def mine(ctx: Context) -> Any:
         return [ctx.user, ctx.tenant, await ctx.fetch_value("select count(*) from orders")]

@@ -102,7 +102,7 @@ class Execution:
         try:
             await act(connection, settings)
             value = await bounded(query, context, group.arguments, seconds)
-            return query.encode(value, careful=context.careful), None
+            return query.encode(value), None
         except Exception as error:
             if isinstance(error, psycopg.Error) and (lost(error) or isinstance(error, _STALE)):
                 raise

@@ -75,12 +75,6 @@ class Context(Caller):
         self._running: asyncio.Task[Any] | None = None
         self._closed = False
 
-    @property
-    def careful(self) -> bool:
-        """Whether there may be something in the result that JSON cannot hold as it stands. A
-        function can make floats and bytes of its own, so there always may."""
-        return True
-
     async def fetch(self, sql: str, *args: Any, **named: Any) -> list[Any]:
         """All rows, as dictionaries."""
         return (await self._send(sql, args, named)).rows

@@ -110,10 +110,10 @@ class Function:
         """What it returned as the declared type; ResultError where it does not fit."""
         return self.returns.convert(value)
 
-    def encode(self, value: Any, *, careful: bool = True) -> bytes:
-        """What it returned as JSON, by its declared type. Without `careful`, it is known to hold
-        neither floats nor bytes. ResultError for what does not fit or is too large."""
-        return self.returns.encode(value, careful=careful)
+    def encode(self, value: Any) -> bytes:
+        """What it returned as JSON, by its declared type. ResultError for what does not fit or is
+        too large."""
+        return self.returns.encode(value)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Inside another function, with its context first: run in that transaction. Without a

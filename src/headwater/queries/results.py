@@ -51,11 +51,11 @@ class Returns:
                 hint="Correct the function's return type, or what it returns.",
             ) from None
 
-    def encode(self, value: Any, *, careful: bool = True) -> bytes:
-        """The value as JSON. Without `careful`, nobody looks for what JSON lacks."""
+    def encode(self, value: Any) -> bytes:
+        """The value as JSON."""
         value = self.convert(value)
         try:
-            encoded = _encode(_held(value) if careful and _needs_care(value) else value)
+            encoded = _encode(_held(value) if _needs_care(value) else value)
         except (NotImplementedError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise self._cannot_be_sent(value, error) from error
         if len(encoded) > QUERY_RESULT_BYTES_MAX:

@@ -93,7 +93,7 @@ class Sending:
     def _take(self, most: int) -> PQGen[Fetched]:
         rows: list[dict[str, Any]] = []
         make: Any = None
-        command, count = "", 0
+        command, count, size = "", 0, 0
         error: psycopg.Error | None = None
         while (result := (yield from generators.fetch(self._connection.pgconn))) is not None:
             if result.status in _COPY:
@@ -110,12 +110,8 @@ class Sending:
             else:
                 self._transformer.set_pgresult(result, set_loaders=False)
             if result.ntuples:
-                if len(rows) + result.ntuples > most:
-                    raise ResultError(
-                        f"a statement returned more than {most:,} rows",
-                        code="too_many_rows",
-                        hint="Give it a limit, or count and sum in the database.",
-                    )
+                size += _size(result)
+                _check(len(rows) + result.ntuples, most, size)
                 rows += self._transformer.load_rows(0, result.ntuples, make)
             if result.command_status:  # The last has it, or where chunks are taken the last chunk.
                 command, count = _command(result), result.command_tuples or 0
@@ -129,6 +125,32 @@ _FINE = (
     _Status.TUPLES_OK, _Status.COMMAND_OK, _Status.EMPTY_QUERY, _Status.SINGLE_TUPLE,
     _Status.TUPLES_CHUNK,
 )  # fmt: skip
+
+
+def _check(rows: int, most: int, size: int) -> None:
+    """Whether so much may be kept in memory."""
+    if rows > most:
+        raise ResultError(
+            f"a statement returned more than {most:,} rows",
+            code="too_many_rows",
+            hint="Give it a limit, or count and sum in the database.",
+        )
+    if size > limits.FETCH_BYTES_MAX:
+        raise ResultError(
+            f"a statement returned more than {limits.FETCH_BYTES_MAX:,} bytes",
+            code="result_too_large",
+            hint="Select fewer columns, or give it a limit.",
+        )
+
+
+def _size(result: PGresult) -> int:
+    """Bytes in a chunk, by its first, middle and last row; 0 for one after which little follows."""
+    rows, columns = result.ntuples, range(result.nfields)
+    if rows < limits.FETCH_CHUNK_ROWS:
+        return 0
+    sample = (0, rows // 2, rows - 1)
+    values = (result.get_value(row, i) or b"" for row in sample for i in columns)
+    return sum(map(len, values)) * rows // len(sample)
 
 
 def _row_maker(result: PGresult) -> Any:
