@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -290,3 +291,41 @@ def test_explain(database: str) -> None:
     assert "no change concerns it" in headwater("explain", "select 1 ", *at).stdout
     for wrong in (("explain", "noted"), ("explain", "select 1 ", "a=1")):
         assert headwater(*wrong, *at).returncode == 2
+
+
+def test_explain_a_query_of_the_application(database: str, tmp_path: Path) -> None:
+    headwater("enable", "orders", "--url", database)
+    (tmp_path / "shop.py").write_text(PROGRAM)
+
+    def explain(*arguments: str) -> subprocess.CompletedProcess[str]:
+        variables = {"HEADWATER_URL": database, "PYTHONPATH": str(tmp_path)}
+        return headwater("explain", *arguments, "--json", **variables)
+
+    (found,) = documents(explain("noted", "note=x", "--app", "shop:hw"))
+    assert found["tables"][0]["where"] == "note = 'x'"
+    assert documents(explain("constant", "--app", "shop:hw")) == []
+    for arguments, said in (
+        (("noted",), "no application is given"),
+        (("nowhere", "--app", "shop:hw"), "has no query 'nowhere'"),
+        (("noted", "--app", "shop:hw"), "note"),
+        (("noted", "note", "--app", "shop:hw"), "is not an argument"),
+        (("noted", "note=1", "--app", "shop:hw"), "args.note"),
+    ):
+        done = explain(*arguments)
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
+PROGRAM = """
+from headwater import Headwater
+
+hw = Headwater()
+
+@hw.query
+async def noted(ctx, note: str):
+    return await ctx.fetch("select * from orders where note = %s", note)
+
+@hw.query
+async def constant(ctx):
+    return 1
+"""

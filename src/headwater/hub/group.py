@@ -51,6 +51,13 @@ class Seen(msgspec.Struct, frozen=True):
     replayed: int
 
 
+class Answered(msgspec.Struct, frozen=True):
+    """A query's result, as JSON, complete up to a position."""
+
+    value: msgspec.Raw
+    position: str
+
+
 class Group:
     """The shared state behind the same calls."""
 
@@ -71,7 +78,7 @@ class Group:
         self.identity = identity
         self.subscribers: dict[QuerySubscription, None] = {}
         self.joining: list[QuerySubscription] = []
-        self.waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self.waiters: list[tuple[int, asyncio.Future[Answered]]] = []
         """Calls, each with the first flush whose snapshot is late enough for it."""
         self.state: Literal["idle", "wanted", "running"] = "idle"
         self.reason: Reason = "first"

@@ -23,13 +23,14 @@ import msgspec
 from headwater import limits
 from headwater.errors import (
     CaptureError,
+    FunctionFailed,
     HeadwaterError,
     InvalidQuery,
     LimitExceeded,
 )
 from headwater.hub.execution import Execution, Outcome
 from headwater.hub.executions import Executions
-from headwater.hub.group import Group, Moment, QuerySubscription, Reason, retry_pause
+from headwater.hub.group import Answered, Group, Moment, QuerySubscription, Reason, retry_pause
 from headwater.hub.lanes import Export
 from headwater.hub.subscriber import Subscriber
 from headwater.identity import Identity
@@ -45,14 +46,9 @@ from headwater.settings import Settings
 if TYPE_CHECKING:
     from headwater.hub.hub import Hub
 
+__all__ = ["Answered", "Groups", "QuerySubscription"]
+
 logger = logging.getLogger(__name__)
-
-
-class Answered(msgspec.Struct, frozen=True):
-    """A query's result, as JSON, complete up to a position."""
-
-    value: msgspec.Raw
-    position: str
 
 
 class Groups:
@@ -108,14 +104,12 @@ class Groups:
         answered = self._wait(group, self._hub.begun + 1)
         self._want(group, "call")
         try:
-            await answered
-            assert group.result is not None
-            return Answered(msgspec.Raw(group.result), group.changed_at)
+            return await answered
         finally:
             self._release(group)
 
-    def _wait(self, group: Group, flush: int) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def _wait(self, group: Group, flush: int) -> asyncio.Future[Answered]:
+        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         group.waiters.append((flush, future))
         return future
 
@@ -350,16 +344,17 @@ class Groups:
             logger.warning(
                 "query %s had changed and nobody had noticed; a sweep found it", group.query.name
             )
-        self._keep(group)
         if group.uncaptured:
             self._tell_failure(group, _not_captured(group))
         elif differs or recovered:
             self._hand_out(group, recovered)
-        self._resolve(group, moment.flush)
+        self._resolve(group, Answered(msgspec.Raw(value), str(moment.position)))
         joining, group.joining = group.joining, []
         for subscription in joining:
             self._begin(subscription)
-        if group.size > self._cache_entry_bytes:
+        if group.size <= self._cache_entry_bytes:
+            self._keep(group)
+        else:
             self._forget(group)
 
     def _hand_out(self, group: Group, recovered: bool) -> None:
@@ -386,7 +381,7 @@ class Groups:
     def _failed(self, group: Group, error: HeadwaterError) -> None:
         group.error = error
         self._hub.metrics.query_failures.labels(error.code).inc()
-        self._resolve(group, group.answered_at, error)
+        self._resolve(group, error)
         joining, group.joining = group.joining, []
         for subscription in joining:
             subscription.fail(error)
@@ -399,21 +394,23 @@ class Groups:
 
     def _tell_failure(self, group: Group, error: HeadwaterError) -> None:
         """Once, for as long as it is the same."""
-        said = (error.code, str(error))
+        # What nobody foresaw has another id each time.
+        said = (error.code, "" if isinstance(error, FunctionFailed) else str(error))
         if group.subscribers and group.told_error != said:
             frame = group.failure(error, self._hub.position_text)
             for subscription in list(group.subscribers):
                 subscription.deliver(frame)
         group.told_error = said
 
-    def _resolve(self, group: Group, flush: int, error: HeadwaterError | None = None) -> None:
+    def _resolve(self, group: Group, answer: Answered | HeadwaterError) -> None:
         """Answer the calls that waited for this."""
         for needed, future in group.waiters:
-            if needed <= flush and not future.done():
-                if error is None:
-                    future.set_result(None)
-                else:
-                    future.set_exception(error)
+            if future.done() or needed > group.answered_at:
+                continue
+            if isinstance(answer, Answered):
+                future.set_result(answer)
+            else:
+                future.set_exception(answer)
         group.waiters = [each for each in group.waiters if not each[1].done()]
 
     # -------------------------------------------------------------------- what is kept
@@ -478,12 +475,15 @@ class Groups:
         for group in self:
             group.state = "idle"
             self._refuse(group)
-            if group.is_needed and not group.is_fresh:
+            if group.joining or (group.is_needed and not group.is_fresh):
                 self._want(group, "retry")
 
     def _refuse(self, group: Group) -> None:
         error = self._hub.unavailable()
-        self._resolve(group, max((flush for flush, _ in group.waiters), default=0), error)
+        for _, future in group.waiters:
+            if not future.done():
+                future.set_exception(error)
+        group.waiters = []
         for subscription in list(group.joining):
             if not subscription.begun:
                 subscription.fail(error)

@@ -53,7 +53,7 @@ def _no_rows(query: str, reason: str) -> ResultError:
 
 def entering(rows: Rows) -> tuple[Enter, ...]:
     """All rows, for one who has none."""
-    return tuple(Enter(key, row, i, ()) for i, (key, row) in enumerate(rows.items()))
+    return tuple(Enter(key, row, i) for i, (key, row) in enumerate(rows.items()))
 
 
 def steps(old: Rows, new: Rows) -> tuple[RowStep, ...] | None:
@@ -92,11 +92,11 @@ def _placing(current: list[Key], moving: set[Key], new: Rows) -> list[RowStep]:
             source = current.index(key)
             del current[source]
             index = 0 if before is None else current.index(before) + 1
-            found.append(Move(key, row, source, index, ()))
+            found.append(Move(key, row, source, index))
             current.insert(index, key)
         elif key not in held:
             index = 0 if before is None else current.index(before) + 1
-            found.append(Enter(key, row, index, ()))
+            found.append(Enter(key, row, index))
             current.insert(index, key)
         before = key
     return found
