@@ -143,6 +143,8 @@ class Writing:
         self.committed: dict[int, float] = {}
 
     async def run(self, rate: float, seconds: float, hits: int) -> None:
+        """Numbers go on from run to run, so that each change alters its rows."""
+        self.regions, self.committed = {}, {}
         idle: asyncio.Queue[Connection] = asyncio.Queue()
         for writer in self._writers:
             idle.put_nowait(writer)
@@ -297,12 +299,12 @@ class Polled(NamedTuple):
     polls: int
 
 
-async def polled(database: Database, writers: list[Connection], size: Size, hits: int) -> Polled:
+async def polled(database: Database, writing: Writing, size: Size, hits: int) -> Polled:
     before = await database.load()
-    await Writing(writers, size.groups).run(size.rate, size.seconds, hits)
+    await writing.run(size.rate, size.seconds, hits)
     between = await database.load()
     polling = asyncio.create_task(poll(database.url, size.groups, size.seconds))
-    await Writing(writers, size.groups).run(size.rate, size.seconds, hits)
+    await writing.run(size.rate, size.seconds, hits)
     polls = await polling
     after = await database.load()
     writes = between.since(before)
@@ -312,12 +314,11 @@ async def polled(database: Database, writers: list[Connection], size: Size, hits
 async def followed(
     database: Database,
     gateway: Served,
-    writers: list[Connection],
+    writing: Writing,
     size: Size,
     hits: int,
     beside: Polled,
 ) -> list[Result]:
-    writing = Writing(writers, size.groups)
     following = Following(writing)
     async with following.open(gateway, size.groups):
         before, cpu = await database.load(), gateway.cpu()
@@ -375,13 +376,14 @@ async def _run(size: Size) -> list[Result]:
         await _prepare(connection, size.groups)
         writers = [await connect_database(server.url, purpose="benchmark") for _ in range(4)]
         database = Database(server, connection, size.settle)
-        wide = max(1, size.groups // 100)
-        beside = {hits: await polled(database, writers, size, hits) for hits in {wide, 1}}
+        writing = Writing(writers, size.groups)
+        wide = max(2, size.groups // 100)
+        beside = {hits: await polled(database, writing, size, hits) for hits in (wide, 1)}
         Path(folder, "shop.py").write_text(PROGRAM)
         with serving(server.url, Path(folder), program="shop:hw", **LENIENT) as gateway:
             results = [await idle_latency(gateway, connection, size.idle)]
-            for hits, without in sorted(beside.items(), reverse=True):
-                results += await followed(database, gateway, writers, size, hits, without)
+            for hits, without in beside.items():
+                results += await followed(database, gateway, writing, size, hits, without)
         for each in (connection, *writers):
             await each.close()
         return results
