@@ -421,7 +421,7 @@ def explain(
 ) -> None:
     """Show what a query reads: which changes make it run again.
 
-    Examples: `headwater explain 'select * from orders where region = 7'`,
+    Example: `headwater explain 'select * from orders where region = 7'`, or for a query of yours
     `headwater explain open_orders region=7 --app shop:hw`
     """
 
@@ -529,7 +529,7 @@ def serve(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Serve live queries and change feeds over SSE and WebSocket, until Ctrl-C.
+    """Serve queries, mutations, live queries and change feeds, until Ctrl-C.
 
     Example: `headwater serve --embedded --port 8484`
     """

@@ -96,6 +96,7 @@ async def test_a_query_runs_on_the_replica_once_that_has_the_change(
         follower = await Follower().follow(hub, SERVER)
         consistent = await Follower().follow(hub, CONSISTENT)
         assert follower.value == ["replica", 0]
+        assert hub.metrics.replica_up._value.get() == 1
         assert consistent.value == ["primary", 0]
         for delay in (0.0, 0.2):
             replica.delay(delay)
