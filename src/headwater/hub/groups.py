@@ -62,13 +62,14 @@ class Groups:
         self._sweep_seconds = settings.query_sweep_period.total_seconds()
         self.analyst = Analyst(hub.url)
         execution = Execution(settings, self.analyst, events, self._finished, hub.metrics)
-        self._executions = Executions(hub.url, settings, hub.wake, execution)
+        self._executions = Executions(hub.url, settings, self._wake, execution)
         self._groups: dict[Hashable, Group] = {}
         self._watches: Watches[Group] = Watches()
         self._kept: OrderedDict[Group, int] = OrderedDict()
         self._kept_bytes = 0
         self._meanwhile = _Meanwhile()
         self._shapes: dict[int, int] = {}
+        self._flushing = False
 
     def __iter__(self) -> Iterator[Group]:
         return iter(list(self._groups.values()))
@@ -247,8 +248,17 @@ class Groups:
         }
         if altered:
             self.analyst.forget(altered)
-        for group in self._watches.touched(changes):
-            self._touch(group, flush)
+        self._flushing = True
+        try:
+            for group in self._watches.touched(changes):
+                self._touch(group, flush)
+        finally:
+            self._flushing = False
+
+    def _wake(self) -> None:
+        """Something could be started: by the next flush, unless this one is about to."""
+        if not self._flushing:
+            self._hub.wake()
 
     def tell(self, transactions: Iterable[Transaction]) -> None:
         """Tell the application of the changes."""
