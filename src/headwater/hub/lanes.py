@@ -182,11 +182,13 @@ class Lane:
         """Execute one after the other in the transaction that was begun, then be free again."""
         group: Group | None = None
         try:
-            while share and connection.info.transaction_status == TransactionStatus.INTRANS:
+            usable = True
+            while usable and share:
                 group = share.popleft()
                 if group.is_needed:
                     group.state = "running"
-                    await self._execution.run(connection, group, moment, seen)
+                    as_it_was = await self._execution.run(connection, group, moment, seen)
+                    usable = as_it_was and _is_in_transaction(connection)
                 else:
                     group.state = "idle"
                 group = None
@@ -216,9 +218,13 @@ class Lane:
             self._execution.give_up(group, moment)
 
 
+def _is_in_transaction(connection: Connection) -> bool:
+    return connection.info.transaction_status == TransactionStatus.INTRANS
+
+
 async def _finish(connection: Connection) -> None:
-    """End the transaction, and leave no settings behind."""
-    await connection.execute("rollback; reset all")
+    """End the transaction, and leave no settings and no locks behind."""
+    await connection.execute("rollback; reset all; select pg_advisory_unlock_all()")
 
 
 class Primary(Lane):
