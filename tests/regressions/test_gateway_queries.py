@@ -1,0 +1,195 @@
+"""Queries and mutations at a gateway: what users and attackers once got out of them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import BaseModel, Field, SecretStr
+
+from headwater import Headwater
+from headwater.database import Connection
+from headwater.queries.arguments import Signature, key_of
+from headwater.queries.arguments import Parameter as Argument
+from tests.gateway.functions import GENEROUS
+from tests.gateway.shop import open_shop
+from tests.serving import ours
+
+
+@pytest.fixture
+async def hw(url: str, connection: Connection) -> Headwater:
+    await open_shop(connection, rows=10)
+    return Headwater(url, **GENEROUS)
+
+
+@asynccontextmanager
+async def served(hw: Headwater) -> AsyncIterator[httpx.AsyncClient]:
+    app = hw.asgi()
+    async with hw, ours(app) as port:
+        url = f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http:
+            yield http
+
+
+def code(answer: httpx.Response) -> Any:
+    return answer.json().get("error", {}).get("code")
+
+
+# ------------------------------------------------------------------------ functions that fail oddly
+
+
+async def _given_up() -> None:
+    task = asyncio.ensure_future(asyncio.Event().wait())
+    task.cancel()
+    await task
+
+
+class Odd(BaseException):
+    """What no `except Exception` catches."""
+
+
+async def test_a_function_that_is_cancelled_from_within_has_failed(
+    hw: Headwater, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It once left a query waiting for ever, its connection lost and a mutation unanswered."""
+
+    async def cancelled(ctx: Any) -> None:
+        await _given_up()
+
+    async def leaving(ctx: Any) -> None:
+        sys.exit(1)
+
+    def leaving_thread(ctx: Any) -> None:
+        sys.exit(1)
+
+    async def odd(ctx: Any) -> None:
+        raise Odd
+
+    caplog.set_level(logging.CRITICAL)
+    names = []
+    for function in (cancelled, leaving, leaving_thread, odd):
+        hw.query(function)
+        hw.mutation(function)
+        names.append(function.__name__)
+    async with served(hw) as http:
+        for name in names:
+            for kind in ("query", "mutation"):
+                answer = await http.post(f"/v1/{kind}/{name}")
+                assert (name, answer.status_code, code(answer)) == (name, 500, "function_failed")
+
+
+async def test_a_thread_that_raises_stop_iteration_has_failed(
+    hw: Headwater, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An asyncio future cannot hold it: the call waited until its time was over."""
+
+    def first(ctx: Any) -> Any:
+        return next(iter([]))
+
+    caplog.set_level(logging.CRITICAL)
+    hw.query(first)
+    hw.mutation(first)
+    async with served(hw) as http:
+        for kind in ("query", "mutation"):
+            answer = await http.post(f"/v1/{kind}/first")
+            assert (answer.status_code, code(answer)) == (500, "function_failed")
+
+
+async def test_a_statement_that_the_database_does_not_support_is_a_fault_of_the_query(
+    hw: Headwater, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was taken for a prepared statement that is out of date, tried on three connections, and
+    then said to be the database's fault, to be tried again."""
+
+    @hw.query
+    async def locked(ctx: Any) -> Any:
+        return await ctx.fetch("select count(*) from orders for update")
+
+    caplog.set_level(logging.CRITICAL)
+    async with served(hw) as http:
+        for _ in range(8):  # beyond the number after which a statement is prepared
+            answer = await http.post("/v1/query/locked")
+            assert (answer.status_code, code(answer)) == (500, "function_failed")
+
+
+async def test_an_async_decorator_around_a_plain_function(hw: Headwater) -> None:
+    """The function beneath says that it is not async; what is called is."""
+
+    def loudly(function: Any) -> Any:
+        @functools.wraps(function)
+        async def wrapper(ctx: Any, **args: Any) -> Any:
+            return function(ctx, **args).upper()
+
+        return wrapper
+
+    @hw.query
+    @loudly
+    def greet(ctx: Any, name: str) -> str:
+        return f"hello {name}"
+
+    async with served(hw) as http:
+        answer = await http.post("/v1/query/greet", json={"name": "ann"})
+        assert answer.json()["value"] == "HELLO ANN"
+
+
+# ------------------------------------------------------------------------ arguments
+
+
+class Login(BaseModel):
+    password: SecretStr
+    hidden: int = Field(default=0, exclude=True)
+
+
+class Circle(BaseModel):
+    size: int
+
+
+class Square(BaseModel):
+    size: int
+
+
+class Drawn(BaseModel):
+    shape: Circle | Square
+
+
+def test_models_that_print_alike_are_told_apart() -> None:
+    """A result for one password was given to who had another."""
+    models: list[Any] = [
+        Login(password=SecretStr("a")),
+        Login(password=SecretStr("b")),
+        Login(password=SecretStr("a"), hidden=1),
+        Drawn(shape=Circle(size=1)),
+        Drawn(shape=Square(size=1)),
+    ]
+    assert len({key_of(model) for model in models}) == len(models)
+    assert key_of(Login(password=SecretStr("a"))) == key_of(models[0])
+
+
+@pytest.mark.parametrize("depth", [50, 200, 480, 900])
+async def test_deeply_nested_arguments_are_taken_or_refused(hw: Headwater, depth: int) -> None:
+    """Keys of groups nested so deeply could be made, and not be compared."""
+
+    @hw.query
+    async def echo(ctx: Any, x: Any) -> Any:
+        return 1
+
+    body = b'{"x":' + b"[" * depth + b"]" * depth + b"}"
+    async with served(hw) as http:
+        answers = [await http.post("/v1/query/echo", content=body) for _ in range(3)]
+        expected = (200, None) if depth < 100 else (400, "invalid_query")
+        assert [(each.status_code, code(each)) for each in answers] == [expected] * 3
+
+
+def test_the_same_nested_arguments_have_the_same_key() -> None:
+    signature = Signature("query x", [Argument("x")])
+    nested: Any = 1
+    for _ in range(90):
+        nested = [nested]
+    assert signature.bind({"x": nested}).key == signature.bind({"x": nested}).key
