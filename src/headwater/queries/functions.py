@@ -77,7 +77,7 @@ class Function:
         self.is_sql = False
         """Whether it is a statement that a caller's values go into as they come."""
         self._body = body
-        self._is_async = inspect.iscoroutinefunction(underlying(body))
+        self._is_async = any(map(inspect.iscoroutinefunction, (body, underlying(body))))
         self._call = call
         self.__doc__ = body.__doc__
         self.__wrapped__ = body
@@ -100,7 +100,7 @@ class Function:
             return await self._body(context, **arguments.values)
         loop = asyncio.get_running_loop()
         blocking = BlockingContext(context, loop)
-        work = partial(self._body, blocking, **arguments.values)
+        work = partial(_in_thread, partial(self._body, blocking, **arguments.values))
         try:
             return await loop.run_in_executor(_threads(), contextvars.copy_context().run, work)
         finally:
@@ -227,6 +227,14 @@ def sql_query(
 
 _Scalar: TypeAlias = bool | int | float | str | None
 _SqlValue: TypeAlias = _Scalar | list[_Scalar]
+
+
+def _in_thread(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except StopIteration as error:
+        # Whoever waits for a thread cannot be told this, and would wait for ever.
+        raise RuntimeError("the function raised StopIteration") from error
 
 
 @cache
