@@ -27,6 +27,7 @@ from headwater.queries.context import Context
 from headwater.queries.events import Events
 from headwater.queries.failures import as_error
 from headwater.queries.running import bounded
+from headwater.queries.sending import StalePlan
 from headwater.queries.statements import Executed, Read, Statement
 from headwater.settings import Settings
 
@@ -46,9 +47,6 @@ class Outcome(msgspec.Struct, frozen=True):
     """Whether a statement was met for the first time."""
     seen: Seen | None = None
 
-
-_STALE = psycopg.errors.FeatureNotSupported
-"""A prepared statement does not fit its table any more; on another connection it will."""
 
 Finished: TypeAlias = Callable[[Group, Outcome], None]
 
@@ -104,7 +102,7 @@ class Execution:
             value = await bounded(query, context, group.arguments, seconds)
             return query.encode(value), None
         except Exception as error:
-            if isinstance(error, psycopg.Error) and (lost(error) or isinstance(error, _STALE)):
+            if isinstance(error, psycopg.Error) and (lost(error) or isinstance(error, StalePlan)):
                 raise
             if isinstance(error.__cause__, TimeoutError):
                 await connection.close()  # whatever it was waiting for may still be under way
