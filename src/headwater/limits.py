@@ -393,6 +393,10 @@ REPLICA_POLL_SECONDS = (0.002, 0.05)
 FUNCTION_NAME_CHARS_MAX = 100
 """Characters in the name of a query or mutation. A longer one is refused when it is registered."""
 
+ARGUMENT_DEPTH_MAX = 100
+"""Lists and objects within each other in an argument of a query or mutation. Deeper ones are
+refused: they could not be told from others."""
+
 FUNCTION_THREADS = 32
 """Queries and mutations that are not async run in so many threads at once. Further ones wait, and
 the wait counts towards their timeout."""

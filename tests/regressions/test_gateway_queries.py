@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from decimal import Decimal
 from typing import Any
 
 import httpx
@@ -170,6 +171,8 @@ def test_models_that_print_alike_are_told_apart() -> None:
     ]
     assert len({key_of(model) for model in models}) == len(models)
     assert key_of(Login(password=SecretStr("a"))) == key_of(models[0])
+    for text in ("NaN", "sNaN"):  # equal to nothing, and not even to be hashed
+        assert {key_of(Decimal(text))} == {key_of(Decimal(text))}
 
 
 @pytest.mark.parametrize("depth", [50, 200, 480, 900])
