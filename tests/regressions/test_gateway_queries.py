@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -17,17 +19,19 @@ from pydantic import BaseModel, Field, SecretStr
 
 from headwater import Headwater
 from headwater.database import Connection
-from headwater.queries.arguments import Signature, key_of
-from headwater.queries.arguments import Parameter as Argument
+from headwater.errors import ConfigError
+from headwater.queries.arguments import Parameter, Signature, key_of
+from headwater.queries.functions import Query
 from tests.gateway.functions import GENEROUS
-from tests.gateway.shop import open_shop
+from tests.gateway.shop import open_shop, until
 from tests.serving import ours
 
 
 @pytest.fixture
 async def hw(url: str, connection: Connection) -> Headwater:
     await open_shop(connection, rows=10)
-    return Headwater(url, **GENEROUS)
+    options: dict[str, Any] = dict(GENEROUS)
+    return Headwater(url, **options)
 
 
 @asynccontextmanager
@@ -140,7 +144,85 @@ async def test_an_async_decorator_around_a_plain_function(hw: Headwater) -> None
         assert answer.json()["value"] == "HELLO ANN"
 
 
+async def test_a_function_without_an_end(hw: Headwater) -> None:
+    @hw.query(timeout=math.inf)
+    async def one(ctx: Any) -> Any:
+        return await ctx.fetch_value("select 1")
+
+    @hw.mutation(timeout=1e12)
+    async def two(ctx: Any) -> Any:
+        return await ctx.fetch_value("select 2")
+
+    async with served(hw) as http:
+        assert (await http.post("/v1/query/one")).json()["value"] == 1
+        assert (await http.post("/v1/mutation/two")).json()["value"] == 2
+
+
+async def test_handlers_that_do_not_look_async(hw: Headwater) -> None:
+    heard: list[Any] = []
+
+    class Listener:
+        async def __call__(self, event: Any) -> None:
+            heard.append(event.sql)
+
+    hw.on("query", Listener())
+    hw.on("query", lambda event: Listener()(event))
+
+    @hw.query
+    async def one(ctx: Any) -> Any:
+        return await ctx.fetch_value("select 1")
+
+    async with hw:
+        await one()
+        await until(lambda: len(heard) == 2)
+
+
 # ------------------------------------------------------------------------ arguments
+
+
+class Nameless:
+    def __call__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("function", [functools.partial(int, "1"), Nameless(), max, dict])
+def test_what_takes_no_context_is_refused(function: Any) -> None:
+    with pytest.raises(ConfigError):
+        Query("name", function)
+
+
+async def test_any_name_can_be_an_arguments(hw: Headwater) -> None:
+    """Those of our own parameters too."""
+
+    @hw.query
+    async def sent(ctx: Any, identity: int, self: int) -> Any:
+        sql = await ctx.fetch_value("select %(sql)s::int", sql=identity)
+        return [sql, self]
+
+    hw.query("plain", sql="select %(sql)s::int as sql, %(ctx)s::int as ctx, %(self)s::int as self")
+    async with served(hw) as http:
+        answer = await http.post("/v1/query/sent", json={"identity": 1, "self": 2})
+        assert answer.json()["value"] == [1, 2]
+        assert await sent(identity=3, self=4) == [3, 4]
+        body = {"sql": 1, "ctx": 2, "self": 3}
+        assert (await http.post("/v1/query/plain", json=body)).json()["value"] == [body]
+
+
+async def test_keys_that_are_no_texts(hw: Headwater) -> None:
+    """In JSON every key is one."""
+
+    @hw.query
+    async def prices(ctx: Any, of: dict[int, Decimal], at: dict[date, int]) -> list[Any]:
+        return [[id, price] for id, price in of.items()] + [day.year for day in at]
+
+    async with served(hw) as http:
+        body = {"of": {"7": "1.50"}, "at": {"2026-01-01": 1}}
+        answer = await http.post("/v1/query/prices", json=body)
+        assert answer.json()["value"] == [[7, "1.50"], 2026]
+        assert await prices(of={7: Decimal("1.50")}, at={}) == [[7, Decimal("1.50")]]
+        answer = await http.post("/v1/query/prices", json={"of": {"x": 1}, "at": {}})
+        assert (answer.status_code, code(answer)) == (400, "invalid_query")
+        assert answer.json()["error"]["message"].startswith("args.of: a key: expected int")
 
 
 class Login(BaseModel):
@@ -191,7 +273,7 @@ async def test_deeply_nested_arguments_are_taken_or_refused(hw: Headwater, depth
 
 
 def test_the_same_nested_arguments_have_the_same_key() -> None:
-    signature = Signature("query x", [Argument("x")])
+    signature = Signature("query x", [Parameter("x")])
     nested: Any = 1
     for _ in range(90):
         nested = [nested]
