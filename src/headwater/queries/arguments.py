@@ -105,16 +105,25 @@ def told(error: msgspec.ValidationError) -> tuple[str, str]:
     """
     reason, _, path = str(error).partition(" - at `")
     reason = reason.replace("`", "").replace("Object ", "")
-    return path.rstrip("`") or "$", reason[:1].lower() + reason[1:]
+    reason = reason[:1].lower() + reason[1:]
+    if path.startswith("key` in `"):
+        path, reason = path.removeprefix("key` in `"), f"a key: {reason}"
+    return path.rstrip("`") or "$", reason
 
 
 def parameters_of(function: Callable[..., Any], name: str) -> list[Parameter]:
     """What a function takes after its context."""
-    found = list(inspect.signature(function).parameters.values())
+    try:
+        found = list(inspect.signature(function).parameters.values())
+    except ValueError as error:
+        raise ConfigError(
+            f"{name}: {error}", hint="Write a function around it: def …(ctx, …)"
+        ) from error
     if not found or found[0].kind not in _BY_PLACE:
+        written = getattr(function, "__name__", "…")
         raise ConfigError(
             f"{name} takes no context",
-            hint=f"Its first argument is the context: def {function.__name__}(ctx, …)",
+            hint=f"Its first argument is the context: def {written}(ctx, …)",
         )
     hints = hints_of(function, name)
     return [_parameter(each, hints, name) for each in found[1:]]

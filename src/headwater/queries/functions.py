@@ -115,7 +115,7 @@ class Function:
         too large."""
         return self.returns.encode(value)
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, /, *args: Any, **named: Any) -> Any:
         """Inside another function, with its context first: run in that transaction. Without a
         context: run by itself, as the application. Awaited, but for a context that blocks."""
         if not args or not isinstance(args[0], Context | BlockingContext):
@@ -135,7 +135,7 @@ class Function:
     def _check_within(self, kind: str, name: str) -> None:
         """Whether a function of that kind may call this one."""
 
-    async def call(self, identity: Identity, *args: Any, **named: Any) -> Any:
+    async def call(self, identity: Identity, /, *args: Any, **named: Any) -> Any:
         """Run it by itself for somebody, in a transaction of its own."""
         if self._call is None:
             raise ConfigError(
@@ -211,7 +211,7 @@ def sql_query(
         )
     text = sql if converted.names else converted.sql
 
-    async def body(ctx: Context, **values: Any) -> Any:
+    async def body(ctx: Context, /, **values: Any) -> Any:
         return await ctx.fetch(text, **values)
 
     query = Query(
