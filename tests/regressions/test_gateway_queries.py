@@ -20,9 +20,11 @@ from pydantic import BaseModel, Field, SecretStr
 from headwater import Headwater
 from headwater.database import Connection
 from headwater.errors import ConfigError
+from headwater.hub.flush import Flusher
+from headwater.model import Position
 from headwater.queries.arguments import Parameter, Signature, key_of
 from headwater.queries.functions import Query
-from tests.gateway.functions import GENEROUS
+from tests.gateway.functions import GENEROUS, running
 from tests.gateway.shop import open_shop, until
 from tests.serving import ours
 
@@ -278,3 +280,38 @@ def test_the_same_nested_arguments_have_the_same_key() -> None:
     for _ in range(90):
         nested = [nested]
     assert signature.bind({"x": nested}).key == signature.bind({"x": nested}).key
+
+
+# ------------------------------------------------------------------------ several gateways
+
+
+async def test_another_gateway_shows_nothing_older(
+    url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that comes from a gateway which was further got rows from before."""
+    await open_shop(connection, rows=10)
+    path = "/v1/query/open_orders/subscribe?delta=true"
+    gate, flush = asyncio.Event(), Flusher.flush
+
+    async def gated(self: Flusher) -> bool:
+        await gate.wait()
+        return await flush(self)
+
+    async with running(url) as site, site.events(path, "POST", json={"region": 1}) as before:
+        await before.heard_of("snapshot")
+        await until(lambda: all(group.is_fresh for group in site.gateway.hub.groups))
+        monkeypatch.setattr(Flusher, "flush", gated)
+        await connection.execute("insert into orders (id, region, status) values (60, 1, 'new')")
+        now = await connection.execute("select headwater.log_id(), pg_current_snapshot()::text")
+        row = await now.fetchone()
+        assert row is not None
+        headers = {"last-event-id": str(Position.of_snapshot(*row))}
+
+        async def let_on() -> None:
+            await until(lambda: len(site.gateway._connections) == 2)
+            gate.set()
+
+        letting = asyncio.create_task(let_on())
+        async with site.events(path, "POST", json={"region": 1}, headers=headers) as stream:
+            assert len((await stream.heard_of("snapshot"))["rows"]) == 3
+        await letting
