@@ -18,6 +18,7 @@ import pytest
 from pydantic import BaseModel, Field, SecretStr
 
 from headwater import Headwater
+from headwater.client import connect
 from headwater.database import Connection
 from headwater.errors import ConfigError
 from headwater.hub.flush import Flusher
@@ -315,3 +316,22 @@ async def test_another_gateway_shows_nothing_older(
         async with site.events(path, "POST", json={"region": 1}, headers=headers) as stream:
             assert len((await stream.heard_of("snapshot"))["rows"]) == 3
         await letting
+
+
+# ------------------------------------------------------------------------ the end
+
+
+@pytest.mark.parametrize("transport", ["ws", "sse"])
+async def test_a_mutation_is_answered_while_the_gateway_stops(
+    url: str, connection: Connection, transport: Any
+) -> None:
+    """Every restart left clients not knowing what had become of what they wrote."""
+    await open_shop(connection, rows=10)
+    async with running(url) as site, connect(site.url, transport=transport) as hw:
+        mutating = asyncio.create_task(hw.mutate("place_gated", id=60))
+        await until(lambda: site.application.waiting)
+        stopping = asyncio.create_task(site.gateway.stop())
+        await until(lambda: site.gateway.stopping)
+        site.application.gate.set()
+        assert (await mutating).value == 60
+        await stopping
