@@ -146,6 +146,9 @@ class Groups:
             )
         if not self._hub.ready:
             raise self._hub.unavailable()
+        if since is not None and self._is_ahead(since):
+            # It was at a gateway that is further, and is not to see what was before.
+            await self._hub.next_flush()
         group = self._find(query, arguments, identity)
         subscription = QuerySubscription(self, group, subscriber, delta=delta, since=since)
         group.trace_id = trace_id
@@ -156,6 +159,15 @@ class Groups:
             subscription.close()
             raise
         return subscription
+
+    def _is_ahead(self, since: str) -> bool:
+        """Whether it is a position that this log has yet to come to."""
+        known = self._hub.position
+        try:
+            position = Position.parse(since)
+        except ValueError:
+            return False
+        return known is not None and known.log == position.log and not known.covers(position)
 
     def _find(self, query: Query, arguments: Arguments, identity: Identity) -> Group:
         caller = query.identity(identity)
