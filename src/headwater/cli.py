@@ -447,7 +447,11 @@ def explain(
 
 async def _explain_sql(sql: str, settings: Settings) -> list[tuple[Executed, Analysis]]:
     async with database(settings) as url:
-        return await explain_.analyse(url, [Executed(Statement(sql))])
+        found = await explain_.analyse(url, [Executed(Statement(sql))])
+    for _, analysis in found:
+        if analysis.refused is not None:
+            raise InvalidQuery(f"the database cannot take this: {analysis.refused}")
+    return found
 
 
 async def _explain_function(

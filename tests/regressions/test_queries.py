@@ -20,7 +20,6 @@ from tests.hub import answer
 from tests.integration.test_groups import (
     ANN,
     BOB,
-    IN_REGION,
     Follower,
     executions,
     orders,
@@ -211,7 +210,9 @@ async def test_what_could_not_be_followed_is_not_fresh(url: str, orders: Connect
 
 
 async def test_what_python_calls_equal_is_told(url: str, orders: Connection) -> None:
-    await run(orders, "create table j (id int primary key, v jsonb)", "insert into j values (1, '1')")
+    await run(
+        orders, "create table j (id int primary key, v jsonb)", "insert into j values (1, '1')"
+    )
     await enable(orders, "j")
 
     async def values(ctx: Context) -> Any:

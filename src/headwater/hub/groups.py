@@ -340,7 +340,7 @@ class Groups:
             self._failed(group, outcome.error)
         else:
             assert outcome.value is not None
-            self._succeeded(group, outcome.value, moment, outcome.reason)
+            self._succeeded(group, outcome.value, outcome)
         self._hub.metrics.query_groups.set(len(self._groups))
         touched = group.touched_at > moment.flush
         group.analyses = group.analyses + 1 if outcome.analysed else 0
@@ -380,10 +380,11 @@ class Groups:
             group.statements = outcome.statements
             group.uncaptured = outcome.uncaptured
 
-    def _succeeded(self, group: Group, value: bytes, moment: Moment, reason: Reason) -> None:
-        known = group.since is not None
+    def _succeeded(self, group: Group, value: bytes, outcome: Outcome) -> None:
+        known, moment = group.since is not None, outcome.moment
         differs = group.take(value, moment)
-        if differs and known and reason == "sweep":
+        # A replica may show what no flush has brought yet.
+        if differs and known and outcome.reason == "sweep" and outcome.seen is None:
             self._hub.metrics.query_sweep_found.inc()
             logger.warning(
                 "query %s had changed and nobody had noticed; a sweep found it", group.query.name
@@ -429,7 +430,8 @@ class Groups:
 
     def _failed(self, group: Group, error: HeadwaterError) -> None:
         group.error = error
-        self._hub.metrics.query_failures.labels(error.code).inc()
+        # By kind: an application's own codes are without number.
+        self._hub.metrics.query_failures.labels(type(error).code).inc()
         self._resolve(group, error)
         self._tell_failure(group, error)
         joining, group.joining = group.joining, []
@@ -587,8 +589,8 @@ def _not_captured(group: Group) -> CaptureError:
     names = ", ".join(group.uncaptured)
     return CaptureError(
         f"query {group.query.name} reads {names}, whose changes are not captured",
-        hint=f"Enable what is a table: headwater enable {group.uncaptured[0]}. Without that it can"
-        " be called, not followed.",
+        hint=f"Tables are captured with headwater enable {group.uncaptured[0]}; a query over"
+        " anything else can be called, not followed.",
     )
 
 
