@@ -261,6 +261,10 @@ CLIENT_BACKOFF_SECONDS = (1.0, 30.0)
 CLIENT_FAILURES_MAX = 10
 """A client gives up after so many failures in a row; any message begins the count again."""
 
+CLIENT_ANSWER_SECONDS = 10.0
+"""How long a client whose stream has ended waits for the answers to its mutations. Then it does not
+know what has become of them, and connects again."""
+
 CLIENT_CLOSE_SECONDS = 1.0
 """How long a client waits for the gateway to say goodbye over WebSocket; then it hangs up."""
 
@@ -392,6 +396,10 @@ REPLICA_POLL_SECONDS = (0.002, 0.05)
 
 FUNCTION_NAME_CHARS_MAX = 100
 """Characters in the name of a query or mutation. A longer one is refused when it is registered."""
+
+ARGUMENT_DEPTH_MAX = 100
+"""Lists and objects within each other in an argument of a query or mutation. Deeper ones are
+refused: they could not be told from others."""
 
 FUNCTION_THREADS = 32
 """Queries and mutations that are not async run in so many threads at once. Further ones wait, and

@@ -43,12 +43,23 @@ class Calls:
         self._hub = hub
         self._runner = runner
         self._running: set[asyncio.Task[Answered]] = set()
+        self._answering: dict[asyncio.Future[None], Connection] = {}
 
     async def close(self) -> None:
         """Mutations that still run are given up; what they wrote is taken back."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
+
+    @property
+    def mutating(self) -> set[Connection]:
+        """Those through whose session a mutation is yet to be answered."""
+        return set(self._answering.values())
+
+    async def answered(self, seconds: float) -> None:
+        """Wait until the mutations that have begun are answered, for at most so long."""
+        if self._answering:
+            await asyncio.wait(set(self._answering), timeout=seconds)
 
     # -------------------------------------------------------------------- by name
 
@@ -139,7 +150,18 @@ class Calls:
             case Wait(position=position):
                 self.position(position)
         connection.begin_request(request.id)
+        if isinstance(request, Mutate):
+            return self._answer_mutation(connection, request)
         return self._answer(connection, request)
+
+    async def _answer_mutation(self, connection: Connection, request: Mutate) -> None:
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answering[over] = connection
+        try:
+            await self._answer(connection, request)
+        finally:
+            del self._answering[over]
+            over.set_result(None)
 
     async def _answer(self, connection: Connection, request: Ask | Mutate | Wait) -> None:
         session = connection.session

@@ -366,11 +366,16 @@ class Gateway:
                     connection.tick(now)
 
     async def stop(self) -> None:
-        """Refuse newcomers, and tell everybody to connect elsewhere."""
+        """Refuse newcomers, and tell everybody to connect elsewhere: who waits for a mutation when
+        it is answered, or it would not be known what has become of it."""
         self.stopping = True
         error = Unavailable(
             "the gateway is stopping", code="stopping", hint="Connect again in a moment."
         )
+        busy = self.calls.mutating
+        for connection in [each for each in self._connections.values() if each not in busy]:
+            connection.end("stopping", error)
+        await self.calls.answered(self.settings.drain_period.total_seconds())
         for connection in list(self._connections.values()):
             connection.end("stopping", error)
 

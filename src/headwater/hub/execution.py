@@ -27,6 +27,7 @@ from headwater.queries.context import Context
 from headwater.queries.events import Events
 from headwater.queries.failures import as_error
 from headwater.queries.running import bounded
+from headwater.queries.sending import StalePlan
 from headwater.queries.statements import Executed, Read, Statement
 from headwater.settings import Settings
 
@@ -114,7 +115,7 @@ class Execution:
                 raise psycopg.OperationalError("the connection was lost while it ran")
             return query.encode(value), None
         except Exception as error:
-            if isinstance(error, psycopg.Error) and (lost(error) or _is_stale(error)):
+            if isinstance(error, psycopg.Error) and (lost(error) or isinstance(error, StalePlan)):
                 raise
             if isinstance(error.__cause__, TimeoutError):
                 await connection.close()  # whatever it was waiting for may still be under way
@@ -166,12 +167,3 @@ class Execution:
             hint="The database's own log says why.",
         )
         self._finished(group, Outcome(moment, group.reason, error=error))
-
-
-def _is_stale(error: psycopg.Error) -> bool:
-    """Whether a prepared statement does not fit its table any more; on another connection it will.
-    The same error has other causes, which stay: the server's function tells them apart."""
-    return (
-        isinstance(error, psycopg.errors.FeatureNotSupported)
-        and error.diag.source_function == "RevalidateCachedQuery"
-    )

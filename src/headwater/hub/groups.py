@@ -66,13 +66,14 @@ class Groups:
         self._sweep_seconds = settings.query_sweep_period.total_seconds()
         self.analyst = Analyst(hub.url)
         execution = Execution(settings, self.analyst, events, self._finished, hub.metrics)
-        self._executions = Executions(hub.url, settings, hub.wake, execution)
+        self._executions = Executions(hub.url, settings, self._wake, execution)
         self._groups: dict[Hashable, Group] = {}
         self._watches: Watches[Group] = Watches()
         self._kept: OrderedDict[Group, int] = OrderedDict()
         self._kept_bytes = 0
         self._meanwhile = _Meanwhile()
         self._shapes: dict[int, int] = {}
+        self._flushing = False
 
     def __iter__(self) -> Iterator[Group]:
         return iter(list(self._groups.values()))
@@ -145,6 +146,9 @@ class Groups:
             )
         if not self._hub.ready:
             raise self._hub.unavailable()
+        if since is not None and self._is_ahead(since):
+            # It was at a gateway that is further, and is not to see what was before.
+            await self._hub.next_flush()
         group = self._find(query, arguments, identity)
         subscription = QuerySubscription(self, group, subscriber, delta=delta, since=since)
         group.trace_id = trace_id
@@ -155,6 +159,15 @@ class Groups:
             subscription.close()
             raise
         return subscription
+
+    def _is_ahead(self, since: str) -> bool:
+        """Whether it is a position that this log has yet to come to."""
+        known = self._hub.position
+        try:
+            position = Position.parse(since)
+        except ValueError:
+            return False
+        return known is not None and known.log == position.log and not known.covers(position)
 
     def _find(self, query: Query, arguments: Arguments, identity: Identity) -> Group:
         caller = query.identity(identity)
@@ -246,8 +259,17 @@ class Groups:
         flush = self._hub.begun
         self._meanwhile.add(flush, changes, since=self._executions.oldest)
         self._altered(changes)
-        for group in self._watches.touched(changes):
-            self._touch(group, flush)
+        self._flushing = True
+        try:
+            for group in self._watches.touched(changes):
+                self._touch(group, flush)
+        finally:
+            self._flushing = False
+
+    def _wake(self) -> None:
+        """Something could be started: by the next flush, unless this one is about to."""
+        if not self._flushing:
+            self._hub.wake()
 
     def _altered(self, changes: Iterable[Change]) -> None:
         """Tables that do not look as they did: what was known of statements rests on them."""
@@ -318,7 +340,7 @@ class Groups:
             self._failed(group, outcome.error)
         else:
             assert outcome.value is not None
-            self._succeeded(group, outcome.value, moment, outcome.reason)
+            self._succeeded(group, outcome.value, outcome)
         self._hub.metrics.query_groups.set(len(self._groups))
         touched = group.touched_at > moment.flush
         group.analyses = group.analyses + 1 if outcome.analysed else 0
@@ -358,10 +380,11 @@ class Groups:
             group.statements = outcome.statements
             group.uncaptured = outcome.uncaptured
 
-    def _succeeded(self, group: Group, value: bytes, moment: Moment, reason: Reason) -> None:
-        known = group.since is not None
+    def _succeeded(self, group: Group, value: bytes, outcome: Outcome) -> None:
+        known, moment = group.since is not None, outcome.moment
         differs = group.take(value, moment)
-        if differs and known and reason == "sweep":
+        # A replica may show what no flush has brought yet.
+        if differs and known and outcome.reason == "sweep" and outcome.seen is None:
             self._hub.metrics.query_sweep_found.inc()
             logger.warning(
                 "query %s had changed and nobody had noticed; a sweep found it", group.query.name
@@ -407,7 +430,8 @@ class Groups:
 
     def _failed(self, group: Group, error: HeadwaterError) -> None:
         group.error = error
-        self._hub.metrics.query_failures.labels(error.code).inc()
+        # By kind: an application's own codes are without number.
+        self._hub.metrics.query_failures.labels(type(error).code).inc()
         self._resolve(group, error)
         self._tell_failure(group, error)
         joining, group.joining = group.joining, []
@@ -565,8 +589,8 @@ def _not_captured(group: Group) -> CaptureError:
     names = ", ".join(group.uncaptured)
     return CaptureError(
         f"query {group.query.name} reads {names}, whose changes are not captured",
-        hint=f"Enable what is a table: headwater enable {group.uncaptured[0]}. Without that it can"
-        " be called, not followed.",
+        hint=f"Tables are captured with headwater enable {group.uncaptured[0]}; a query over"
+        " anything else can be called, not followed.",
     )
 
 

@@ -66,7 +66,10 @@ class Lane:
         group.state = "wanted"
         self._wanted[group] = None
         self._connect_more()
-        if self._idle:
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.can_start:
             self._changed()
 
     def restart(self) -> None:
@@ -114,7 +117,7 @@ class Lane:
         if share:
             self._put_first(share)
             self._connect_more()
-            self._changed()
+            self._tell()
 
     def _put_first(self, share: deque[Group]) -> None:
         """They have waited for longer than what is wanted since."""
@@ -151,7 +154,7 @@ class Lane:
 
     def _free(self, connection: Connection) -> None:
         self._idle.append((connection, time.monotonic()))
-        self._changed()
+        self._tell()
 
     def _drop(self, connection: Connection) -> None:
         self._open -= 1
@@ -237,10 +240,7 @@ def _is_in_transaction(connection: Connection) -> bool:
 
 async def _finish(connection: Connection) -> None:
     """End the transaction, and leave no settings and no locks behind."""
-    async with connection.pipeline():
-        await connection.execute("rollback")
-        await connection.execute("reset all")
-        await connection.execute("select pg_advisory_unlock_all()")
+    await connection.execute("rollback; reset all; select pg_advisory_unlock_all()")
 
 
 class Primary(Lane):
@@ -273,9 +273,12 @@ class Primary(Lane):
 
     async def _import(self, connection: Connection, snapshot: str) -> bool:
         try:
-            async with asyncio.timeout(limits.FLUSH_QUESTION_SECONDS), connection.pipeline():
-                await connection.execute("begin isolation level repeatable read, read only")
-                await connection.execute(f"set transaction snapshot '{snapshot}'".encode())
+            async with asyncio.timeout(limits.FLUSH_QUESTION_SECONDS):
+                # Both as one message: a pipeline costs several times that.
+                await connection.execute(
+                    "begin isolation level repeatable read, read only;"
+                    f" set transaction snapshot '{snapshot}'".encode()
+                )
         except (psycopg.Error, TimeoutError) as error:
             logger.warning("a connection for queries cannot read: %s", error)
             return False

@@ -48,6 +48,7 @@ class Replica(Lane):
         self._looking = False
         self.is_up = True
         """Whether it was there, and not too far behind, when it was last asked."""
+        execution.metrics.replica_up.set(1)
 
     def start(self, moment: Moment) -> None:
         """Share out what is wanted; it begins once the replica has come as far."""

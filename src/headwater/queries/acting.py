@@ -39,8 +39,12 @@ def actor(identity: Identity, function: str, trace_id: str) -> list[Setting]:
     ]
 
 
+_MILLISECONDS_MAX = 2**31 - 1
+"""The longest time that PostgreSQL takes; a function may be given longer, or no end at all."""
+
+
 def statement_timeout(seconds: float) -> list[Setting]:
-    return [("statement_timeout", f"{max(1, int(seconds * 1000))}ms")]
+    return [("statement_timeout", f"{int(min(max(1, seconds * 1000), _MILLISECONDS_MAX))}ms")]
 
 
 async def begin(connection: Connection, how: Begin, settings: Sequence[Setting]) -> None:

@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from decimal import Decimal
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 
 from headwater.errors import ConfigError, InvalidQuery
+from headwater.limits import ARGUMENT_DEPTH_MAX
 from headwater.queries import types
 
 
@@ -103,16 +105,25 @@ def told(error: msgspec.ValidationError) -> tuple[str, str]:
     """
     reason, _, path = str(error).partition(" - at `")
     reason = reason.replace("`", "").replace("Object ", "")
-    return path.rstrip("`") or "$", reason[:1].lower() + reason[1:]
+    reason = reason[:1].lower() + reason[1:]
+    if path.startswith("key` in `"):
+        path, reason = path.removeprefix("key` in `"), f"a key: {reason}"
+    return path.rstrip("`") or "$", reason
 
 
 def parameters_of(function: Callable[..., Any], name: str) -> list[Parameter]:
     """What a function takes after its context."""
-    found = list(inspect.signature(function).parameters.values())
+    try:
+        found = list(inspect.signature(function).parameters.values())
+    except ValueError as error:
+        raise ConfigError(
+            f"{name}: {error}", hint="Write a function around it: def …(ctx, …)"
+        ) from error
     if not found or found[0].kind not in _BY_PLACE:
+        written = getattr(function, "__name__", "…")
         raise ConfigError(
             f"{name} takes no context",
-            hint=f"Its first argument is the context: def {function.__name__}(ctx, …)",
+            hint=f"Its first argument is the context: def {written}(ctx, …)",
         )
     hints = hints_of(function, name)
     return [_parameter(each, hints, name) for each in found[1:]]
@@ -175,30 +186,38 @@ def _parameter(parameter: inspect.Parameter, hints: dict[str, Any], function: st
 # ------------------------------------------------------------------------ telling apart
 
 
-def key_of(value: Any) -> Hashable:
+def key_of(value: Any, depth: int = 0) -> Hashable:
     """Equal for two values only if they are equal in value and type, all the way down.
+    RecursionError for one that is nested too deeply to be compared.
 
     >>> len({key_of(value) for value in (1, 1.0, True, "1", [1], [1.0], ["1"])})
     7
     """
+    if type(value) in _EXACT:
+        return type(value).__name__, value
+    if depth > ARGUMENT_DEPTH_MAX:
+        raise RecursionError("nested too deeply")
+    below = partial(key_of, depth=depth + 1)
     match value:
-        case None | bool() | int() | str() | bytes() if type(value) in _EXACT:
-            return type(value).__name__, value
         case Mapping():
-            items = frozenset((key_of(name), key_of(each)) for name, each in value.items())
+            items = frozenset((below(name), below(each)) for name, each in value.items())
             return type(value).__name__, items
         case list() | tuple():
-            return type(value), tuple(map(key_of, value))
+            return type(value), tuple(map(below, value))
         case set() | frozenset():
-            return type(value).__name__, frozenset(map(key_of, value))
+            return type(value).__name__, frozenset(map(below, value))
         case msgspec.Struct():
             fields = type(value).__struct_fields__
-            return type(value), tuple(key_of(getattr(value, name)) for name in fields)
+            return type(value), tuple(below(getattr(value, name)) for name in fields)
     if types.is_model(type(value)):
-        return type(value), key_of(value.model_dump())
+        # Its fields as they are: what a model shows of itself may leave some out.
+        return type(value), below(dict(value))
     if dataclasses.is_dataclass(value):
         names = (field.name for field in dataclasses.fields(value))
-        return type(value), tuple(key_of(getattr(value, name)) for name in names)
+        return type(value), tuple(below(getattr(value, name)) for name in names)
+    # What prints alike may differ, as secrets do; what is equal may print differently, as times do.
+    if isinstance(value, Hashable) and not isinstance(value, float | Decimal):
+        return type(value), repr(value), value
     return type(value), repr(value)
 
 

@@ -75,16 +75,16 @@ class Context(Caller):
         self._running: asyncio.Task[Any] | None = None
         self._closed = False
 
-    async def fetch(self, sql: str, *args: Any, **named: Any) -> list[Any]:
+    async def fetch(self, sql: str, /, *args: Any, **named: Any) -> list[Any]:
         """All rows, as dictionaries."""
         return (await self._send(sql, args, named)).rows
 
-    async def fetch_one(self, sql: str, *args: Any, **named: Any) -> Any:
+    async def fetch_one(self, sql: str, /, *args: Any, **named: Any) -> Any:
         """The row, as a dictionary; None if there is none. An error if there are several."""
         fetched = await self._send(sql, args, named)
         return _only(fetched)
 
-    async def fetch_value(self, sql: str, *args: Any, **named: Any) -> Any:
+    async def fetch_value(self, sql: str, /, *args: Any, **named: Any) -> Any:
         """The first column of the row; None if there is none. An error if there are several."""
         row = _only(await self._send(sql, args, named))
         return None if row is None else next(iter(row.values()), None)
@@ -160,7 +160,7 @@ class MutationContext(Context):
     def __init__(self, connection: Connection, identity: Identity, **options: Any) -> None:
         super().__init__(connection, identity, kind="mutation", **options)
 
-    async def execute(self, sql: str, *args: Any, **named: Any) -> int:
+    async def execute(self, sql: str, /, *args: Any, **named: Any) -> int:
         """Execute a statement; how many rows it wrote or found."""
         return (await self._send(sql, args, named)).count
 
@@ -199,19 +199,19 @@ class BlockingContext(Caller):
         self._under_way: Future[Any] | None = None
         self._closed = False
 
-    def fetch(self, sql: str, *args: Any, **named: Any) -> list[Any]:
+    def fetch(self, sql: str, /, *args: Any, **named: Any) -> list[Any]:
         """All rows, as dictionaries."""
         return self.wait(self._context.fetch(sql, *args, **named))
 
-    def fetch_one(self, sql: str, *args: Any, **named: Any) -> Any:
+    def fetch_one(self, sql: str, /, *args: Any, **named: Any) -> Any:
         """The row, as a dictionary; None if there is none. An error if there are several."""
         return self.wait(self._context.fetch_one(sql, *args, **named))
 
-    def fetch_value(self, sql: str, *args: Any, **named: Any) -> Any:
+    def fetch_value(self, sql: str, /, *args: Any, **named: Any) -> Any:
         """The first column of the row; None if there is none. An error if there are several."""
         return self.wait(self._context.fetch_value(sql, *args, **named))
 
-    def execute(self, sql: str, *args: Any, **named: Any) -> int:
+    def execute(self, sql: str, /, *args: Any, **named: Any) -> int:
         """Execute a statement; how many rows it wrote or found. In mutations only."""
         return self.wait(self.writing.execute(sql, *args, **named))
 

@@ -7,7 +7,7 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
@@ -116,12 +116,15 @@ class Events:
 
     def _tell(self, handler: Handler, event: Event) -> None:
         try:
-            if not inspect.iscoroutinefunction(handler):
-                handler(event)
-            elif len(self._tasks) >= EVENT_HANDLERS_AT_ONCE:
+            # What is async need not say so: an object, or a function around another, may be.
+            work = handler(event)
+            if not inspect.iscoroutine(work):
+                return
+            if len(self._tasks) >= EVENT_HANDLERS_AT_ONCE:
+                work.close()
                 self._drop()
             else:
-                task = asyncio.get_running_loop().create_task(_awaited(handler, event))
+                task = asyncio.get_running_loop().create_task(_awaited(work, event))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
         except Exception:
@@ -146,9 +149,9 @@ class Events:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _awaited(handler: Handler, event: Event) -> None:
+async def _awaited(work: Coroutine[Any, Any, object], event: Event) -> None:
     try:
-        await handler(event)  # type: ignore[misc]
+        await work
     except Exception:
         logger.exception("a handler of %s failed", type(event).__name__)
 

@@ -77,7 +77,7 @@ class Function:
         self.is_sql = False
         """Whether it is a statement that a caller's values go into as they come."""
         self._body = body
-        self._is_async = inspect.iscoroutinefunction(underlying(body))
+        self._is_async = any(map(inspect.iscoroutinefunction, (body, underlying(body))))
         self._call = call
         self.__doc__ = body.__doc__
         self.__wrapped__ = body
@@ -100,7 +100,7 @@ class Function:
             return await self._body(context, **arguments.values)
         loop = asyncio.get_running_loop()
         blocking = BlockingContext(context, loop)
-        work = partial(self._body, blocking, **arguments.values)
+        work = partial(_in_thread, partial(self._body, blocking, **arguments.values))
         try:
             return await loop.run_in_executor(_threads(), contextvars.copy_context().run, work)
         finally:
@@ -115,7 +115,7 @@ class Function:
         too large."""
         return self.returns.encode(value)
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, /, *args: Any, **named: Any) -> Any:
         """Inside another function, with its context first: run in that transaction. Without a
         context: run by itself, as the application. Awaited, but for a context that blocks."""
         if not args or not isinstance(args[0], Context | BlockingContext):
@@ -135,7 +135,7 @@ class Function:
     def _check_within(self, kind: str, name: str) -> None:
         """Whether a function of that kind may call this one."""
 
-    async def call(self, identity: Identity, *args: Any, **named: Any) -> Any:
+    async def call(self, identity: Identity, /, *args: Any, **named: Any) -> Any:
         """Run it by itself for somebody, in a transaction of its own."""
         if self._call is None:
             raise ConfigError(
@@ -211,7 +211,7 @@ def sql_query(
         )
     text = sql if converted.names else converted.sql
 
-    async def body(ctx: Context, **values: Any) -> Any:
+    async def body(ctx: Context, /, **values: Any) -> Any:
         return await ctx.fetch(text, **values)
 
     query = Query(
@@ -227,6 +227,14 @@ def sql_query(
 
 _Scalar: TypeAlias = bool | int | float | str | None
 _SqlValue: TypeAlias = _Scalar | list[_Scalar]
+
+
+def _in_thread(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except StopIteration as error:
+        # Whoever waits for a thread cannot be told this, and would wait for ever.
+        raise RuntimeError("the function raised StopIteration") from error
 
 
 @cache

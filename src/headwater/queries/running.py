@@ -37,8 +37,21 @@ async def bounded(
         if time.monotonic() - began > seconds * 0.9:
             raise timed_out(function, seconds) from error
         raise
+    except BaseException as error:
+        if _is_ours(error):
+            raise
+        # Whoever runs us would take it for its own end, and nobody would be answered.
+        raise RuntimeError(f"{function.label} raised {type(error).__name__}") from error
     finally:
         context.close()
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether it is an error, or meant for the task or program that runs the function."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError):
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, Exception | KeyboardInterrupt | GeneratorExit)
 
 
 class Direct:

@@ -27,6 +27,10 @@ from headwater.queries.statements import Statement
 _Status = pq.ExecStatus
 
 
+class StalePlan(psycopg.errors.FeatureNotSupported):
+    """A statement that was prepared does not fit its table any more; prepared anew, it will."""
+
+
 class Fetched(msgspec.Struct, frozen=True):
     """What a statement brought: its rows, the command and how many rows it returned or wrote."""
 
@@ -83,9 +87,11 @@ class Sending:
         yield from generators.send(pgconn)
         try:
             return (yield from self._take(most))
-        except psycopg.errors.FeatureNotSupported:
+        except psycopg.errors.FeatureNotSupported as error:
+            if name is None:
+                raise
             prepared.remove(self.statement)  # It may no longer fit its table, and would never.
-            raise
+            raise StalePlan(*error.args, info=error.pgresult) from error
         except psycopg.errors.InvalidSqlStatementName:
             prepared.forget_all()  # Somebody has removed them.
             raise

@@ -20,7 +20,8 @@ _ADDRESSES = (
 
 def convert(value: Any, type_: Any) -> Any:
     """The value as that type; msgspec.ValidationError where it does not fit."""
-    return msgspec.convert(value, type_, from_attributes=True, dec_hook=_decode)
+    # In JSON every key is a text.
+    return msgspec.convert(value, type_, from_attributes=True, dec_hook=_decode, str_keys=True)
 
 
 def _decode(type_: Any, value: Any) -> Any:
