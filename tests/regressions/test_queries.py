@@ -374,3 +374,35 @@ CONNECTIONS = """
     select count(*) from pg_stat_activity
     where datname = current_database() and application_name like '%queries%'
 """
+
+
+async def test_a_change_of_what_a_query_turns_to_while_it_runs_is_not_missed(
+    url: str, orders: Connection
+) -> None:
+    gate, started = asyncio.Event(), asyncio.Event()
+    gate.set()
+    await run(orders, "create table more (id int primary key)")
+    await enable(orders, "more")
+
+    async def turns(ctx: Context, table: str) -> Any:
+        if await ctx.fetch_value("select n from other"):
+            table = "more"
+        count = await ctx.fetch_value(f"select count(*) from {table}")
+        started.set()
+        await gate.wait()
+        return [table, count]
+
+    async with Hub(url) as hub:
+        # So that no statement is met for the first time: that would be reason enough to look again.
+        await Follower().follow(hub, query(turns), args={"table": "more"})
+        follower = await Follower().follow(hub, query(turns), args={"table": "orders"})
+        await settle(hub)
+        gate.clear()
+        started.clear()
+        await run(orders, "update other set n = 1")
+        await started.wait()
+        await hub.next_flush()
+        await run(orders, "insert into more values (1)")
+        await hub.next_flush()
+        gate.set()
+        await follower.until_value(["more", 1])
