@@ -20,6 +20,7 @@ from headwater.errors import (
     ResultError,
     TimedOut,
 )
+from headwater.hub.group import Seen
 from headwater.hub.groups import Answered
 from headwater.hub.hub import Hub
 from headwater.identity import ANONYMOUS, Identity
@@ -634,3 +635,22 @@ async def test_there_are_at_most_so_many_groups(
             await Follower().follow(hub, IN_REGION, args={"region": region})
         with pytest.raises(Exception, match="more than 2 different queries"):
             await Follower().follow(hub, IN_REGION, args={"region": 2})
+
+
+async def test_a_snapshot_older_than_what_a_replica_has_shown_is_not_used(
+    url: str, orders: Connection
+) -> None:
+    async with Hub(url) as hub:
+        follower = await Follower().follow(hub, IN_REGION, args={"region": 2})
+        await settle(hub)
+        assert hub.position is not None
+        ahead = hub.position.xmax + 3
+        (group,) = hub.groups
+        group.seen = Seen(Position(hub.position.log, ahead, ahead), 0)
+        await run(orders, "delete from orders where id = 2")
+        for _ in range(3):
+            await hub.next_flush()
+        assert (group.state, len(follower.messages)) == ("wanted", 1)
+        for key in (7, 12, 17):
+            await run(orders, f"delete from orders where id = {key}")
+        await follower.until_value(await rows(orders, 2))
