@@ -335,3 +335,39 @@ async def test_a_mutation_is_answered_while_the_gateway_stops(
         site.application.gate.set()
         assert (await mutating).value == 60
         await stopping
+
+
+async def test_a_wait_is_not_answered_by_the_loss_of_the_database(hw: Headwater) -> None:
+    """Calls that wait are refused then; a wait took that for the end of its waiting."""
+    gate = asyncio.Event()
+    gate.set()
+
+    @hw.query
+    async def count(ctx: Any) -> Any:
+        found = await ctx.fetch_value("select count(*) from orders")
+        await gate.wait()
+        return found
+
+    @hw.query
+    async def one(ctx: Any) -> int:
+        return 1
+
+    @hw.mutation
+    async def place(ctx: Any, id: int) -> None:
+        await ctx.execute("insert into orders (id) values (%s)", id)
+
+    async with served(hw) as http, connect(str(http.base_url)) as client:
+        assert hw.gateway is not None
+        groups = hw.gateway.hub.groups
+        async with client.subscribe("count") as counted:
+            await until(lambda: all(group.is_fresh for group in groups))
+            gate.clear()
+            placed = await client.mutate("place", id=60)
+            waiting = asyncio.create_task(client.wait_for(placed.position))
+            await until(lambda: any(group.waiters for group in groups))
+            groups.lost()
+            assert await client.query("one") == 1
+            assert not waiting.done()
+            gate.set()
+            await waiting
+            assert counted.value == 11
