@@ -421,7 +421,7 @@ def explain(
 ) -> None:
     """Show what a query reads: which changes make it run again.
 
-    Examples: `headwater explain 'select * from orders where region = 7'`,
+    Example: `headwater explain 'select * from orders where region = 7'`, or for a query of yours
     `headwater explain open_orders region=7 --app shop:hw`
     """
 
@@ -447,7 +447,11 @@ def explain(
 
 async def _explain_sql(sql: str, settings: Settings) -> list[tuple[Executed, Analysis]]:
     async with database(settings) as url:
-        return await explain_.analyse(url, [Executed(Statement(sql))])
+        found = await explain_.analyse(url, [Executed(Statement(sql))])
+    for _, analysis in found:
+        if analysis.refused is not None:
+            raise InvalidQuery(f"the database cannot take this: {analysis.refused}")
+    return found
 
 
 async def _explain_function(
@@ -529,7 +533,7 @@ def serve(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Serve live queries and change feeds over SSE and WebSocket, until Ctrl-C.
+    """Serve queries, mutations, live queries and change feeds, until Ctrl-C.
 
     Example: `headwater serve --embedded --port 8484`
     """
@@ -597,6 +601,8 @@ def _load(program: str) -> Headwater:
     sys.path.insert(0, os.getcwd())
     try:
         found = getattr(import_module(module), name or "hw")
+    except ConfigError as error:  # it says itself what is wrong, and the way out
+        raise ConfigError(f"{program}: {error}", hint=error.hint) from error
     except Exception as error:  # whatever somebody's program does when it is loaded
         raise ConfigError(
             f"cannot load {program}: {type(error).__name__}: {error}",

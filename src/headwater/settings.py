@@ -75,7 +75,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Results kept in memory, in all."""
 
     query_cache_entry_bytes: int = 10 * 1024 * 1024
-    """The largest result that is kept once nobody is subscribed to it."""
+    """The largest result that is kept in memory."""
 
     replica_url: str | None = None
     """A streaming replica that queries are executed on. Without one, on the database itself."""

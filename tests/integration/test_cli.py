@@ -287,9 +287,14 @@ def test_explain(database: str) -> None:
     assert shown[2].split() == ["orders", "id,", "note", "any", "noted"]
     assert shown[3] == "Changes of other go unnoticed."
     assert "headwater enable other" in shown[4]
-    assert "Every change" in headwater("explain", "select * from nowhere", *at).stdout
+    assert (
+        'relation "nowhere" does not exist'
+        in headwater("explain", "select * from nowhere", *at).stderr
+    )
+    psql(database, "create function f() returns int language plpgsql as 'begin return 1; end'")
+    assert "Every change" in headwater("explain", "select f()", *at).stdout
     assert "no change concerns it" in headwater("explain", "select 1 ", *at).stdout
-    for wrong in (("explain", "noted"), ("explain", "select 1 ", "a=1")):
+    for wrong in (("explain", "noted"), ("explain", "select 1 ", "a=1"), ("explain", "selec 1")):
         assert headwater(*wrong, *at).returncode == 2
 
 
@@ -329,3 +334,19 @@ async def noted(ctx, note: str):
 async def constant(ctx):
     return 1
 """
+
+
+def test_a_mistake_in_the_application_is_told_with_its_own_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from headwater import Headwater\n"
+        "hw = Headwater('postgresql://nowhere')\n"
+        "@hw.query\n"
+        "async def prices(): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    done = headwater("serve", "shop:hw")
+    assert done.returncode == 2
+    assert "error: shop:hw: query prices takes no context\n" in done.stderr
+    assert "hint: Its first argument is the context: def prices(ctx, …)\n" in done.stderr

@@ -47,8 +47,24 @@ async def counter(primary: EmbeddedPostgres, replica: ReplicaServer) -> AsyncIte
     await run(connection, "create table counter (id int primary key, n int)")
     await run(connection, "insert into counter values (1, 0)")
     await enable(connection, "counter")
+    await has_all(replica, connection)
     yield connection
     await connection.close()
+
+
+async def has_all(replica: ReplicaServer, connection: Connection) -> None:
+    """Wait until the replica has what was written: one without the schema is none of ours."""
+    cursor = await connection.execute("select pg_current_wal_insert_lsn()::text")
+    ((written,),) = await cursor.fetchall()
+    there = await connect(replica.url, purpose="test")
+    async with asyncio.timeout(30):
+        while True:
+            question = "select pg_last_wal_replay_lsn() >= %s::pg_lsn"
+            cursor = await there.execute(question, (written,))
+            if await cursor.fetchall() == [(True,)]:
+                break
+            await asyncio.sleep(0.01)
+    await there.close()
 
 
 async def counted(ctx: Context) -> Any:
@@ -96,6 +112,7 @@ async def test_a_query_runs_on_the_replica_once_that_has_the_change(
         follower = await Follower().follow(hub, SERVER)
         consistent = await Follower().follow(hub, CONSISTENT)
         assert follower.value == ["replica", 0]
+        assert hub.metrics.replica_up._value.get() == 1
         assert consistent.value == ["primary", 0]
         for delay in (0.0, 0.2):
             replica.delay(delay)

@@ -249,10 +249,13 @@ def _status(error: HeadwaterError) -> int:
 async def _no_such_path(request: Request, error: Exception) -> Response:
     """For what the router refuses: a path, or a method of one."""
     assert isinstance(error, HTTPException)
+    hint = "docs/reference/protocol.md lists the paths."
+    if error.status_code == 405 and (allowed := (error.headers or {}).get("Allow")):
+        hint = f"Use {allowed} instead."
     found = NotFound(
         f"there is no {request.method} {request.url.path!r:.200} here",
         code="method" if error.status_code == 405 else "path",
-        hint="docs/reference/protocol.md lists the paths.",
+        hint=hint,
     )
     response = refusal(found)
     response.status_code = error.status_code

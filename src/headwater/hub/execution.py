@@ -21,7 +21,7 @@ from headwater.hub.group import Group, Moment, Reason, Seen
 from headwater.hub.questions import lost
 from headwater.hub.tables import FORMATS
 from headwater.metrics import Metrics
-from headwater.queries.acting import Setting, act, as_whom, statement_timeout, trace_id_of
+from headwater.queries.acting import act, act_no_more, as_whom, statement_timeout, trace_id_of
 from headwater.queries.analysis import Analyst
 from headwater.queries.context import Context
 from headwater.queries.events import Events
@@ -71,19 +71,29 @@ class Execution:
 
     async def run(
         self, connection: Connection, group: Group, moment: Moment, seen: Seen | None
-    ) -> None:
-        """Execute a group in the connection's transaction. Raises if the connection is lost."""
+    ) -> bool:
+        """Execute a group in the connection's transaction. Raises if the connection is lost.
+        Returns whether the transaction is as it was, so that it may serve another."""
         reason, executed = group.reason, list[Executed]()
         self.metrics.query_executions.labels(reason).inc()
         began = time.perf_counter()
-        value, error = await self._call(connection, group, executed)
+        fenced = self._needs_fence(group)
+        value, error = await self._call(connection, group, executed, fenced)
         self.metrics.query_seconds.observe(time.perf_counter() - began)
         group.losses = 0
         outcome = Outcome(moment, reason, value=value, error=error, seen=seen)
-        self._finished(group, await self._with_reads(outcome, group, executed))
+        outcome = await self._with_reads(outcome, group, executed)
+        self._finished(group, outcome)
+        # What may read anything may also have changed settings, as `set_config` does.
+        is_known = len(outcome.statements) > 0 or not executed
+        return fenced or (is_known and not outcome.everything)
+
+    def _needs_fence(self, group: Group) -> bool:
+        """Whether settings are made for it, or are likely to be made by it."""
+        return bool(group.identity.role or group.query.timeout or group.everything)
 
     async def _call(
-        self, connection: Connection, group: Group, executed: list[Executed]
+        self, connection: Connection, group: Group, executed: list[Executed], fenced: bool
     ) -> tuple[bytes | None, HeadwaterError | None]:
         query, identity = group.query, group.identity
         seconds = query.timeout or self._seconds
@@ -98,8 +108,11 @@ class Execution:
             observe=executed.append,
         )
         try:
-            await act(connection, settings)
+            if fenced:
+                await act(connection, settings)
             value = await bounded(query, context, group.arguments, seconds)
+            if connection.closed:  # the function made do without what it could not read
+                raise psycopg.OperationalError("the connection was lost while it ran")
             return query.encode(value), None
         except Exception as error:
             if isinstance(error, psycopg.Error) and (lost(error) or isinstance(error, StalePlan)):
@@ -109,17 +122,18 @@ class Execution:
             events = self._events
             return None, as_error(error, query, identity=identity, trace_id=trace_id, events=events)
         finally:
-            await self._clean(connection, settings)
+            await self._clean(connection, fenced)
 
-    async def _clean(self, connection: Connection, settings: list[Setting]) -> None:
+    async def _clean(self, connection: Connection, fenced: bool) -> None:
         """Nothing of one query is there for the next. What failed is rolled back anyway."""
-        if settings and connection.info.transaction_status == TransactionStatus.INTRANS:
-            own = {
-                "role": "none",
-                "request.jwt.claims": "",
-                **dict(statement_timeout(self._seconds)),
-            }
-            await act(connection, [(name, own[name]) for name, _ in reversed(settings)])
+        match connection.info.transaction_status:
+            case TransactionStatus.INTRANS:
+                if fenced:
+                    await act_no_more(connection)
+            case TransactionStatus.INERROR:
+                pass
+            case _:  # a statement that nobody waited for is under way, or the transaction is over
+                await connection.close()
 
     async def _with_reads(
         self, outcome: Outcome, group: Group, executed: list[Executed]

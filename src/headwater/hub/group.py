@@ -62,7 +62,7 @@ class Group:
     """The shared state behind the same calls."""
 
     __slots__ = (
-        "_digest", "_rows", "answered_at", "arguments", "changed_at", "delayed", "error",
+        "_digest", "_rows", "analyses", "answered_at", "arguments", "changed_at", "delayed", "error",
         "everything", "id", "identity", "joining", "key", "losses", "query", "reads", "reason",
         "result", "retries", "seen", "since", "state", "statements", "subscribers", "told_error",
         "touched_at", "trace_id", "uncaptured", "waiters",
@@ -100,6 +100,8 @@ class Group:
         self.statements: frozenset[Statement] = frozenset()
         self.uncaptured: tuple[str, ...] = ()
         self.seen: Seen | None = None
+        self.analyses = 0
+        """How often in a row it met statements for the first time."""
         self.retries = 0
         self.losses = 0
         """How often its connection was lost while it was executed, one after the other."""

@@ -39,7 +39,7 @@ from headwater.protocol import Frame, ResetReason
 from headwater.queries.analysis import Analyst
 from headwater.queries.events import ChangeEvent, Events
 from headwater.queries.functions import Arguments, Query
-from headwater.queries.statements import Read
+from headwater.queries.statements import Read, Statement
 from headwater.queries.watches import Watches, concerns
 from headwater.settings import Settings
 
@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 __all__ = ["Answered", "Groups", "QuerySubscription"]
 
 logger = logging.getLogger(__name__)
+
+_ONCE_MORE_MAX = 3
+"""How often a query is executed again at once because of statements that are met for the first
+time. What they depend on comes to light step by step; a text that differs every time never does."""
 
 
 class Groups:
@@ -62,13 +66,14 @@ class Groups:
         self._sweep_seconds = settings.query_sweep_period.total_seconds()
         self.analyst = Analyst(hub.url)
         execution = Execution(settings, self.analyst, events, self._finished, hub.metrics)
-        self._executions = Executions(hub.url, settings, hub.wake, execution)
+        self._executions = Executions(hub.url, settings, self._wake, execution)
         self._groups: dict[Hashable, Group] = {}
         self._watches: Watches[Group] = Watches()
         self._kept: OrderedDict[Group, int] = OrderedDict()
         self._kept_bytes = 0
         self._meanwhile = _Meanwhile()
         self._shapes: dict[int, int] = {}
+        self._flushing = False
 
     def __iter__(self) -> Iterator[Group]:
         return iter(list(self._groups.values()))
@@ -210,19 +215,21 @@ class Groups:
         group.subscribers.pop(subscription, None)
         if subscription in group.joining:
             group.joining.remove(subscription)
-        if not any(each.delta for each in group.subscribers):
+        if subscription.delta and not any(each.delta for each in group.subscribers):
             group.forget_rows()
         self._release(group)
 
     def resync(self, subscription: QuerySubscription, reason: ResetReason) -> None:
         group = subscription.group
+        if subscription in group.joining:
+            return  # a whole result is on its way
         trouble = _not_captured(group) if group.uncaptured else group.error
         if trouble is not None:
             subscription.deliver(group.failure(trouble, self._hub.position_text))
         elif group.result is not None:
             subscription.expect(reason)
             subscription.begin()
-        elif subscription not in group.joining:
+        else:
             # Too large to be kept: it is executed again.
             subscription.expect(reason)
             group.subscribers.pop(subscription, None)
@@ -251,16 +258,30 @@ class Groups:
             return
         flush = self._hub.begun
         self._meanwhile.add(flush, changes, since=self._executions.oldest)
+        self._altered(changes)
+        self._flushing = True
+        try:
+            for group in self._watches.touched(changes):
+                self._touch(group, flush)
+        finally:
+            self._flushing = False
+
+    def _wake(self) -> None:
+        """Something could be started: by the next flush, unless this one is about to."""
+        if not self._flushing:
+            self._hub.wake()
+
+    def _altered(self, changes: Iterable[Change]) -> None:
+        """Tables that do not look as they did: what was known of statements rests on them."""
         altered = {
-            change.table.oid
+            change.table.oid: change.table.id
             for change in changes
             if change.op == "reset"
             or self._shapes.get(change.table.oid, change.table.id) != change.table.id
         }
         if altered:
-            self.analyst.forget(altered)
-        for group in self._watches.touched(changes):
-            self._touch(group, flush)
+            self._shapes.update(altered)  # once is enough, whoever reads them now
+            self._touch_all(self.analyst.forget(altered))
 
     def tell(self, transactions: Iterable[Transaction]) -> None:
         """Tell the application of the changes."""
@@ -279,7 +300,7 @@ class Groups:
     def read_all_again(self) -> None:
         """The log could not be followed: nothing is known to hold."""
         for group in self:
-            self._touch(group, self._hub.begun)
+            self._touch(group, self._hub.begun + 1)
 
     def forget_positions(self) -> None:
         """The server restarted, and may give transaction ids out again."""
@@ -319,17 +340,29 @@ class Groups:
             self._failed(group, outcome.error)
         else:
             assert outcome.value is not None
-            self._succeeded(group, outcome.value, moment, outcome.reason)
+            self._succeeded(group, outcome.value, outcome)
         self._hub.metrics.query_groups.set(len(self._groups))
-        if outcome.analysed:
+        touched = group.touched_at > moment.flush
+        group.analyses = group.analyses + 1 if outcome.analysed else 0
+        if group.error is None and 0 < group.analyses <= _ONCE_MORE_MAX:
             # Whether all it reads was captured as of its snapshot is not known. Once more.
             group.touched_at = self._hub.begun + 1
         if not group.is_needed:
             self._release(group)
-        elif group.touched_at > moment.flush and group.error is None:
-            self._want(group, "catalog" if outcome.analysed else "change")
+        elif touched:
+            self._want(group, "change")
+        elif group.touched_at > moment.flush:
+            self._want(group, "catalog")
         elif group.waiters:
             self._want(group, "call")
+        elif group.error is None and group.analyses:
+            # Its statements are others every time: it would never come to an end.
+            self._delay(group, group.analyses - _ONCE_MORE_MAX, "catalog")
+
+    def _delay(self, group: Group, times: int, reason: Reason) -> None:
+        """Execute it after a pause, which is longer the more often that was done."""
+        pause = retry_pause(times - 1)
+        group.delayed = asyncio.get_running_loop().call_later(pause, self._want, group, reason)
 
     def _learn(self, group: Group, outcome: Outcome) -> None:
         """What it read. After a failure it may have read only a part of what it reads."""
@@ -347,20 +380,22 @@ class Groups:
             group.statements = outcome.statements
             group.uncaptured = outcome.uncaptured
 
-    def _succeeded(self, group: Group, value: bytes, moment: Moment, reason: Reason) -> None:
-        recovered = group.told_error is not None
-        group.told_error = None
-        known = group.since is not None
+    def _succeeded(self, group: Group, value: bytes, outcome: Outcome) -> None:
+        known, moment = group.since is not None, outcome.moment
         differs = group.take(value, moment)
-        if differs and known and reason == "sweep":
+        # A replica may show what no flush has brought yet.
+        if differs and known and outcome.reason == "sweep" and outcome.seen is None:
             self._hub.metrics.query_sweep_found.inc()
             logger.warning(
                 "query %s had changed and nobody had noticed; a sweep found it", group.query.name
             )
         if group.uncaptured:
             self._tell_failure(group, _not_captured(group))
-        elif differs or recovered:
-            self._hand_out(group, recovered)
+        else:
+            recovered = group.told_error is not None
+            group.told_error = None
+            if differs or recovered:
+                self._hand_out(group, recovered)
         self._resolve(group, Answered(msgspec.Raw(value), str(moment.position)))
         joining, group.joining = group.joining, []
         for subscription in joining:
@@ -378,6 +413,8 @@ class Groups:
             for subscription in whole:
                 subscription.deliver(frame)
         by_row = [each for each in subscribers if each.delta]
+        if not by_row:
+            group.forget_rows()  # nobody was told of them, or who was begins again
         deltas = self._row_deltas(group, recovered) if by_row else None
         if deltas is not None:
             for subscription in by_row:
@@ -393,17 +430,16 @@ class Groups:
 
     def _failed(self, group: Group, error: HeadwaterError) -> None:
         group.error = error
-        self._hub.metrics.query_failures.labels(error.code).inc()
+        # By kind: an application's own codes are without number.
+        self._hub.metrics.query_failures.labels(type(error).code).inc()
         self._resolve(group, error)
+        self._tell_failure(group, error)
         joining, group.joining = group.joining, []
         for subscription in joining:
             subscription.fail(error)
-        self._tell_failure(group, error)
         if group.subscribers:
-            pause = retry_pause(group.retries)
             group.retries += 1
-            loop = asyncio.get_running_loop()
-            group.delayed = loop.call_later(pause, self._want, group, "retry")
+            self._delay(group, group.retries, "retry")
 
     def _tell_failure(self, group: Group, error: HeadwaterError) -> None:
         """Once, for as long as it is the same."""
@@ -476,9 +512,12 @@ class Groups:
 
     async def recheck(self) -> None:
         """Look again at the views, functions and policies that queries go through."""
-        altered = await self.analyst.recheck()
-        for group in self if altered else ():
-            if not altered.isdisjoint(group.statements):
+        self._touch_all(await self.analyst.recheck())
+
+    def _touch_all(self, statements: set[Statement]) -> None:
+        """They may read something else than was thought."""
+        for group in self if statements else ():
+            if not statements.isdisjoint(group.statements):
                 self._touch(group, self._hub.begun + 1, "catalog")
 
     def lost(self) -> None:
@@ -550,8 +589,8 @@ def _not_captured(group: Group) -> CaptureError:
     names = ", ".join(group.uncaptured)
     return CaptureError(
         f"query {group.query.name} reads {names}, whose changes are not captured",
-        hint=f"Enable what is a table: headwater enable {group.uncaptured[0]}. Without that it can"
-        " be called, not followed.",
+        hint=f"Tables are captured with headwater enable {group.uncaptured[0]}; a query over"
+        " anything else can be called, not followed.",
     )
 
 

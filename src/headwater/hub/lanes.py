@@ -66,7 +66,10 @@ class Lane:
         group.state = "wanted"
         self._wanted[group] = None
         self._connect_more()
-        if self._idle:
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.can_start:
             self._changed()
 
     def restart(self) -> None:
@@ -113,7 +116,7 @@ class Lane:
             self._wanted.update(dict.fromkeys(share))
             share.clear()
             self._connect_more()
-            self._changed()
+            self._tell()
 
     # -------------------------------------------------------------------- connections
 
@@ -145,7 +148,7 @@ class Lane:
 
     def _free(self, connection: Connection) -> None:
         self._idle.append((connection, time.monotonic()))
-        self._changed()
+        self._tell()
 
     def _drop(self, connection: Connection) -> None:
         self._open -= 1
@@ -179,11 +182,13 @@ class Lane:
         """Execute one after the other in the transaction that was begun, then be free again."""
         group: Group | None = None
         try:
-            while share and connection.info.transaction_status == TransactionStatus.INTRANS:
+            usable = True
+            while usable and share:
                 group = share.popleft()
                 if group.is_needed:
                     group.state = "running"
-                    await self._execution.run(connection, group, moment, seen)
+                    as_it_was = await self._execution.run(connection, group, moment, seen)
+                    usable = as_it_was and _is_in_transaction(connection)
                 else:
                     group.state = "idle"
                 group = None
@@ -213,11 +218,13 @@ class Lane:
             self._execution.give_up(group, moment)
 
 
+def _is_in_transaction(connection: Connection) -> bool:
+    return connection.info.transaction_status == TransactionStatus.INTRANS
+
+
 async def _finish(connection: Connection) -> None:
-    """End the transaction, and leave no settings behind."""
-    async with connection.pipeline():
-        await connection.execute("rollback")
-        await connection.execute("reset all")
+    """End the transaction, and leave no settings and no locks behind."""
+    await connection.execute("rollback; reset all; select pg_advisory_unlock_all()")
 
 
 class Primary(Lane):
@@ -250,9 +257,12 @@ class Primary(Lane):
 
     async def _import(self, connection: Connection, snapshot: str) -> bool:
         try:
-            async with asyncio.timeout(limits.FLUSH_QUESTION_SECONDS), connection.pipeline():
-                await connection.execute("begin isolation level repeatable read, read only")
-                await connection.execute(f"set transaction snapshot '{snapshot}'".encode())
+            async with asyncio.timeout(limits.FLUSH_QUESTION_SECONDS):
+                # Both as one message: a pipeline costs several times that.
+                await connection.execute(
+                    "begin isolation level repeatable read, read only;"
+                    f" set transaction snapshot '{snapshot}'".encode()
+                )
         except (psycopg.Error, TimeoutError) as error:
             logger.warning("a connection for queries cannot read: %s", error)
             return False

@@ -48,6 +48,7 @@ class Replica(Lane):
         self._looking = False
         self.is_up = True
         """Whether it was there, and not too far behind, when it was last asked."""
+        execution.metrics.replica_up.set(1)
 
     def start(self, moment: Moment) -> None:
         """Share out what is wanted; it begins once the replica has come as far."""
@@ -76,6 +77,9 @@ class Replica(Lane):
             self._drop(connection)
             self._give_up(str(error).strip() or "it does not answer")
             return
+        except asyncio.CancelledError:
+            await connection.close()
+            raise
         await self._work(connection, share, moment, seen)
 
     async def _caught_up(self, connection: Connection, needed: int, log: str) -> None:
@@ -133,6 +137,9 @@ class Replica(Lane):
             except (psycopg.Error, TimeoutError, HeadwaterError):
                 await connection.close()
                 continue
+            except asyncio.CancelledError:
+                await connection.close()
+                raise
             self.is_up = True
             self._open += 1
             self._free(connection)

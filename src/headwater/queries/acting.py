@@ -61,9 +61,19 @@ async def begin(connection: Connection, how: Begin, settings: Sequence[Setting])
 
 
 async def act(connection: Connection, settings: Sequence[Setting]) -> None:
-    """Go on with these settings, in a transaction that has begun. Forbidden as for `begin`."""
+    """Go on with these settings, in a transaction that has begun, until `act_no_more`. Forbidden as
+    for `begin`."""
     with _role_errors(settings):
-        await _set(connection, settings)
+        async with connection.pipeline():
+            await connection.execute("savepoint headwater_act")
+            await _set(connection, settings)
+
+
+async def act_no_more(connection: Connection) -> None:
+    """Go on as before: whatever was set since, by whomever, is undone."""
+    async with connection.pipeline():
+        await connection.execute("rollback to headwater_act")
+        await connection.execute("release headwater_act")
 
 
 async def _set(connection: Connection, settings: Sequence[Setting]) -> None:

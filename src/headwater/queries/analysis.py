@@ -64,6 +64,8 @@ class Analysis(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     """In words for people, where and why it was widened."""
     tables: tuple[TableRead, ...] = ()
+    refused: str | None = None
+    """Why the database would not look at it: it is wrong, or nothing that reads."""
 
     def reads(self, executed: Executed) -> tuple[Read, ...]:
         """What it read with these values."""
@@ -195,7 +197,8 @@ class Analyst:
             found = await Walk(connection).follow(statement.sql, statement.types, path)
         except Refused as refused:
             note = f"the database does not say what it reads: {refused}"
-            return _Kept(Analysis(statement, everything=True, notes=(note,)), {}), epoch
+            unknown = Analysis(statement, everything=True, notes=(note,), refused=str(refused))
+            return _Kept(unknown, {}), epoch
         return _Kept(_analysis(statement, found), found.prints, path), epoch
 
     async def _path(self, connection: Connection, role: str) -> str:

@@ -47,6 +47,8 @@ class Functions:
             self._check(given, self.queries, "query")
             found = sql_query(given, sql, args, returns, call=self._call, **options)
             return self._add_query(found)
+        if isinstance(given, str):
+            self._check(given, self.queries, "query")
         if args is not None or returns is not Any:
             raise ConfigError(
                 "args and returns are for queries that are SQL text",
@@ -87,7 +89,8 @@ class Functions:
             raise ConfigError(
                 f"{name!r} cannot be the name of a {kind}",
                 hint="A name begins with a letter or _, and goes on with letters, digits, _, . and"
-                f' -, up to {FUNCTION_NAME_CHARS_MAX} characters. Give one: @hw.{kind}("name").',
+                f' -, up to {FUNCTION_NAME_CHARS_MAX} characters. Give one: @hw.{kind}("name").'
+                ' SQL goes beside it: hw.query("name", sql="select …").',
             )
         if name in known:
             raise ConfigError(

@@ -64,7 +64,7 @@ def steps(old: Rows, new: Rows) -> tuple[RowStep, ...] | None:
     """
     current = [key for key in old if key in new]
     moving = _moving(current, [key for key in new if key in old])
-    updated = [key for key in current if key not in moving and old[key] != new[key]]
+    updated = [key for key in current if key not in moving and not _same(old[key], new[key])]
     entering = len(new) - len(current)
     if len(old) - len(current) + len(moving) + entering + len(updated) > limits.ROW_STEPS_MAX:
         return None
@@ -73,6 +73,21 @@ def steps(old: Rows, new: Rows) -> tuple[RowStep, ...] | None:
         index_of = {key: index for index, key in enumerate(new)}
         found += (Update(key, new[key], index_of[key]) for key in updated)
     return tuple(found)
+
+
+_EXACT = frozenset({str, int, bool, type(None)})
+
+
+def _same(old: Row, new: Row) -> bool:
+    """Whether two rows are the same JSON. To Python, 1 and true are equal.
+
+    >>> _same({"id": 1}, {"id": 1}), _same({"id": 1}, {"id": True}), _same({"n": [1]}, {"n": [1.0]})
+    (True, False, False)
+    """
+    return bool(old == new) and all(
+        type(one) is type(other) and (type(one) in _EXACT or repr(one) == repr(other))
+        for one, other in zip(old.values(), new.values(), strict=True)
+    )
 
 
 def _leaving(old: Rows, new: Rows) -> list[RowStep]:
