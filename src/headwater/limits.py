@@ -379,6 +379,10 @@ again."""
 QUERY_RETRY_SECONDS = (1.0, 60.0)
 """Between two attempts at a subscribed query that fails: the first, and the longest."""
 
+QUERY_PATIENCE_SECONDS = 0.05
+"""A query that waits for so long behind others on the same connection gets another one, if there
+may be more."""
+
 QUERY_IDLE_SECONDS = 60.0
 """A connection for queries that was not used for so long is closed."""
 

@@ -22,6 +22,7 @@ from headwater.client import connect
 from headwater.database import Connection
 from headwater.errors import ConfigError
 from headwater.hub.flush import Flusher
+from headwater.identity import ANONYMOUS
 from headwater.model import Position
 from headwater.queries.arguments import Parameter, Signature, key_of
 from headwater.queries.functions import Query
@@ -366,8 +367,32 @@ async def test_a_wait_is_not_answered_by_the_loss_of_the_database(hw: Headwater)
             waiting = asyncio.create_task(client.wait_for(placed.position))
             await until(lambda: any(group.waiters for group in groups))
             groups.lost()
-            assert await client.query("one") == 1
+            assert await client.query("one") == 1  # its answer would have come before
             assert not waiting.done()
             gate.set()
             await waiting
             assert counted.value == 11
+
+
+async def test_what_is_asked_beside_a_slow_query_does_not_wait_for_it(hw: Headwater) -> None:
+    """What came before the first connection was there stood in one line, for as long as the one in
+    front took."""
+    gate = asyncio.Event()
+
+    @hw.query
+    async def slow(ctx: Any) -> None:
+        await gate.wait()
+
+    @hw.query
+    async def quick(ctx: Any) -> int:
+        return 1
+
+    async with served(hw):
+        assert hw.gateway is not None
+        calls = hw.gateway.calls
+        first = asyncio.create_task(calls.ask("slow", {}, ANONYMOUS))
+        second = asyncio.create_task(calls.ask("quick", {}, ANONYMOUS))
+        await second
+        assert not first.done()
+        gate.set()
+        await first

@@ -51,6 +51,7 @@ class Lane:
         self._connecting = 0
         self._tasks: dict[asyncio.Task[None], int | None] = {}
         self._closing: set[asyncio.Future[None]] = set()
+        self._impatient: asyncio.TimerHandle | None = None
 
     @property
     def can_start(self) -> bool:
@@ -81,6 +82,9 @@ class Lane:
         self._open = self._connecting = 0
         self._wanted.clear()
         self._shares = []
+        if self._impatient is not None:
+            self._impatient.cancel()
+            self._impatient = None
         self._close_all(connection for connection, _ in idle)
 
     async def close(self) -> None:
@@ -99,7 +103,20 @@ class Lane:
                 del self._wanted[group]
                 share.append(group)
         self._shares = [share]
+        self._be_patient()
         return share
+
+    def _be_patient(self) -> None:
+        """Whoever then still waits behind others gets one more connection."""
+        if self._impatient is None:
+            loop = asyncio.get_running_loop()
+            self._impatient = loop.call_later(limits.QUERY_PATIENCE_SECONDS, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        self._impatient = None
+        if any(self._shares):
+            self._connect_more()
+            self._be_patient()
 
     def _take_connections(self, count: int) -> list[Connection]:
         taken = self._idle[-count:]
@@ -122,7 +139,7 @@ class Lane:
 
     def _connect_more(self) -> None:
         """One more at a time for each that is there: many quick queries need few connections."""
-        waiting = len(self._wanted) > len(self._idle)
+        waiting = len(self._wanted) + sum(map(len, self._shares)) > len(self._idle)
         room = self._open + self._connecting < self._size
         if waiting and room and self._connecting < max(1, self._open):
             self._connecting += 1
