@@ -23,11 +23,14 @@ from headwater.database import Connection
 from headwater.errors import ConfigError
 from headwater.hub.flush import Flusher
 from headwater.identity import ANONYMOUS
+from headwater.limits import SESSION_QUEUE_BYTES_MAX
 from headwater.model import Position
+from headwater.protocol import QueryCall, Subscribe, Wait
 from headwater.queries.arguments import Parameter, Signature, key_of
 from headwater.queries.functions import Query
 from tests.gateway.functions import GENEROUS, running
 from tests.gateway.shop import open_shop, until
+from tests.gateway.test_subscriptions import Sink
 from tests.serving import ours
 
 
@@ -396,3 +399,25 @@ async def test_what_is_asked_beside_a_slow_query_does_not_wait_for_it(hw: Headwa
         assert not first.done()
         gate.set()
         await first
+
+
+async def test_a_wait_is_answered_behind_what_has_yet_to_recover(
+    url: str, connection: Connection
+) -> None:
+    """There is room for the answer already, and the result is still owed."""
+    await open_shop(connection, rows=10)
+    async with running(url) as site:
+        gateway, sink = site.gateway, Sink()
+        client = gateway.open(ANONYMOUS, address="192.0.2.1", transport="sse")
+        client.attach(sink)
+        await gateway.subscribe(client, Subscribe("s", query=QueryCall("count")))
+        sink.buffered = SESSION_QUEUE_BYTES_MAX + 1
+        position = await site.place(60)
+        await until(lambda: client.session.is_behind)
+        sink.buffered = 0
+        client.start(gateway.calls.begin(client, Wait("w", position)))
+        assert (await site.post("/v1/query/count")).json()["value"] == 11
+        sink.on_drain()
+        await until(lambda: "answer" in sink.names)
+        assert sink.names == ["hello", "subscribed", "result", "result", "answer"]
+        gateway.release(client)
