@@ -16,9 +16,8 @@ import random
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -207,10 +206,10 @@ class Following:
 
     def __init__(self, writing: Writing) -> None:
         self._writing = writing
-        self._awaited: dict[int, deque[int]] = {}
         self.arrivals: dict[tuple[int, int], float] = {}
         self.results = 0
         self.newest: dict[int, int] = {}
+        self._news = asyncio.Event()
 
     @asynccontextmanager
     async def open(self, gateway: Served, groups: int) -> AsyncIterator[None]:
@@ -237,6 +236,7 @@ class Following:
             self.results += 1
             self.arrivals[region, number] = now
             self.newest[region] = number
+            self._news.set()
 
     async def until_told(self) -> None:
         """Wait until every region has its newest change."""
@@ -246,7 +246,8 @@ class Following:
                 expected[region] = max(number, expected.get(region, 0))
         async with asyncio.timeout(60):
             while any(self.newest.get(region) != number for region, number in expected.items()):
-                await asyncio.sleep(0.01)
+                self._news.clear()
+                await self._news.wait()
 
     def latencies(self) -> list[float]:
         """In milliseconds, of every change and region. What arrived together with a later change
@@ -370,6 +371,13 @@ async def _prepare(connection: Connection, groups: int) -> None:
     await connection.execute("vacuum analyze orders")
 
 
+@contextmanager
+def _gateway(url: str, folder: Path) -> Iterator[Served]:
+    (folder / "shop.py").write_text(PROGRAM)
+    with serving(url, folder, program="shop:hw", **LENIENT) as gateway:
+        yield gateway
+
+
 async def _run(size: Size) -> list[Result]:
     with scratch_server() as server, tempfile.TemporaryDirectory() as folder:
         connection = await connect_database(server.url, purpose="benchmark")
@@ -379,8 +387,7 @@ async def _run(size: Size) -> list[Result]:
         writing = Writing(writers, size.groups)
         wide = max(2, size.groups // 100)
         beside = {hits: await polled(database, writing, size, hits) for hits in (wide, 1)}
-        Path(folder, "shop.py").write_text(PROGRAM)
-        with serving(server.url, Path(folder), program="shop:hw", **LENIENT) as gateway:
+        with _gateway(server.url, Path(folder)) as gateway:
             results = [await idle_latency(gateway, connection, size.idle)]
             for hits, without in beside.items():
                 results += await followed(database, gateway, writing, size, hits, without)

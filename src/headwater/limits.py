@@ -379,9 +379,11 @@ again."""
 QUERY_RETRY_SECONDS = (1.0, 60.0)
 """Between two attempts at a subscribed query that fails: the first, and the longest."""
 
-QUERY_PATIENCE_SECONDS = 0.05
-"""A query that waits for so long behind others on the same connection gets another one, if there
-may be more."""
+QUERY_SHARE = 4
+"""Queries of a flush that one connection takes, if there are enough of them."""
+
+QUERY_SLOW_SECONDS = 0.02
+"""Queries that have waited for so long are given to further connections."""
 
 QUERY_IDLE_SECONDS = 60.0
 """A connection for queries that was not used for so long is closed."""

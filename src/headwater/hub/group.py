@@ -62,10 +62,10 @@ class Group:
     """The shared state behind the same calls."""
 
     __slots__ = (
-        "_digest", "_rows", "analyses", "answered_at", "arguments", "changed_at", "delayed", "error",
-        "everything", "id", "identity", "joining", "key", "losses", "query", "reads", "reason",
-        "result", "retries", "seen", "since", "state", "statements", "subscribers", "told_error",
-        "touched_at", "trace_id", "uncaptured", "waiters",
+        "_digest", "_rows", "analyses", "answered_at", "arguments", "changed_at", "delayed",
+        "error", "everything", "id", "identity", "joining", "key", "losses", "query", "reads",
+        "reason", "result", "retries", "seen", "since", "state", "statements", "subscribers",
+        "told_error", "touched_at", "trace_id", "uncaptured", "waiters",
     )  # fmt: skip
 
     def __init__(

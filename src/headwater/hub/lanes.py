@@ -1,9 +1,10 @@
 """A lane: connections to one server, and the queries they are to execute.
 
-What is wanted when a flush begins is shared out among the lane's free connections. On the database
-itself they import the snapshot that the flush lends, so that all results are as of one position.
-What waits behind a query that takes long is given to the next free connection, with a newer
-snapshot; one that fails takes its snapshot with it, and the rest is for the next flush.
+What is wanted when a flush begins is shared out among a few of the lane's free connections: one
+that has begun serves several quick queries for little more than one. On the database itself they
+import the snapshot that the flush lends, so that all results are as of one position. What waits
+behind queries that take long is soon given to further connections, with a newer snapshot; one that
+fails takes its snapshot with it, and the rest is for the next flush.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ class Lane:
         self._connecting = 0
         self._tasks: dict[asyncio.Task[None], int | None] = {}
         self._closing: set[asyncio.Future[None]] = set()
-        self._impatient: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def can_start(self) -> bool:
-        return bool(self._idle) and (bool(self._wanted) or any(self._shares))
+        return bool(self._idle) and self._is_waiting
 
     @property
     def flushes(self) -> Iterable[int]:
@@ -66,25 +67,47 @@ class Lane:
         """Execute it in the snapshot of a flush that begins after this."""
         group.state = "wanted"
         self._wanted[group] = None
-        self._connect_more()
         self._tell()
 
     def _tell(self) -> None:
+        """Something may be wanted, or a connection free: have a flush start it, or see later."""
         if self.can_start:
             self._changed()
+        elif self._is_waiting:
+            self._look_later()
+            if self._open + self._connecting == 0:
+                self._connect_more()
+
+    @property
+    def _is_waiting(self) -> bool:
+        return bool(self._wanted) or any(self._shares)
+
+    def _look_later(self) -> None:
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(limits.QUERY_SLOW_SECONDS, self._see)
+
+    def _see(self) -> None:
+        """What still waits, waits for something slow."""
+        self._timer = None
+        if self._is_waiting:
+            if not self._idle:
+                self._connect_more()
+            self._tell()
+            self._look_later()
 
     def restart(self) -> None:
         """Forget everything that is wanted or under way."""
         for task in self._tasks:
             task.cancel()
         self._tasks.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         idle, self._idle = self._idle, []
         self._open = self._connecting = 0
         self._wanted.clear()
         self._shares = []
-        if self._impatient is not None:
-            self._impatient.cancel()
-            self._impatient = None
         self._close_all(connection for connection, _ in idle)
 
     async def close(self) -> None:
@@ -103,45 +126,34 @@ class Lane:
                 del self._wanted[group]
                 share.append(group)
         self._shares = [share]
-        self._be_patient()
         return share
 
-    def _be_patient(self) -> None:
-        """Whoever then still waits behind others gets one more connection."""
-        if self._impatient is None:
-            loop = asyncio.get_running_loop()
-            self._impatient = loop.call_later(limits.QUERY_PATIENCE_SECONDS, self._lose_patience)
-
-    def _lose_patience(self) -> None:
-        self._impatient = None
-        if any(self._shares):
-            self._connect_more()
-            self._be_patient()
-
-    def _take_connections(self, count: int) -> list[Connection]:
+    def _take_connections(self, share: deque[Group]) -> list[Connection]:
+        count = -(-len(share) // limits.QUERY_SHARE)
         taken = self._idle[-count:]
         del self._idle[-count:]
+        self._look_later()
         return [connection for connection, _ in taken]
 
     def _give_back_all(self) -> None:
         for unread in self._shares:
-            self._wanted.update(dict.fromkeys(unread))
+            # It has waited for longer than what came since.
+            self._wanted = dict.fromkeys(unread) | self._wanted
             unread.clear()
 
     def _give_back(self, share: deque[Group]) -> None:
         if share:
-            self._wanted.update(dict.fromkeys(share))
+            self._wanted = dict.fromkeys(share) | self._wanted
             share.clear()
-            self._connect_more()
             self._tell()
 
     # -------------------------------------------------------------------- connections
 
     def _connect_more(self) -> None:
-        """One more at a time for each that is there: many quick queries need few connections."""
-        waiting = len(self._wanted) + sum(map(len, self._shares)) > len(self._idle)
-        room = self._open + self._connecting < self._size
-        if waiting and room and self._connecting < max(1, self._open):
+        """As many again as there are, at most."""
+        waiting = len(self._wanted) + sum(map(len, self._shares))
+        room = min(self._size - self._open, max(1, self._open), waiting) - self._connecting
+        for _ in range(room):
             self._connecting += 1
             self._spawn(self._connect())
 
@@ -161,7 +173,7 @@ class Lane:
         logger.warning("cannot execute queries: %s", error)
         await asyncio.sleep(limits.RECONNECT_SECONDS[1])
         self._connecting -= 1
-        self._connect_more()
+        self._tell()
 
     def _free(self, connection: Connection) -> None:
         self._idle.append((connection, time.monotonic()))
@@ -170,7 +182,7 @@ class Lane:
     def _drop(self, connection: Connection) -> None:
         self._open -= 1
         self._close_all([connection])
-        self._connect_more()
+        self._tell()
 
     def close_idle(self) -> None:
         """Let go of connections that were not needed for a while; one stays."""
@@ -255,7 +267,7 @@ class Primary(Lane):
             asyncio.get_running_loop().call_later(limits.REPLICA_POLL_SECONDS[1], self._changed)
         if not share:
             return
-        connections = self._take_connections(len(share))
+        connections = self._take_connections(share)
         try:
             snapshot = await export()
             ready = await asyncio.gather(*(self._import(each, snapshot) for each in connections))

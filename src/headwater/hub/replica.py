@@ -55,7 +55,7 @@ class Replica(Lane):
         self._moment = moment
         share = self._take(lambda group: True)
         if share:
-            for connection in self._take_connections(len(share)):
+            for connection in self._take_connections(share):
                 self._spawn(self._begin(connection, share, moment), moment)
 
     def expect(self, moment: Moment) -> None:
