@@ -22,11 +22,15 @@ from headwater.client import connect
 from headwater.database import Connection
 from headwater.errors import ConfigError
 from headwater.hub.flush import Flusher
+from headwater.identity import ANONYMOUS
+from headwater.limits import SESSION_QUEUE_BYTES_MAX
 from headwater.model import Position
+from headwater.protocol import QueryCall, Subscribe, Wait
 from headwater.queries.arguments import Parameter, Signature, key_of
 from headwater.queries.functions import Query
 from tests.gateway.functions import GENEROUS, running
 from tests.gateway.shop import open_shop, until
+from tests.gateway.test_subscriptions import Sink
 from tests.serving import ours
 
 
@@ -335,3 +339,85 @@ async def test_a_mutation_is_answered_while_the_gateway_stops(
         site.application.gate.set()
         assert (await mutating).value == 60
         await stopping
+
+
+async def test_a_wait_is_not_answered_by_the_loss_of_the_database(hw: Headwater) -> None:
+    """Calls that wait are refused then; a wait took that for the end of its waiting."""
+    gate = asyncio.Event()
+    gate.set()
+
+    @hw.query
+    async def count(ctx: Any) -> Any:
+        found = await ctx.fetch_value("select count(*) from orders")
+        await gate.wait()
+        return found
+
+    @hw.query
+    async def one(ctx: Any) -> int:
+        return 1
+
+    @hw.mutation
+    async def place(ctx: Any, id: int) -> None:
+        await ctx.execute("insert into orders (id) values (%s)", id)
+
+    async with served(hw) as http, connect(str(http.base_url)) as client:
+        assert hw.gateway is not None
+        groups = hw.gateway.hub.groups
+        async with client.subscribe("count") as counted:
+            await until(lambda: all(group.is_fresh for group in groups))
+            gate.clear()
+            placed = await client.mutate("place", id=60)
+            waiting = asyncio.create_task(client.wait_for(placed.position))
+            await until(lambda: any(group.waiters for group in groups))
+            groups.lost()
+            assert await client.query("one") == 1  # its answer would have come before
+            assert not waiting.done()
+            gate.set()
+            await waiting
+            assert counted.value == 11
+
+
+async def test_what_is_asked_beside_a_slow_query_does_not_wait_for_it(hw: Headwater) -> None:
+    """What came before the first connection was there stood in one line, for as long as the one in
+    front took."""
+    gate = asyncio.Event()
+
+    @hw.query
+    async def slow(ctx: Any) -> None:
+        await gate.wait()
+
+    @hw.query
+    async def quick(ctx: Any) -> int:
+        return 1
+
+    async with served(hw):
+        assert hw.gateway is not None
+        calls = hw.gateway.calls
+        first = asyncio.create_task(calls.ask("slow", {}, ANONYMOUS))
+        second = asyncio.create_task(calls.ask("quick", {}, ANONYMOUS))
+        await second
+        assert not first.done()
+        gate.set()
+        await first
+
+
+async def test_a_wait_is_answered_behind_what_has_yet_to_recover(
+    url: str, connection: Connection
+) -> None:
+    """There is room for the answer already, and the result is still owed."""
+    await open_shop(connection, rows=10)
+    async with running(url) as site:
+        gateway, sink = site.gateway, Sink()
+        client = gateway.open(ANONYMOUS, address="192.0.2.1", transport="sse")
+        client.attach(sink)
+        await gateway.subscribe(client, Subscribe("s", query=QueryCall("count")))
+        sink.buffered = SESSION_QUEUE_BYTES_MAX + 1
+        position = await site.place(60)
+        await until(lambda: client.session.is_behind)
+        sink.buffered = 0
+        client.start(gateway.calls.begin(client, Wait("w", position)))
+        assert (await site.post("/v1/query/count")).json()["value"] == 11
+        sink.on_drain()
+        await until(lambda: "answer" in sink.names)
+        assert sink.names == ["hello", "subscribed", "result", "result", "answer"]
+        gateway.release(client)

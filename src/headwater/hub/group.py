@@ -305,9 +305,11 @@ class QuerySubscription:
 
     async def settled(self) -> None:
         """Wait until it was told what the flushes so far made of its result, or that it failed."""
-        if not self.closed:
+        touched_at = self.group.touched_at
+        # Calls that wait are refused when the database is lost; this waits until it is back.
+        while not self.closed and self.group.answered_at < touched_at:
             with suppress(HeadwaterError):
-                await self._groups.answered(self.group, self.group.touched_at)
+                await self._groups.answered(self.group, touched_at)
 
     def _settle(self, error: HeadwaterError | None) -> None:
         if self._arrived.done():

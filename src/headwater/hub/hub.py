@@ -254,6 +254,8 @@ class Hub:
             await self.next_flush()
         await self.between()
         if self.position is None or not self.position.covers(position):
+            if not self.ready:
+                raise self.unavailable()
             raise InvalidQuery(
                 "the position is not of this database, or ahead of it",
                 path="position",
