@@ -18,6 +18,7 @@ from headwater.errors import (
     InvalidQuery,
     Refused,
     ResultError,
+    ResyncRequired,
     TimedOut,
 )
 from headwater.hub.group import Seen
@@ -319,7 +320,7 @@ async def test_a_call_after_a_position_contains_it(url: str, orders: Connection)
             )
             assert decoded(answered)[0]["amount"] == 1000 + i
             assert Position.parse(answered.position).log == hub.position.log  # type: ignore[union-attr]
-        with pytest.raises(InvalidQuery, match="ahead of it"):
+        with pytest.raises(ResyncRequired, match="ahead of it"):
             await hub.groups.call(
                 IN_REGION, arguments, ANONYMOUS, after=Position.parse("aaaaaaaa-1:99999999:")
             )

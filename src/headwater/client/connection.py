@@ -52,6 +52,7 @@ from headwater.errors import (
     Forbidden,
     HeadwaterError,
     LimitExceeded,
+    ResyncRequired,
     Unauthorized,
 )
 from headwater.limits import (
@@ -233,8 +234,17 @@ class Connection:
         """
         arguments = call_arguments(args, named)
         wanted = self._written if after is None else position_of(after, "after")
-        since = None if wanted is None else str(wanted)
-        return (await self._calls.ask(Ask("", name, arguments, since))).value
+        if wanted is None:
+            return (await self._calls.ask(Ask("", name, arguments))).value
+        try:
+            return (await self._calls.ask(Ask("", name, arguments, str(wanted)))).value
+        except ResyncRequired:
+            if after is not None:
+                raise
+        # The database was restored, or lost what we wrote: there is nothing left to wait for.
+        if self._written == wanted:
+            self._written = None
+        return await self.query(name, arguments)
 
     async def mutate(
         self, name: str, args: Mapping[str, Any] | None = None, /, **named: Any

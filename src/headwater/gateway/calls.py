@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from opentelemetry.context import Context
 
-from headwater.errors import HeadwaterError, InvalidQuery, NotFound, TimedOut
+from headwater.errors import HeadwaterError, InvalidQuery, NotFound, ResyncRequired, TimedOut
 from headwater.gateway.connection import Connection, no_session
 from headwater.gateway.faults import unforeseen
 from headwater.gateway.session import QuerySubscription, error_message
@@ -193,7 +193,8 @@ class Calls:
     # -------------------------------------------------------------------- reading one's writes
 
     def position(self, text: str, *, path: str = "position") -> Position:
-        """A position that this log may come to; InvalidQuery for any other."""
+        """A position that this log may come to; InvalidQuery for what is none, ResyncRequired for
+        that of another."""
         try:
             position = Position.parse(text)
         except ValueError:
@@ -203,9 +204,8 @@ class Calls:
                 hint="Use the position of an answer, as it was.",
             ) from None
         if self._hub.position is not None and self._hub.position.log != position.log:
-            raise InvalidQuery(
-                "this position is of another log",
-                path=path,
+            raise ResyncRequired(
+                f"{path}: position {position} is of another log",
                 hint="Use one that this database gave: it may have been restored since.",
             )
         return position

@@ -21,7 +21,6 @@ from headwater.errors import (
     ConfigError,
     DatabaseError,
     HeadwaterError,
-    InvalidQuery,
     PermissionMissing,
     ResyncRequired,
     Unavailable,
@@ -248,18 +247,17 @@ class Hub:
     async def reached(
         self, position: Position, subscriptions: Iterable[QuerySubscription] = ()
     ) -> None:
-        """Wait until everything up to a position was handed out, to these queries too. InvalidQuery
-        for one that this database has not come to."""
+        """Wait until everything up to a position was handed out, to these queries too.
+        ResyncRequired for one that this database has not come to."""
         if self.position is None or not self.position.covers(position):
             await self.next_flush()
         await self.between()
         if self.position is None or not self.position.covers(position):
             if not self.ready:
                 raise self.unavailable()
-            raise InvalidQuery(
-                "the position is not of this database, or ahead of it",
-                path="position",
-                hint="Use the position of an answer, as it was.",
+            raise ResyncRequired(
+                f"position {position} is not of this database, or ahead of it",
+                hint="Use the position of an answer; the database may have lost it since.",
             )
         for subscription in subscriptions:
             await subscription.settled()

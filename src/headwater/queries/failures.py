@@ -122,7 +122,12 @@ def _of_database(
             )
         case errors.DataError() if not error.sqlstate and "NUL" in str(error):
             return InvalidQuery("a text holds a NUL, which PostgreSQL cannot", path="args")
-        case errors.DataError() if function.is_sql:
+        case (
+            errors.DataError()
+            | errors.UndefinedFunction()
+            | errors.DatatypeMismatch()
+            | errors.AmbiguousFunction()
+        ) if function.is_sql:
             return InvalidQuery(said if error.sqlstate else str(error), path="args")
     return _away(function) if is_lost(error) else None
 
