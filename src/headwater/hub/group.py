@@ -19,6 +19,7 @@ import msgspec
 
 from headwater import limits
 from headwater.errors import HeadwaterError
+from headwater.hub.arrival import Arrival
 from headwater.hub.subscriber import Subscriber
 from headwater.identity import Identity
 from headwater.model import Position
@@ -212,14 +213,14 @@ class QuerySubscription:
         self.closed = False
         self.reason: ResetReason | None = None
         self._told_of = 0
-        self._arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._arrived = Arrival()
 
     def close(self) -> None:
         """End it; nothing is delivered any more."""
         if not self.closed:
             self.closed = True
             self._groups.leave(self)
-            self._settle(None)
+            self._arrived.settle()
 
     def resync(self, reason: ResetReason) -> None:
         """The client fell behind: tell it the present result."""
@@ -234,7 +235,7 @@ class QuerySubscription:
 
     async def arrived(self) -> None:
         """Wait until its first result, or the error, was handed over; the error is raised."""
-        await asyncio.shield(self._arrived)
+        await self._arrived.wait()
 
     def begin(self) -> None:
         """Hand over the result, or say that it is the one that the client has."""
@@ -250,7 +251,7 @@ class QuerySubscription:
         self._introduce(resumed=resumed)
         if frame is not None:
             self.deliver(frame)
-        self._settle(None)
+        self._arrived.settle()
 
     def _may_resume(self) -> bool:
         # Rows are told from what subscribers have; one that was away has other ones.
@@ -284,11 +285,11 @@ class QuerySubscription:
             self.group.subscribers[self] = None
             self._introduce(resumed=False)
             self.deliver(self.group.failure(error, self._groups.position_text))
-            self._settle(None)
+            self._arrived.settle()
             return
         self.closed = True
         self._groups.leave(self)
-        self._settle(error)
+        self._arrived.settle(error)
 
     def end(self, error: HeadwaterError) -> None:
         """It is over for good; its subscriber is told."""
@@ -311,20 +312,10 @@ class QuerySubscription:
             with suppress(HeadwaterError):
                 await self._groups.answered(self.group, touched_at)
 
-    def _settle(self, error: HeadwaterError | None) -> None:
-        if self._arrived.done():
-            return
-        if error is None:
-            self._arrived.set_result(None)
-        else:
-            self._arrived.set_exception(error)
-            self._arrived.exception()  # whoever waited may have gone
-
     def expect(self, reason: ResetReason) -> None:
         """Another whole result is to come."""
         self.reason = reason
-        if self._arrived.done():
-            self._arrived = asyncio.get_running_loop().create_future()
+        self._arrived.renew()
 
 
 _RETRY_FIRST, _RETRY_LONGEST = limits.QUERY_RETRY_SECONDS
