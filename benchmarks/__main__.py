@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import capture, fanout, gateway, live, reader
+from benchmarks import capture, fanout, gateway, groups, live, queries, reader
 from benchmarks.measure import report
 
 
@@ -14,6 +14,8 @@ def main() -> None:
     report("How fast a reader is", reader.run(large=large))
     report("From commit to client", gateway.run(large=large))
     report("Streams", fanout.run(large=large))
+    report("Reactive queries, from commit to client", queries.run(large=large))
+    report("What reactive queries cost the hub", groups.run(large=large))
     live.main()
 
 

@@ -13,7 +13,17 @@ from headwater.database import Connection
 from headwater.errors import HeadwaterError
 from headwater.live.query import LiveQuery
 from headwater.model import Reset as ResetDelta
-from headwater.protocol import Changes, Deltas, Frame, Gap, Reset, Snapshot, read_server
+from headwater.protocol import (
+    Changes,
+    Deltas,
+    Failed,
+    Frame,
+    Gap,
+    Reset,
+    Result,
+    Snapshot,
+    read_server,
+)
 
 
 class Recorder:
@@ -26,6 +36,8 @@ class Recorder:
         self.views: list[int] = []
         self.resumed: list[bool] = []
         self.error: HeadwaterError | None = None
+        self.value: Any = None
+        self.failure: Failed | None = None
         self.fault: Exception | None = None
         self.position: str | None = None
         self._more = False
@@ -74,6 +86,10 @@ class Recorder:
             case Deltas():
                 assert not self._more
                 self.replica.apply(message.deltas, message.hash)
+            case Result():
+                self.value, self.failure = message.value, None
+            case Failed():
+                self.failure = message
             case Changes() | Gap():
                 pass
         self.position = message.position

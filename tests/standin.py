@@ -2,6 +2,8 @@
 
 It speaks the protocol over real sockets, WebSocket and SSE, about one table `orders (id, amount)`
 in memory, ordered by id. Every change is a transaction of its own; every view is told of all.
+It has one reactive query, which returns all orders whatever it is called, and one mutation with the
+arguments `id` and `amount`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from headwater.client.replica import result_hash
 from headwater.model import Enter, Leave, Update
 from headwater.protocol import (
+    Answer,
+    Ask,
     Authenticate,
     Authenticated,
     Changes,
@@ -33,17 +37,22 @@ from headwater.protocol import (
     Frame,
     Gap,
     Hello,
+    Mutate,
+    QueryCall,
     Reanchor,
     Reset,
+    Result,
     ServerMessage,
     Snapshot,
     Subscribe,
     Subscribed,
     Unsubscribe,
     Unsubscribed,
+    Wait,
     WireTransaction,
     read_client,
 )
+from headwater.protocol import Failed as FailedMessage
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 Row = dict[str, Any]
@@ -79,6 +88,9 @@ class StandIn:
         """Answers to the next connections, instead of letting them in."""
         self.subscription_refusals: list[Error] = []
         self.unsubscription_refusals: list[Error] = []
+        self.call_refusals: list[Error] = []
+        self.answers = True
+        """Whether queries, mutations and waits are answered; a mutation happens all the same."""
         self.resumes = True
         self.keepalive = 15.0
         self.expires_at: datetime | None = None
@@ -89,6 +101,7 @@ class StandIn:
         self._queries: dict[int, dict[str, Any]] = {}
         self._members: dict[int, list[int]] = {}
         self._transactions: list[WireTransaction] = []
+        self._results: dict[int, str] = {}
         self._server: uvicorn.Server | None = None
 
     @property
@@ -106,6 +119,7 @@ class StandIn:
         for view, query in self._queries.items():
             self._tell(view, query, id, after)
         self._log("insert", after)
+        self._tell_results()
 
     def remove(self, id: int) -> None:
         self._xid += 1
@@ -113,6 +127,7 @@ class StandIn:
         for view, query in self._queries.items():
             self._tell(view, query, id, None)
         self._log("delete", before)
+        self._tell_results()
 
     def say(self, message: ServerMessage) -> None:
         """To everybody, whatever it is."""
@@ -126,8 +141,13 @@ class StandIn:
 
     def gap(self, since: str) -> None:
         for session in self.sessions.values():
-            for view in set(session.views.values()) - set(self._queries):
+            for view in self._feeds(session):
                 session.say(Gap(view, self.position, since, "overflow"))
+
+    def fail(self) -> None:
+        """Every reactive query fails to be executed again."""
+        for view in self._results:
+            self.say(FailedMessage(view, self.position, "timed_out", "it took too long"))
 
     def cut(self) -> None:
         """Every connection breaks, as when the machine is gone."""
@@ -183,8 +203,17 @@ class StandIn:
         transaction = WireTransaction(self._xid, AT, (change,))
         self._transactions.append(transaction)
         for session in self.sessions.values():
-            for view in set(session.views.values()) - set(self._queries):
+            for view in self._feeds(session):
                 session.say(Changes(view, self.position, (transaction,)))
+
+    def _feeds(self, session: Session) -> set[int]:
+        return set(session.views.values()) - set(self._queries) - set(self._results)
+
+    def _tell_results(self) -> None:
+        for session in self.sessions.values():
+            for view in set(session.views.values()) & set(self._results):
+                self._results[view] = self.position
+                session.say(Result(view, self.position, list(self.rows.values())))
 
     # -------------------------------------------------------------------- what it is asked
 
@@ -212,7 +241,25 @@ class StandIn:
             case Authenticate(token):
                 self.tokens.append(token)
                 session.say(Authenticated())
+            case Ask() | Mutate() | Wait():
+                answer = self._answer(message)
+                if isinstance(answer, Error):
+                    return answer
+                if self.answers:
+                    session.say(answer)
         return None
+
+    def _answer(self, call: Ask | Mutate | Wait) -> Answer | Error:
+        if self.call_refusals:
+            return msgspec.structs.replace(self.call_refusals.pop(0), id=call.id)
+        value: Any = None
+        match call:
+            case Ask():
+                value = list(self.rows.values())
+            case Mutate(_, _, args):
+                self.put(**args)
+                value = args["id"]
+        return Answer(call.id, self.position, value)
 
     def _view(self, query: dict[str, Any]) -> int:
         for view, known in self._queries.items():
@@ -225,6 +272,9 @@ class StandIn:
         return view
 
     def _subscribe(self, session: Session, message: Subscribe) -> None:
+        if message.query is not None:
+            self._subscribe_query(session, message, message.query)
+            return
         if message.live is None:
             self._subscribe_feed(session, message)
             return
@@ -239,6 +289,20 @@ class StandIn:
         else:
             rows, hash = self._enters(message.live), self._hash(message.live)
             session.say(Snapshot(view, self.position, rows, hash=hash))
+
+    def _subscribe_query(self, session: Session, message: Subscribe, call: QueryCall) -> None:
+        if call.delta:
+            live = {"table": "orders", "query": call.name}
+            self._subscribe(session, msgspec.structs.replace(message, query=None, live=live))
+            return
+        view = 500 + len(session.views)
+        session.views[message.id] = view
+        newest = self._results.setdefault(view, self.position)
+        resumed = self.resumes and message.since == newest == self.position
+        session.say(Subscribed(message.id, view, resumed))
+        if not resumed:
+            self._results[view] = self.position
+            session.say(Result(view, self.position, list(self.rows.values())))
 
     def _subscribe_feed(self, session: Session, message: Subscribe) -> None:
         assert message.changes is not None
@@ -262,6 +326,9 @@ class StandIn:
                     methods=["DELETE", "PATCH"],
                 ),
                 Route("/v1/sessions/{session}/token", self._request, methods=["POST"]),
+                Route("/v1/sessions/{session}/wait", self._request, methods=["POST"]),
+                Route("/v1/query/{name}", self._call, methods=["POST"]),
+                Route("/v1/mutation/{name}", self._call, methods=["POST"]),
                 WebSocketRoute("/v1/ws", self._socket),
             ]
         )
@@ -300,9 +367,23 @@ class StandIn:
         fields = {**body, **{k: v for k, v in request.path_params.items() if k == "id"}}
         kinds = {"DELETE": "unsubscribe", "PATCH": "reanchor"}
         kind = "authenticate" if "token" in body else kinds.get(request.method, "subscribe")
+        kind = "wait" if "position" in body else kind
         message = read_client(msgspec.json.encode({"type": kind, **fields}))
         refusal = self._obey(session, message)
         return self._refuse(refusal) if refusal else Response(b"{}", 202)
+
+    async def _call(self, request: Request) -> Response:
+        name, args = request.path_params["name"], await request.json()
+        is_query = request.url.path.startswith("/v1/query/")
+        after = request.query_params.get("after")
+        message = Ask("", name, args, after) if is_query else Mutate("", name, args)
+        self.seen.append(message)
+        answer = self._answer(message)
+        if isinstance(answer, Error):
+            return self._refuse(answer)
+        if not self.answers:
+            await asyncio.Event().wait()
+        return Response(msgspec.json.encode({"value": answer.value, "position": answer.position}))
 
     async def _socket(self, websocket: WebSocket) -> None:
         session = self._admit(websocket.headers.get("authorization"))

@@ -1,7 +1,7 @@
 """`Headwater`: the one object a Python program needs.
 
 It finds or starts the database, keeps the schema and the captured tables as declared, looks after
-the log, and hands out change feeds.
+the log, hands out change feeds, and holds the application's queries and mutations.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
@@ -19,6 +19,7 @@ from headwater.capture.postgres import schema, triggers
 from headwater.database import Connection, connect, translated
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import ConfigError, InvalidQuery, Unavailable
+from headwater.identity import Sharing
 from headwater.limits import CURSOR_IDLE_SAVE_SECONDS, CURSOR_SAVE_SECONDS, WINDOW_ROWS_MAX
 from headwater.live.feed import FeedFilter
 from headwater.live.filter import Filter
@@ -27,6 +28,9 @@ from headwater.log import cursors, maintenance
 from headwater.log.follow import follow
 from headwater.log.read import LogReader
 from headwater.model import Position, Table, Transaction
+from headwater.queries.events import EventName, Handler
+from headwater.queries.functions import Mutation, Query
+from headwater.queries.registry import Functions
 from headwater.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
 
     from headwater.gateway.access import Authorize
     from headwater.gateway.gateway import Gateway
+
+HandlerT = TypeVar("HandlerT", bound=Handler)
 
 
 class Headwater:
@@ -58,6 +64,7 @@ class Headwater:
         self.settings = settings or load_settings(overrides={"url": url, **overrides})
         self.gateway: Gateway | None = None
         """The running gateway, where `asgi` was asked for."""
+        self._functions = Functions()
         self._tables: dict[str, Rules] = {}
         self._rules: dict[str, Rules] = {}
         self._authorize: Authorize | None = None
@@ -108,6 +115,72 @@ class Headwater:
         """
         self._authorize = rule
         return rule
+
+    @property
+    def queries(self) -> Mapping[str, Query]:
+        """The registered queries, by name."""
+        return self._functions.queries
+
+    @property
+    def mutations(self) -> Mapping[str, Mutation]:
+        """The registered mutations, by name."""
+        return self._functions.mutations
+
+    @overload
+    def query(self, function: Callable[..., Any], /) -> Query: ...
+    @overload
+    def query(
+        self, name: str, /, *, sql: str, args: Mapping[str, Any] | None = None, returns: Any = Any,
+        key: str | Iterable[str] = (), timeout: float | None = None, consistent: bool = False,
+        share: Sharing = "user", trusted: bool = False,
+    ) -> Query: ...  # fmt: skip
+    @overload
+    def query(
+        self, name: str | None = None, /, *, key: str | Iterable[str] = (),
+        timeout: float | None = None, consistent: bool = False, share: Sharing = "user",
+        trusted: bool = False,
+    ) -> Callable[[Callable[..., Any]], Query]: ...  # fmt: skip
+
+    def query(self, given: Any = None, /, **options: Any) -> Any:
+        """Register a reactive query: a decorator for a function, or a name and SQL text.
+
+        Its result is read again when something that it rests on has changed. `key` names what
+        identifies a row of it, for those who want deltas; `timeout` is in seconds. With
+        `consistent` it is never read from a replica. `share` says who may get the same result, and
+        so what the function may know of who asks. A `trusted` query reads as Headwater's own
+        database role, whoever asks.
+        """
+        return self._functions.query(given, **options)
+
+    @overload
+    def mutation(self, function: Callable[..., Any], /) -> Mutation: ...
+    @overload
+    def mutation(
+        self, name: str | None = None, /, *, timeout: float | None = None, trusted: bool = False
+    ) -> Callable[[Callable[..., Any]], Mutation]: ...
+
+    def mutation(self, given: Any = None, /, **options: Any) -> Any:
+        """Register a function that writes, as a decorator. It runs in one transaction, and the log
+        says for whom. A `trusted` one writes as Headwater's own database role, whoever asks."""
+        return self._functions.mutation(given, **options)
+
+    @overload
+    def on(
+        self, event: EventName, handler: HandlerT, /, *, parameters: bool = False
+    ) -> HandlerT: ...
+    @overload
+    def on(
+        self, event: EventName, /, *, parameters: bool = False
+    ) -> Callable[[HandlerT], HandlerT]: ...
+
+    def on(self, event: EventName, handler: Any = None, /, *, parameters: bool = False) -> Any:
+        """Hear of every statement that a function executes (`query`), every function that fails
+        (`error`) or every row that changes (`change`). With `parameters`, statements come with
+        their values instead of the names of their types."""
+        if handler is None:
+            return lambda handler: self.on(event, handler, parameters=parameters)
+        self._functions.events.on(event, handler, parameters=parameters)
+        return handler
 
     def asgi(self) -> Starlette:
         """The gateway as an ASGI app, to be served or mounted. It runs while Headwater does: serve
@@ -167,6 +240,8 @@ class Headwater:
             for name, rules in self._tables.items():
                 self._rules[await triggers.enable(connection, name)] = rules
         self._started = True
+        self._functions.start(self.url, self.settings)
+        self._stack.push_async_callback(self._functions.close)
         every = self.settings.maintenance_period.total_seconds()
         task = asyncio.create_task(maintenance.run(self.url, every=every))
         self._stack.push_async_callback(_cancelled, task)
@@ -185,10 +260,19 @@ class Headwater:
             coalesce=self.settings.coalesce,
             recheck=self.settings.recheck_period.total_seconds(),
             metrics=metrics,
+            settings=self.settings,
+            events=self._functions.events,
         )
         await self._stack.enter_async_context(hub)
         gateway = Gateway(
-            hub, self.settings, url=self.url, authorize=self._authorize, metrics=metrics
+            hub,
+            self.settings,
+            url=self.url,
+            authorize=self._authorize,
+            metrics=metrics,
+            queries=self._functions.queries,
+            mutations=self._functions.mutations,
+            runner=self._functions.runner,
         )
         self.gateway = await self._stack.enter_async_context(gateway)
 

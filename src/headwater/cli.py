@@ -47,6 +47,9 @@ from headwater.live.order import OrderBy
 from headwater.live.query import LiveQuery
 from headwater.logs import log_as_json
 from headwater.model import Position, Transaction
+from headwater.queries import explain as explain_
+from headwater.queries.analysis import Analysis
+from headwater.queries.statements import Executed, Statement
 from headwater.settings import Settings, load_settings
 from headwater.status import status as read_status
 from headwater.watch import link_to, watch_as_lines, watch_on_screen
@@ -398,6 +401,90 @@ def watch(
     _run(work())
 
 
+@app.command()
+def explain(
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="SQL, or the name of a query of the application.")
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME=VALUE…]", help="What the query is called with."),
+    ] = None,
+    program: Annotated[
+        str | None,
+        typer.Option("--app", metavar="MODULE:NAME", help="The application that has the query."),
+    ] = None,
+    url: Url = None,
+    embedded: Embedded = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Show what a query reads: which changes make it run again.
+
+    Example: `headwater explain 'select * from orders where region = 7'`, or for a query of yours
+    `headwater explain open_orders region=7 --app shop:hw`
+    """
+
+    async def work() -> None:
+        if not any(map(str.isspace, query.strip())):
+            found = await _explain_function(query, arguments or [], program)
+        elif arguments or program is not None:
+            raise ConfigError(
+                "SQL takes no arguments and needs no application",
+                hint="Write values into the statement, or $1, $2, … in their place.",
+            )
+        else:
+            found = await _explain_sql(query, _settings(url, embedded, data_dir))
+        documents = [render.explained(*each) for each in found]
+        if json:
+            for document in documents:
+                print(render.as_json(document))
+        else:
+            out.print(render.explained_view(documents))
+
+    _run(work())
+
+
+async def _explain_sql(sql: str, settings: Settings) -> list[tuple[Executed, Analysis]]:
+    async with database(settings) as url:
+        found = await explain_.analyse(url, [Executed(Statement(sql))])
+    for _, analysis in found:
+        if analysis.refused is not None:
+            raise InvalidQuery(f"the database cannot take this: {analysis.refused}")
+    return found
+
+
+async def _explain_function(
+    name: str, arguments: list[str], program: str | None
+) -> list[tuple[Executed, Analysis]]:
+    """The statements that a query of the application runs, each with what it reads."""
+    if program is None:
+        raise ConfigError(
+            f"{name!r} is not SQL, and no application is given",
+            hint="Give the statement in quotes, 'select …', or the application: --app shop:hw",
+        )
+    hw = _load(program)
+    query = hw.queries.get(name)
+    if query is None:
+        known = ", ".join(hw.queries) or "none"
+        raise ConfigError(f"{program} has no query {name!r}", hint=f"It has: {known}.")
+    values = dict(map(_argument, arguments))
+    seconds = hw.settings.query_timeout_period.total_seconds()
+    async with database(hw.settings) as url:
+        return await explain_.explain(url, query, query.bind(values), seconds)
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    """`region=7` or `name=ann`: a value is JSON, or else the text itself."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"{text!r} is not an argument", hint="Write NAME=VALUE: region=7")
+    try:
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return name, value
+
+
 async def _watch(connecting: GatewayConnection, query: LiveQuery, *, json: bool) -> None:
     def print_line(line: str) -> None:
         print(line, flush=True)
@@ -446,7 +533,7 @@ def serve(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Serve live queries and change feeds over SSE and WebSocket, until Ctrl-C.
+    """Serve queries, mutations, live queries and change feeds, until Ctrl-C.
 
     Example: `headwater serve --embedded --port 8484`
     """
@@ -505,10 +592,17 @@ def _headwater(
             f"{program} says itself which database it uses",
             hint="Leave out --url, --embedded and --data-dir.",
         )
+    return _load(program)
+
+
+def _load(program: str) -> Headwater:
+    """A Headwater object of a program, by where it is."""
     module, _, name = program.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
         found = getattr(import_module(module), name or "hw")
+    except ConfigError as error:  # it says itself what is wrong, and the way out
+        raise ConfigError(f"{program}: {error}", hint=error.hint) from error
     except Exception as error:  # whatever somebody's program does when it is loaded
         raise ConfigError(
             f"cannot load {program}: {type(error).__name__}: {error}",

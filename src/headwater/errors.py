@@ -14,6 +14,10 @@
     ├── NotFound               there is no such session or subscription
     ├── LimitExceeded          a quota or a bound is reached
     ├── Unavailable            the gateway cannot serve now
+    ├── Refused                a query or mutation says no, for a reason of its own
+    ├── FunctionFailed         a query or mutation failed in a way nobody foresaw
+    ├── ResultError            what a query or mutation returned cannot be sent
+    ├── TimedOut               a query or mutation took too long
     ├── ConnectionFailed       a gateway cannot be reached
     └── EmbeddedError          the embedded PostgreSQL could not be used
 
@@ -127,4 +131,24 @@ class ConnectionFailed(HeadwaterError):
     """A client could not reach a gateway, or lost it for good."""
 
     code = "connection"
+    retryable = True
+
+
+class Refused(HeadwaterError):
+    """For applications to raise in their queries and mutations: the caller gets the message, the
+    hint and the code as they are."""
+
+    code = "refused"
+
+
+class FunctionFailed(HeadwaterError):
+    code = "function_failed"
+
+
+class ResultError(HeadwaterError):
+    code = "result"
+
+
+class TimedOut(HeadwaterError):
+    code = "timed_out"
     retryable = True

@@ -144,6 +144,13 @@ SESSION_IDLE_SECONDS_MAX = 300.0
 SUBSCRIPTION_ID_CHARS_MAX = 100
 """Characters in the id that a client gives a subscription. A longer one is refused."""
 
+SESSION_REQUESTS_MAX = 64
+"""Queries, mutations and waits that one session has under way. More are refused, to be asked again
+when one has been answered."""
+
+WAIT_SECONDS_MAX = 30.0
+"""How long a client may wait for a position to be sent. Then it is told to try again."""
+
 FEED_TABLES_MAX = 100
 """Tables one change feed may name. More are refused."""
 
@@ -254,11 +261,21 @@ CLIENT_BACKOFF_SECONDS = (1.0, 30.0)
 CLIENT_FAILURES_MAX = 10
 """A client gives up after so many failures in a row; any message begins the count again."""
 
+CLIENT_ANSWER_SECONDS = 10.0
+"""How long a client whose stream has ended waits for the answers to its mutations. Then it does not
+know what has become of them, and connects again."""
+
 CLIENT_CLOSE_SECONDS = 1.0
 """How long a client waits for the gateway to say goodbye over WebSocket; then it hangs up."""
 
 CLIENT_REQUESTS_AT_ONCE = 16
 """Requests that a client over SSE has under way; more wait for one to be answered."""
+
+CLIENT_CALLS_AT_ONCE = 32
+"""Queries, mutations and waits that a client has under way; more wait for one to be answered."""
+
+CLIENT_CALL_ATTEMPTS_MAX = 10
+"""How often a query or wait is asked whose connection is lost each time; then that is raised."""
 
 CLIENT_SUBSCRIBE_ATTEMPTS_MAX = 3
 """How often a new subscription is asked for that is refused for now; then the refusal is raised."""
@@ -267,7 +284,8 @@ CLIENT_BATCHES_MAX = 1_000
 """Batches of deltas that wait for their reader. At the bound they give way to one reset."""
 
 CLIENT_TRANSACTIONS_MAX = 1_000
-"""Transactions of a feed that wait for their reader. At the bound the connection is not read."""
+"""Transactions of a feed that wait for their reader. At the bound the connection is not read; while
+something else is waited for, the feed is left instead, and gone on with later."""
 
 CLIENT_DELIVERED_MAX = 100_000
 """Transactions beyond its position that a feed remembers. Older ones, forgotten, may come twice
@@ -348,3 +366,91 @@ FEED_POSITION_SECONDS = 60.0
 FEED_ROOM_SECONDS = 10.0
 """How long a feed that catches up waits for its client. Then others may catch up instead, and it
 goes on when the client has taken what it was sent."""
+
+# ------------------------------------------------------------------------ reactive queries
+
+GROUPS_MAX = 100_000
+"""Different queries (by function, arguments and user) with subscribers; more are refused."""
+
+QUERY_MEANWHILE_CHANGES_MAX = 50_000
+"""Changes kept to be held against what a running query turns out to read; beyond, it is executed
+again."""
+
+QUERY_RETRY_SECONDS = (1.0, 60.0)
+"""Between two attempts at a subscribed query that fails: the first, and the longest."""
+
+QUERY_SHARE = 4
+"""Queries of a flush that one connection takes, if there are enough of them."""
+
+QUERY_SLOW_SECONDS = 0.02
+"""Queries that have waited for so long are given to further connections."""
+
+QUERY_IDLE_SECONDS = 60.0
+"""A connection for queries that was not used for so long is closed."""
+
+ROW_STEPS_MAX = 500
+"""Row deltas of one query result in one message; beyond, the rows are sent whole."""
+
+REPLICA_RETRY_SECONDS = 1.0
+"""How often a replica that is not used is looked at again."""
+
+REPLICA_ANSWER_SECONDS = 2.0
+"""How long a replica may take to say how far it has come."""
+
+REPLICA_POLL_SECONDS = (0.002, 0.05)
+"""How often a replica is asked whether it has come as far as a query needs: at first, and later."""
+
+FUNCTION_NAME_CHARS_MAX = 100
+"""Characters in the name of a query or mutation. A longer one is refused when it is registered."""
+
+ARGUMENT_DEPTH_MAX = 100
+"""Lists and objects within each other in an argument of a query or mutation. Deeper ones are
+refused: they could not be told from others."""
+
+FUNCTION_THREADS = 32
+"""Queries and mutations that are not async run in so many threads at once. Further ones wait, and
+the wait counts towards their timeout."""
+
+QUERY_ROWS_MAX = 200_000
+"""Rows that one statement of a query or mutation may return. With more it fails, and the rest is
+not read."""
+
+QUERY_RESULT_BYTES_MAX = 32 * 1024 * 1024
+"""Bytes in a result as JSON. A larger one is an error."""
+
+FETCH_BYTES_MAX = 256 * 1024 * 1024
+"""Bytes that one statement of a query or mutation may return, by a sample of its rows. With more it
+fails, and the rest is not read."""
+
+FETCH_CHUNK_ROWS = 200
+"""Rows that are taken from the database at a time."""
+
+PREPARE_AFTER = 3
+"""A statement is prepared when it comes for the so-manieth time on a connection."""
+
+PREPARED_STATEMENTS_MAX = 200
+"""Statements that are kept prepared on a connection. The one used longest ago goes first."""
+
+STATEMENT_TEXTS_KEPT = 1_000
+"""Texts of statements whose placeholders are remembered. The one used longest ago goes first."""
+
+EVENT_HANDLERS_AT_ONCE = 100
+"""Async event handlers at work at the same time. Events beyond are dropped, and the log says so."""
+
+EVENTS_DROPPED_SECONDS = 10.0
+"""How often the log says that events were dropped."""
+
+COMMIT_SECONDS = 60.0
+"""How long committing a mutation may take. Then its outcome is unknown, and the caller is told."""
+
+CONNECTION_CLEAN_SECONDS = 5.0
+"""How long it may take to undo what a function left on its connection. Then that is closed."""
+
+# Reactive queries
+ANALYSES_MAX = 10_000
+"""Statements of which it is remembered what they read. The one used longest ago is asked for again
+when next needed."""
+
+READS_PER_TABLE_MAX = 16
+"""Ways in which one execution may read a table. With more, every row that alters a used column
+counts."""

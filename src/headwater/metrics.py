@@ -29,6 +29,20 @@ class Metrics:
         self.questions = counter("questions_total", "Questions put to the database", "kind")
         self.resyncs = counter("resyncs_total", "Times that views were read anew", "reason")
         self.views = gauge("views", "Live queries maintained, shared ones once")
+        self.query_groups = gauge("query_groups", "Reactive queries known, shared ones once")
+        self.query_executions = counter(
+            "query_executions_total", "Executions of reactive queries", "reason"
+        )
+        self.query_seconds = histogram("query_seconds", "Time of one execution")
+        self.query_failures = counter("query_failures_total", "Executions that failed", "code")
+        self.query_cache_hits = counter("query_cache_hits_total", "Calls served without execution")
+        self.query_sweep_found = counter(
+            "query_sweep_found_total", "Results that only the sweep found to have changed"
+        )
+        self.replica_up = gauge("replica_up", "1 while queries are executed on the replica")
+        self.replica_fallbacks = counter(
+            "replica_fallbacks_total", "Queries executed on the database instead of the replica"
+        )
         self.database_up = gauge("database_up", "1 while the log is being followed")
         self.subscriptions = gauge("subscriptions", "Open subscriptions", "kind")
         self.sessions = gauge("sessions", "Open connections", "transport")

@@ -221,7 +221,8 @@ class _Delta(msgspec.Struct, frozen=True, tag_field="delta", tag=str.lower, omit
     """One step from a live query's old result to its new one.
 
     The deltas of a transaction are applied one after the other; every index is that of the moment
-    the delta is applied. `row` holds the selected columns, `cursor` the row's place in the order.
+    the delta is applied. `row` holds the selected columns, `cursor` the row's place in the order;
+    the rows of a reactive query have none.
     """
 
 
@@ -231,7 +232,7 @@ class Enter(_Delta, frozen=True):
     key: Key
     row: Row
     index: int
-    cursor: Cursor
+    cursor: Cursor = ()
 
 
 class Leave(_Delta, frozen=True):
@@ -248,7 +249,7 @@ class Move(_Delta, frozen=True):
     row: Row
     source: int
     index: int
-    cursor: Cursor
+    cursor: Cursor = ()
 
 
 class Update(_Delta, frozen=True):

@@ -101,13 +101,14 @@ class Deltas(_Message, frozen=True):
     """Of the result that they lead to, where a subscriber asked to verify."""
 
 
-ResetReason: TypeAlias = Literal["overflow", "resync", "table", "access", "window"]
+ResetReason: TypeAlias = Literal["overflow", "resync", "table", "access", "window", "result"]
 
 
 class Reset(_Message, frozen=True):
     """Forget the result; it is now `rows`. Why: the client read too slowly (`overflow`), the log
     could not be followed (`resync`), the table was truncated, altered or enabled again (`table`),
-    the client's rights changed (`access`), or it slid its window (`window`)."""
+    the client's rights changed (`access`), it slid its window (`window`), or so much of a query's
+    result changed, or it had failed, that it is sent whole (`result`)."""
 
     view: int
     position: str
@@ -162,9 +163,38 @@ class Changes(_Message, frozen=True):
     transactions: tuple[WireTransaction, ...]
 
 
+class Result(_Message, frozen=True):
+    """The result of a reactive query as of a position; it replaces the one before."""
+
+    view: int
+    position: str
+    value: Any = None
+
+
+class Failed(_Message, frozen=True):
+    """A reactive query could not be executed again. What the client has may be out of date; a
+    `result` follows when it can be had."""
+
+    view: int
+    position: str
+    code: str
+    message: str
+    hint: str | None = None
+    retryable: bool = False
+
+
+class Answer(_Message, frozen=True):
+    """To a `query`, `mutate` or `wait` of that `id`. A query's value is complete up to the
+    position; a mutation is contained in it."""
+
+    id: str
+    position: str
+    value: Any = None
+
+
 class Error(_Message, frozen=True):
-    """With `id`, that subscription is over. Without, it is about the last request, or about the
-    connection when that is closed next."""
+    """With `id`, that subscription or request is over. Without, it is about the last request, or
+    about the connection when that is closed next."""
 
     code: str
     message: str
@@ -185,8 +215,8 @@ class Authenticated(_Message, frozen=True):
 
 
 ServerMessage: TypeAlias = (
-    Hello | Subscribed | Unsubscribed | Snapshot | Deltas | Reset | Gap | Changes | Error
-    | Keepalive | Authenticated
+    Hello | Subscribed | Unsubscribed | Snapshot | Deltas | Reset | Gap | Changes | Result | Failed
+    | Answer | Error | Keepalive | Authenticated
 )  # fmt: skip
 
 
@@ -202,15 +232,26 @@ class ChangesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: FeedFormat = "headwater"
 
 
+class QueryCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A reactive query by the name it was registered under."""
+
+    name: str
+    args: dict[str, Any] = {}
+    delta: bool = False
+    """Have rows sent as deltas by their key, as a live query's are, instead of whole results."""
+
+
 class Subscribe(_Message, frozen=True, forbid_unknown_fields=True):
-    """Ask for a live query or a change feed; exactly one of `live` and `changes`."""
+    """Ask for a live query, a reactive query or a change feed; exactly one of `live`, `query` and
+    `changes`."""
 
     id: str
+    query: QueryCall | None = None
     live: dict[str, Any] | None = None
     """A live query as docs/reference/live-query.md describes it."""
     changes: ChangesQuery | None = None
     since: str | None = None
-    """The position up to which the client already has the live query's result."""
+    """The position up to which the client already has the query's result."""
     batch: bool = True
     """False: one message per delta instead of one per flush."""
     overflow: Overflow | None = None
@@ -236,7 +277,32 @@ class Authenticate(_Message, frozen=True, forbid_unknown_fields=True):
     token: str
 
 
-ClientMessage: TypeAlias = Subscribe | Unsubscribe | Reanchor | Authenticate
+class Ask(_Message, frozen=True, forbid_unknown_fields=True, tag="query"):
+    """Have a reactive query's result once. With `after`, one that contains that position."""
+
+    id: str
+    name: str
+    args: dict[str, Any] = {}
+    after: str | None = None
+
+
+class Mutate(_Message, frozen=True, forbid_unknown_fields=True):
+    """Run a mutation, once."""
+
+    id: str
+    name: str
+    args: dict[str, Any] = {}
+
+
+class Wait(_Message, frozen=True, forbid_unknown_fields=True):
+    """Be answered once everything up to a position has been sent: a mutation's, to read one's own
+    writes."""
+
+    id: str
+    position: str
+
+
+ClientMessage: TypeAlias = Subscribe | Unsubscribe | Reanchor | Authenticate | Ask | Mutate | Wait
 
 
 # ------------------------------------------------------------------------ values
@@ -330,7 +396,9 @@ class Frame:
 
     def __init__(self, message: ServerMessage) -> None:
         self.message = message
-        self.position: str | None = getattr(message, "position", None)
+        # What failed, and an answer, say nothing about how far the client is.
+        aside = isinstance(message, Failed | Answer)
+        self.position: str | None = None if aside else getattr(message, "position", None)
         self.is_step = isinstance(message, Deltas | Changes)
         """Whether it only makes sense to those who have all before it."""
 

@@ -12,7 +12,9 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from headwater.capture.postgres.doctor import Finding
-from headwater.client.session import Batch
+from headwater.client.rows_state import Batch
+from headwater.live.filter import EVERYTHING, And
+from headwater.live.filter_text import in_words
 from headwater.model import (
     Change,
     Delta,
@@ -29,6 +31,8 @@ from headwater.model import (
     Update,
 )
 from headwater.protocol import plain
+from headwater.queries.analysis import Analysis
+from headwater.queries.statements import Executed
 from headwater.status import Status
 
 _OP_STYLES = {
@@ -233,3 +237,55 @@ def _period(period: timedelta) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def explained(executed: Executed, analysis: Analysis) -> dict[str, Any]:
+    """What a statement reads, as `headwater explain --json` prints it. Without the values of its
+    parameters they are called `$1`, `$2`, …"""
+    bound = analysis.reads(executed) if executed.values else ()
+    filters = [read.where for read in bound] or [And(each.conditions) for each in analysis.tables]
+    return {
+        "sql": executed.statement.sql,
+        "everything": analysis.everything,
+        "tables": [
+            {
+                "table": each.table.label,
+                "columns": None if each.columns is None else sorted(each.columns),
+                "where": None if where == EVERYTHING else in_words(where),
+                "through": list(each.through),
+            }
+            for each, where in zip(analysis.tables, filters, strict=True)
+        ],
+        "uncaptured": list(analysis.uncaptured),
+        "notes": list(analysis.notes),
+    }
+
+
+def explained_view(documents: Sequence[Mapping[str, Any]]) -> Group:
+    """The same for people, a statement after the other."""
+    return Group(*(part for each in documents for part in _explained_parts(each)))
+
+
+def _explained_parts(document: Mapping[str, Any]) -> list[Grid | Text]:
+    parts: list[Grid | Text] = [Text(document["sql"].strip(), style="bold")]
+    if document["tables"]:
+        grid = Grid("table", "columns", "rows", "through", box=None)
+        for each in document["tables"]:
+            columns = each["columns"]
+            grid.add_row(
+                Text(each["table"]),
+                Text("any" if columns is None else ", ".join(columns) or "none"),
+                Text(each["where"] or "any"),
+                Text(", ".join(each["through"])),
+            )
+        parts.append(grid)
+    elif not document["everything"]:
+        parts.append(Text("No captured table: no change concerns it.", style="dim"))
+    if document["everything"]:
+        parts.append(Text("Every change of a captured table counts.", style="yellow"))
+    parts += [
+        Text(f"Changes of {label} go unnoticed.", style="bold red")
+        for label in document["uncaptured"]
+    ]
+    parts += [Text(f"· {note}", style="yellow") for note in document["notes"]]
+    return parts

@@ -56,6 +56,34 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     coalesce: str = "adaptive"
     """When changes are delivered: `adaptive`, or a quiet and a maximum time as in `50ms/200ms`."""
 
+    query_timeout: str = "10 seconds"
+    """How long a query may run, unless it says so itself."""
+
+    mutation_timeout: str = "30 seconds"
+    """How long a mutation may run, unless it says so itself."""
+
+    query_concurrency: int = 64
+    """Queries that are executed at once, each on a connection of its own."""
+
+    mutation_connections: int = 16
+    """Mutations that run at once, each on a connection of its own."""
+
+    query_sweep: str = "600 seconds"
+    """In which time every subscribed query is executed once without a reason, as a safety net."""
+
+    query_cache_bytes: int = 256 * 1024 * 1024
+    """Results kept in memory, in all."""
+
+    query_cache_entry_bytes: int = 10 * 1024 * 1024
+    """The largest result that is kept in memory."""
+
+    replica_url: str | None = None
+    """A streaming replica that queries are executed on. Without one, on the database itself."""
+
+    replica_wait: str = "1 second"
+    """How long a query waits for the replica to have the change that woke it, before it is executed
+    on the database itself."""
+
     host: str = "127.0.0.1"
     """The address `headwater serve` listens on."""
 
@@ -153,6 +181,22 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return parse_duration(self.recheck, name="recheck")
 
     @property
+    def query_timeout_period(self) -> timedelta:
+        return parse_duration(self.query_timeout, name="query_timeout")
+
+    @property
+    def mutation_timeout_period(self) -> timedelta:
+        return parse_duration(self.mutation_timeout, name="mutation_timeout")
+
+    @property
+    def query_sweep_period(self) -> timedelta:
+        return parse_duration(self.query_sweep, name="query_sweep")
+
+    @property
+    def replica_wait_period(self) -> timedelta:
+        return parse_duration(self.replica_wait, name="replica_wait", least=0)
+
+    @property
     def auth_leeway_period(self) -> timedelta:
         return parse_duration(self.auth_leeway, name="auth_leeway", least=0)
 
@@ -228,6 +272,8 @@ def check(settings: Settings) -> None:
     """Raise ConfigError for a value that cannot work; the message names the setting."""
     _ = settings.retention_period, settings.maintenance_period
     _ = settings.keepalive_period, settings.drain_period, settings.recheck_period
+    _ = settings.query_timeout_period, settings.mutation_timeout_period
+    _ = settings.query_sweep_period, settings.replica_wait_period
     _ = settings.trusted_networks
     for name, low, high in _RANGES:
         if not low <= getattr(settings, name) <= high:
@@ -244,6 +290,10 @@ _RANGES = (
     ("sessions_per_ip", 1, 1_000_000),
     ("subscriptions_per_user", 1, 1_000_000),
     ("requests_per_second", 1, 1_000_000),
+    ("query_concurrency", 1, 1_000),
+    ("mutation_connections", 1, 1_000),
+    ("query_cache_bytes", 0, 2**40),
+    ("query_cache_entry_bytes", 0, 2**40),
 )
 
 
@@ -319,6 +369,7 @@ def read_file(path: str, *, name: str) -> bytes:
 # ------------------------------------------------------------------------ lengths of time
 
 _UNITS = {
+    "ms": 0.001,
     "s": 1,
     "second": 1,
     "m": 60,
@@ -332,8 +383,9 @@ _UNITS = {
 
 def parse_duration(text: str, *, name: str = "duration", least: int = 1) -> timedelta:
     """A length of time as people write it: `30 days`, `12h`, `90 seconds`. `least` in seconds."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", text)
-    unit = _UNITS.get(match[2]) if match else None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text)
+    # Words have a plural, letters have none: 50ms are not 50 minutes.
+    unit = (_UNITS.get(match[2]) or _UNITS.get(match[2].removesuffix("s"))) if match else None
     if match is None or unit is None:
         raise ConfigError(
             f"{name}: {text!r} is not a length of time",

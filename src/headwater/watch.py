@@ -19,7 +19,7 @@ from rich.live import Live as Screen
 from headwater import render
 from headwater.client.connection import Connection
 from headwater.client.links import Link, Opener
-from headwater.client.session import Batch
+from headwater.client.rows_state import Batch
 from headwater.client.subscriptions import Live
 from headwater.errors import HeadwaterError, LimitExceeded
 from headwater.hub.subscriber import Subscriber

@@ -13,10 +13,10 @@ from headwater.database import Connection
 from headwater.errors import Forbidden, NotFound, Unavailable
 from headwater.gateway.connection import Connection as Client
 from headwater.gateway.gateway import Gateway
-from headwater.gateway.identity import ANONYMOUS, Identity
 from headwater.gateway.session import FeedSubscription
 from headwater.hub.feeds import FeedQuery
 from headwater.hub.hub import Hub
+from headwater.identity import ANONYMOUS, Identity
 from headwater.protocol import ChangesQuery, Frame, Subscribe
 from headwater.settings import Settings
 from tests.gateway.shop import open_shop, until

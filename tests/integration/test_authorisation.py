@@ -9,7 +9,7 @@ import pytest
 
 from headwater.database import Connection
 from headwater.gateway.access import decide
-from headwater.gateway.identity import Identity
+from headwater.identity import Identity
 from tests.integration.test_docs import ROOT, blocks
 from tests.support import run
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import capture, fanout, gateway, reader
+from benchmarks import capture, fanout, gateway, groups, queries, reader
 from benchmarks.streaming import has_nchan
 
 
 @pytest.mark.parametrize(
     ("module", "lines"),
-    [(capture, 3), (reader, 2), (gateway, 2), (fanout, 6 if has_nchan() else 5)],
+    [
+        (capture, 3),
+        (reader, 2),
+        (gateway, 2),
+        (fanout, 6 if has_nchan() else 5),
+        (queries, 7),
+        (groups, 15),
+    ],
 )
 def test_runs(module: object, lines: int) -> None:
     results = module.run(tiny=True)  # type: ignore[attr-defined]

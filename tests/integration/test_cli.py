@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -262,3 +263,90 @@ def test_the_embedded_server_and_the_demo() -> None:
         assert documents(status)[0]["tables"][0]["name"] == "orders"
         with pytest.raises(psycopg.OperationalError):
             psql(url, "select 1")
+
+
+def test_explain(database: str) -> None:
+    at = ("--url", database)
+    psql(database, "create view noted as select id from orders where note is not null")
+    assert "headwater init" in headwater("explain", "select 1 ", "--json", *at).stderr
+    headwater("enable", "orders", *at)
+    assert documents(headwater("explain", "select * from orders where id = $1", "--json", *at)) == [
+        {
+            "sql": "select * from orders where id = $1",
+            "everything": False,
+            "tables": [
+                {"table": "orders", "columns": ["id", "note"], "where": "id = $1", "through": []}
+            ],
+            "uncaptured": [],
+            "notes": [],
+        }
+    ]
+    psql(database, "create table other (id int primary key)")
+    shown = headwater("explain", "select count(*) from noted, other", *at).stdout.splitlines()
+    assert shown[0] == "select count(*) from noted, other"
+    assert shown[2].split() == ["orders", "id,", "note", "any", "noted"]
+    assert shown[3] == "Changes of other go unnoticed."
+    assert "headwater enable other" in shown[4]
+    assert (
+        'relation "nowhere" does not exist'
+        in headwater("explain", "select * from nowhere", *at).stderr
+    )
+    psql(database, "create function f() returns int language plpgsql as 'begin return 1; end'")
+    assert "Every change" in headwater("explain", "select f()", *at).stdout
+    assert "no change concerns it" in headwater("explain", "select 1 ", *at).stdout
+    for wrong in (("explain", "noted"), ("explain", "select 1 ", "a=1"), ("explain", "selec 1")):
+        assert headwater(*wrong, *at).returncode == 2
+
+
+def test_explain_a_query_of_the_application(database: str, tmp_path: Path) -> None:
+    headwater("enable", "orders", "--url", database)
+    (tmp_path / "shop.py").write_text(PROGRAM)
+
+    def explain(*arguments: str) -> subprocess.CompletedProcess[str]:
+        variables = {"HEADWATER_URL": database, "PYTHONPATH": str(tmp_path)}
+        return headwater("explain", *arguments, "--json", **variables)
+
+    (found,) = documents(explain("noted", "note=x", "--app", "shop:hw"))
+    assert found["tables"][0]["where"] == "note = 'x'"
+    assert documents(explain("constant", "--app", "shop:hw")) == []
+    for arguments, said in (
+        (("noted",), "no application is given"),
+        (("nowhere", "--app", "shop:hw"), "has no query 'nowhere'"),
+        (("noted", "--app", "shop:hw"), "note"),
+        (("noted", "note", "--app", "shop:hw"), "is not an argument"),
+        (("noted", "note=1", "--app", "shop:hw"), "args.note"),
+    ):
+        done = explain(*arguments)
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
+PROGRAM = """
+from headwater import Headwater
+
+hw = Headwater()
+
+@hw.query
+async def noted(ctx, note: str):
+    return await ctx.fetch("select * from orders where note = %s", note)
+
+@hw.query
+async def constant(ctx):
+    return 1
+"""
+
+
+def test_a_mistake_in_the_application_is_told_with_its_own_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from headwater import Headwater\n"
+        "hw = Headwater('postgresql://nowhere')\n"
+        "@hw.query\n"
+        "async def prices(): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    done = headwater("serve", "shop:hw")
+    assert done.returncode == 2
+    assert "error: shop:hw: query prices takes no context\n" in done.stderr
+    assert "hint: Its first argument is the context: def prices(ctx, …)\n" in done.stderr

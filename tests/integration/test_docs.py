@@ -4,9 +4,10 @@ A page marks what is to be run by the second word after a code fence:
 
     ```python watch.py    a program, page or setting: saved under that name in an empty folder
     ```sh start           a command that follows the log: started, and left running
-    ```sh client          one that does not: started when those are ready, and left running
+    ```sh client          one that does not: started once all that runs has begun, and left running
     ```sql run            typed into psql in another terminal, once all that runs has begun
     ```text shows         all that the command started last has printed (text or json lines)
+    ```text shows in …    the same of that command
     ```text page          what a browser shows of the page saved last
     ```python run         a snippet: run in order in one namespace, with `hw` and `await`
 
@@ -39,12 +40,13 @@ import pytest
 from typer.main import get_command
 
 import headwater
-from headwater import Headwater, HeadwaterError, limits
+from headwater import Forbidden, Headwater, HeadwaterError, Refused, connect, limits
 from headwater.cli import app
 from headwater.embedded import EmbeddedPostgres
 from headwater.embedded.binaries import _find_package
 from headwater.metrics import Metrics
 from headwater.settings import Settings
+from headwater.testing.served import serving
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -120,7 +122,8 @@ class Started:
             self.process.wait()
 
 
-PORTS_SHOWN = ("8484", "8000")
+GATEWAY_SHOWN, PAGES_SHOWN = "8484", "8000"
+PORTS_SHOWN = (GATEWAY_SHOWN, PAGES_SHOWN, "8485")
 
 # What a page needs of a browser. Node has the rest: EventSource, JSON, encodeURIComponent.
 BROWSER = """
@@ -144,7 +147,7 @@ class Reader:
         self.environment = inherited | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "HEADWATER_DATA_DIR": str(server.data_dir),
-            "HEADWATER_PORT": self.ports["8484"],
+            "HEADWATER_PORT": self.ports[GATEWAY_SHOWN],
             "NO_PROXY": "*",
             "PYTHONUNBUFFERED": "1",
         }
@@ -153,19 +156,20 @@ class Reader:
         for shown, free in self.ports.items():
             block = block._replace(text=block.text.replace(shown, free))
         match block:
+            case Block(language, mark, text) if mark.startswith("shows"):
+                program = self._running(mark.removeprefix("shows in "))
+                self._sees(program, text.splitlines(), as_json=language == "json")
             case Block(_, name, text) if "." in name:
                 (self.folder / name).write_text(text)
             case Block("sh", "start", text):
                 self.started.append(self._starts(text.strip()))
             case Block("sh", "client", text):
-                assert wait_until(self._everything_follows), self._complaints()
+                assert wait_until(self._everything_has_begun), self._complaints()
                 self.clients.append(self._starts(text.strip()))
             case Block("sql", "run", text):
                 self._types_into_psql(text)
             case Block("text", "page", text):
                 self._sees_page(text.splitlines())
-            case Block(language, "shows", text):
-                self._sees(text.splitlines(), as_json=language == "json")
 
     def _starts(self, command: str) -> Started:
         self.latest = Started(command, self.folder, self.environment)
@@ -194,8 +198,13 @@ class Reader:
         readers = sum(p.is_running for p in self.started if p not in gateways)
         return row is not None and row[0] >= readers
 
-    def _sees(self, expected: list[str], *, as_json: bool) -> None:
-        program, expected = self.latest, _said(expected)
+    def _running(self, command: str) -> Started:
+        """The one with that command, or else the latest."""
+        found = [each for each in self.clients if each.command == command]
+        return found[0] if found else self.latest
+
+    def _sees(self, program: Started, expected: list[str], *, as_json: bool) -> None:
+        expected = _said(expected)
         wait_until(lambda: len(_said(program.lines())) >= len(expected))
         lines = _said(program.lines())
         if as_json:
@@ -215,7 +224,9 @@ class Reader:
 
     def _opens(self, page: Path) -> Started:
         """As a browser would, which also asks the gateway whether pages from there may use it."""
-        gateway, origin = (f"http://localhost:{self.ports[port]}" for port in PORTS_SHOWN)
+        gateway, origin = (
+            f"http://localhost:{self.ports[port]}" for port in (GATEWAY_SHOWN, PAGES_SHOWN)
+        )
         allowed = httpx.get(f"{gateway}/healthz", headers={"origin": origin}, trust_env=False)
         assert allowed.headers["access-control-allow-origin"] == origin
         text = httpx.get(f"{origin}/{page.name}", trust_env=False).text
@@ -232,7 +243,7 @@ class Reader:
             program.stop()
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute("drop schema if exists headwater cascade")
-            connection.execute("drop table if exists orders")
+            connection.execute("drop table if exists orders, stock")
 
 
 def _shown_by(browser: Started) -> list[str]:
@@ -273,7 +284,8 @@ def test_every_program_for_new_users_is_run(page: str) -> None:
     started = " ".join(b.text for b in blocks(ROOT / page) if b.mark in ("start", "client"))
     for block in blocks(ROOT / page):
         if block.language == "python":
-            assert block.mark == "run" or f"python {block.mark}" in started, block.text
+            ways = (f"python {block.mark}", f"serve {block.mark.removesuffix('.py')}:hw")
+            assert block.mark == "run" or any(way in started for way in ways), block.text
 
 
 SNIPPETS = [page for page in PAGES if any(b[:2] == ("python", "run") for b in blocks(page))]
@@ -296,6 +308,65 @@ async def run_snippet(text: str, name: str, namespace: dict[str, Any]) -> None:
     result = eval(code, namespace)
     if inspect.iscoroutine(result):
         await result
+
+
+QUERIES = ROOT / "docs" / "howto" / "queries-and-mutations.md"
+
+# What the page takes for granted.
+QUERIES_TABLES = """
+    create table customers (id int primary key, name text);
+    create table orders (
+      id int generated always as identity primary key, region int not null, amount numeric,
+      status text default 'open', owner text, customer int default 1 references customers,
+      placed timestamptz default now());
+    create table prices (item text primary key, price numeric);
+    create table sales (year int, month int, total numeric, primary key (year, month));
+    create table names (name text primary key);
+    insert into customers values (1, 'Ann');
+    insert into prices values ('cup', 9);
+"""
+QUERIES_NAMES = """
+import datetime as dt, logging, msgspec, psycopg
+from decimal import Decimal
+from headwater import *
+
+logger, draw = logging.getLogger("shop"), str
+Day = msgspec.defstruct("Day", [("day", dt.date), ("count", int)])
+Price = msgspec.defstruct("Price", [("item", str), ("price", Decimal)])
+Dashboard = msgspec.defstruct("Dashboard", [("orders", list), ("prices", list)])
+"""
+QUERIES_CALLS: list[tuple[str, dict[str, Any], Any]] = [
+    ("orders_of", {"region": 7, "ids": [1, 5]}, [[1], [1]]),
+    ("orders_by_day", {"region": 8}, []),
+    ("chart", {"year": 2026}, "[]"),
+    ("prices", {}, [{"item": "cup", "price": "9"}]),
+    ("dashboard", {"region": 8}, {"orders": [], "prices": [{"item": "cup", "price": "9"}]}),
+]
+
+
+async def test_the_page_about_queries_and_mutations(url: str, tmp_path: Path) -> None:
+    """Its functions, in one program, served; and its clients."""
+    functions = [b.text for b in blocks(QUERIES) if b[:2] == ("python", "app")]
+    clients = [b.text for b in blocks(QUERIES) if b[:2] == ("python", "client")]
+    program = re.sub(r'Headwater\("[^"]+"\)', "Headwater()", "\n".join(functions))
+    for table in ("prices", "sales", "names"):
+        program += f"\nhw.table({table!r})"
+    (tmp_path / "shop.py").write_text(QUERIES_NAMES + program)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(QUERIES_TABLES.encode())
+    with serving(url, tmp_path, program="shop:hw") as gateway:
+        async with asyncio.timeout(WAIT_SECONDS), connect(gateway.url) as client:
+            await client.mutate("place_order", region=7, amount=1)
+            for text in clients:
+                here = {"client": client, "connect": connect}
+                await run_snippet(text.replace("http://localhost:8484", gateway.url), "page", here)
+            for name, args, expected in QUERIES_CALLS:
+                assert await client.query(name, args) == expected
+            await client.mutate("take_name", name="ann")
+            with pytest.raises(Refused, match="ann is taken"):
+                await client.mutate("take_name", name="ann")
+            with pytest.raises(Forbidden, match="only for admins"):
+                await client.mutate("close_region", region=7)
 
 
 def test_there_are_snippets() -> None:

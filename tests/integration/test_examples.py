@@ -1,7 +1,7 @@
 """The examples run as they say: each docstring's own commands, against a database of the tests.
 
-The first command serves the application, `curl -N` follows a live query of it, and the last one
-writes what the follower then hears of.
+The first command serves the application, `curl -N` follows a query of it, and the last one writes
+what the follower then hears of. The FastAPI example is used from Python as well, by two users.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
+
+from headwater import Refused, Unauthorized, connect
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WAIT_SECONDS = 60.0
@@ -63,18 +66,69 @@ async def heard(process: asyncio.subprocess.Process, pattern: str) -> re.Match[s
     raise AssertionError(f"{pattern} was not said, but:\n{''.join(before)}")
 
 
+@asynccontextmanager
+async def served(example: Path, url: str) -> AsyncIterator[str]:
+    """The example as its first command serves it; where."""
+    command = f"exec {commands(example)[0]} --port 0"
+    async with asyncio.timeout(WAIT_SECONDS), running(command, url) as server:
+        yield (await heard(server, r"running on http://(127\.0\.0\.1:\d+)"))[1]
+
+
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*_app.py")), ids=lambda path: path.stem)
 async def test_an_example(example: Path, url: str) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    serve, *before, write = commands(example)
-    async with asyncio.timeout(WAIT_SECONDS), running(f"exec {serve} --port 0", url) as server:
-        found = await heard(server, r"running on http://(127\.0\.0\.1:\d+)")
-        *before, follow, write = (
-            line.replace("localhost:8000", found[1]) for line in [*before, write]
+    async with served(example, url) as address:
+        _, *before, follow, write = (
+            line.replace("localhost:8000", address) for line in commands(example)
         )
         async with running("\n".join([*before, f"exec {follow}"]), url) as follower:
-            await heard(follower, '"type":"snapshot".*"rows":\\[]')
-            async with running(write, url) as writer:
+            await heard(follower, r'"(rows|value)":\[]')
+            async with running("\n".join([*before, write]), url) as writer:
                 assert await writer.wait() == 0
-            await heard(follower, '"type":"deltas".*"delta":"enter"')
+            await heard(follower, r'"delta":"enter"|"type":"result".*"title":"Sweep"')
+
+
+async def token_of(user: str, password: str, address: str) -> str:
+    async with httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as http:
+        answer = await http.post("/token", auth=(user, password))
+        assert answer.status_code == 200, answer.text
+        return answer.text
+
+
+async def test_a_new_user_of_the_fastapi_example(url: str) -> None:
+    async with served(EXAMPLES / "fastapi_app.py", url) as address:
+        live = f"http://{address}/live"
+        with pytest.raises(Unauthorized) as refused:
+            async with connect(live):
+                pass
+        assert refused.value.code == "token_missing"
+        ann, bob = await token_of("ann", "tea", address), await token_of("bob", "pot", address)
+        async with connect(live, token=ann) as hw, connect(live, token=bob) as other:
+            async with (
+                hw.subscribe("open_tasks") as tasks,
+                other.subscribe("open_tasks") as others,
+                hw.live("tasks") as rows,
+            ):
+                assert (tasks.value, others.value, rows.rows) == ([], [], [])
+                added = await hw.mutate("add_task", title="Sweep")
+                await hw.wait_for(added.position)
+                await other.wait_for(added.position)
+                assert tasks.value == [{"id": added.value, "title": "Sweep"}]
+                assert [row["owner"] for row in rows.rows] == ["ann"]
+                assert others.value == []
+            with pytest.raises(Refused, match="a task needs a title") as no:
+                await hw.mutate("add_task", title=" ")
+            assert no.value.code == "title"
+
+
+async def test_the_fastapi_example_refuses_who_has_no_token(url: str) -> None:
+    async with (
+        served(EXAMPLES / "fastapi_app.py", url) as address,
+        httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as http,
+    ):
+        assert (await http.post("/token", auth=("ann", "pot"))).status_code == 401
+        for path in ("query/open_tasks", "query/open_tasks/subscribe", "mutation/add_task", "live"):
+            answer = await http.post(f"/live/v1/{path}", json={"title": "Sweep"})
+            assert answer.status_code == 401
+            assert answer.json()["error"]["code"] == "token_missing"

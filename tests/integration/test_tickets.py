@@ -16,8 +16,8 @@ from headwater.errors import (
     Unauthorized,
     Unavailable,
 )
-from headwater.gateway.identity import ANONYMOUS, Identity
 from headwater.gateway.tickets import Tickets, issue, redeem
+from headwater.identity import ANONYMOUS, Identity
 from headwater.limits import TICKET_SECONDS, TICKETS_PER_USER_MAX
 from headwater.log import maintenance
 from tests.support import rows, run

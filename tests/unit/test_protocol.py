@@ -14,11 +14,14 @@ import pytest
 
 from headwater.model import Column, Enter, Leave, Match, Move, Table, Unmatch, Update
 from headwater.protocol import (
+    Answer,
     ClientMessage,
     Deltas,
+    Failed,
     Frame,
     Hello,
     Keepalive,
+    Result,
     ServerMessage,
     Snapshot,
     Wire,
@@ -44,7 +47,7 @@ def test_the_page_shows_what_is_read_and_written(kind: str, example: dict[str, A
 @pytest.mark.parametrize(("kind", "union"), [("server", ServerMessage), ("client", ClientMessage)])
 def test_the_page_shows_every_message(kind: str, union: Any) -> None:
     shown = {example["type"] for of, example in EXAMPLES if of == kind}
-    assert shown == {message.__name__.lower() for message in get_args(union)}
+    assert shown == {message.__struct_config__.tag for message in get_args(union)}
 
 
 def events(stream: bytes) -> list[dict[str, str]]:
@@ -74,6 +77,16 @@ class TestFrames:
         frame = Frame(Snapshot(1, "p", (Match((1,), {"note": "a\nb\r\u2028c\n\ndata: x"}),)))
         (event,) = events(frame.sse)
         assert read_server(event["data"]) == frame.message
+
+    @pytest.mark.parametrize("message", [Failed(1, "p", "c", "m"), Answer("a", "p", 1)])
+    def test_who_hears_that_it_failed_is_no_further(self, message: Any) -> None:
+        frame = Frame(message)
+        assert "id" not in events(frame.sse)[0]
+        assert frame.position is None
+
+    def test_a_result_goes_out_as_it_is(self) -> None:
+        frame = Frame(Result(1, "p", msgspec.Raw(b'{"a": 1.50}')))
+        assert frame.json == b'{"type":"result","view":1,"position":"p","value":{"a": 1.50}}'
 
     def test_a_keepalive_is_a_comment(self) -> None:
         assert Frame(Keepalive()).sse.startswith(b":")

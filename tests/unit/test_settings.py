@@ -75,9 +75,10 @@ def test_a_wrong_file(text: str, message: str, tmp_path: Path) -> None:
         ("1.5 hours", 5_400),
         ("90s", 90),
         ("2 minutes", 120),
+        ("1500ms", 1.5),
     ],
 )
-def test_durations(text: str, seconds: int) -> None:
+def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == timedelta(seconds=seconds)
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
-from headwater.client.session import Batch
+from headwater.client.rows_state import Batch
 from headwater.limits import WATCH_HIGHLIGHT_SECONDS
 from headwater.model import Delta, Enter, Leave, Match, Move, Reset, Unmatch, Update
 from headwater.render import batch_as_json, batch_lines, rows_view

@@ -1,16 +1,23 @@
-"""Following a gateway's live queries and change feeds from afar.
+"""Using a gateway from afar: its live queries, change feeds, reactive queries and mutations.
 
     sse              reads Server-Sent Events
     replica          the rows of a live query, folded from deltas
-    session          the state of every subscription: messages in, what they mean out
+    rows_state       what is known of rows that are followed by their deltas
+    query_state      what is known of a reactive query whose results come whole
+    feed_state       what is known of a change feed
+    session          every subscription: messages in, what they mean out
+    requests         what is asked once, and what becomes of it when the connection is lost
     refusals         what a gateway says went wrong, as our errors
+    arguments        what programs pass, as the messages have it
     backoff          how long to wait, and when to give up
     links            one connection, over WebSocket or SSE
     subscriptions    what a program holds: Live and Feed
+    results          what a program holds of queries and mutations: Results and Mutated
+    calls            waits for the answers to what is asked once
     connection       keeps connected: `connect`
     blocking         the same without an event loop: `connect_sync`
 
-All but the last four are pure.
+All but the last six are pure.
 """
 
 from __future__ import annotations
@@ -23,22 +30,28 @@ if TYPE_CHECKING:
         BlockingConnection,
         BlockingFeed,
         BlockingLive,
+        BlockingResults,
         connect_sync,
     )
     from headwater.client.connection import Connection, connect
-    from headwater.client.session import Batch, FeedTransaction
+    from headwater.client.feed_state import FeedTransaction
+    from headwater.client.results import Mutated, Results
+    from headwater.client.rows_state import Batch
     from headwater.client.subscriptions import Feed, Live
 
 _HOMES = {
     "Backoff": "backoff",
-    "Batch": "session",
+    "Batch": "rows_state",
     "BlockingConnection": "blocking",
     "BlockingFeed": "blocking",
     "BlockingLive": "blocking",
+    "BlockingResults": "blocking",
     "Connection": "connection",
     "Feed": "subscriptions",
-    "FeedTransaction": "session",
+    "FeedTransaction": "feed_state",
     "Live": "subscriptions",
+    "Mutated": "results",
+    "Results": "results",
     "connect": "connection",
     "connect_sync": "blocking",
 }
@@ -49,10 +62,13 @@ __all__ = [
     "BlockingConnection",
     "BlockingFeed",
     "BlockingLive",
+    "BlockingResults",
     "Connection",
     "Feed",
     "FeedTransaction",
     "Live",
+    "Mutated",
+    "Results",
     "connect",
     "connect_sync",
 ]

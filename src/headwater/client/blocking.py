@@ -13,10 +13,12 @@ from concurrent.futures import Future, wait
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from headwater.client.connection import Connection, Token, Transport, connect
+from headwater.client.feed_state import FeedTransaction
 from headwater.client.links import Opener
-from headwater.client.session import Batch, FeedTransaction
+from headwater.client.results import Results
+from headwater.client.rows_state import Batch
 from headwater.client.subscriptions import Feed, Live, Subscription
-from headwater.errors import ConfigError
+from headwater.errors import ConfigError, HeadwaterError
 from headwater.model import Cursor, Key, Row
 
 _P = ParamSpec("_P")
@@ -156,6 +158,25 @@ class BlockingLive(_Blocking[Live]):
         self._loop.call(self._inner.reanchor(after))
 
 
+class BlockingResults(_Blocking[Results]):
+    """`headwater.client.Results`, blocking."""
+
+    @property
+    def value(self) -> Any:
+        return self._inner.value
+
+    @property
+    def position(self) -> str | None:
+        return self._inner.position
+
+    @property
+    def error(self) -> HeadwaterError | None:
+        return self._inner.error
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._loop.iterate(self._inner.__aiter__())
+
+
 class BlockingFeed(_Blocking[Feed]):
     """`headwater.client.Feed`, blocking."""
 
@@ -175,6 +196,18 @@ def _blocking(
 
     def wrapped(self: BlockingConnection, /, *args: _P.args, **kwargs: _P.kwargs) -> _Outer:
         return outer(self.running(), method(self.inner, *args, **kwargs))
+
+    wrapped.__doc__ = method.__doc__
+    return wrapped
+
+
+def _answered(
+    method: Callable[Concatenate[Connection, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[BlockingConnection, _P], _T]:
+    """The same for a method that is awaited: this waits for it."""
+
+    def wrapped(self: BlockingConnection, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return self.running().call(method(self.inner, *args, **kwargs))
 
     wrapped.__doc__ = method.__doc__
     return wrapped
@@ -222,6 +255,10 @@ class BlockingConnection:
 
     live = _blocking(Connection.live, BlockingLive)
     changes = _blocking(Connection.changes, BlockingFeed)
+    subscribe = _blocking(Connection.subscribe, BlockingResults)
+    query = _answered(Connection.query)
+    mutate = _answered(Connection.mutate)
+    wait_for = _answered(Connection.wait_for)
 
 
 def connect_sync(

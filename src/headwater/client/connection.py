@@ -4,7 +4,7 @@
 together. When the connection is lost it opens another, at the next of its URLs if there are
 several, and has every subscription go on from where it is. It gives up after
 `limits.CLIENT_FAILURES_MAX` failures in a row, or at once when it is refused for good; whoever
-reads a subscription is then told why.
+reads a subscription or waits for an answer is then told why.
 """
 
 from __future__ import annotations
@@ -13,14 +13,25 @@ import asyncio
 import inspect
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
+from headwater.client.arguments import (
+    Order,
+    Where,
+    call_arguments,
+    filter_of,
+    live_query,
+    position_of,
+)  # fmt: skip
 from headwater.client.backoff import Backoff
+from headwater.client.calls import Calls
 from headwater.client.links import Link, Opener, gateway_url, open_sse, open_websocket
 from headwater.client.refusals import error_of
+from headwater.client.results import Mutated, Results
+from headwater.client.rows_state import Batch
 from headwater.client.session import (
     Changed,
     Doubted,
@@ -28,18 +39,20 @@ from headwater.client.session import (
     Failed,
     Ready,
     Received,
+    Replaced,
     Send,
     Session,
+    Stale,
     State,
-)  # fmt: skip
+)
 from headwater.client.subscriptions import Feed, Live, Subscription
 from headwater.errors import (
     ConfigError,
     ConnectionFailed,
     Forbidden,
     HeadwaterError,
-    InvalidQuery,
     LimitExceeded,
+    ResyncRequired,
     Unauthorized,
 )
 from headwater.limits import (
@@ -48,11 +61,12 @@ from headwater.limits import (
     CONNECT_TIMEOUT_SECONDS,
     WINDOW_ROWS_DEFAULT,
 )
-from headwater.live.filter import EVERYTHING, Filter, from_json, to_json
-from headwater.live.order import OrderBy
+from headwater.live.filter import to_json
 from headwater.live.query import LiveQuery, Mode
 from headwater.model import Position
 from headwater.protocol import (
+    Answer,
+    Ask,
     Authenticate,
     Authenticated,
     ChangesQuery,
@@ -60,15 +74,16 @@ from headwater.protocol import (
     Error,
     FeedFormat,
     Hello,
+    Mutate,
+    QueryCall,
     ServerMessage,
+    Wait,
 )
 
 Token: TypeAlias = str | Callable[[], str | Awaitable[str]] | None
 """A token, or what brings one: asked at every connect, and shortly before one ends."""
 
 Transport: TypeAlias = Literal["ws", "sse"]
-Where: TypeAlias = Filter | list[Any] | tuple[Any, ...] | dict[str, Any]
-Order: TypeAlias = str | Sequence[str | Sequence[str] | OrderBy]
 
 logger = logging.getLogger("headwater.client")
 
@@ -104,6 +119,9 @@ class Connection:
     async with connect("http://localhost:8484", token=token) as hw:
         async for rows in hw.live("orders", where=c.region == 7, order="amount desc", limit=20):
             ...
+
+        placed = await hw.mutate("place_order", region=7, amount=5)
+        orders = await hw.query("open_orders", region=7)
     ```
     """
 
@@ -119,6 +137,10 @@ class Connection:
         self._open = opener
         self._new_backoff = backoff
         self._session = Session()
+        self._calls = Calls(self._send, self._check_open)
+        self._holding: Feed | None = None  # the feed that holds up the reading
+        self._written: Position | None = None
+        self._heard = asyncio.Event()  # set whenever a subscription may have got somewhere
         self._subscriptions: dict[State, Subscription] = {}
         self._outbox: asyncio.Queue[ClientMessage] | None = None
         self._again: dict[State, asyncio.TimerHandle] = {}
@@ -160,6 +182,7 @@ class Connection:
         for subscription in list(self._subscriptions.values()):
             self.end(subscription)
             subscription.finish()
+        self._over(ConnectionFailed("the connection was closed before this was answered"))
 
     def live(
         self,
@@ -178,7 +201,7 @@ class Connection:
         With `verify`, every batch carries the hash of the result, and is checked against it.
         """
         if isinstance(query, str):
-            query = _live_query(query, where, order, limit, after, columns, mode)
+            query = live_query(query, where, order, limit, after, columns, mode)
         elif isinstance(query, dict):
             query = LiveQuery.from_json(query)
         return Live(self, query.to_json(), verify)
@@ -191,17 +214,71 @@ class Connection:
         format: FeedFormat = "headwater",
     ) -> Feed:
         """Follow the changes of tables, none for all: from now on, or from a position."""
-        condition = None if where is None else to_json(_filter(where))
-        position = None if since is None else str(_position(since))
+        condition = None if where is None else to_json(filter_of(where))
+        position = None if since is None else str(position_of(since, "since"))
         return Feed(self, ChangesQuery(tables, condition, position, format))
+
+    async def query(
+        self,
+        name: str,
+        args: Mapping[str, Any] | None = None,
+        /,
+        *,
+        after: str | Position | None = None,
+        **named: Any,
+    ) -> Any:
+        """A reactive query's result, once. It contains what this connection's own mutations have
+        written; with `after`, that position instead.
+
+        Arguments are passed by name; in a mapping, if one of them is called `after`.
+        """
+        arguments = call_arguments(args, named)
+        wanted = self._written if after is None else position_of(after, "after")
+        if wanted is None:
+            return (await self._calls.ask(Ask("", name, arguments))).value
+        try:
+            return (await self._calls.ask(Ask("", name, arguments, str(wanted)))).value
+        except ResyncRequired:
+            if after is not None:
+                raise
+        # The database was restored, or lost what we wrote: there is nothing left to wait for.
+        if self._written == wanted:
+            self._written = None
+        return await self.query(name, arguments)
+
+    async def mutate(
+        self, name: str, args: Mapping[str, Any] | None = None, /, **named: Any
+    ) -> Mutated:
+        """Run a mutation, once. If the connection is lost before the answer, ConnectionFailed with
+        the code `outcome_unknown` is raised."""
+        answer = await self._calls.ask(Mutate("", name, call_arguments(args, named)))
+        self._wrote(Position.parse(answer.position))
+        return Mutated(answer.value, answer.position)
+
+    async def wait_for(self, position: str | Position) -> None:
+        """Wait until every subscription of this connection has what the position contains."""
+        await self._calls.ask(Wait("", str(position_of(position, "position"))))
+        await self._caught_up()
+
+    def subscribe(
+        self,
+        name: str,
+        args: Mapping[str, Any] | None = None,
+        /,
+        *,
+        delta: bool = False,
+        **named: Any,
+    ) -> Results:
+        """Follow a reactive query. With `delta`, its rows travel as what changed in them.
+
+        Arguments are passed by name; in a mapping, if one of them is called `delta`.
+        """
+        return Results(self, QueryCall(name, call_arguments(args, named), delta))
 
     # -------------------------------------------------------------------- for subscriptions
 
     def begin(self, subscription: Subscription) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._task is None or self._task.done():
-            raise ConfigError("the connection is not open", hint="Use `async with connect(…)`.")
+        self._check_open()
         self._subscriptions[subscription.state] = subscription
         self._session.add(subscription.state)
         self._ask(subscription.state)
@@ -214,6 +291,7 @@ class Connection:
             timer.cancel()
         if message := self._session.remove(state):
             self._send(message)
+        self._heard.set()
 
     async def reanchor(self, live: Live, after: list[Any] | None) -> None:
         async with self._asking:
@@ -236,6 +314,39 @@ class Connection:
     def _send(self, message: ClientMessage) -> None:
         if self._outbox is not None:
             self._outbox.put_nowait(message)
+        if self._holding is not None:
+            self._holding.wake()
+
+    def resume(self, feed: Feed) -> None:
+        if not self._session.is_asked(feed.state):
+            self._ask(feed.state)
+
+    # -------------------------------------------------------------------- for calls
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._task is None or self._task.done():
+            raise ConfigError("the connection is not open", hint="Use `async with connect(…)`.")
+
+    def _wrote(self, position: Position) -> None:
+        """Mutations beside each other may be answered in any order: the latest counts."""
+        if self._written is None or not self._written.covers(position):
+            self._written = position
+
+    async def _caught_up(self) -> None:
+        """Wait for the subscriptions that have yet to begin, or to go on after a reconnect: what
+        they show is older than what the others have been sent."""
+        due = list(self._subscriptions)
+        while due := [state for state in due if self._session.is_due(state)]:
+            self._heard.clear()
+            await self._heard.wait()
+            self._check_open()
+
+    def _over(self, error: Exception) -> None:
+        """Nothing will be answered any more."""
+        self._calls.over(error)
+        self._heard.set()
 
     # -------------------------------------------------------------------- keeping connected
 
@@ -246,6 +357,7 @@ class Connection:
             self._error = error
             for subscription in list(self._subscriptions.values()):
                 subscription.fail(error)
+            self._over(error)
         finally:
             self._begun.set()
 
@@ -296,6 +408,7 @@ class Connection:
             yield link, hello
         finally:
             self._outbox = self.session = None
+            self._calls.lost()
             await link.close()
 
     def _connected(self, hello: Hello) -> None:
@@ -308,6 +421,7 @@ class Connection:
         self._again.clear()
         for event in self._session.connected():
             self._act(event)
+        self._calls.connected()
         self._begun.set()
 
     # -------------------------------------------------------------------- while connected
@@ -335,7 +449,9 @@ class Connection:
         outbox = self._outbox
         assert outbox is not None
         while True:
-            await link.send(await outbox.get())
+            message = await outbox.get()
+            if self._calls.sending(message):
+                await link.send(message)
 
     async def _take(self, message: ServerMessage) -> None:
         match message:
@@ -344,17 +460,36 @@ class Connection:
                 self._renewed.set()
             case Error(id=None):
                 self._refused(error_of(message))
+            case Answer() | Error() if self._calls.received(message):
+                pass
             case _:
                 for event in self._session.receive(message):
                     if isinstance(event, Received):
                         await self._deliver(event)
                     else:
                         self._act(event)
+                self._heard.set()
 
     async def _deliver(self, event: Received) -> None:
         feed = self._subscriptions.get(event.state)
-        if isinstance(feed, Feed):
-            await feed.received(event.transactions)
+        if not isinstance(feed, Feed):
+            return
+        self._holding = feed
+        try:
+            while feed.is_full and not self._is_awaited():
+                await feed.waiting()
+        finally:
+            self._holding = None
+        # Its reader may be the one that waits for something else, which must then be read.
+        if feed.is_full and (message := self._session.pause(feed.state)):
+            feed.left = True
+            self._send(message)
+        feed.received(event.transactions)
+
+    def _is_awaited(self) -> bool:
+        """Whether the program may be waiting for something that is yet to be read."""
+        due = map(self._session.is_due, self._subscriptions)
+        return self._calls.under_way or self._asked is not None or any(due)
 
     def _act(self, event: Event) -> None:
         match event:
@@ -364,13 +499,24 @@ class Connection:
                 if isinstance(feed := self._subscriptions.get(state), Feed):
                     feed.ready(self._new_backoff())
             case Changed(state, batch):
-                if isinstance(live := self._subscriptions.get(state), Live):
-                    live.changed(batch)
-                    live.ready(self._new_backoff())
+                self._changed(state, batch)
+            case Replaced(state):
+                self._changed(state)
+            case Stale(state, error):
+                logger.warning("%s may be out of date: %s", state.name, error)
             case Doubted(state, error):
-                logger.warning("%s diverged and is read anew: %s", state.table, error)
+                logger.warning("%s diverged and is read anew: %s", state.name, error)
             case Failed(state, error):
                 self._failed(state, error)
+
+    def _changed(self, state: State, batch: Batch | None = None) -> None:
+        subscription = self._subscriptions.get(state)
+        if isinstance(subscription, Live) and batch is not None:
+            subscription.received(batch)
+        elif isinstance(subscription, Results):
+            subscription.changed()
+        if subscription is not None:
+            subscription.ready(self._new_backoff())
 
     def _failed(self, state: State, error: HeadwaterError) -> None:
         subscription = self._subscriptions.get(state)
@@ -459,49 +605,3 @@ async def _until_one_ends(*works: Coroutine[Any, Any, None]) -> None:
     for result in ended:
         if isinstance(result, Exception):
             raise result
-
-
-# ------------------------------------------------------------------------ queries from arguments
-
-
-def _live_query(
-    table: str,
-    where: Where | None,
-    order: Order,
-    limit: int,
-    after: Sequence[Any] | None,
-    columns: Sequence[str] | None,
-    mode: Mode,
-) -> LiveQuery:
-    return LiveQuery(
-        table,
-        where=EVERYTHING if where is None else _filter(where),
-        order=_order(order),
-        limit=limit,
-        after=None if after is None else tuple(after),
-        columns=None if columns is None else tuple(columns),
-        mode=mode,
-    )
-
-
-def _filter(where: Where) -> Filter:
-    return from_json(where) if isinstance(where, list | tuple | dict) else where
-
-
-def _order(order: Order) -> tuple[OrderBy, ...]:
-    """`"amount desc, id"`, or a list of such columns."""
-    parts = order.split(",") if isinstance(order, str) else order
-    return tuple(
-        by
-        if isinstance(by, OrderBy)
-        else OrderBy.from_json(by.strip() if isinstance(by, str) else list(by), path=f"order[{i}]")
-        for i, by in enumerate(parts)
-        if by
-    )
-
-
-def _position(since: str | Position) -> Position:
-    try:
-        return Position.parse(since) if isinstance(since, str) else since
-    except ValueError as error:
-        raise InvalidQuery(str(error), path="since") from error

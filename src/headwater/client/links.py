@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, assert_never
 from urllib.parse import quote, urlsplit, urlunsplit
 from weakref import WeakValueDictionary
 
@@ -26,26 +26,37 @@ from websockets.exceptions import (
     WebSocketException,
 )
 
-from headwater.client.refusals import error_in_body, error_of, error_of_close, too_large
+from headwater.client.refusals import (
+    error_in_body,
+    error_of,
+    error_of_close,
+    error_of_mutation,
+    too_large,
+)  # fmt: skip
 from headwater.client.sse import SseParser
 from headwater.errors import ConfigError, ConnectionFailed, HeadwaterError
 from headwater.limits import (
+    CLIENT_ANSWER_SECONDS,
     CLIENT_CLOSE_SECONDS,
     CLIENT_MESSAGE_BYTES_MAX,
     CLIENT_REQUESTS_AT_ONCE,
     CONNECT_TIMEOUT_SECONDS,
 )
 from headwater.protocol import (
+    Answer,
+    Ask,
     Authenticate,
     Authenticated,
     ClientMessage,
     Error,
     Hello,
     Keepalive,
+    Mutate,
     Reanchor,
     ServerMessage,
     Subscribe,
     Unsubscribe,
+    Wait,
     read_server,
 )
 
@@ -202,7 +213,7 @@ class _SseLink:
         stack: AsyncExitStack,
     ) -> None:
         self._url = url
-        self._sessions = f"{address}/sessions"
+        self._address = address
         self._client = client
         self._chunks = chunks
         self._stack = stack
@@ -211,14 +222,16 @@ class _SseLink:
         # One chunk ahead: a reader that takes its time is felt by the gateway.
         self._arrived: asyncio.Queue[list[ServerMessage] | Exception] = asyncio.Queue(1)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._mutations: set[asyncio.Task[None]] = set()
         self._order: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._requests = asyncio.Semaphore(CLIENT_REQUESTS_AT_ONCE)
         self._start(self._pump())
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(self._reporting(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _reporting(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -247,10 +260,16 @@ class _SseLink:
                 await self._arrived.put(known or [Keepalive()])
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
             raise ConnectionFailed(f"the connection to {self._url} was lost: {error}") from error
+        # A gateway that stops still answers what it has begun.
+        if self._mutations:
+            await asyncio.wait(set(self._mutations), timeout=CLIENT_ANSWER_SECONDS)
         raise ConnectionFailed(f"the stream of {self._url} ended")
 
     async def send(self, message: ClientMessage) -> None:
-        self._start(self._request(message))
+        task = self._start(self._request(message))
+        if isinstance(message, Mutate):
+            self._mutations.add(task)
+            task.add_done_callback(self._mutations.discard)
 
     async def _request(self, message: ClientMessage) -> None:
         # Requests run beside each other, for a subscription is answered when its rows are there;
@@ -261,6 +280,7 @@ class _SseLink:
             with _http_errors(self._url):
                 response = await self._say(message)
         if response.is_success:
+            await self._heard(message, response.content)
             return
         if response.status_code == 429 and isinstance(message, Unsubscribe):
             # Whatever else is refused, this must be done, or it would stay for good.
@@ -270,34 +290,52 @@ class _SseLink:
             return
         await self._refused(message, response)
 
+    async def _heard(self, message: ClientMessage, body: bytes) -> None:
+        """Pass on what the gateway answers in the response, and not in the stream."""
+        match message:
+            case Ask(id) | Mutate(id):
+                await self._arrived.put([_answer(id, body)])
+            case Authenticate():
+                await self._arrived.put([_authenticated(body)])
+
     async def _refused(self, message: ClientMessage, response: httpx.Response) -> None:
-        refusal = error_in_body(response.status_code, response.content)
-        if response.status_code == 401 or refusal.code == "session_unknown":
+        read = error_of_mutation if isinstance(message, Mutate) else error_in_body
+        refusal = read(response.status_code, response.content)
+        hung_up = response.status_code == 401 or refusal.code == "session_unknown"
+        # Queries and mutations need no session, and a refusal is what becomes of them.
+        if hung_up and not isinstance(message, Ask | Mutate):
             raise _hung_up(refusal, response.status_code)
-        if isinstance(message, Subscribe):
+        if isinstance(message, Subscribe | Ask | Mutate | Wait):
             refusal = msgspec.structs.replace(refusal, id=message.id)
         if not isinstance(message, Unsubscribe):
             await self._arrived.put([refusal])
 
     async def _say(self, message: ClientMessage) -> httpx.Response:
-        session = f"{self._sessions}/{quote(self._session, safe='')}"
+        session = f"{self._address}/sessions/{_quoted(self._session)}"
         match message:
             case Subscribe():
                 fields: dict[str, Any] = msgspec.to_builtins(message)
                 del fields["type"]
-                return await self._post("POST", f"{session}/subscriptions", fields)
+                return await self._post(f"{session}/subscriptions", fields)
             case Unsubscribe(id):
                 return await self._client.delete(f"{session}/subscriptions/{id}")
             case Reanchor(id, after):
-                return await self._post("PATCH", f"{session}/subscriptions/{id}", {"after": after})
+                url = f"{session}/subscriptions/{id}"
+                return await self._post(url, {"after": after}, method="PATCH")
             case Authenticate(token):
                 self._client.headers.update(_headers(token))
-                response = await self._post("POST", f"{session}/token", {"token": token})
-                if response.is_success:
-                    await self._arrived.put([_authenticated(response.content)])
-                return response
+                return await self._post(f"{session}/token", {"token": token})
+            case Ask(_, name, args, after):
+                url = f"{self._address}/query/{_quoted(name)}"
+                return await self._post(url if after is None else f"{url}?after={after}", args)
+            case Mutate(_, name, args):
+                return await self._post(f"{self._address}/mutation/{_quoted(name)}", args)
+            case Wait(id, position):
+                return await self._post(f"{session}/wait", {"id": id, "position": position})
+            case _:
+                assert_never(message)
 
-    async def _post(self, method: str, url: str, body: object) -> httpx.Response:
+    async def _post(self, url: str, body: object, *, method: str = "POST") -> httpx.Response:
         headers = {"Content-Type": "application/json"}
         content = msgspec.json.encode(body)
         return await self._client.request(method, url, content=content, headers=headers)
@@ -307,6 +345,23 @@ class _SseLink:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._stack.aclose()
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="")
+
+
+class _AnswerBody(msgspec.Struct):
+    position: str
+    value: Any = None
+
+
+def _answer(id: str, body: bytes) -> Answer:
+    try:
+        answer = msgspec.json.decode(body, type=_AnswerBody)
+    except msgspec.DecodeError as error:
+        raise ConnectionFailed(f"the gateway sent what is no answer: {error}") from error
+    return Answer(id, answer.position, answer.value)
 
 
 def _authenticated(body: bytes) -> Authenticated:

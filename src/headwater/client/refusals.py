@@ -1,6 +1,7 @@
 """Turns what a gateway says went wrong into our errors.
 
-Pure. The `code` decides; for one that this client does not know, the HTTP status does.
+Pure. The `code` decides; for one that this client does not know, the HTTP status does. Where there
+is none, an unknown code that is about one subscription or call is the application's own: `Refused`.
 """
 
 from __future__ import annotations
@@ -8,10 +9,15 @@ from __future__ import annotations
 import msgspec
 
 from headwater.errors import (
+    ConnectionFailed,
+    DatabaseError,
     Forbidden,
     HeadwaterError,
     InvalidQuery,
     LimitExceeded,
+    NotFound,
+    Refused,
+    ResultError,
     Unauthorized,
     Unavailable,
 )
@@ -21,19 +27,29 @@ _BY_STATUS: dict[int, type[HeadwaterError]] = {
     400: InvalidQuery,
     401: Unauthorized,
     403: Forbidden,
+    404: NotFound,
     413: LimitExceeded,
-    422: InvalidQuery,
+    422: Refused,
     429: LimitExceeded,
     502: Unavailable,
     503: Unavailable,
     504: Unavailable,
 }
-_BY_CODE: dict[str, type[HeadwaterError]] = {
-    "access_changed": Forbidden,
-    "stopping": Unavailable,
-    "token_expired": Unauthorized,
-    "token_missing": Unauthorized,
+_CODES: dict[type[HeadwaterError], str] = {
+    ConnectionFailed: "outcome_unknown",
+    DatabaseError: "conflict",
+    Forbidden: "access_changed authorize_failed content_type host origin token_tenant token_user",
+    HeadwaterError: "internal method",
+    LimitExceeded: "groups mutations_busy queries_busy rate requests_per_session sessions_per_ip "
+    "sessions_per_user subscriptions_per_user tickets_per_user too_large too_slow views",
+    NotFound: "mutation_unknown path query_unknown session_unknown subscription_unknown",
+    ResultError: "result_key result_too_large several_rows too_many_rows",
+    Unauthorized: "ticket token_algorithm token_audience token_claims token_expired token_issuer "
+    "token_malformed token_missing token_not_yet_valid token_signature",
+    Unavailable: "slow_client slow_query stopping",
 }
+"""The codes of ours that say more than their class: any other is an application's own."""
+_BY_CODE = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 _BY_CLOSE_CODE = {4401: 401, 4403: 403, 4429: 429, 1012: 503, 1013: 503}
 
 
@@ -42,11 +58,10 @@ def error_of(message: Error, status: int = 0) -> HeadwaterError:
 
     >>> error_of(Error("forbidden", "orders is not for you"))
     Forbidden('orders is not for you')
+    >>> error_of(Error("sold_out", "none is left", id="r1"))
+    Refused('none is left')
     """
-    by_code = {kind.code: kind for kind in _kinds(HeadwaterError)} | _BY_CODE
-    kind = by_code.get(message.code) or _BY_STATUS.get(status, HeadwaterError)
-    if message.retry_after_secs is not None and kind is HeadwaterError:
-        kind = LimitExceeded
+    kind = _kind(message, status)
     error = kind(message.message, hint=message.hint)
     error.code = message.code
     error.retryable = message.retryable
@@ -55,18 +70,43 @@ def error_of(message: Error, status: int = 0) -> HeadwaterError:
     return error
 
 
+def _kind(message: Error, status: int) -> type[HeadwaterError]:
+    by_code = {kind.code: kind for kind in _kinds(HeadwaterError)} | _BY_CODE
+    kind = by_code.get(message.code) or _BY_STATUS.get(status)
+    if kind is None and message.retry_after_secs is not None:
+        return LimitExceeded
+    return kind or (HeadwaterError if message.id is None else Refused)
+
+
 def _kinds(kind: type[HeadwaterError]) -> list[type[HeadwaterError]]:
     return [kind, *(each for child in kind.__subclasses__() for each in _kinds(child))]
 
 
 def error_in_body(status: int, body: bytes) -> Error:
     """What an answer with this status says; something sensible for a proxy's page."""
+    if said := _said(body):
+        return said
+    kind = _BY_STATUS.get(status, HeadwaterError)
+    retryable = kind.retryable or status >= 500
+    return Error(kind.code, f"the gateway answered with status {status}", retryable=retryable)
+
+
+def error_of_mutation(status: int, body: bytes) -> Error:
+    """The same for a mutation. A proxy that failed has told nobody what became of it."""
+    if status >= 500 and _said(body) is None:
+        said = f"the mutation was answered with status {status}, and not by the gateway"
+        return Error("outcome_unknown", said, hint=LOOK_FIRST)
+    return error_in_body(status, body)
+
+
+LOOK_FIRST = "It may have happened or not: look before you call it again."
+
+
+def _said(body: bytes) -> Error | None:
     try:
         return msgspec.json.decode(body, type=_Body).error
     except msgspec.DecodeError:
-        kind = _BY_STATUS.get(status, HeadwaterError)
-        retryable = kind.retryable or status >= 500
-        return Error(kind.code, f"the gateway answered with status {status}", retryable=retryable)
+        return None
 
 
 def error_of_close(code: int, reason: str) -> HeadwaterError | None:

@@ -1,8 +1,10 @@
-"""What a program holds of a subscription: `Live` for a live query, `Feed` for a change feed.
+"""What a program holds of a subscription: `Live` for a live query, `Feed` for a change feed, and
+what these have in common with `results.Results`.
 
 They bridge two speeds, and neither may fill the memory: rows are latest-wins; a reader of deltas
 that falls behind gets one reset with the present rows instead; a reader of a feed that falls behind
-holds up the connection, and through it the gateway. A subscription begins when it is entered or
+holds up the connection, and through it the gateway, unless something else is waited for: then the
+feed is left, and gone on with later from where it is. A subscription begins when it is entered or
 iterated and ends with the last who does so.
 """
 
@@ -11,16 +13,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from headwater import limits
 from headwater.client.backoff import Backoff
-from headwater.client.session import Batch, FeedState, FeedTransaction, LiveState, State
+from headwater.client.feed_state import FeedState, FeedTransaction
+from headwater.client.rows_state import Batch, LiveState
+from headwater.client.session import State
 from headwater.errors import ConfigError
 from headwater.model import Cursor, Key, Row
 from headwater.protocol import ChangesQuery
 
 _Self = TypeVar("_Self", bound="Subscription")
+_Value = TypeVar("_Value")
 
 
 class Owner(Protocol):
@@ -35,9 +40,12 @@ class Owner(Protocol):
     async def reanchor(self, live: Live, after: list[Any] | None) -> None:
         """Slide its window, one of those at a time, and wait until that is answered."""
 
+    def resume(self, feed: Feed) -> None:
+        """A feed that was left has room again."""
+
 
 class Subscription:
-    """What both kinds have in common: begin, wait, fail, end."""
+    """What all kinds have in common: begin, wait, fail, end."""
 
     state: State
 
@@ -103,7 +111,40 @@ class Subscription:
         self.wake()
 
 
-class Live(Subscription):
+class Latest(Subscription, Generic[_Value]):
+    """What is present counts, not how it came about: who reads slowly skips to the latest."""
+
+    def __init__(self, owner: Owner) -> None:
+        super().__init__(owner)
+        self._version = 0
+
+    def _begin(self) -> None:
+        self.state, self._version = self._new_state(), 0
+        super()._begin()
+
+    def _new_state(self) -> State:
+        raise NotImplementedError
+
+    def _present(self) -> _Value:
+        raise NotImplementedError
+
+    async def __aiter__(self) -> AsyncGenerator[_Value, None]:
+        """What is now, and again after every change. A slow reader skips to the latest."""
+        async with self:
+            seen = 0
+            while True:
+                while self._version == seen:
+                    if not await self.waiting():
+                        return
+                seen = self._version
+                yield self._present()
+
+    def changed(self) -> None:
+        self._version += 1
+        self.wake()
+
+
+class Live(Latest[list[Row]]):
     """A live query that is followed.
 
     ```python
@@ -120,7 +161,6 @@ class Live(Subscription):
     def __init__(self, owner: Owner, query: dict[str, Any], verify: bool) -> None:
         super().__init__(owner)
         self._query, self._verify = query, verify
-        self._version = 0
         self._rows: list[Row] = []
         self._rows_version = 0
         self._readers: set[_Batches] = set()
@@ -130,7 +170,7 @@ class Live(Subscription):
         return LiveState(self._query, self._verify)
 
     def _begin(self) -> None:
-        self.state, self._version, self._rows_version = self._new_state(), 0, 0
+        self._rows_version = 0
         super()._begin()
 
     @property
@@ -159,16 +199,8 @@ class Live(Subscription):
         """A row's place in the order, for `reanchor` or another query's `after`."""
         return self.state.cursor(key)
 
-    async def __aiter__(self) -> AsyncGenerator[list[Row], None]:
-        """The rows now, and again after every change. A slow reader skips to the latest."""
-        async with self:
-            seen = 0
-            while True:
-                while self._version == seen:
-                    if not await self.waiting():
-                        return
-                seen = self._version
-                yield self.rows
+    def _present(self) -> list[Row]:
+        return self.rows
 
     async def deltas(self) -> AsyncGenerator[Batch, None]:
         """First a reset with the present rows, then every batch. A reader that falls behind by
@@ -194,11 +226,10 @@ class Live(Subscription):
             )
         await self._owner.reanchor(self, None if after is None else list(after))
 
-    def changed(self, batch: Batch) -> None:
-        self._version += 1
+    def received(self, batch: Batch) -> None:
         for reader in self._readers:
             reader.add(batch)
-        self.wake()
+        self.changed()
 
 
 class _Batches:
@@ -235,10 +266,12 @@ class Feed(Subscription):
         super().__init__(owner)
         self._query = query
         self._waiting: deque[FeedTransaction] = deque()
+        self.left = False
+        """Whether no more was wanted, until what waits has been read."""
         self.state = FeedState(query)
 
     def _begin(self) -> None:
-        self.state = FeedState(self._query)
+        self.state, self.left = FeedState(self._query), False
         self._waiting.clear()
         super()._begin()
 
@@ -256,11 +289,16 @@ class Feed(Subscription):
                         return
                 transaction = self._waiting.popleft()
                 self.wake()
+                if self.left and not self._waiting:
+                    self.left = False
+                    self._owner.resume(self)
                 yield transaction
 
-    async def received(self, transactions: list[FeedTransaction]) -> None:
-        """Take them, once there is room; meanwhile the connection is not read."""
-        while len(self._waiting) >= limits.CLIENT_TRANSACTIONS_MAX and not self._over:
-            await self._pulse.wait()
+    @property
+    def is_full(self) -> bool:
+        """Whether its reader has enough to do."""
+        return len(self._waiting) >= limits.CLIENT_TRANSACTIONS_MAX and not self._over
+
+    def received(self, transactions: list[FeedTransaction]) -> None:
         self._waiting.extend(transactions)
         self.wake()

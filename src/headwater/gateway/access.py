@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from headwater.errors import Forbidden
-from headwater.gateway.identity import Identity
 from headwater.hub.subscriber import Access
+from headwater.identity import Identity
 from headwater.limits import AUTHORIZE_SECONDS_MAX
 from headwater.live.filter import EVERYTHING, Filter
 

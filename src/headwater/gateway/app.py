@@ -28,17 +28,27 @@ from headwater.errors import (
     InvalidQuery,
     LimitExceeded,
     NotFound,
+    Refused,
     ResyncRequired,
+    TimedOut,
     Unauthorized,
 )
 from headwater.gateway import openapi, streams, websocket
 from headwater.gateway.auth import Credentials
 from headwater.gateway.bodies import ReanchorBody
 from headwater.gateway.connection import Connection
+from headwater.gateway.faults import unforeseen
 from headwater.gateway.gateway import Gateway
-from headwater.gateway.requests import admit, counted_address, read_json, unforeseen
+from headwater.gateway.requests import (
+    admit,
+    check_deliberate,
+    counted_address,
+    parameter,
+    read_json,
+)
 from headwater.gateway.session import error_message
-from headwater.protocol import Authenticate, Subscribe
+from headwater.gateway.tracing import parent_of
+from headwater.protocol import Authenticate, Subscribe, Wait
 
 GatewayOf = Callable[[], Gateway]
 """Finds the running gateway, or raises Unavailable: an app may be mounted before it runs."""
@@ -63,24 +73,34 @@ def create_app(
     routes = [
         route("/v1/live", streams.live, "GET", "POST"),
         route("/v1/changes", streams.changes, "GET"),
+        route("/v1/query/{name}", ask, "POST"),
+        route("/v1/query/{name}/subscribe", streams.query, "GET", "POST"),
+        route("/v1/mutation/{name}", mutate, "POST"),
         route("/v1/stream", streams.session, "GET"),
         route("/v1/sessions/{session}/subscriptions", subscribe, "POST"),
         route(subscription, unsubscribe, "DELETE"),
         route(subscription, reanchor, "PATCH"),
+        route("/v1/sessions/{session}/wait", wait, "POST"),
         route("/v1/sessions/{session}/token", refresh, "POST"),
         route("/v1/tickets", ticket, "POST"),
         WebSocketRoute("/v1/ws", _socket(gateway_of)),
         route("/metrics", metrics, "GET"),
         Route("/healthz", healthy),
         route("/readyz", ready, "GET"),
-        Route("/openapi.json", described),
+        route("/openapi.json", described, "GET"),
     ]
     allowed = Middleware(
         CORSMiddleware,
         allow_origins=origins,
         allow_credentials="*" not in origins,
         allow_methods=["GET", "POST", "PATCH", "DELETE"],
-        allow_headers=["authorization", "content-type", "last-event-id"],
+        allow_headers=[
+            "authorization",
+            "content-type",
+            "last-event-id",
+            "traceparent",
+            "tracestate",
+        ],
     )
     return Starlette(
         routes=routes,
@@ -199,6 +219,8 @@ _ERROR_FIELDS = ("code", "message", "hint", "retryable", "retry_after_secs")
 
 def _status(error: HeadwaterError) -> int:
     match error:
+        case HeadwaterError(code="outcome_unknown"):
+            return 500
         case InvalidQuery():
             return 400
         case Unauthorized():
@@ -215,6 +237,10 @@ def _status(error: HeadwaterError) -> int:
             return 413
         case LimitExceeded():
             return 429
+        case Refused():
+            return 422
+        case TimedOut():
+            return 504
         case HeadwaterError(retryable=True):
             return 503
     return 500
@@ -223,10 +249,13 @@ def _status(error: HeadwaterError) -> int:
 async def _no_such_path(request: Request, error: Exception) -> Response:
     """For what the router refuses: a path, or a method of one."""
     assert isinstance(error, HTTPException)
+    hint = "docs/reference/protocol.md lists the paths."
+    if error.status_code == 405 and (allowed := (error.headers or {}).get("Allow")):
+        hint = f"Use {allowed} instead."
     found = NotFound(
         f"there is no {request.method} {request.url.path!r:.200} here",
         code="method" if error.status_code == 405 else "path",
-        hint="docs/reference/protocol.md lists the paths.",
+        hint=hint,
     )
     response = refusal(found)
     response.status_code = error.status_code
@@ -241,6 +270,35 @@ def _json(
     return Response(body, status, headers, media_type="application/json")
 
 
+# ------------------------------------------------------------------------ queries and mutations
+
+
+async def ask(gateway: Gateway, request: Request) -> Response:
+    """A reactive query's result. The body has the arguments."""
+    caller = await admit(gateway, request)
+    answer = await gateway.calls.ask(
+        request.path_params["name"],
+        await read_json(request, dict, empty={}),
+        caller.identity,
+        after=parameter(request, "after"),
+        parent=parent_of(request.headers),
+    )
+    return _json(answer)
+
+
+async def mutate(gateway: Gateway, request: Request) -> Response:
+    """Run a mutation. The body has the arguments."""
+    caller = await admit(gateway, request)
+    check_deliberate(request, caller)
+    answer = await gateway.calls.mutate(
+        request.path_params["name"],
+        await read_json(request, dict, empty={}),
+        caller.identity,
+        parent=parent_of(request.headers),
+    )
+    return _json(answer)
+
+
 # ------------------------------------------------------------------------ sessions
 
 
@@ -253,7 +311,7 @@ async def subscribe(gateway: Gateway, request: Request) -> Response:
     """Add a subscription. Its messages come through the session's stream."""
     connection = await _connection(gateway, request)
     wish = await read_json(request, Subscribe)
-    await gateway.subscribe(connection, wish)
+    await gateway.subscribe(connection, wish, parent=parent_of(request.headers))
     subscription = connection.session.subscriptions.get(wish.id)
     return _json({"id": wish.id, "view": subscription.view if subscription else None}, status=201)
 
@@ -270,6 +328,15 @@ async def reanchor(gateway: Gateway, request: Request) -> Response:
     body = await read_json(request, ReanchorBody)
     await gateway.reanchor(connection, request.path_params["id"], body.after)
     return Response(status_code=204)
+
+
+async def wait(gateway: Gateway, request: Request) -> Response:
+    """Have the session's stream say when it has sent everything up to a position. The answer comes
+    there, behind the data."""
+    connection = await _connection(gateway, request)
+    wish = await read_json(request, Wait)
+    connection.start(gateway.calls.begin(connection, wish))
+    return Response(status_code=202)
 
 
 async def refresh(gateway: Gateway, request: Request) -> Response:
@@ -308,5 +375,5 @@ async def ready(gateway: Gateway, request: Request) -> Response:
     return _json({"status": "ok", "position": str(gateway.hub.position)})
 
 
-async def described(request: Request) -> Response:
-    return _json(openapi.document())
+async def described(gateway: Gateway, request: Request) -> Response:
+    return _json(openapi.document(gateway.calls.queries, gateway.calls.mutations))

@@ -20,9 +20,9 @@ import msgspec
 
 from headwater.errors import ConfigError, Forbidden, Unauthorized
 from headwater.gateway import keys
-from headwater.gateway.identity import Identity
 from headwater.gateway.key_set import KeySet
 from headwater.gateway.keys import Key
+from headwater.identity import Identity
 from headwater.limits import CLAIM_BYTES_MAX, ROLE_BYTES_MAX, TOKEN_BYTES_MAX
 from headwater.settings import ALGORITHMS, Settings, check
 

@@ -7,16 +7,18 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from headwater.errors import HeadwaterError
-from headwater.gateway.identity import Identity
+from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
 from headwater.gateway.quotas import Lease
 from headwater.gateway.session import FeedSubscription, Session, Subscription, error_message
 from headwater.gateway.sinks import Sink
 from headwater.hub.subscriber import Access
+from headwater.identity import Identity
 from headwater.limits import (
     SESSION_BEHIND_SECONDS_MAX,
     SESSION_IDLE_SECONDS_MAX,
     SESSION_QUEUE_BYTES_MAX,
+    SESSION_REQUESTS_MAX,
+    SUBSCRIPTION_ID_CHARS_MAX,
 )
 from headwater.metrics import Metrics
 from headwater.protocol import Frame, Keepalive
@@ -28,8 +30,9 @@ class Connection:
     """Lives from the moment a client is let in until it has gone."""
 
     __slots__ = (
-        "_active_at", "_behind_since", "_lease", "_leases", "_metrics", "_room", "_tasks",
-        "accesses", "address", "closing", "expiry", "session", "sink", "transport",
+        "_active_at", "_behind_since", "_caught_up", "_lease", "_leases", "_metrics", "_requests",
+        "_room", "_tasks", "accesses", "address", "closing", "expiry", "openings", "session",
+        "sink", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +51,8 @@ class Connection:
         self.sink: Sink | None = None
         self.accesses: dict[str, dict[str, Access]] = {}
         """By subscription and table: what its rights were when last looked at."""
+        self.openings: dict[Subscription, asyncio.Task[None]] | None = None
+        """What is on its way to be subscribed."""
         self.closing: str | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self._metrics = metrics
@@ -55,6 +60,8 @@ class Connection:
         self._leases: dict[str, Lease] = {}
         self._tasks: set[asyncio.Task[None]] | None = None
         self._room: asyncio.Event | None = None
+        self._caught_up: asyncio.Event | None = None
+        self._requests: set[str] | None = None
         self._behind_since: float | None = None
         self._active_at = time.monotonic()
 
@@ -78,17 +85,69 @@ class Connection:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
+    def opening(self, subscription: Subscription, task: asyncio.Task[None]) -> None:
+        """A subscription is on its way."""
+        openings = self.openings = self.openings or {}
+        openings[subscription] = task
+        task.add_done_callback(lambda _: openings.pop(subscription, None))
+
+    # -------------------------------------------------------------------- requests
+
+    def begin_request(self, id: str) -> None:
+        """The client asks for something under this id, which is its own until it is answered."""
+        self.check_id(id)
+        requests = self._requests = self._requests or set()
+        if len(requests) >= SESSION_REQUESTS_MAX:
+            raise LimitExceeded(
+                f"this session has {SESSION_REQUESTS_MAX} requests under way, which is the most",
+                hint="Wait for one of them to be answered.",
+                code="requests_per_session",
+            )
+        requests.add(id)
+
+    def end_request(self, id: str) -> None:
+        if self._requests is not None:
+            self._requests.discard(id)
+        self._active_at = time.monotonic()
+
+    def check_id(self, id: str) -> None:
+        """Raise InvalidQuery for an id that may not be given to something new."""
+        if not 1 <= len(id) <= SUBSCRIPTION_ID_CHARS_MAX:
+            raise InvalidQuery(f"expected 1 to {SUBSCRIPTION_ID_CHARS_MAX} characters", path="id")
+        if self.uses(id):
+            raise InvalidQuery(
+                f"this session has a subscription or request {id!r} already",
+                path="id",
+                hint="Choose another id, or end that one first.",
+            )
+
+    def uses(self, id: str) -> bool:
+        """Whether an error with this id would be the end of something else."""
+        return id in self.session.subscriptions or id in (self._requests or ())
+
     # -------------------------------------------------------------------- said by the session
 
     def fell_behind(self, subscription: Subscription) -> None:
         policy = subscription.policy if isinstance(subscription, FeedSubscription) else "conflate"
         self._metrics.overflows.labels(policy).inc()
 
+    def caught_up(self, subscription: Subscription) -> None:
+        if self._caught_up is not None:
+            self._caught_up.set()
+
     def forgotten(self, subscription: Subscription) -> None:
         self.accesses.pop(subscription.id, None)
         if lease := self._leases.pop(subscription.id, None):
             lease.close()
         self._active_at = time.monotonic()
+        self.caught_up(subscription)
+
+    async def all_sent(self) -> None:
+        """Wait until its subscriptions have been told all that they were to be told by now."""
+        while any(each.is_owed for each in self.session.subscriptions.values()):
+            self._caught_up = self._caught_up or asyncio.Event()
+            self._caught_up.clear()
+            await self._caught_up.wait()
 
     async def room(self) -> None:
         while self.session.buffered > SESSION_QUEUE_BYTES_MAX // 4 and self.closing is None:
@@ -112,7 +171,8 @@ class Connection:
                 self.abort("behind")
             return
         self._behind_since = None
-        if not session.subscriptions and now - self._active_at > SESSION_IDLE_SECONDS_MAX:
+        idle = not (session.subscriptions or self._requests)
+        if idle and now - self._active_at > SESSION_IDLE_SECONDS_MAX:
             self.end("idle")
         elif self.sink is not None and session.buffered == 0:
             self.sink.send(KEEPALIVE)
@@ -153,3 +213,13 @@ class Connection:
         self._lease.close()
         if self._room is not None:
             self._room.set()
+
+
+def no_session() -> NotFound:
+    """For a session that has ended, or was never here."""
+    return NotFound(
+        "there is no such session here",
+        code="session_unknown",
+        hint="A session ends with its connection and lives in one gateway: send this to "
+        "the gateway that holds the stream, or use /v1/ws.",
+    )

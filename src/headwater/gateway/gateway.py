@@ -11,14 +11,13 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from opentelemetry import trace
+from opentelemetry.context import Context
 
 from headwater.errors import (
-    HeadwaterError,
     InvalidQuery,
     NotFound,
     Unauthorized,
@@ -27,29 +26,44 @@ from headwater.errors import (
 from headwater.gateway.access import Authorize
 from headwater.gateway.addresses import Proxies
 from headwater.gateway.auth import Authenticator, Credentials, missing
-from headwater.gateway.connection import Connection
-from headwater.gateway.identity import Identity, anonymous
+from headwater.gateway.calls import Calls
+from headwater.gateway.connection import Connection, no_session
 from headwater.gateway.quotas import Quotas
 from headwater.gateway.rights import Rights, together
-from headwater.gateway.session import FeedSubscription, LiveSubscription, Session
+from headwater.gateway.session import (
+    AnySubscription,
+    FeedSubscription,
+    LiveSubscription,
+    QuerySubscription,
+    Session,
+)
 from headwater.gateway.tickets import Ticket, Tickets
+from headwater.gateway.tracing import traced
 from headwater.hub.feeds import FeedQuery
 from headwater.hub.hub import Hub
 from headwater.hub.subscriber import Access
+from headwater.identity import Identity, anonymous
 from headwater.limits import (
     FEED_TABLES_MAX,
     KEEPALIVE_SLOTS,
-    SUBSCRIPTION_ID_CHARS_MAX,
 )
 from headwater.live.filter import Filter, from_json
 from headwater.live.query import LiveQuery
 from headwater.metrics import Metrics
 from headwater.model import Position
-from headwater.protocol import VERSION, Authenticated, ChangesQuery, Hello, Subscribe
+from headwater.protocol import (
+    VERSION,
+    Authenticated,
+    ChangesQuery,
+    Hello,
+    QueryCall,
+    Subscribe,
+)
+from headwater.queries.functions import Mutation, Query
+from headwater.queries.mutations import Mutations
 from headwater.settings import Settings
 
 logger = logging.getLogger(__name__)
-tracer = trace.get_tracer("headwater")
 
 
 class Gateway:
@@ -63,8 +77,14 @@ class Gateway:
         url: str,
         authorize: Authorize | None = None,
         metrics: Metrics | None = None,
+        queries: Mapping[str, Query] = {},
+        mutations: Mapping[str, Mutation] = {},
+        runner: Mutations | None = None,
     ) -> None:
+        """`queries` and `mutations` are what clients may call, by name; `runner` is what mutations
+        run on."""
         self.hub = hub
+        self.calls = Calls(hub, queries, mutations, runner)
         self.settings = settings
         self.metrics = metrics or Metrics()
         self.quotas = Quotas(settings)
@@ -90,6 +110,7 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for connection in list(self._connections.values()):
             self.release(connection)
+        await self.calls.close()
         await self._tickets.__aexit__()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -161,7 +182,7 @@ class Gateway:
         """The open connection of that session, for its own user only."""
         connection = self._connections.get(session)
         if connection is None or not _same_user(identity, connection.session.identity):
-            raise _no_session()
+            raise no_session()
         return connection
 
     def _expect_expiry(self, connection: Connection) -> None:
@@ -184,48 +205,51 @@ class Gateway:
 
     # -------------------------------------------------------------------- subscriptions
 
-    async def subscribe(self, connection: Connection, wish: Subscribe) -> None:
+    async def subscribe(
+        self, connection: Connection, wish: Subscribe, *, parent: Context | None = None
+    ) -> None:
         """Open a subscription. What comes of it goes through the connection's session; what is
         wrong with it is raised."""
-        if not 1 <= len(wish.id) <= SUBSCRIPTION_ID_CHARS_MAX:
-            raise InvalidQuery(f"expected 1 to {SUBSCRIPTION_ID_CHARS_MAX} characters", path="id")
+        connection.check_id(wish.id)
         if connection.closing is not None:
-            raise _no_session()
+            raise no_session()
         session = connection.session
-        subscription: LiveSubscription | FeedSubscription
-        match wish.live, wish.changes:
-            case dict(), None:
-                subscription = LiveSubscription(session, wish.id, batch=wish.batch)
-                opening = self._open_live(connection, subscription, wish)
-            case None, ChangesQuery():
-                subscription = FeedSubscription(session, wish.id, wish.overflow or "pause")
-                opening = self._open_feed(connection, subscription, wish.changes)
-            case _:
-                raise InvalidQuery("expected exactly one of live and changes")
+        subscription = _subscription(session, wish)
         lease = self.quotas.subscription(session.identity.account, connection.address)
-        try:
-            session.add(subscription)
-        except HeadwaterError:
-            lease.close()
-            opening.close()
-            raise
+        session.add(subscription)
         connection.keep(wish.id, lease)
-        kind = "changes" if wish.live is None else "live"
-        span = tracer.start_span("headwater.subscribe", attributes={"headwater.kind": kind})
-        try:
-            await self._until_open(session, subscription, asyncio.create_task(opening))
-        finally:
-            span.end()
+        attributes = {"headwater.kind": subscription.kind}
+        if wish.query is not None:
+            attributes["headwater.function"] = wish.query.name
+        with traced("headwater.subscribe", attributes, parent) as trace_id:
+            opening = self._open(connection, subscription, wish, trace_id)
+            await self._until_open(connection, subscription, asyncio.create_task(opening))
+
+    async def _open(
+        self,
+        connection: Connection,
+        subscription: AnySubscription,
+        wish: Subscribe,
+        trace_id: str | None,
+    ) -> None:
+        match subscription:
+            case LiveSubscription():
+                await self._open_live(connection, subscription, wish)
+            case QuerySubscription():
+                await self._open_query(connection, subscription, wish, trace_id)
+            case FeedSubscription():
+                await self._open_feed(connection, subscription, wish)
 
     async def _until_open(
         self,
-        session: Session,
-        subscription: LiveSubscription | FeedSubscription,
+        connection: Connection,
+        subscription: AnySubscription,
         opening: asyncio.Task[None],
     ) -> None:
         """Raises what the opening does; nothing if it is given up because the client has ended the
         subscription, or has gone, meanwhile."""
         subscription.give_up = opening.cancel
+        connection.opening(subscription, opening)
         try:
             await asyncio.wait({opening})
             if not subscription.over:
@@ -233,18 +257,14 @@ class Gateway:
             elif not opening.cancelled():
                 opening.exception()  # nobody is left to be told
         except BaseException:
-            session.forget(subscription)
+            connection.session.forget(subscription)
             subscription.close()
             raise
 
     async def _open_live(
         self, connection: Connection, subscription: LiveSubscription, wish: Subscribe
     ) -> None:
-        if wish.overflow not in (None, "conflate"):
-            raise InvalidQuery(
-                "a live query is always conflated: what counts is its present state",
-                path="overflow",
-            )
+        _check_conflated(wish, "a live query")
         assert wish.live is not None
         query = LiveQuery.from_json(wish.live)
         identity = connection.session.identity
@@ -259,8 +279,39 @@ class Gateway:
         self._opened_with(connection, subscription, accesses, identity)
         subscription.opened(handle)
 
+    async def _open_query(
+        self,
+        connection: Connection,
+        subscription: QuerySubscription,
+        wish: Subscribe,
+        trace_id: str | None,
+    ) -> None:
+        _check_conflated(wish, "a reactive query")
+        if wish.verify:
+            raise InvalidQuery("messages of a reactive query carry no hash", path="verify")
+        call = wish.query
+        assert call is not None
+        query = self.calls.query(call.name)
+        if call.delta and not query.key:
+            raise InvalidQuery(
+                f"query {call.name} does not say what identifies a row of its result",
+                path="query.delta",
+                hint='Declare it, as in @hw.query(key="id"), or ask for whole results.',
+            )
+        handle = await self.hub.groups.subscribe(
+            query,
+            query.bind(call.args),
+            subscription.identity,
+            subscription,
+            since=wish.since,
+            delta=call.delta,
+            trace_id=trace_id,
+        )
+        self._opened_with(connection, subscription, {}, subscription.identity)
+        subscription.opened(handle)
+
     async def _open_feed(
-        self, connection: Connection, subscription: FeedSubscription, wish: ChangesQuery
+        self, connection: Connection, subscription: FeedSubscription, wish: Subscribe
     ) -> None:
         if subscription.policy == "conflate":
             raise InvalidQuery(
@@ -268,7 +319,8 @@ class Gateway:
                 path="overflow",
                 hint="Use pause or drop.",
             )
-        query = _feed_query(wish)
+        assert wish.changes is not None
+        query = _feed_query(wish.changes)
         identity = connection.session.identity
         accesses = await self._rights.of_feed(identity, query.tables)
         handle = await self.hub.feed(query, subscription, access=together(accesses))
@@ -278,7 +330,7 @@ class Gateway:
     def _opened_with(
         self,
         connection: Connection,
-        subscription: LiveSubscription | FeedSubscription,
+        subscription: AnySubscription,
         accesses: dict[str, Access],
         identity: Identity,
     ) -> None:
@@ -314,11 +366,16 @@ class Gateway:
                     connection.tick(now)
 
     async def stop(self) -> None:
-        """Refuse newcomers, and tell everybody to connect elsewhere."""
+        """Refuse newcomers, and tell everybody to connect elsewhere: who waits for a mutation when
+        it is answered, or it would not be known what has become of it."""
         self.stopping = True
         error = Unavailable(
             "the gateway is stopping", code="stopping", hint="Connect again in a moment."
         )
+        busy = self.calls.mutating
+        for connection in [each for each in self._connections.values() if each not in busy]:
+            connection.end("stopping", error)
+        await self.calls.answered(self.settings.drain_period.total_seconds())
         for connection in list(self._connections.values()):
             connection.end("stopping", error)
 
@@ -337,26 +394,33 @@ class Gateway:
         transports = Counter(c.transport for c in connections)
         for transport in ("sse", "websocket", "ndjson"):
             self.metrics.sessions.labels(transport).set(transports[transport])
-        kinds = Counter(
-            type(s).__name__ for c in connections for s in c.session.subscriptions.values()
-        )
-        self.metrics.subscriptions.labels("live").set(kinds["LiveSubscription"])
-        self.metrics.subscriptions.labels("changes").set(kinds["FeedSubscription"])
+        kinds = Counter(s.kind for c in connections for s in c.session.subscriptions.values())
+        for kind in ("live", "query", "changes"):
+            self.metrics.subscriptions.labels(kind).set(kinds[kind])
         self.metrics.stalled_bytes.set(sum(c.session.buffered for c in connections))
         return self.metrics.render()
 
 
-def _no_session() -> NotFound:
-    return NotFound(
-        "there is no such session here",
-        code="session_unknown",
-        hint="A session ends with its connection and lives in one gateway: send this to "
-        "the gateway that holds the stream, or use /v1/ws.",
-    )
-
-
 def _same_user(one: Identity, other: Identity) -> bool:
     return (one.user, one.tenant) == (other.user, other.tenant)
+
+
+def _subscription(session: Session, wish: Subscribe) -> AnySubscription:
+    match wish.live, wish.query, wish.changes:
+        case dict(), None, None:
+            return LiveSubscription(session, wish.id, batch=wish.batch)
+        case None, QueryCall(), None:
+            return QuerySubscription(session, wish.id, batch=wish.batch)
+        case None, None, ChangesQuery():
+            return FeedSubscription(session, wish.id, wish.overflow or "pause")
+    raise InvalidQuery("expected exactly one of live, query and changes")
+
+
+def _check_conflated(wish: Subscribe, what: str) -> None:
+    if wish.overflow not in (None, "conflate"):
+        raise InvalidQuery(
+            f"{what} is always conflated: what counts is its present state", path="overflow"
+        )
 
 
 def _feed_query(wish: ChangesQuery) -> FeedQuery:

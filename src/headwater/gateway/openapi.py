@@ -1,8 +1,10 @@
 """The OpenAPI document. Bodies and messages are described by the very structs that read and write
-them; paths, parameters and answers are written down here."""
+them; paths, parameters and answers are written down here. The queries and mutations that an
+application registers have paths of their own, with the types that they declare."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -12,23 +14,29 @@ from headwater import limits
 from headwater.gateway.bodies import LiveBody, ReanchorBody
 from headwater.protocol import (
     VERSION,
+    Answer,
     Authenticate,
     Authenticated,
     Changes,
     Deltas,
     Error,
+    Failed,
     Gap,
     Hello,
     Reset,
+    Result,
     Snapshot,
     Subscribe,
     Subscribed,
     Unsubscribed,
+    Wait,
 )
+from headwater.queries.functions import Function, Mutation, Query
 
-_BODIES = (LiveBody, Subscribe, ReanchorBody, Authenticate)
+_BODIES = (LiveBody, Subscribe, ReanchorBody, Wait, Authenticate)
 _MESSAGES = (
-    Hello, Subscribed, Unsubscribed, Snapshot, Deltas, Reset, Gap, Changes, Error, Authenticated,
+    Hello, Subscribed, Unsubscribed, Snapshot, Deltas, Reset, Gap, Changes, Result, Failed, Answer,
+    Error, Authenticated,
 )  # fmt: skip
 _REF = "#/components/schemas/{name}"
 
@@ -83,27 +91,49 @@ _REFUSALS = {
     "400": "The request does not make sense; the code and message say where.",
     "401": "The token is missing or does not hold.",
     "403": "The user may not do this.",
-    "404": "There is no such table, session or subscription.",
+    "404": "There is no such table, query, mutation, session or subscription.",
     "408": "The body took too long to come.",
     "410": "The log no longer reaches back to the position.",
     "413": "The body is too large.",
+    "422": "The application says no; the code and message are its own.",
     "429": "A quota is reached; `retry_after_secs` says when to try again.",
+    "500": "It failed in a way nobody foresaw; the log has it under the number in the message.",
     "503": "The gateway is starting, stopping or without its database.",
+    "504": "It took too long.",
 }
+_ALL = tuple(_REFUSALS)
+_USUAL = tuple(status for status in _ALL if status not in ("422", "500", "504"))
+"""What any request may be answered with: those left out come from an application's function."""
+
+
+def document(
+    queries: Mapping[str, Query] | None = None, mutations: Mapping[str, Mutation] | None = None
+) -> dict[str, Any]:
+    """The whole document, with these queries and mutations."""
+    return _document(tuple((queries or {}).values()), tuple((mutations or {}).values()))
 
 
 @cache
-def document() -> dict[str, Any]:
-    """The whole document."""
+def _document(queries: tuple[Query, ...], mutations: tuple[Mutation, ...]) -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components((*_BODIES, *_MESSAGES), ref_template=_REF)
+    paths = _paths()
+    for query in queries:
+        arguments, returned = _described(f"query.{query.name}", query, schemas)
+        paths[f"/v1/query/{query.name}"] = _query_path(query.name, [], arguments, returned)
+        paths[f"/v1/query/{query.name}/subscribe"] = _subscribe_path(query.name, [], arguments)
+    for mutation in mutations:
+        arguments, returned = _described(f"mutation.{mutation.name}", mutation, schemas)
+        paths[f"/v1/mutation/{mutation.name}"] = _mutation_path(
+            mutation.name, [], arguments, returned
+        )
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Headwater",
             "version": str(VERSION),
-            "description": "Live queries and change feeds over a database.",
+            "description": "Live queries, reactive queries and change feeds over a database.",
         },
-        "paths": _paths(),
+        "paths": paths,
         "components": {
             "schemas": {**schemas, "LiveQuery": _LIVE_QUERY, "Refusal": _REFUSAL},
             "securitySchemes": {
@@ -152,6 +182,11 @@ def _paths() -> dict[str, Any]:
                 ],
             )
         },
+        "/v1/query/{name}": _query_path("a reactive query", [_NAME], _ANY_ARGUMENTS, {}),
+        "/v1/query/{name}/subscribe": _subscribe_path(
+            "a reactive query", [_NAME], _ANY_ARGUMENTS
+        ),
+        "/v1/mutation/{name}": _mutation_path("a mutation", [_NAME], _ANY_ARGUMENTS, {}),
         "/v1/stream": {"get": _operation("Open a session", _stream())},
         "/v1/sessions/{session}/subscriptions": {
             "post": _operation(
@@ -159,6 +194,7 @@ def _paths() -> dict[str, Any]:
                 _answer("201", "It is subscribed; its messages come through the stream."),
                 parameters=[session],
                 body=_ref("Subscribe"),
+                only=_ALL,
             )
         },
         "/v1/sessions/{session}/subscriptions/{id}": {
@@ -171,6 +207,14 @@ def _paths() -> dict[str, Any]:
                 parameters=[session, subscription],
                 body=_ref("ReanchorBody"),
             ),
+        },
+        "/v1/sessions/{session}/wait": {
+            "post": _operation(
+                "Have the stream say when it has sent everything up to a position",
+                {"202": {"description": "The answer comes through the stream."}},
+                parameters=[session],
+                body=_ref("Wait"),
+            )
         },
         "/v1/sessions/{session}/token": {
             "post": _operation(
@@ -215,9 +259,83 @@ _RESUME = [
 ]
 
 
-def _json_parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+def _json_parameter(name: str, schema: dict[str, Any], *, required: bool = True) -> dict[str, Any]:
     content = {"application/json": {"schema": schema}}
-    return {"name": name, "in": "query", "required": True, "content": content}
+    return {"name": name, "in": "query", "required": required, "content": content}
+
+
+_NAME = _parameter("name", "path", "The name it is registered under.")
+_ANY_ARGUMENTS = {"type": "object"}
+_TRACE = _parameter("traceparent", "header", "The trace that it belongs to (W3C Trace Context).")
+
+
+def _query_path(
+    name: str, named: list[Any], arguments: dict[str, Any], returned: dict[str, Any]
+) -> dict[str, Any]:
+    after = _parameter("after", "query", "Have a result that contains this position.")
+    answer = _answer("200", "The result, complete up to the position.", _answered(returned))
+    return {"post": _call(f"Have the result of {name}", answer, [*named, after], arguments)}
+
+
+def _mutation_path(
+    name: str, named: list[Any], arguments: dict[str, Any], returned: dict[str, Any]
+) -> dict[str, Any]:
+    answer = _answer("200", "What it returned; the position contains it.", _answered(returned))
+    return {"post": _call(f"Run {name}", answer, named, arguments)}
+
+
+def _subscribe_path(name: str, named: list[Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    options = [
+        *named,
+        _parameter("delta", "query", "Have rows sent as deltas by their key.", _FLAG),
+        _parameter("batch", "query", "One event per flush.", _FLAG),
+        *_RESUME,
+    ]
+    args = _json_parameter("args", arguments, required=False)
+    return {
+        "post": _call(f"Follow {name}", _stream(), options, arguments),
+        "get": _call(f"Follow {name}, for EventSource", _stream(), [*options, args]),
+    }
+
+
+def _call(
+    summary: str,
+    answers: dict[str, Any],
+    parameters: list[dict[str, Any]],
+    arguments: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What runs an application's function; without a body it has no arguments."""
+    operation = _operation(
+        summary, answers, parameters=[*parameters, _TRACE], body=arguments, only=_ALL
+    )
+    if arguments is not None:
+        operation["requestBody"]["required"] = False
+    return operation
+
+
+def _answered(returned: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": ["value", "position"],
+        "properties": {"value": returned, "position": {"type": "string"}},
+    }
+
+
+def _described(
+    prefix: str, function: Function, schemas: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a function takes and returns. Other functions may have types of the same names, so each
+    has its own copies."""
+    try:
+        found, components = msgspec.json.schema_components(
+            (function.signature.struct, function.returns.type),
+            ref_template=_REF.format(name=prefix + ".{name}"),
+        )
+    except (TypeError, ValueError):
+        return _ANY_ARGUMENTS, {}  # a type of the application's own
+    schemas.update({f"{prefix}.{name}": schema for name, schema in components.items()})
+    arguments, returned = found
+    return arguments, returned
 
 
 def _ref(name: str) -> dict[str, Any]:
@@ -230,7 +348,7 @@ def _operation(
     *,
     parameters: list[dict[str, Any]] | None = None,
     body: dict[str, Any] | None = None,
-    only: tuple[str, ...] = tuple(_REFUSALS),
+    only: tuple[str, ...] = _USUAL,
 ) -> dict[str, Any]:
     refusal = {"application/json": {"schema": _ref("Refusal")}}
     operation: dict[str, Any] = {

@@ -6,20 +6,16 @@ Reads only as much of a body as is allowed, whatever the headers promise.
 from __future__ import annotations
 
 import asyncio
-import logging
-import secrets
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import HTTPConnection, Request
 
-from headwater.errors import Forbidden, HeadwaterError, InvalidQuery, LimitExceeded
+from headwater.errors import Forbidden, InvalidQuery, LimitExceeded
 from headwater.gateway.auth import find_token
 from headwater.gateway.gateway import Gateway
-from headwater.gateway.identity import Identity
+from headwater.identity import Identity
 from headwater.limits import REQUEST_BODY_SECONDS, REQUEST_BYTES_MAX
-
-logger = logging.getLogger(__name__)
 
 Body = TypeVar("Body")
 
@@ -27,11 +23,12 @@ Body = TypeVar("Body")
 class Caller:
     """Who makes a request, and from where."""
 
-    __slots__ = ("address", "identity")
+    __slots__ = ("address", "by_cookie", "identity")
 
-    def __init__(self, identity: Identity, address: str) -> None:
+    def __init__(self, identity: Identity, address: str, *, by_cookie: bool = False) -> None:
         self.identity = identity
         self.address = address
+        self.by_cookie = by_cookie
 
 
 async def admit(gateway: Gateway, request: HTTPConnection) -> Caller:
@@ -46,7 +43,7 @@ async def admit(gateway: Gateway, request: HTTPConnection) -> Caller:
     identity = await gateway.identify(found)
     if identity.account is not None:
         gateway.count_request(identity.account, address)
-    return Caller(identity, address)
+    return Caller(identity, address, by_cookie=found.from_cookie)
 
 
 def counted_address(gateway: Gateway, request: HTTPConnection) -> str:
@@ -72,18 +69,24 @@ def _check_origin(request: HTTPConnection, origins: tuple[str, ...], *, by_cooki
         )
 
 
-def unforeseen() -> HeadwaterError:
-    """For an exception that is no error of ours, where it is handled: the log has it."""
-    id = secrets.token_hex(4)
-    logger.exception("request failed (%s)", id)
-    return HeadwaterError(f"something went wrong here; the log has it under {id}", code="internal")
+def check_deliberate(request: Request, caller: Caller) -> None:
+    """Refuse what another site's form could have sent with the user's cookie. The origin has been
+    looked at; but not all that speaks HTTP sends one, and no form can say that it sends JSON."""
+    sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if caller.by_cookie and sent != "application/json":
+        raise Forbidden(
+            "with a cookie, a mutation must be sent as JSON",
+            code="content_type",
+            hint="Send Content-Type: application/json, or a token.",
+        )
 
 
-async def read_json(request: Request, type: type[Body]) -> Body:
-    """The body, as JSON of that type."""
+async def read_json(request: Request, type: type[Body], *, empty: Body | None = None) -> Body:
+    """The body, as JSON of that type; `empty` stands for none."""
     try:
         async with asyncio.timeout(REQUEST_BODY_SECONDS):
-            return parse_json(await _read(request), type)
+            body = await _read(request)
+            return empty if empty is not None and not body else parse_json(body, type)
     except TimeoutError:
         raise LimitExceeded(
             f"the body did not come within {REQUEST_BODY_SECONDS:.0f} seconds", code="too_slow"

@@ -1,5 +1,7 @@
 """What a connection may see of a table: decided when it subscribes, and again every now and then.
 
+What a reactive query tells is its own decision, and that of the database: with a new token it goes
+on for who its caller is now.
 Not to know is not to allow. What cannot be decided just now, because the database is away, stays as
 it is until it can; whatever else goes wrong ends the subscription.
 """
@@ -12,10 +14,15 @@ import logging
 from headwater.errors import Forbidden, HeadwaterError, InvalidQuery
 from headwater.gateway.access import Authorize, decide
 from headwater.gateway.connection import Connection
-from headwater.gateway.identity import Identity
-from headwater.gateway.session import AnySubscription, FeedSubscription
+from headwater.gateway.session import (
+    AnySubscription,
+    FeedSubscription,
+    LiveSubscription,
+    QuerySubscription,
+)
 from headwater.hub.hub import Hub
 from headwater.hub.subscriber import Access
+from headwater.identity import Identity
 from headwater.limits import RECHECKS_AT_ONCE, RECONNECT_SECONDS
 from headwater.live.filter import EVERYTHING
 
@@ -76,13 +83,11 @@ class Rights:
         return decided
 
     async def _recheck_one(self, connection: Connection, subscription: AnySubscription) -> bool:
-        known = connection.accesses[subscription.id]
         try:
-            accesses = await self.of(connection.session.identity, list(known))
-            if accesses != known and not subscription.over:
-                await self._change_access(subscription, accesses)
-                if not subscription.over:
-                    connection.accesses[subscription.id] = accesses
+            if isinstance(subscription, QuerySubscription):
+                await self._change_identity(subscription)
+            else:
+                await self._decide_again(connection, subscription)
         except HeadwaterError as error:
             if error.retryable:
                 return False
@@ -95,8 +100,27 @@ class Rights:
             subscription.close()
         return True
 
+    async def _change_identity(self, subscription: QuerySubscription) -> None:
+        session = subscription.session
+        # Another token may come while this one takes effect, and must not lose to it.
+        while subscription.identity is not session.identity and not subscription.over:
+            assert subscription.handle is not None, "its rights are looked at once it is open"
+            identity = session.identity
+            await subscription.handle.change_identity(identity)
+            subscription.identity = identity
+
+    async def _decide_again(
+        self, connection: Connection, subscription: LiveSubscription | FeedSubscription
+    ) -> None:
+        known = connection.accesses[subscription.id]
+        accesses = await self.of(connection.session.identity, list(known))
+        if accesses != known and not subscription.over:
+            await self._change_access(subscription, accesses)
+            if not subscription.over:
+                connection.accesses[subscription.id] = accesses
+
     async def _change_access(
-        self, subscription: AnySubscription, accesses: dict[str, Access]
+        self, subscription: LiveSubscription | FeedSubscription, accesses: dict[str, Access]
     ) -> None:
         if isinstance(subscription, FeedSubscription) or subscription.handle is None:
             raise Forbidden(

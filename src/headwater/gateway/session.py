@@ -4,7 +4,8 @@ Pure: no await, no clock, no I/O of its own; frames go to a sink that never bloc
 much it still holds. The rule: a session holds at most `SESSION_QUEUE_BYTES_MAX` and one frame. A
 subscription whose frame no longer fits *falls behind*, gets nothing more, and recovers by its
 policy once the client has taken what there was: a live query with a reset to its present state, a
-change feed with a gap or with what the log has kept. Nobody else notices.
+reactive query with its present result, a change feed with a gap or with what the log has kept.
+Nobody else notices.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
-from headwater.gateway.identity import Identity
 from headwater.hub.subscriber import Access
+from headwater.identity import Identity
 from headwater.limits import SESSION_QUEUE_BYTES_MAX
 from headwater.protocol import (
     Error,
+    Failed,
     Frame,
     Gap,
     Overflow,
@@ -44,21 +46,33 @@ class Surroundings(Protocol):
 
     def fell_behind(self, subscription: Subscription) -> None: ...
 
+    def caught_up(self, subscription: Subscription) -> None: ...
+
     def forgotten(self, subscription: Subscription) -> None: ...
 
     def room(self) -> Awaitable[None]: ...
 
 
-class LiveHandle(Protocol):
-    """What a session asks of the hub about a live query."""
+class StateHandle(Protocol):
+    """What a session asks of the hub about anything that has a present state."""
 
     def close(self) -> None: ...
 
     def resync(self, reason: ResetReason) -> None: ...
 
+
+class LiveHandle(StateHandle, Protocol):
+    """The same about a live query."""
+
     def reanchor(self, after: list[Any] | None) -> Awaitable[None]: ...
 
     def change_access(self, access: Access) -> Awaitable[None]: ...
+
+
+class QueryHandle(StateHandle, Protocol):
+    """The same about a reactive query."""
+
+    def change_identity(self, identity: Identity) -> Awaitable[None]: ...
 
 
 class FeedHandle(Protocol):
@@ -90,7 +104,7 @@ class Subscription:
         self.batch = batch
         self.view = 0
         self.behind = False
-        self.handle: LiveHandle | FeedHandle | None = None
+        self.handle: StateHandle | FeedHandle | None = None
         self.over = False
         """Whether it has ended, maybe before it had begun: then nobody is told more."""
         self.give_up: Callable[[], object] | None = None
@@ -98,6 +112,11 @@ class Subscription:
         self._alone = True
         self._position: str | None = None
         self._skipped: str | None = None
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether the client has yet to be told something that was to be told by now."""
+        return self.behind
 
     # -------------------------------------------------------------------- said by the hub
 
@@ -125,7 +144,7 @@ class Subscription:
         if (self.behind and frame.is_step) or self.session.is_full:
             self._miss(frame)
         else:
-            self.behind = False
+            self.catch_up()
             self._deliver_alone(frame)
 
     def _deliver_alone(self, frame: Frame) -> None:
@@ -160,23 +179,31 @@ class Subscription:
         self._skipped = frame.position
         # One that recovers may have no room for its whole result either, and waits once more.
         if not (self.behind and frame.is_step):
-            self.behind = True
-            self.session.fell_behind(self)
+            self._fall_behind()
+
+    def _fall_behind(self) -> None:
+        self.behind = True
+        self.session.fell_behind(self)
+
+    def catch_up(self) -> None:
+        """It has its present state, or goes on where it was."""
+        if self.behind:
+            self.behind = False
+            self.session.caught_up(self)
 
 
-class LiveSubscription(Subscription):
-    """A live query. Behind, it waits for room and then gets the present state."""
+class StateSubscription(Subscription):
+    """Something with a present state. Behind, it waits for room and then gets that."""
 
     __slots__ = ("_recovers",)
-    handle: LiveHandle | None
+    handle: StateHandle | None
     policy: Overflow = "conflate"
 
     def __init__(self, session: Session, id: str, *, batch: bool = True) -> None:
         super().__init__(session, id, batch=batch)
         self._recovers = False
 
-    def opened(self, handle: LiveHandle) -> None:
-        self.handle = handle
+    def _begin(self, handle: StateHandle) -> None:
         if self.over:
             handle.close()
         elif self._recovers and self.behind:
@@ -188,11 +215,75 @@ class LiveSubscription(Subscription):
         self._recovers = self.handle is None
 
 
+class LiveSubscription(StateSubscription):
+    """A live query."""
+
+    __slots__ = ()
+    handle: LiveHandle | None
+    kind = "live"
+
+    def opened(self, handle: LiveHandle) -> None:
+        self.handle = handle
+        self._begin(handle)
+
+
+class QuerySubscription(StateSubscription):
+    """A reactive query. That it failed is news beside its state: what the client has stays the last
+    result, and one that is behind is still behind."""
+
+    __slots__ = ("_failing", "_failure", "identity")
+    handle: QueryHandle | None
+    kind = "query"
+
+    def __init__(self, session: Session, id: str, *, batch: bool = True) -> None:
+        super().__init__(session, id, batch=batch)
+        self.identity = session.identity
+        """For whom it is executed: at first, who the session was when it was asked for."""
+        self._failure: Frame | None = None
+        """That it failed, for when there is room to say so."""
+        self._failing = False
+        """Whether that was the last that the client was told."""
+
+    @property
+    def is_owed(self) -> bool:
+        return self.behind and not self._failing
+
+    def opened(self, handle: QueryHandle) -> None:
+        self.handle = handle
+        self._begin(handle)
+
+    def deliver(self, frame: Frame) -> None:
+        if not isinstance(frame.message, Failed):
+            self._failure, self._failing = None, False
+            super().deliver(frame)
+        elif self.over:
+            return
+        elif self.session.is_full:
+            # It may fail at every change: of failures that wait, the last is enough.
+            self._failure = frame
+            self._fall_behind()
+        else:
+            self._tell_failure(frame)
+
+    def _tell_failure(self, frame: Frame) -> None:
+        self._failing = True
+        self._deliver_alone(frame)
+        self.session.caught_up(self)
+
+    def recover(self) -> None:
+        failure, self._failure = self._failure, None
+        super().recover()
+        # The hub may have said it just now, or will when it has tried again.
+        if failure is not None and not (self.behind or self._failing):
+            self._tell_failure(failure)
+
+
 class FeedSubscription(Subscription):
     """A change feed. Behind, it is told what it missed (`drop`) or gets it later (`pause`)."""
 
     __slots__ = ("policy",)
     handle: FeedHandle | None
+    kind = "changes"
 
     def __init__(self, session: Session, id: str, policy: Overflow) -> None:
         super().__init__(session, id)
@@ -214,7 +305,7 @@ class FeedSubscription(Subscription):
             super().deliver(frame)
 
     def recover(self) -> None:
-        self.behind = False
+        self.catch_up()
         if self.policy == "pause":
             if self.handle is not None:
                 self.handle.resume()
@@ -229,7 +320,7 @@ class FeedSubscription(Subscription):
             self.handle.pause()
 
 
-AnySubscription: TypeAlias = LiveSubscription | FeedSubscription
+AnySubscription: TypeAlias = LiveSubscription | QuerySubscription | FeedSubscription
 
 
 class Session:
@@ -277,8 +368,12 @@ class Session:
         return bool(self._behind)
 
     def fell_behind(self, subscription: Subscription) -> None:
-        self._behind[subscription] = None
-        self._around.fell_behind(subscription)
+        if subscription not in self._behind:
+            self._behind[subscription] = None
+            self._around.fell_behind(subscription)
+
+    def caught_up(self, subscription: Subscription) -> None:
+        self._around.caught_up(subscription)
 
     def room(self) -> Awaitable[None]:
         return self._around.room()
@@ -333,7 +428,7 @@ class Session:
         number, or by one below zero if it has that number already."""
         self._views.discard(subscription.view)
         self._behind.pop(subscription, None)
-        subscription.behind = False
+        subscription.catch_up()
         if view in self._views:
             self._alias -= 1
             view = self._alias

@@ -1,4 +1,5 @@
-"""The streaming endpoints: live queries, change feeds and sessions over SSE and NDJSON.
+"""The streaming endpoints: live queries, reactive queries, change feeds and sessions, over SSE and
+NDJSON.
 
 A stream is refused before it opens: by its status and a JSON body with a code, never by an event
 in a stream of status 200.
@@ -20,9 +21,10 @@ from headwater.gateway.connection import Connection
 from headwater.gateway.gateway import Gateway
 from headwater.gateway.requests import Caller, admit, flag, parameter, parse_json, read_json
 from headwater.gateway.sinks import ContentType, open_stream
+from headwater.gateway.tracing import parent_of
 from headwater.live.filter import to_json
 from headwater.live.filter_text import parse_conditions
-from headwater.protocol import ChangesQuery, FeedFormat, Overflow, Subscribe
+from headwater.protocol import ChangesQuery, FeedFormat, Overflow, QueryCall, Subscribe
 
 EVENTS: ContentType = "text/event-stream"
 LINES: ContentType = "application/x-ndjson"
@@ -69,7 +71,7 @@ async def _open(
     connection = gateway.open(caller.identity, address=caller.address, transport=transport)
     try:
         if wish is not None:
-            await gateway.subscribe(connection, wish)
+            await gateway.subscribe(connection, wish, parent=parent_of(request.headers))
     except BaseException:
         gateway.release(connection)
         raise
@@ -105,6 +107,26 @@ def _live_wish(value: dict[str, Any]) -> Subscribe:
     except msgspec.ValidationError as error:
         raise InvalidQuery(str(error)) from None
     return Subscribe("live", live=body.live, since=body.since, batch=body.batch, verify=body.verify)
+
+
+async def query(gateway: Gateway, request: Request) -> Response | Stream:
+    """`POST /v1/query/{name}/subscribe` with the arguments in the body, or `GET` with `args=…` for
+    EventSource."""
+    if request.method == "HEAD":
+        return Response(media_type=EVENTS)
+    caller = await admit(gateway, request)
+    if request.method == "POST":
+        args = await read_json(request, dict, empty={})
+    else:
+        args = parse_json(parameter(request, "args") or "{}", dict, path="args")
+    call = QueryCall(request.path_params["name"], args, flag(request, "delta", False))
+    wish = Subscribe(
+        "query",
+        query=call,
+        since=request.headers.get("last-event-id") or parameter(request, "since"),
+        batch=flag(request, "batch", True),
+    )
+    return await _open(gateway, request, caller, wish)
 
 
 async def changes(gateway: Gateway, request: Request) -> Response | Stream:

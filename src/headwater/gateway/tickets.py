@@ -27,7 +27,7 @@ from headwater.errors import (
     Unauthorized,
     Unavailable,
 )
-from headwater.gateway.identity import Identity
+from headwater.identity import Identity
 from headwater.limits import TICKET_DATABASE_SECONDS, TICKET_SECONDS, TICKETS_PER_USER_MAX
 
 _Result = TypeVar("_Result")

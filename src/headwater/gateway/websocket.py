@@ -1,8 +1,8 @@
 """The WebSocket endpoint: the messages of the protocol in both directions.
 
 Messages of one connection are read one after the other; what takes long (a subscription's first
-rows, a token's check) does not hold up the next. A client that does not take what it is sent is not
-read either.
+rows, a mutation, a token's check) does not hold up the next. A client that does not take what it is
+sent is not read either.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded
 from headwater.gateway.connection import Connection
+from headwater.gateway.faults import unforeseen
 from headwater.gateway.gateway import Gateway
-from headwater.gateway.requests import admit, unforeseen
+from headwater.gateway.requests import admit
 from headwater.gateway.session import error_message
 from headwater.gateway.sinks import WebSocketSink
 from headwater.protocol import (
+    Ask,
     Authenticate,
     ClientMessage,
+    Mutate,
     Reanchor,
     Subscribe,
     Unsubscribe,
+    Wait,
     read_client,
 )
 
@@ -114,7 +118,7 @@ def _read(event: Message) -> ClientMessage:
 
 
 async def _obey(gateway: Gateway, connection: Connection, message: ClientMessage) -> None:
-    """Do what the client asks. An error about a subscription names it."""
+    """Do what the client asks. An error about a subscription or request names it."""
     session = connection.session
     try:
         match message:
@@ -124,6 +128,8 @@ async def _obey(gateway: Gateway, connection: Connection, message: ClientMessage
                 session.remove(id)
             case Reanchor(id, after):
                 await gateway.reanchor(connection, id, after)
+            case Ask() | Mutate() | Wait():
+                await gateway.calls.begin(connection, message)
             case Authenticate(token):
                 session.say(await gateway.authenticate(connection, token))
     except HeadwaterError as error:
@@ -133,7 +139,7 @@ async def _obey(gateway: Gateway, connection: Connection, message: ClientMessage
 
 
 def _ended(connection: Connection, message: ClientMessage) -> str | None:
-    """The subscription that an error is the end of."""
-    if isinstance(message, Subscribe) and message.id not in connection.session.subscriptions:
-        return message.id
-    return None
+    """The subscription or request that an error is the end of."""
+    if not isinstance(message, Subscribe | Ask | Mutate | Wait) or connection.uses(message.id):
+        return None
+    return message.id

@@ -25,6 +25,7 @@ from headwater.errors import (
     ResyncRequired,
     Unavailable,
 )
+from headwater.hub.arrival import Arrival
 from headwater.hub.subscriber import Access, Subscriber
 from headwater.live.needs import Undecided
 from headwater.log.follow import is_lost, reconnect_pause
@@ -71,7 +72,7 @@ class FeedSubscription:
         self._kept_changes = 0
         self._missed = False
         """Whether a gap was announced that it was not told of."""
-        self._arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._arrived = Arrival()
 
     @property
     def view(self) -> int:
@@ -89,11 +90,7 @@ class FeedSubscription:
         self._hub.feeds.leave(self)
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
-        if not self._arrived.done():
-            self._arrived.set_exception(
-                Unavailable("the feed was closed before it began", hint="Try again.")
-            )
-            self._arrived.exception()  # whoever waited may have gone
+        self._arrived.settle(Unavailable("the feed was closed before it began", hint="Try again."))
 
     def pause(self) -> None:
         """Deliver nothing until `resume`. Said while a frame is being delivered, it means that the
@@ -121,7 +118,7 @@ class FeedSubscription:
         else:
             self._start()
             try:
-                await asyncio.shield(self._arrived)
+                await self._arrived.wait()
             except BaseException:
                 self.close()
                 raise
@@ -167,9 +164,8 @@ class FeedSubscription:
     def fail(self, error: HeadwaterError) -> None:
         if self.closed:
             return
-        if not self._begun and not self._arrived.done():
-            self._arrived.set_exception(error)
-            self._arrived.exception()
+        if not self._begun:
+            self._arrived.settle(error)
         self.close()
         if self._begun:
             with suppress(Exception):
@@ -187,8 +183,7 @@ class FeedSubscription:
         if self.query.since is None and self._hub.ready:
             # Where it begins: who is cut off before the first change goes on from there.
             self._tell_position()
-        if not self._arrived.done():
-            self._arrived.set_result(None)
+        self._arrived.settle()
 
     def _stop_here(self) -> None:
         """Remember where it is. In the middle of handing a flush out, that depends on whether its

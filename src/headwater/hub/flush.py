@@ -18,6 +18,7 @@ import psycopg
 from opentelemetry import trace
 
 from headwater.database import Connection
+from headwater.hub.group import Moment
 from headwater.hub.live import LiveSubscription, LiveView, Opening, logger
 from headwater.hub.questions import Question, allow_any_plan, ask_in_flush
 from headwater.hub.steps import Step
@@ -45,10 +46,13 @@ class Flusher:
         self._connection = connection
         self._reader = reader
         self._any_plan = False
+        self._snapshot: str | None = None
 
     async def flush(self) -> bool:
         """Returns whether anything was written at all since the last time."""
         self._any_plan = False
+        self._snapshot = None
+        self._hub.begun += 1
         await self._connection.execute("begin isolation level repeatable read, read only")
         started = time.perf_counter()
         batch = await self._read()
@@ -75,8 +79,12 @@ class Flusher:
         hub = self._hub
         new = list(hub.progress.new(batch))
         steps = self._route(new)
+        hub.groups.flushed(new)
         if hub.lives.openings.can_start:
             await hub.lives.openings.start(self._export, batch.position)
+        if hub.groups.can_start:
+            moment = Moment(hub.begun, batch.position, batch.written)
+            await hub.groups.start(self._export, moment)
         if any(guarded(step.view) for step in steps.values()):
             await self._allow_any_plan()
             asked = await hide(self._connection, steps.values(), datetime.now(UTC))
@@ -99,6 +107,7 @@ class Flusher:
             raise
         self._emit(steps.values())
         hub.end_step()
+        hub.groups.tell(new)
         if new:
             self._measure(new, len(steps), time.perf_counter() - started)
 
@@ -123,10 +132,13 @@ class Flusher:
         tracer.start_span("headwater.flush", attributes=attributes, start_time=began).end()
 
     async def _export(self) -> str:
-        cursor = await self._connection.execute("select pg_export_snapshot()")
-        row = await cursor.fetchone()
-        assert row is not None
-        return str(row[0])
+        """Lend the snapshot to side connections, until the flush ends."""
+        if self._snapshot is None:
+            cursor = await self._connection.execute("select pg_export_snapshot()")
+            row = await cursor.fetchone()
+            assert row is not None
+            self._snapshot = str(row[0])
+        return self._snapshot
 
     async def _allow_any_plan(self) -> None:
         if not self._any_plan:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 import psycopg
@@ -29,6 +29,8 @@ from headwater.hub.catch_up import FeedSubscription
 from headwater.hub.coalesce import Coalescing
 from headwater.hub.feeds import FeedQuery, Feeds
 from headwater.hub.flush import Flusher
+from headwater.hub.group import QuerySubscription
+from headwater.hub.groups import Groups
 from headwater.hub.live import LiveSubscription, ViewInfo
 from headwater.hub.lives import Lives
 from headwater.hub.recheck import recheck_for_ever
@@ -40,6 +42,8 @@ from headwater.log.progress import Progress
 from headwater.log.wake import Waker
 from headwater.metrics import Metrics
 from headwater.model import Position
+from headwater.queries.events import Events
+from headwater.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +63,8 @@ class Hub:
         coalesce: str = "adaptive",
         recheck: float = 60.0,
         metrics: Metrics | None = None,
+        settings: Settings | None = None,
+        events: Events | None = None,
     ) -> None:
         self._is_ready = asyncio.Event()
         self.trouble: str | None = "the hub has not been started"
@@ -78,9 +84,13 @@ class Hub:
         self.tables = Tables(url)
         self.lives = Lives(self, rules or {})
         self.feeds = Feeds(self)
+        self.groups = Groups(self, settings or Settings(), events or Events())
         self.position: Position | None = None
         self.position_text = ""
         self.flushes = 0
+        self.begun = 0
+        """The flush that has begun last. What is read in a later one was there before."""
+        self.completed = 0
         self.restarts = 0
         """How often the server was restarted under us."""
         self.position_before: Position | None = None
@@ -102,6 +112,7 @@ class Hub:
     async def __aenter__(self) -> Hub:
         self._task = asyncio.create_task(self._run())
         self.spawn(recheck_for_ever(self, self._recheck))
+        self.spawn(self.groups.sweep_for_ever())
         await self._attempted.wait()
         return self
 
@@ -114,6 +125,7 @@ class Hub:
         self.trouble = "the hub is stopping"
         self._is_ready.clear()
         await self.lives.close()
+        await self.groups.close()
         self.feeds.close()
         await self.tables.close()
 
@@ -129,6 +141,7 @@ class Hub:
                     if restarted:
                         self.restarts += 1
                         self.lives.forget_positions()
+                        self.groups.forget_positions()
                     self._waker = waker
                     attempt = 0
                     await self._follow(Flusher(self, connection, reader), waker)
@@ -169,6 +182,7 @@ class Hub:
         self.metrics.database_up.set(0)
         self._attempted.set()
         self.lives.lost()
+        self.groups.lost()
         self.end_step()
 
     def _resync(self, error: ResyncRequired) -> None:
@@ -176,6 +190,7 @@ class Hub:
         self._gone(str(error))
         self._lost_track = True
         self.lives.read_all_again()
+        self.groups.read_all_again()
         self.feeds.gap()
 
     def leap(self, position: Position) -> None:
@@ -184,6 +199,7 @@ class Hub:
         self.position_text = str(position)
         self.progress.leap(position)
         self.lives.read_all_again()
+        self.groups.read_all_again()
         self.feeds.fell_behind(behind or position)
 
     def unavailable(self) -> Unavailable:
@@ -222,11 +238,29 @@ class Hub:
 
     async def next_flush(self) -> None:
         """Wait for a flush that began after this call."""
-        flush = self.flushes + (2 if self.stepping else 1)
-        while self.flushes < flush:
+        flush = self.begun + 1
+        while self.completed < flush:
             self.wake()
             self._flushed.clear()
             await self._flushed.wait()
+
+    async def reached(
+        self, position: Position, subscriptions: Iterable[QuerySubscription] = ()
+    ) -> None:
+        """Wait until everything up to a position was handed out, to these queries too.
+        ResyncRequired for one that this database has not come to."""
+        if self.position is None or not self.position.covers(position):
+            await self.next_flush()
+        await self.between()
+        if self.position is None or not self.position.covers(position):
+            if not self.ready:
+                raise self.unavailable()
+            raise ResyncRequired(
+                f"position {position} is not of this database, or ahead of it",
+                hint="Use the position of an answer; the database may have lost it since.",
+            )
+        for subscription in subscriptions:
+            await subscription.settled()
 
     # -------------------------------------------------------------------- subscribing
 
@@ -280,6 +314,7 @@ class Hub:
 
     def end_step(self) -> None:
         self.emitting = False
+        self.completed = self.begun
         self._flushed.set()
         self._between.set()
 

@@ -7,7 +7,6 @@ are kept with it. Nothing here waits: the flush and the openings drive it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -17,6 +16,7 @@ import msgspec
 
 from headwater import limits
 from headwater.errors import HeadwaterError
+from headwater.hub.arrival import Arrival
 from headwater.hub.questions import Scope
 from headwater.hub.recent import Recent
 from headwater.hub.subscriber import Access, Subscriber
@@ -268,7 +268,7 @@ class LiveSubscription:
         self.reason: ResetReason | None = None
         """What its next whole result is called; None for a snapshot, its first."""
         self._told_of = 0
-        self._arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._arrived = Arrival()
 
     @property
     def view(self) -> int:
@@ -280,7 +280,7 @@ class LiveSubscription:
         if not self.closed:
             self.closed = True
             self._lives.forget(self)
-            self._settle(None)
+            self._arrived.settle()
 
     def resync(self, reason: ResetReason) -> None:
         """The client fell behind: tell it the whole present state."""
@@ -299,15 +299,14 @@ class LiveSubscription:
 
     async def arrived(self) -> None:
         """Wait until its whole result, or the error, was handed over; the error is raised."""
-        await asyncio.shield(self._arrived)
+        await self._arrived.wait()
 
     def expect(self, reason: ResetReason) -> None:
         """Another whole result is to come."""
         if not self.begun:
             return
         self.reason = reason
-        if self._arrived.done():
-            self._arrived = asyncio.get_running_loop().create_future()
+        self._arrived.renew()
 
     def begin(self, frames: Iterable[Frame], *, resumed: bool = False) -> None:
         """Its whole result, or what it missed of it, is handed over."""
@@ -338,7 +337,7 @@ class LiveSubscription:
         """Everything it waited for was handed over."""
         self.reason = None
         self.attempts = 0
-        self._settle(None)
+        self._arrived.settle()
 
     def fail(self, error: HeadwaterError) -> None:
         """It is over. Who still waits for it gets the error raised, anybody else is told."""
@@ -347,19 +346,10 @@ class LiveSubscription:
         self.closed = True
         self._lives.forget(self)
         if not self.begun:
-            self._settle(error)
+            self._arrived.settle(error)
             return
-        self._settle(None)
+        self._arrived.settle()
         try:
             self.subscriber.failed(error)
         except Exception:
             logger.exception("a subscriber failed to take an error")
-
-    def _settle(self, error: HeadwaterError | None) -> None:
-        if self._arrived.done():
-            return
-        if error is None:
-            self._arrived.set_result(None)
-        else:
-            self._arrived.set_exception(error)
-            self._arrived.exception()  # whoever waited may have gone

@@ -57,6 +57,7 @@ async def recheck(hub: Hub) -> None:
         for view in views:
             if not view.removed:
                 await _recheck_view(hub, view, known)
+    await hub.groups.recheck()
     for feed in list(hub.feeds):
         for subscription in list(feed.subscribers):
             for oid in list(feed.tables):

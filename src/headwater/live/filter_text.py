@@ -2,17 +2,29 @@
 
 One condition a text; several of them are all of them. Values are texts, which checking the filter
 against its table turns into what the columns hold. JSON is taken too, for what this cannot say.
+`in_words` is for people to read: a whole filter as SQL would spell it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
 from headwater.errors import InvalidQuery
-from headwater.live.filter import And, Filter, from_json
+from headwater.live.filter import (
+    And,
+    Compare,
+    Filter,
+    In,
+    IsNull,
+    Like,
+    Not,
+    Or,
+    from_json,
+)
 
 _CONDITION = re.compile(
     r"""\s*(?P<column>"[^"]+"|[^\s"=<>!]+)\s*
@@ -64,3 +76,54 @@ def _bare(value: str) -> str:
     value = value.strip()
     quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
     return value[1:-1] if quoted else value
+
+
+def in_words(where: Filter) -> str:
+    """The filter for people to read.
+
+    >>> from headwater.live.filter import c
+    >>> in_words((c.region == 7) & (c.status.not_in("open", None) | ~(c.note.like("a%"))))
+    "region = 7 and (status not in ('open', null) or not note like 'a%')"
+    """
+    match where:
+        case And(parts):
+            return " and ".join(_within(part) for part in parts) or "true"
+        case Or(parts):
+            return " or ".join(_within(part) for part in parts) or "false"
+        case Not(In(column, values)):
+            return f"{column} not in {_values(values)}"
+        case Not(IsNull(column)):
+            return f"{column} is not null"
+        case Not(part):
+            return f"not {_within(part)}"
+        case Compare(column, operator, value):
+            return f"{column} {operator} {_value(value)}"
+        case In(column, values):
+            return f"{column} in {_values(values)}"
+        case Like(column, pattern, fold):
+            return f"{column} {'ilike' if fold else 'like'} {_value(pattern)}"
+        case IsNull(column):
+            return f"{column} is null"
+
+
+def _within(part: Filter) -> str:
+    grouped = isinstance(part, And | Or) and len(part.parts) > 1
+    return f"({in_words(part)})" if grouped else in_words(part)
+
+
+def _values(values: Any) -> str:
+    """Whoever has no value yet puts something in its place, which says itself what it is."""
+    if not isinstance(values, tuple):
+        return str(values)
+    return f"({', '.join(map(_value, values))})"
+
+
+def _value(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case str():
+            return "'" + value.replace("'", "''") + "'"
+    return str(value)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from headwater.client.refusals import error_in_body, error_of, error_of_close
+from headwater.client.refusals import error_in_body, error_of, error_of_close, error_of_mutation
 from headwater.errors import (
     ConnectionFailed,
     Forbidden,
     HeadwaterError,
     InvalidQuery,
     LimitExceeded,
+    NotFound,
+    Refused,
+    TimedOut,
     Unauthorized,
     Unavailable,
 )
@@ -26,6 +32,13 @@ CODES: list[tuple[str, int, type[HeadwaterError]]] = [
     ("stopping", 0, Unavailable),
     ("something_new", 401, Unauthorized),
     ("something_new", 429, LimitExceeded),
+    ("something_new", 404, NotFound),
+    ("something_new", 422, Refused),
+    ("timed_out", 504, TimedOut),
+    ("outcome_unknown", 500, ConnectionFailed),
+    ("slow_query", 0, Unavailable),
+    ("views", 0, LimitExceeded),
+    ("internal", 0, HeadwaterError),
     ("something_new", 418, HeadwaterError),
     ("something_new", 0, HeadwaterError),
 ]
@@ -36,6 +49,21 @@ def test_kinds(code: str, status: int, kind: type[HeadwaterError]) -> None:
     error = error_of(Error(code, "where: no", hint="Do.", retryable=True), status)
     assert type(error) is kind
     assert (error.code, str(error), error.hint, error.retryable) == (code, "where: no", "Do.", True)
+
+
+def test_an_unknown_code_about_one_thing_is_the_applications_own() -> None:
+    error = error_of(Error("sold_out", "none is left", hint="Wait.", id="r1"))
+    assert type(error) is Refused
+    assert (error.code, error.hint, error.retryable) == ("sold_out", "Wait.", False)
+    assert type(error_of(Error("internal", "a fault", id="r1"))) is HeadwaterError
+
+
+def test_every_code_of_ours_is_known() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "errors.md").read_text()
+    codes = re.findall(r"^\| `([a-z_]+)` \| (?:[0-9]{3}|–|yes|no) \|", page, re.M)
+    assert {"rate", "conflict", "stopping"} <= set(codes)
+    for code in codes:
+        assert type(error_of(Error(code, "no", id="r1"))) is not Refused, code
 
 
 def test_when_to_try_again() -> None:
@@ -54,6 +82,20 @@ def test_a_page_of_a_proxy(status: int, retryable: bool) -> None:
     error = error_in_body(status, b"<html>")
     assert error.retryable is retryable
     assert str(status) in error.message
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code"),
+    [
+        (502, b"<html>", "outcome_unknown"),
+        (504, b"", "outcome_unknown"),
+        (403, b"<html>", "forbidden"),
+        (503, b'{"error": {"code": "unavailable", "message": "starting"}}', "unavailable"),
+    ],
+)
+def test_what_a_proxy_says_of_a_mutation(status: int, body: bytes, code: str) -> None:
+    error = error_of_mutation(status, body)
+    assert (error.code, error.retryable) == (code, False)
 
 
 @pytest.mark.parametrize(

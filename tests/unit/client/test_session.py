@@ -9,15 +9,14 @@ import msgspec
 import pytest
 
 from headwater import limits
+from headwater.client.feed_state import FeedState
 from headwater.client.replica import result_hash
+from headwater.client.rows_state import Batch, LiveState, RowsState
 from headwater.client.session import (
-    Batch,
     Changed,
     Doubted,
     Event,
     Failed,
-    FeedState,
-    LiveState,
     Ready,
     Received,
     Send,
@@ -94,7 +93,7 @@ class Told:
         return [event for message in said for event in self.session.receive(message)]
 
 
-def ids(state: LiveState) -> list[int]:
+def ids(state: RowsState) -> list[int]:
     return [row["id"] for row in state.rows]
 
 

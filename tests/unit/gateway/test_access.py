@@ -10,8 +10,8 @@ import pytest
 from headwater.errors import Forbidden
 from headwater.gateway import access as module
 from headwater.gateway.access import decide
-from headwater.gateway.identity import ANONYMOUS, Identity
 from headwater.hub.subscriber import Access
+from headwater.identity import ANONYMOUS, Identity
 from headwater.live.filter import EVERYTHING, Filter, c
 
 ANN = Identity("ann", "acme", "clerk", {"sub": "ann", "exp": 5})

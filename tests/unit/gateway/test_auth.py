@@ -9,7 +9,7 @@ import pytest
 
 from headwater.errors import ConfigError, Forbidden, Unauthorized
 from headwater.gateway.auth import Authenticator, Credentials, find_token
-from headwater.gateway.identity import Identity
+from headwater.identity import Identity
 from headwater.limits import TOKEN_BYTES_MAX
 from headwater.settings import Settings
 from tests.unit.gateway.tokens import (

@@ -9,18 +9,29 @@ from typing import Any
 import pytest
 
 from headwater.errors import Forbidden, InvalidQuery, LimitExceeded, NotFound
-from headwater.gateway.identity import ANONYMOUS
 from headwater.gateway.session import (
     FeedSubscription,
     LiveSubscription,
+    QuerySubscription,
     Session,
     Subscription,
     error_message,
 )
 from headwater.hub.subscriber import Access
+from headwater.identity import ANONYMOUS, Identity
 from headwater.limits import SESSION_QUEUE_BYTES_MAX
 from headwater.model import Enter, Leave
-from headwater.protocol import Changes, Deltas, Frame, Gap, Reset, ResetReason, Snapshot
+from headwater.protocol import (
+    Changes,
+    Deltas,
+    Failed,
+    Frame,
+    Gap,
+    Reset,
+    ResetReason,
+    Result,
+    Snapshot,
+)
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = ("id",)
@@ -56,6 +67,9 @@ class Around:
     def fell_behind(self, subscription: Subscription) -> None:
         self.told.append(f"{subscription.id} fell behind")
 
+    def caught_up(self, subscription: Subscription) -> None:
+        self.told.append(f"{subscription.id} caught up")
+
     def forgotten(self, subscription: Subscription) -> None:
         self.told.append(f"{subscription.id} forgotten")
 
@@ -76,7 +90,13 @@ class Handle:
 
     def resync(self, reason: ResetReason) -> None:
         self.asked.append(f"resync {reason}")
-        self.subscription.deliver(Frame(Reset(self.subscription.view, self.position, reason)))
+        self.subscription.deliver(self.state(reason))
+
+    def state(self, reason: ResetReason) -> Frame:
+        return Frame(Reset(self.subscription.view, self.position, reason))
+
+    def change_identity(self, identity: Identity) -> Awaitable[None]:
+        raise NotImplementedError
 
     def reanchor(self, after: list[Any] | None) -> Awaitable[None]:
         raise NotImplementedError
@@ -89,6 +109,13 @@ class Handle:
 
     def resume(self) -> None:
         self.asked.append("resume")
+
+
+class QueryHandle(Handle):
+    """That of a reactive query."""
+
+    def state(self, reason: ResetReason) -> Frame:
+        return Frame(Result(self.subscription.view, self.position, 0))
 
 
 @pytest.fixture
@@ -118,6 +145,16 @@ def live(session: Session, id: str = "a", view: int = 1) -> tuple[LiveSubscripti
     return subscription, handle
 
 
+def query(session: Session, id: str = "q", view: int = 5) -> tuple[QuerySubscription, Handle]:
+    subscription = QuerySubscription(session, id)
+    session.add(subscription)
+    subscription.subscribed(view, key=(), resumed=False)
+    subscription.deliver(result("p0"))
+    handle = QueryHandle(subscription)
+    subscription.opened(handle)
+    return subscription, handle
+
+
 def feed(session: Session, policy: Any, id: str = "f") -> tuple[FeedSubscription, Handle]:
     subscription = FeedSubscription(session, id, policy)
     session.add(subscription)
@@ -129,6 +166,14 @@ def feed(session: Session, policy: Any, id: str = "f") -> tuple[FeedSubscription
 
 def deltas(position: str, view: int = 1) -> Frame:
     return Frame(Deltas(view, position, AT, (Leave((1,), 0), Enter((2,), {"id": 2}, 0, (2,)))))
+
+
+def result(position: str) -> Frame:
+    return Frame(Result(5, position, [position]))
+
+
+def failure(position: str) -> Frame:
+    return Frame(Failed(5, position, "function_failed", f"at {position}"))
 
 
 def changes(position: str) -> Frame:
@@ -309,6 +354,130 @@ class TestAFeedThatFallsBehind:
         client.reads_again()
         session.drained()
         assert client.got[3:] == ([] if policy == "pause" else ["gap p4"])
+
+
+class TestAQueryThatFallsBehind:
+    def test_gets_its_present_result_when_the_client_reads_again(
+        self, session: Session, client: Client, around: Around
+    ) -> None:
+        subscription, handle = query(session)
+        client.stops_reading()
+        for position in ("p1", "p2"):
+            subscription.deliver(result(position))
+        client.reads_again()
+        session.drained()
+        subscription.deliver(result("p3"))
+        assert client.got == ["subscribed", "result p0", "result now", "result p3"]
+        assert handle.asked == ["resync overflow"]
+        assert around.told == ["q fell behind", "q caught up"]
+
+    def test_a_whole_result_that_fits_is_as_good(self, session: Session, client: Client) -> None:
+        subscription, _ = query(session)
+        client.stops_reading()
+        subscription.deliver(result("p1"))
+        client.reads_again()
+        subscription.deliver(result("p2"))
+        assert not subscription.behind
+        assert client.got[2:] == ["result p2"]
+
+    def test_a_failure_is_no_state(self, session: Session, client: Client) -> None:
+        subscription, handle = query(session)
+        client.stops_reading()
+        subscription.deliver(result("p1"))
+        client.reads_again()
+        subscription.deliver(failure("p2"))
+        # Its position is not what the client is complete up to, and no id to resume from.
+        assert client.got[2:] == ["failed"]
+        assert subscription.behind
+        session.drained()
+        assert client.got[3:] == ["result now"]
+        assert handle.asked == ["resync overflow"]
+
+    def test_while_it_fails_that_is_its_present_state(
+        self, session: Session, client: Client, around: Around
+    ) -> None:
+        subscription, handle = query(session)
+        handle.state = lambda reason: failure("p2")  # type: ignore[method-assign]
+        client.stops_reading()
+        subscription.deliver(result("p1"))
+        subscription.deliver(failure("p2"))
+        assert subscription.is_owed
+        client.reads_again()
+        session.drained()
+        assert client.got[2:] == ["failed"]
+        # It has been told all there is; but deltas it could not take.
+        assert (subscription.behind, subscription.is_owed) == (True, False)
+        assert around.told[-1] == "q caught up"
+        subscription.deliver(deltas("p3", view=5))
+        subscription.deliver(result("p4"))
+        assert client.got[3:] == ["result p4"]
+
+    def test_of_many_failures_the_last_waits(
+        self, session: Session, client: Client, around: Around
+    ) -> None:
+        subscription, _ = query(session)
+        client.stops_reading()
+        for position in ("p1", "p2", "p3"):
+            subscription.deliver(failure(position))
+        assert client.got[2:] == []
+        assert around.told == ["q fell behind"]
+        client.reads_again()
+        session.drained()
+        assert client.got[2:] == ["result now", "failed"]
+        assert client.messages[-1].message == "at p3"
+
+    def test_a_failure_that_is_over_is_not_told(self, session: Session, client: Client) -> None:
+        subscription, _ = query(session)
+        client.stops_reading()
+        subscription.deliver(failure("p1"))
+        subscription.deliver(result("p2"))
+        client.reads_again()
+        session.drained()
+        assert client.got[2:] == ["result now"]
+
+    def test_a_failure_does_not_make_it_fall_behind_again(
+        self, session: Session, client: Client
+    ) -> None:
+        """A result that fills the queue by itself was sent again and again."""
+        subscription, handle = query(session)
+        client.stops_reading()
+        subscription.deliver(failure("p1"))
+        client.reads_again()
+        send = client.send
+
+        def fill(frame: Frame) -> None:
+            send(frame)
+            client.stops_reading()
+
+        client.send = fill  # type: ignore[method-assign]
+        session.drained()
+        assert client.got[2:] == ["result now", "failed"]
+        assert not session.is_behind
+        assert handle.asked == ["resync overflow"]
+
+    def test_where_its_result_must_be_had_again(self, session: Session, client: Client) -> None:
+        subscription, handle = query(session)
+        handle.resync = lambda reason: handle.asked.append("later")  # type: ignore[method-assign]
+        client.stops_reading()
+        subscription.deliver(result("p1"))
+        subscription.deliver(failure("p2"))
+        client.reads_again()
+        session.drained()
+        assert client.got[2:] == []
+        subscription.deliver(result("p3"))
+        assert client.got[2:] == ["result p3"]
+
+    def test_a_second_has_frames_of_its_own(self, session: Session, client: Client) -> None:
+        query(session, "a")
+        other, _ = query(session, "b")
+        other.deliver(failure("p1"))
+        assert [m.view for m in client.messages] == [5, 5, -1, -1, -1]
+
+    def test_nothing_is_told_when_it_is_over(self, session: Session, client: Client) -> None:
+        subscription, _ = query(session)
+        session.remove("q")
+        subscription.deliver(failure("p1"))
+        assert client.got[2:] == ["unsubscribed"]
 
 
 class TestTheSameViewTwice:

@@ -8,11 +8,14 @@ database role and claims that row-level security is asked with, and when it ends
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from headwater.settings import Settings
+
+Sharing: TypeAlias = Literal["user", "tenant", "everyone"]
+"""Who gets the same result of a query for the same arguments."""
 
 _OF_ONE_TOKEN = frozenset({"exp", "iat", "nbf", "jti"})
 """Claims about a token rather than its user."""
@@ -41,8 +44,7 @@ class Identity(msgspec.Struct, frozen=True):
         >>> Identity(claims={"sub": "ann", "exp": 1, "app": {"b": 2, "a": 1}}).claims_json
         '{"app":{"a":1,"b":2},"sub":"ann"}'
         """
-        lasting = {name: v for name, v in self.claims.items() if name not in _OF_ONE_TOKEN}
-        return msgspec.json.encode(lasting, order="deterministic").decode()
+        return msgspec.json.encode(_lasting(self.claims), order="deterministic").decode()
 
     @property
     def account(self) -> str | None:
@@ -54,6 +56,25 @@ class Identity(msgspec.Struct, frozen=True):
         if self.user is None or self.tenant is None:
             return self.user
         return msgspec.json.encode([self.tenant, self.user]).decode()
+
+    def shared(self, by: Sharing) -> Identity:
+        """What of an identity a query may know whose results are shared.
+
+        >>> ann = Identity(user="ann", tenant="acme", claims={"sub": "ann"})
+        >>> ann.shared("tenant")
+        Identity(user=None, tenant='acme', role=None, claims={}, expires_at=None)
+        """
+        match by:
+            case "user":
+                return Identity(self.user, self.tenant, self.role, _lasting(self.claims))
+            case "tenant":
+                return Identity(None, self.tenant, self.role)
+            case "everyone":
+                return Identity(None, None, self.role)
+
+
+def _lasting(claims: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in claims.items() if name not in _OF_ONE_TOKEN}
 
 
 ANONYMOUS = Identity()

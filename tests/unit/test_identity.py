@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.gateway.identity import ANONYMOUS, Identity, anonymous
+from headwater.identity import ANONYMOUS, Identity, anonymous
 from headwater.settings import Settings
 
 

@@ -1,0 +1,244 @@
+"""Reactive queries and mutations as clients call them: by name, for an answer.
+
+What they return is JSON already, and goes out as it is. A mutation that has begun is run to its
+end, whether or not its client is still there; how it ended is then what the database says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any, Literal
+
+from opentelemetry.context import Context
+
+from headwater.errors import HeadwaterError, InvalidQuery, NotFound, ResyncRequired, TimedOut
+from headwater.gateway.connection import Connection, no_session
+from headwater.gateway.faults import unforeseen
+from headwater.gateway.session import QuerySubscription, error_message
+from headwater.gateway.tracing import traced
+from headwater.hub import group
+from headwater.hub.groups import Answered
+from headwater.hub.hub import Hub
+from headwater.identity import Identity
+from headwater.limits import WAIT_SECONDS_MAX
+from headwater.model import Position
+from headwater.protocol import Answer, Ask, Error, Mutate, Wait
+from headwater.queries.functions import Arguments, Mutation, Query
+from headwater.queries.mutations import Mutations
+
+
+class Calls:
+    """The queries and mutations of an application."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        queries: Mapping[str, Query],
+        mutations: Mapping[str, Mutation],
+        runner: Mutations | None,
+    ) -> None:
+        self.queries = queries
+        self.mutations = mutations
+        self._hub = hub
+        self._runner = runner
+        self._running: set[asyncio.Task[Answered]] = set()
+        self._answering: dict[asyncio.Future[None], Connection] = {}
+
+    async def close(self) -> None:
+        """Mutations that still run are given up; what they wrote is taken back."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    @property
+    def mutating(self) -> set[Connection]:
+        """Those through whose session a mutation is yet to be answered."""
+        return set(self._answering.values())
+
+    async def answered(self, seconds: float) -> None:
+        """Wait until the mutations that have begun are answered, for at most so long."""
+        if self._answering:
+            await asyncio.wait(set(self._answering), timeout=seconds)
+
+    # -------------------------------------------------------------------- by name
+
+    def query(self, name: str) -> Query:
+        """The query of that name; NotFound where there is none."""
+        query = self.queries.get(name)
+        if query is None:
+            raise _unknown("query", name)
+        return query
+
+    def mutation(self, name: str) -> Mutation:
+        """The mutation of that name; NotFound where there is none."""
+        mutation = self.mutations.get(name)
+        if mutation is None:
+            raise _unknown("mutation", name)
+        return mutation
+
+    # -------------------------------------------------------------------- calling
+
+    async def ask(
+        self,
+        name: str,
+        args: dict[str, Any],
+        identity: Identity,
+        *,
+        after: str | None = None,
+        parent: Context | None = None,
+    ) -> Answered:
+        """A query's result. With `after`, one that contains that position."""
+        query = self.query(name)
+        arguments = query.bind(args)
+        position = None if after is None else self.position(after, path="after")
+        with traced("headwater.query", {"headwater.function": name}, parent) as trace_id:
+            return await self._hub.groups.call(
+                query, arguments, identity, after=position, trace_id=trace_id
+            )
+
+    async def mutate(
+        self,
+        name: str,
+        args: dict[str, Any],
+        identity: Identity,
+        *,
+        parent: Context | None = None,
+    ) -> Answered:
+        """What a mutation returned, and a position that contains what it wrote."""
+        mutation = self.mutation(name)
+        arguments = mutation.bind(args)
+        running = asyncio.create_task(self._mutate(mutation, arguments, identity, parent))
+        self._running.add(running)
+        running.add_done_callback(self._ended)
+        return await asyncio.shield(running)
+
+    async def _mutate(
+        self,
+        mutation: Mutation,
+        arguments: Arguments,
+        identity: Identity,
+        parent: Context | None,
+    ) -> Answered:
+        assert self._runner is not None, "mutations need a runner"
+        attributes = {"headwater.function": mutation.name}
+        with traced("headwater.mutation", attributes, parent) as trace_id:
+            value, position = await self._runner.answer(
+                mutation, arguments, identity, trace_id=trace_id
+            )
+            return Answered(value, str(position))
+
+    def _ended(self, running: asyncio.Task[Answered]) -> None:
+        self._running.discard(running)
+        if not running.cancelled():
+            running.exception()  # whoever asked has it, or has gone
+
+    # -------------------------------------------------------------------- through a session
+
+    def begin(
+        self, connection: Connection, request: Ask | Mutate | Wait
+    ) -> Coroutine[Any, Any, None]:
+        """Take a request on, or raise what is wrong with it at first sight. Its answer, or error,
+        goes through the connection's session, behind what was sent before."""
+        if connection.closing is not None:
+            raise no_session()
+        match request:
+            case Ask(name=name):
+                self.query(name)
+            case Mutate(name=name):
+                self.mutation(name)
+            case Wait(position=position):
+                self.position(position)
+        connection.begin_request(request.id)
+        if isinstance(request, Mutate):
+            return self._answer_mutation(connection, request)
+        return self._answer(connection, request)
+
+    async def _answer_mutation(self, connection: Connection, request: Mutate) -> None:
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answering[over] = connection
+        try:
+            await self._answer(connection, request)
+        finally:
+            del self._answering[over]
+            over.set_result(None)
+
+    async def _answer(self, connection: Connection, request: Ask | Mutate | Wait) -> None:
+        session = connection.session
+        message: Answer | Error
+        try:
+            message = await self._answer_to(connection, request)
+        except HeadwaterError as error:
+            message = error_message(error, id=request.id)
+        except Exception:
+            message = error_message(unforeseen(), id=request.id)
+        if session.is_full:
+            await connection.room()  # a result may be large
+        session.say(message)
+        connection.end_request(request.id)
+
+    async def _answer_to(self, connection: Connection, request: Ask | Mutate | Wait) -> Answer:
+        identity = connection.session.identity
+        match request:
+            case Ask(id, name, args, after):
+                found = await self.ask(name, args, identity, after=after)
+                return Answer(id, found.position, found.value)
+            case Mutate(id, name, args):
+                found = await self.mutate(name, args, identity)
+                return Answer(id, found.position, found.value)
+            case Wait(id, position):
+                await self.wait(connection, self.position(position))
+                return Answer(id, position)
+
+    # -------------------------------------------------------------------- reading one's writes
+
+    def position(self, text: str, *, path: str = "position") -> Position:
+        """A position that this log may come to; InvalidQuery for what is none, ResyncRequired for
+        that of another."""
+        try:
+            position = Position.parse(text)
+        except ValueError:
+            raise InvalidQuery(
+                f"{text!r:.100} is not a position",
+                path=path,
+                hint="Use the position of an answer, as it was.",
+            ) from None
+        if self._hub.position is not None and self._hub.position.log != position.log:
+            raise ResyncRequired(
+                f"{path}: position {position} is of another log",
+                hint="Use one that this database gave: it may have been restored since.",
+            )
+        return position
+
+    async def wait(self, connection: Connection, position: Position) -> None:
+        """Return when everything up to the position has been sent to a client: what it had
+        subscribed to by now has all of it."""
+        try:
+            async with asyncio.timeout(WAIT_SECONDS_MAX):
+                await self._wait(connection, position)
+        except TimeoutError:
+            raise TimedOut(
+                f"position {position} was not sent within {WAIT_SECONDS_MAX:.0f} seconds",
+                hint="Wait for it again; the client may be slow, or the gateway behind.",
+            ) from None
+
+    async def _wait(self, connection: Connection, position: Position) -> None:
+        # What is being opened may yet get a result from before.
+        if connection.openings:
+            await asyncio.wait(set(connection.openings.values()))
+        handles = [
+            each.handle
+            for each in connection.session.subscriptions.values()
+            if isinstance(each, QuerySubscription)
+            and isinstance(each.handle, group.QuerySubscription)
+        ]
+        await self._hub.reached(position, handles)
+        await connection.all_sent()
+
+
+def _unknown(kind: Literal["query", "mutation"], name: str) -> NotFound:
+    return NotFound(
+        f"there is no {kind} {name!r:.100} here",
+        code=f"{kind}_unknown",
+        hint=f"The application that runs this gateway registers them, with @hw.{kind}.",
+    )

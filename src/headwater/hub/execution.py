@@ -1,0 +1,169 @@
+"""One execution of a query: in a transaction that was begun for it, as whoever asks, within its
+time; and what it read.
+
+What goes wrong in the function is the outcome, and harms nobody else. A connection that is lost is
+not the query's fault and is raised: whoever lends connections tries again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from headwater.database import Connection
+from headwater.errors import HeadwaterError, Unavailable
+from headwater.hub.group import Group, Moment, Reason, Seen
+from headwater.hub.questions import lost
+from headwater.hub.tables import FORMATS
+from headwater.metrics import Metrics
+from headwater.queries.acting import act, act_no_more, as_whom, statement_timeout, trace_id_of
+from headwater.queries.analysis import Analyst
+from headwater.queries.context import Context
+from headwater.queries.events import Events
+from headwater.queries.failures import as_error
+from headwater.queries.running import bounded
+from headwater.queries.sending import StalePlan
+from headwater.queries.statements import Executed, Read, Statement
+from headwater.settings import Settings
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How an execution ended: with a value, as JSON, or an error; and what it read."""
+
+    moment: Moment
+    reason: Reason
+    statements: frozenset[Statement] = frozenset()
+    value: bytes | None = None
+    error: HeadwaterError | None = None
+    reads: tuple[Read, ...] = ()
+    everything: bool = False
+    uncaptured: tuple[str, ...] = ()
+    analysed: bool = False
+    """Whether a statement was met for the first time."""
+    seen: Seen | None = None
+
+
+Finished: TypeAlias = Callable[[Group, Outcome], None]
+
+
+class Execution:
+    """Executes groups, and reports how it went."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        analyst: Analyst,
+        events: Events,
+        finished: Finished,
+        metrics: Metrics,
+    ) -> None:
+        self._seconds = settings.query_timeout_period.total_seconds()
+        self._analyst = analyst
+        self._events = events
+        self._finished = finished
+        self.metrics = metrics
+        self.options = f"{FORMATS} -c statement_timeout={int(self._seconds * 1000)}"
+
+    async def run(
+        self, connection: Connection, group: Group, moment: Moment, seen: Seen | None
+    ) -> bool:
+        """Execute a group in the connection's transaction. Raises if the connection is lost.
+        Returns whether the transaction is as it was, so that it may serve another."""
+        reason, executed = group.reason, list[Executed]()
+        self.metrics.query_executions.labels(reason).inc()
+        began = time.perf_counter()
+        fenced = self._needs_fence(group)
+        value, error = await self._call(connection, group, executed, fenced)
+        self.metrics.query_seconds.observe(time.perf_counter() - began)
+        group.losses = 0
+        outcome = Outcome(moment, reason, value=value, error=error, seen=seen)
+        outcome = await self._with_reads(outcome, group, executed)
+        self._finished(group, outcome)
+        # What may read anything may also have changed settings, as `set_config` does.
+        is_known = len(outcome.statements) > 0 or not executed
+        return fenced or (is_known and not outcome.everything)
+
+    def _needs_fence(self, group: Group) -> bool:
+        """Whether settings are made for it, or are likely to be made by it."""
+        return bool(group.identity.role or group.query.timeout or group.everything)
+
+    async def _call(
+        self, connection: Connection, group: Group, executed: list[Executed], fenced: bool
+    ) -> tuple[bytes | None, HeadwaterError | None]:
+        query, identity = group.query, group.identity
+        seconds = query.timeout or self._seconds
+        settings = [*as_whom(identity), *(statement_timeout(seconds) if query.timeout else ())]
+        trace_id = trace_id_of(group.trace_id)
+        context = Context(
+            connection,
+            identity,
+            function=query.name,
+            trace_id=trace_id,
+            events=self._events,
+            observe=executed.append,
+        )
+        try:
+            if fenced:
+                await act(connection, settings)
+            value = await bounded(query, context, group.arguments, seconds)
+            if connection.closed:  # the function made do without what it could not read
+                raise psycopg.OperationalError("the connection was lost while it ran")
+            return query.encode(value), None
+        except Exception as error:
+            if isinstance(error, psycopg.Error) and (lost(error) or isinstance(error, StalePlan)):
+                raise
+            if isinstance(error.__cause__, TimeoutError):
+                await connection.close()  # whatever it was waiting for may still be under way
+            events = self._events
+            return None, as_error(error, query, identity=identity, trace_id=trace_id, events=events)
+        finally:
+            await self._clean(connection, fenced)
+
+    async def _clean(self, connection: Connection, fenced: bool) -> None:
+        """Nothing of one query is there for the next. What failed is rolled back anyway."""
+        match connection.info.transaction_status:
+            case TransactionStatus.INTRANS:
+                if fenced:
+                    await act_no_more(connection)
+            case TransactionStatus.INERROR:
+                pass
+            case _:  # a statement that nobody waited for is under way, or the transaction is over
+                await connection.close()
+
+    async def _with_reads(
+        self, outcome: Outcome, group: Group, executed: list[Executed]
+    ) -> Outcome:
+        reads: list[Read] = []
+        everything, uncaptured, analysed = False, dict[str, None](), False
+        for each in executed:
+            known = self._analyst.known(each.statement, group.identity.role)
+            if known is None:
+                analysed = True
+                try:
+                    known = await self._analyst.analyse(each.statement, group.identity.role)
+                except HeadwaterError as error:
+                    return msgspec.structs.replace(outcome, value=None, error=error)
+            reads += known.reads(each)
+            everything |= known.everything
+            uncaptured.update(dict.fromkeys(known.uncaptured))
+        return msgspec.structs.replace(
+            outcome,
+            statements=frozenset(each.statement for each in executed),
+            reads=tuple(dict.fromkeys(reads)),
+            everything=everything,
+            uncaptured=tuple(uncaptured),
+            analysed=analysed,
+        )
+
+    def give_up(self, group: Group, moment: Moment) -> None:
+        """Its connection was lost time and again."""
+        error = Unavailable(
+            f"query {group.query.name}: the database ended the connection while it ran",
+            hint="The database's own log says why.",
+        )
+        self._finished(group, Outcome(moment, group.reason, error=error))

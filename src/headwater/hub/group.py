@@ -1,0 +1,326 @@
+"""A group: calls of one query with the same arguments for the same users, and who follows it.
+
+It knows its result, since which flush that holds, and which flush last brought a change that may
+concern it. Nothing here waits: `groups` and the executions drive it. Every subscriber gets the same
+frame; those who asked for row deltas share another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Hashable
+from contextlib import suppress
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import msgspec
+
+from headwater import limits
+from headwater.errors import HeadwaterError
+from headwater.hub.arrival import Arrival
+from headwater.hub.subscriber import Subscriber
+from headwater.identity import Identity
+from headwater.model import Position
+from headwater.protocol import Deltas, Failed, Frame, Reset, ResetReason, Result, Snapshot
+from headwater.queries.functions import Arguments, Query
+from headwater.queries.rows import Rows, entering, rows_of, steps
+from headwater.queries.statements import Read, Statement
+
+if TYPE_CHECKING:
+    from headwater.hub.groups import Groups
+
+logger = logging.getLogger(__name__)
+
+Reason: TypeAlias = Literal["first", "call", "change", "retry", "sweep", "catalog", "identity"]
+"""Why a query is executed."""
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """The flush in whose snapshot queries are executed. `written` is the end of the WAL then."""
+
+    flush: int
+    position: Position
+    written: int
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """How much an execution on a replica may have seen: nothing older may follow it."""
+
+    position: Position
+    replayed: int
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """A query's result, as JSON, complete up to a position."""
+
+    value: msgspec.Raw
+    position: str
+
+
+class Group:
+    """The shared state behind the same calls."""
+
+    __slots__ = (
+        "_digest", "_rows", "analyses", "answered_at", "arguments", "changed_at", "delayed",
+        "error", "everything", "id", "identity", "joining", "key", "losses", "query", "reads",
+        "reason", "result", "retries", "seen", "since", "state", "statements", "subscribers",
+        "told_error", "touched_at", "trace_id", "uncaptured", "waiters",
+    )  # fmt: skip
+
+    def __init__(
+        self, id: int, key: Hashable, query: Query, arguments: Arguments, identity: Identity
+    ) -> None:
+        self.id = id
+        self.key = key
+        self.query = query
+        self.arguments = arguments
+        self.identity = identity
+        self.subscribers: dict[QuerySubscription, None] = {}
+        self.joining: list[QuerySubscription] = []
+        self.waiters: list[tuple[int, asyncio.Future[Answered]]] = []
+        """Calls, each with the first flush whose snapshot is late enough for it."""
+        self.state: Literal["idle", "wanted", "running"] = "idle"
+        self.reason: Reason = "first"
+        self.trace_id: str | None = None
+        self.result: bytes | None = None
+        """As JSON; None if there is none, or if it is not kept."""
+        self.error: HeadwaterError | None = None
+        """Why the last execution failed."""
+        self.told_error: tuple[str, str] | None = None
+        self.answered_at = 0
+        """The flush that its last execution was as of."""
+        self.touched_at = 0
+        """The last flush that brought a change which may concern it."""
+        self.since: Position | None = None
+        """Since when the result is what it is."""
+        self.changed_at = ""
+        self.reads: tuple[Read, ...] = ()
+        self.everything = False
+        self.statements: frozenset[Statement] = frozenset()
+        self.uncaptured: tuple[str, ...] = ()
+        self.seen: Seen | None = None
+        self.analyses = 0
+        """How often in a row it met statements for the first time."""
+        self.retries = 0
+        self.losses = 0
+        """How often its connection was lost while it was executed, one after the other."""
+        self.delayed: asyncio.TimerHandle | None = None
+        self._digest = b""
+        self._rows: Rows | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether an execution now would bring what is known."""
+        return self.error is None and 0 < self.answered_at >= self.touched_at
+
+    @property
+    def is_needed(self) -> bool:
+        return bool(self.subscribers or self.joining or self.waiters)
+
+    @property
+    def size(self) -> int:
+        return 0 if self.result is None else len(self.result)
+
+    def take(self, result: bytes, moment: Moment) -> bool:
+        """A new result; whether it differs from the one before."""
+        digest = blake2b(result, digest_size=16).digest()
+        differs = digest != self._digest
+        if differs or self.since is None:
+            self.since, self.changed_at = moment.position, str(moment.position)
+        self._digest, self.result, self.error = digest, result, None
+        self.retries = 0
+        return differs
+
+    def forget_result(self) -> None:
+        """Keep no more of it than it takes to tell another from it."""
+        self.result = None
+
+    def unchanged_since(self, position: str) -> bool:
+        """Whether one who has the result of that position has this one."""
+        try:
+            return self.since is not None and Position.parse(position).covers(self.since)
+        except ValueError:
+            return False
+
+    # -------------------------------------------------------------------- what is sent
+
+    def present(self, delta: bool, reason: ResetReason | None) -> Frame:
+        """The result as it is, for one who has none, or has another. ResultError where it cannot
+        be told row by row."""
+        assert self.result is not None
+        if not delta:
+            return Frame(Result(self.id, self.changed_at, msgspec.Raw(self.result)))
+        rows = entering(self.rows())
+        return Frame(
+            Snapshot(self.id, self.changed_at, rows)
+            if reason is None
+            else Reset(self.id, self.changed_at, reason, rows)
+        )
+
+    def rows(self) -> Rows:
+        """The rows of the result, kept for as long as somebody is told what becomes of them."""
+        if self._rows is None:
+            assert self.result is not None
+            self._rows = rows_of(self.result, self.query.key, self.query.name)
+        return self._rows
+
+    def row_deltas(self) -> Frame | None:
+        """What became of the rows that subscribers were told of; None for nothing."""
+        before, self._rows = self._rows, None
+        if before is None:
+            return self.present(True, "result")
+        found = steps(before, self.rows())
+        if found is None:
+            return self.present(True, "result")
+        if not found:
+            return None
+        return Frame(Deltas(self.id, self.changed_at, datetime.now(UTC), found))
+
+    def forget_rows(self) -> None:
+        self._rows = None
+
+    def failure(self, error: HeadwaterError, position: str) -> Frame:
+        said = (error.code, str(error), error.hint, error.retryable)
+        return Frame(Failed(self.id, position, *said))
+
+
+class QuerySubscription:
+    """One subscriber's query. Made by `Groups.subscribe`."""
+
+    __slots__ = (
+        "_arrived", "_groups", "_told_of", "begun", "closed", "delta", "group", "reason", "since",
+        "subscriber",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        groups: Groups,
+        group: Group,
+        subscriber: Subscriber,
+        *,
+        delta: bool,
+        since: str | None,
+    ) -> None:
+        self._groups = groups
+        self.group = group
+        self.subscriber = subscriber
+        self.delta = delta
+        self.since = since
+        self.begun = False
+        """Whether its subscriber has heard of it; before, errors are raised where it is made."""
+        self.closed = False
+        self.reason: ResetReason | None = None
+        self._told_of = 0
+        self._arrived = Arrival()
+
+    def close(self) -> None:
+        """End it; nothing is delivered any more."""
+        if not self.closed:
+            self.closed = True
+            self._groups.leave(self)
+            self._arrived.settle()
+
+    def resync(self, reason: ResetReason) -> None:
+        """The client fell behind: tell it the present result."""
+        if not self.closed:
+            self._groups.resync(self, reason)
+
+    async def change_identity(self, identity: Identity) -> None:
+        """Go on for a caller of whom something else is known now."""
+        await self._groups.change_identity(self, identity)
+
+    # -------------------------------------------------------------------- for the hub
+
+    async def arrived(self) -> None:
+        """Wait until its first result, or the error, was handed over; the error is raised."""
+        await self._arrived.wait()
+
+    def begin(self) -> None:
+        """Hand over the result, or say that it is the one that the client has."""
+        group = self.group
+        resumed = self._told_of != group.id and self._may_resume()
+        try:
+            frame = None if resumed else group.present(self.delta, self.reason)
+        except HeadwaterError as error:
+            self.fail(error)
+            return
+        self.reason = None
+        group.subscribers[self] = None
+        self._introduce(resumed=resumed)
+        if frame is not None:
+            self.deliver(frame)
+        self._arrived.settle()
+
+    def _may_resume(self) -> bool:
+        # Rows are told from what subscribers have; one that was away has other ones.
+        since, self.since = self.since, None
+        return since is not None and not self.delta and self.group.unchanged_since(since)
+
+    def _introduce(self, *, resumed: bool) -> None:
+        group = self.group
+        if self._told_of == group.id:
+            return
+        self.begun, self._told_of = True, group.id
+        key = group.query.key if self.delta else ()
+        try:
+            self.subscriber.subscribed(group.id, key=key, resumed=resumed)
+        except Exception:
+            logger.exception("a subscriber of query %s failed to take it", group.query.name)
+
+    def deliver(self, frame: Frame) -> None:
+        if self.closed:
+            return
+        try:
+            self.subscriber.deliver(frame)
+        except Exception:
+            logger.exception("a subscriber of query %s failed to take it", self.group.query.name)
+
+    def fail(self, error: HeadwaterError) -> None:
+        """No result: raised where it is waited for; one that has begun is told, and goes on."""
+        if self.closed:
+            return
+        if self.begun:
+            self.group.subscribers[self] = None
+            self._introduce(resumed=False)
+            self.deliver(self.group.failure(error, self._groups.position_text))
+            self._arrived.settle()
+            return
+        self.closed = True
+        self._groups.leave(self)
+        self._arrived.settle(error)
+
+    def end(self, error: HeadwaterError) -> None:
+        """It is over for good; its subscriber is told."""
+        if self.closed:
+            return
+        if not self.begun:
+            self.fail(error)
+            return
+        self.close()
+        try:
+            self.subscriber.failed(error)
+        except Exception:
+            logger.exception("a subscriber failed to take an error")
+
+    async def settled(self) -> None:
+        """Wait until it was told what the flushes so far made of its result, or that it failed."""
+        touched_at = self.group.touched_at
+        # Calls that wait are refused when the database is lost; this waits until it is back.
+        while not self.closed and self.group.answered_at < touched_at:
+            with suppress(HeadwaterError):
+                await self._groups.answered(self.group, touched_at)
+
+    def expect(self, reason: ResetReason) -> None:
+        """Another whole result is to come."""
+        self.reason = reason
+        self._arrived.renew()
+
+
+_RETRY_FIRST, _RETRY_LONGEST = limits.QUERY_RETRY_SECONDS
+
+
+def retry_pause(retries: int) -> float:
+    """Seconds before a query that failed so often in a row is tried again."""
+    return min(_RETRY_FIRST * 2.0 ** min(retries, 16), _RETRY_LONGEST)

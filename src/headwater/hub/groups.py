@@ -1,0 +1,606 @@
+"""Groups: what calls of the same query with the same arguments for the same users share.
+
+One execution, one result, one frame for all who subscribe. A flush says which groups its changes
+may concern; those that somebody needs are executed in its snapshot, beside it, and what differs is
+handed out. A result that nobody needs any more is kept until a change concerns it or the memory is
+wanted for others.
+
+What a query reads is known only once it has run. So the changes of flushes that come while it runs
+are kept, and held against what it turned out to read: none is missed. A query that fails keeps its
+subscribers; they are told, and it is tried again with the next change and after a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headwater import limits
+from headwater.errors import (
+    CaptureError,
+    FunctionFailed,
+    HeadwaterError,
+    InvalidQuery,
+    LimitExceeded,
+)
+from headwater.hub.execution import Execution, Outcome
+from headwater.hub.executions import Executions
+from headwater.hub.group import Answered, Group, Moment, QuerySubscription, Reason, retry_pause
+from headwater.hub.lanes import Export
+from headwater.hub.subscriber import Subscriber
+from headwater.identity import Identity
+from headwater.model import Change, Position, Transaction
+from headwater.protocol import Frame, ResetReason
+from headwater.queries.analysis import Analyst
+from headwater.queries.events import ChangeEvent, Events
+from headwater.queries.functions import Arguments, Query
+from headwater.queries.statements import Read, Statement
+from headwater.queries.watches import Watches, concerns
+from headwater.settings import Settings
+
+if TYPE_CHECKING:
+    from headwater.hub.hub import Hub
+
+__all__ = ["Answered", "Groups", "QuerySubscription"]
+
+logger = logging.getLogger(__name__)
+
+_ONCE_MORE_MAX = 3
+"""How often a query is executed again at once because of statements that are met for the first
+time. What they depend on comes to light step by step; a text that differs every time never does."""
+
+
+class Groups:
+    """All queries of a hub (`hub.groups`)."""
+
+    def __init__(self, hub: Hub, settings: Settings, events: Events) -> None:
+        self._hub = hub
+        self._events = events
+        self._cache_bytes = settings.query_cache_bytes
+        self._cache_entry_bytes = settings.query_cache_entry_bytes
+        self._sweep_seconds = settings.query_sweep_period.total_seconds()
+        self.analyst = Analyst(hub.url)
+        execution = Execution(settings, self.analyst, events, self._finished, hub.metrics)
+        self._executions = Executions(hub.url, settings, self._wake, execution)
+        self._groups: dict[Hashable, Group] = {}
+        self._watches: Watches[Group] = Watches()
+        self._kept: OrderedDict[Group, int] = OrderedDict()
+        self._kept_bytes = 0
+        self._meanwhile = _Meanwhile()
+        self._shapes: dict[int, int] = {}
+        self._flushing = False
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(list(self._groups.values()))
+
+    @property
+    def position_text(self) -> str:
+        return self._hub.position_text
+
+    # -------------------------------------------------------------------- calls
+
+    async def call(
+        self,
+        query: Query,
+        arguments: Arguments,
+        identity: Identity,
+        *,
+        after: Position | None = None,
+        trace_id: str | None = None,
+    ) -> Answered:
+        """A result: a kept one while nothing it rests on has changed, else a new one. With `after`
+        one that contains that position. Raises what the function raised, as our error."""
+        if not self._hub.ready:
+            raise self._hub.unavailable()
+        if after is not None:
+            await self._hub.reached(after)
+        group = self._find(query, arguments, identity)
+        if group.is_fresh and group.result is not None and not group.uncaptured:
+            self._hub.metrics.query_cache_hits.inc()
+            self._kept.move_to_end(group)
+            return Answered(msgspec.Raw(group.result), self._hub.position_text)
+        group.trace_id = trace_id
+        # What is being read now may be older than this call.
+        answered = self._wait(group, self._hub.begun + 1)
+        self._want(group, "call")
+        try:
+            return await answered
+        finally:
+            self._release(group)
+
+    def _wait(self, group: Group, flush: int) -> asyncio.Future[Answered]:
+        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        group.waiters.append((flush, future))
+        return future
+
+    async def answered(self, group: Group, flush: int) -> None:
+        """Wait for an execution as of that flush or a later one; raises how it failed."""
+        if group.answered_at < flush:
+            await self._wait(group, flush)
+
+    # -------------------------------------------------------------------- subscriptions
+
+    async def subscribe(
+        self,
+        query: Query,
+        arguments: Arguments,
+        identity: Identity,
+        subscriber: Subscriber,
+        *,
+        since: str | None = None,
+        delta: bool = False,
+        trace_id: str | None = None,
+    ) -> QuerySubscription:
+        """Follow a query. Returns when its first result has been handed over; raises what made
+        that impossible. Later failures are `failed` frames, and it goes on."""
+        if delta and not query.key:
+            raise InvalidQuery(
+                f"query {query.name} has no key to tell its rows apart by",
+                path="delta",
+                hint='Declare one: @hw.query(key="id"), or subscribe without delta.',
+            )
+        if not self._hub.ready:
+            raise self._hub.unavailable()
+        if since is not None and self._is_ahead(since):
+            # It was at a gateway that is further, and is not to see what was before.
+            await self._hub.next_flush()
+        group = self._find(query, arguments, identity)
+        subscription = QuerySubscription(self, group, subscriber, delta=delta, since=since)
+        group.trace_id = trace_id
+        self._join(subscription)
+        try:
+            await subscription.arrived()
+        except BaseException:
+            subscription.close()
+            raise
+        return subscription
+
+    def _is_ahead(self, since: str) -> bool:
+        """Whether it is a position that this log has yet to come to."""
+        known = self._hub.position
+        try:
+            position = Position.parse(since)
+        except ValueError:
+            return False
+        return known is not None and known.log == position.log and not known.covers(position)
+
+    def _find(self, query: Query, arguments: Arguments, identity: Identity) -> Group:
+        caller = query.identity(identity)
+        who = (caller.user, caller.tenant, caller.role, caller.claims_json)
+        key = (query.name, arguments.key, who)
+        group = self._groups.get(key)
+        if group is None:
+            self._make_room()
+            id = self._hub.lives.views.next_id()
+            group = self._groups[key] = Group(id, key, query, arguments, caller)
+            self._hub.metrics.query_groups.set(len(self._groups))
+        return group
+
+    def _make_room(self) -> None:
+        """There may be one more group: in place of one that nobody needs, if need be."""
+        if len(self._groups) < limits.GROUPS_MAX:
+            return
+        unneeded = next((group for group in self._kept if not group.is_needed), None)
+        if unneeded is None:
+            raise LimitExceeded(
+                f"more than {limits.GROUPS_MAX:,} different queries",
+                code="groups",
+                hint="Share them: @hw.query(share=…) gives many users the same result.",
+            )
+        self._remove(unneeded)
+
+    def _join(self, subscription: QuerySubscription) -> None:
+        group = subscription.group
+        if group.is_fresh and group.result is not None and not group.uncaptured:
+            self._begin(subscription)
+        else:
+            group.joining.append(subscription)
+            self._want(group, "first")
+
+    def _begin(self, subscription: QuerySubscription) -> None:
+        group = subscription.group
+        if group.uncaptured:
+            subscription.fail(_not_captured(group))
+        else:
+            subscription.begin()
+
+    def leave(self, subscription: QuerySubscription) -> None:
+        """It is over, or goes elsewhere."""
+        group = subscription.group
+        group.subscribers.pop(subscription, None)
+        if subscription in group.joining:
+            group.joining.remove(subscription)
+        if subscription.delta and not any(each.delta for each in group.subscribers):
+            group.forget_rows()
+        self._release(group)
+
+    def resync(self, subscription: QuerySubscription, reason: ResetReason) -> None:
+        group = subscription.group
+        if subscription in group.joining:
+            return  # a whole result is on its way
+        trouble = _not_captured(group) if group.uncaptured else group.error
+        if trouble is not None:
+            subscription.deliver(group.failure(trouble, self._hub.position_text))
+        elif group.result is not None:
+            subscription.expect(reason)
+            subscription.begin()
+        else:
+            # Too large to be kept: it is executed again.
+            subscription.expect(reason)
+            group.subscribers.pop(subscription, None)
+            group.joining.append(subscription)
+            self._want(group, "first")
+
+    async def change_identity(self, subscription: QuerySubscription, identity: Identity) -> None:
+        """Move over to the group of what the caller is now, if that is another one."""
+        old = subscription.group
+        group = self._find(old.query, old.arguments, identity)
+        if group is old or subscription.closed:
+            self._release(group)
+            return
+        self.leave(subscription)
+        subscription.group = group
+        subscription.expect("access")
+        self._join(subscription)
+        await subscription.arrived()
+
+    # -------------------------------------------------------------------- changes
+
+    def flushed(self, transactions: Sequence[Transaction]) -> None:
+        """What is new in the flush that has begun: say whom it may concern."""
+        changes = [change for each in transactions for change in each.changes]
+        if not changes or not self._groups:
+            return
+        flush = self._hub.begun
+        self._meanwhile.add(flush, changes, since=self._executions.oldest)
+        self._altered(changes)
+        self._flushing = True
+        try:
+            for group in self._watches.touched(changes):
+                self._touch(group, flush)
+        finally:
+            self._flushing = False
+
+    def _wake(self) -> None:
+        """Something could be started: by the next flush, unless this one is about to."""
+        if not self._flushing:
+            self._hub.wake()
+
+    def _altered(self, changes: Iterable[Change]) -> None:
+        """Tables that do not look as they did: what was known of statements rests on them."""
+        altered = {
+            change.table.oid: change.table.id
+            for change in changes
+            if change.op == "reset"
+            or self._shapes.get(change.table.oid, change.table.id) != change.table.id
+        }
+        if altered:
+            self._shapes.update(altered)  # once is enough, whoever reads them now
+            self._touch_all(self.analyst.forget(altered))
+
+    def tell(self, transactions: Iterable[Transaction]) -> None:
+        """Tell the application of the changes."""
+        if self._events.wanted("change"):
+            for transaction in transactions:
+                for change in transaction.changes:
+                    self._events.emit(_change_event(change, transaction.position))
+
+    def _touch(self, group: Group, flush: int, reason: Reason = "change") -> None:
+        group.touched_at = flush
+        if group.is_needed:
+            self._want(group, reason)
+        else:
+            self._remove(group)
+
+    def read_all_again(self) -> None:
+        """The log could not be followed: nothing is known to hold."""
+        for group in self:
+            self._touch(group, self._hub.begun + 1)
+
+    def forget_positions(self) -> None:
+        """The server restarted, and may give transaction ids out again."""
+        for group in self:
+            group.since, group.seen = None, None
+
+    # -------------------------------------------------------------------- executions
+
+    def _want(self, group: Group, reason: Reason) -> None:
+        if group.delayed is not None:
+            group.delayed.cancel()
+            group.delayed = None
+        if group.state == "idle":
+            group.state, group.reason = "wanted", reason
+            self._executions.want(group)
+        elif group.state == "wanted" and reason == "change":
+            group.reason = reason
+
+    @property
+    def can_start(self) -> bool:
+        return self._executions.can_start
+
+    async def start(self, export: Export, moment: Moment) -> None:
+        """Execute what is wanted, in the snapshot of the flush that has begun."""
+        await self._executions.start(export, moment)
+
+    def _finished(self, group: Group, outcome: Outcome) -> None:
+        """An execution has ended."""
+        group.state = "idle"
+        if self._groups.get(group.key) is not group:
+            return
+        moment = outcome.moment
+        group.answered_at = moment.flush
+        group.seen = outcome.seen or group.seen
+        self._learn(group, outcome)
+        if outcome.error is not None:
+            self._failed(group, outcome.error)
+        else:
+            assert outcome.value is not None
+            self._succeeded(group, outcome.value, outcome)
+        self._hub.metrics.query_groups.set(len(self._groups))
+        touched = group.touched_at > moment.flush
+        group.analyses = group.analyses + 1 if outcome.analysed else 0
+        if group.error is None and 0 < group.analyses <= _ONCE_MORE_MAX:
+            # Whether all it reads was captured as of its snapshot is not known. Once more.
+            group.touched_at = self._hub.begun + 1
+        if not group.is_needed:
+            self._release(group)
+        elif touched:
+            self._want(group, "change")
+        elif group.touched_at > moment.flush:
+            self._want(group, "catalog")
+        elif group.waiters:
+            self._want(group, "call")
+        elif group.error is None and group.analyses:
+            # Its statements are others every time: it would never come to an end.
+            self._delay(group, group.analyses - _ONCE_MORE_MAX, "catalog")
+
+    def _delay(self, group: Group, times: int, reason: Reason) -> None:
+        """Execute it after a pause, which is longer the more often that was done."""
+        pause = retry_pause(times - 1)
+        group.delayed = asyncio.get_running_loop().call_later(pause, self._want, group, reason)
+
+    def _learn(self, group: Group, outcome: Outcome) -> None:
+        """What it read. After a failure it may have read only a part of what it reads."""
+        reads = tuple(dict.fromkeys(_merged(group, outcome)))
+        everything = outcome.everything or (outcome.error is not None and group.everything)
+        if reads != group.reads or everything != group.everything:
+            group.reads, group.everything = reads, everything
+            self._watches.put(group, reads, everything=everything)
+            for read in reads:
+                self._shapes[read.table.oid] = read.table.id
+            later = self._meanwhile.after(outcome.moment.flush)
+            if later is None or (everything and later) or concerns(reads, later):
+                group.touched_at = max(group.touched_at, self._hub.begun)
+        if outcome.error is None:
+            group.statements = outcome.statements
+            group.uncaptured = outcome.uncaptured
+
+    def _succeeded(self, group: Group, value: bytes, outcome: Outcome) -> None:
+        known, moment = group.since is not None, outcome.moment
+        differs = group.take(value, moment)
+        # A replica may show what no flush has brought yet.
+        if differs and known and outcome.reason == "sweep" and outcome.seen is None:
+            self._hub.metrics.query_sweep_found.inc()
+            logger.warning(
+                "query %s had changed and nobody had noticed; a sweep found it", group.query.name
+            )
+        if group.uncaptured:
+            self._tell_failure(group, _not_captured(group))
+        else:
+            recovered = group.told_error is not None
+            group.told_error = None
+            if differs or recovered:
+                self._hand_out(group, recovered)
+        self._resolve(group, Answered(msgspec.Raw(value), str(moment.position)))
+        joining, group.joining = group.joining, []
+        for subscription in joining:
+            self._begin(subscription)
+        if group.size <= self._cache_entry_bytes:
+            self._keep(group)
+        else:
+            self._forget(group)
+
+    def _hand_out(self, group: Group, recovered: bool) -> None:
+        subscribers = list(group.subscribers)
+        whole = [each for each in subscribers if not each.delta]
+        if whole:
+            frame = group.present(False, None)
+            for subscription in whole:
+                subscription.deliver(frame)
+        by_row = [each for each in subscribers if each.delta]
+        if not by_row:
+            group.forget_rows()  # nobody was told of them, or who was begins again
+        deltas = self._row_deltas(group, recovered) if by_row else None
+        if deltas is not None:
+            for subscription in by_row:
+                subscription.deliver(deltas)
+
+    def _row_deltas(self, group: Group, recovered: bool) -> Frame | None:
+        if recovered:
+            group.forget_rows()  # whoever was told of a failure is told the rows whole
+        try:
+            return group.row_deltas()
+        except HeadwaterError as error:
+            return group.failure(error, group.changed_at)
+
+    def _failed(self, group: Group, error: HeadwaterError) -> None:
+        group.error = error
+        # By kind: an application's own codes are without number.
+        self._hub.metrics.query_failures.labels(type(error).code).inc()
+        self._resolve(group, error)
+        self._tell_failure(group, error)
+        joining, group.joining = group.joining, []
+        for subscription in joining:
+            subscription.fail(error)
+        if group.subscribers:
+            group.retries += 1
+            self._delay(group, group.retries, "retry")
+
+    def _tell_failure(self, group: Group, error: HeadwaterError) -> None:
+        """Once, for as long as it is the same."""
+        # What nobody foresaw has another id each time.
+        said = (error.code, "" if isinstance(error, FunctionFailed) else str(error))
+        if group.subscribers and group.told_error != said:
+            frame = group.failure(error, self._hub.position_text)
+            for subscription in list(group.subscribers):
+                subscription.deliver(frame)
+        group.told_error = said
+
+    def _resolve(self, group: Group, answer: Answered | HeadwaterError) -> None:
+        """Answer the calls that waited for this."""
+        for needed, future in group.waiters:
+            if future.done() or needed > group.answered_at:
+                continue
+            if isinstance(answer, Answered):
+                future.set_result(answer)
+            else:
+                future.set_exception(answer)
+        group.waiters = [each for each in group.waiters if not each[1].done()]
+
+    # -------------------------------------------------------------------- what is kept
+
+    def _keep(self, group: Group) -> None:
+        """Hold its result, and let go of those that were not used for longest."""
+        self._kept_bytes += group.size - self._kept.pop(group, 0)
+        self._kept[group] = group.size
+        while self._kept_bytes > self._cache_bytes and len(self._kept) > 1:
+            oldest = next(iter(self._kept))
+            if oldest is group:
+                break
+            self._forget(oldest)
+
+    def _forget(self, group: Group) -> None:
+        """Let go of its result; of all of it, if nobody needs it."""
+        self._kept_bytes -= self._kept.pop(group, 0)
+        group.forget_result()
+        self._release(group)
+
+    def _release(self, group: Group) -> None:
+        """Take a group away that nobody needs and that knows nothing worth keeping."""
+        group.waiters = [each for each in group.waiters if not each[1].done()]
+        if group.is_needed or self._groups.get(group.key) is not group:
+            return
+        if not group.is_fresh or group.result is None or group.uncaptured:
+            self._remove(group)
+
+    def _remove(self, group: Group) -> None:
+        if group.delayed is not None:
+            group.delayed.cancel()
+        self._groups.pop(group.key, None)
+        self._watches.remove(group)
+        self._kept_bytes -= self._kept.pop(group, 0)
+        self._hub.metrics.query_groups.set(len(self._groups))
+
+    # -------------------------------------------------------------------- time passes
+
+    async def sweep_for_ever(self) -> None:
+        """Execute every subscribed query once a period, one after the other: a safety net."""
+        while True:
+            groups = [group for group in self if group.subscribers]
+            for group in groups:
+                await asyncio.sleep(self._sweep_seconds / len(groups))
+                if group.subscribers:
+                    self._want(group, "sweep")
+            if not groups:
+                await asyncio.sleep(min(self._sweep_seconds, 1.0))
+            self._executions.close_idle()
+
+    async def recheck(self) -> None:
+        """Look again at the views, functions and policies that queries go through."""
+        self._touch_all(await self.analyst.recheck())
+
+    def _touch_all(self, statements: set[Statement]) -> None:
+        """They may read something else than was thought."""
+        for group in self if statements else ():
+            if not statements.isdisjoint(group.statements):
+                self._touch(group, self._hub.begun + 1, "catalog")
+
+    def lost(self) -> None:
+        """The database is away. What was being executed is executed again later; who waits for a
+        first result is refused."""
+        self._executions.restart()
+        for group in self:
+            group.state = "idle"
+            self._refuse(group)
+            if group.joining or (group.is_needed and not group.is_fresh):
+                self._want(group, "retry")
+
+    def _refuse(self, group: Group) -> None:
+        error = self._hub.unavailable()
+        for _, future in group.waiters:
+            if not future.done():
+                future.set_exception(error)
+        group.waiters = []
+        for subscription in list(group.joining):
+            if not subscription.begun:
+                subscription.fail(error)
+
+    async def close(self) -> None:
+        for group in self:
+            if group.delayed is not None:
+                group.delayed.cancel()
+            self._refuse(group)
+        await self._executions.close()
+        await self.analyst.close()
+
+
+class _Meanwhile:
+    """The changes of the flushes that came while executions of earlier ones are under way."""
+
+    def __init__(self) -> None:
+        self._flushes: deque[tuple[int, list[Change]]] = deque()
+        self._count = 0
+        self._dropped = 0
+
+    def add(self, flush: int, changes: list[Change], *, since: int | None) -> None:
+        """`since` is the flush of the oldest execution under way; None where there is none."""
+        while self._flushes and (since is None or self._flushes[0][0] <= since):
+            self._drop()
+        if since is None:
+            return
+        self._flushes.append((flush, changes))
+        self._count += len(changes)
+        while self._count > limits.QUERY_MEANWHILE_CHANGES_MAX:
+            self._dropped = self._flushes[0][0]
+            self._drop()
+
+    def _drop(self) -> None:
+        _, changes = self._flushes.popleft()
+        self._count -= len(changes)
+
+    def after(self, flush: int) -> list[Change] | None:
+        """Those of later flushes; None where they were too many to be kept."""
+        if flush < self._dropped:
+            return None
+        return [change for number, each in self._flushes if number > flush for change in each]
+
+
+def _merged(group: Group, outcome: Outcome) -> Iterable[Read]:
+    """After a failure, it may have come only a part of its way."""
+    return outcome.reads if outcome.error is None else (*group.reads, *outcome.reads)
+
+
+def _not_captured(group: Group) -> CaptureError:
+    names = ", ".join(group.uncaptured)
+    return CaptureError(
+        f"query {group.query.name} reads {names}, whose changes are not captured",
+        hint=f"Tables are captured with headwater enable {group.uncaptured[0]}; a query over"
+        " anything else can be called, not followed.",
+    )
+
+
+def _change_event(change: Change, position: Position) -> ChangeEvent:
+    return ChangeEvent(
+        change.table.label,
+        change.op,
+        change.key,
+        change.changed,
+        change.at,
+        change.actor,
+        position,
+    )

@@ -1,0 +1,315 @@
+"""A lane: connections to one server, and the queries they are to execute.
+
+What is wanted when a flush begins is shared out among a few of the lane's free connections: one
+that has begun serves several quick queries for little more than one. On the database itself they
+import the snapshot that the flush lends, so that all results are as of one position. What waits
+behind queries that take long is soon given to further connections, with a newer snapshot; one that
+fails takes its snapshot with it, and the rest is for the next flush.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeAlias
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from headwater import limits
+from headwater.database import Connection, connect
+from headwater.errors import HeadwaterError
+from headwater.hub.execution import Execution
+from headwater.hub.group import Group, Moment, Seen
+from headwater.model import Position
+
+logger = logging.getLogger(__name__)
+
+Export: TypeAlias = Callable[[], Awaitable[str]]
+"""Lends the snapshot of the flush, for as long as the flush lasts."""
+
+_LOSSES_MAX = 3
+"""How often a query is executed again whose connection was lost. It may be why."""
+
+
+class Lane:
+    """What the lanes have in common. `changed` is called when a flush could start more."""
+
+    def __init__(
+        self, url: str, size: int, changed: Callable[[], None], execution: Execution
+    ) -> None:
+        self._url = url
+        self._size = size
+        self._changed = changed
+        self._execution = execution
+        self._wanted: dict[Group, None] = {}
+        self._shares: list[deque[Group]] = []
+        self._idle: list[tuple[Connection, float]] = []
+        self._open = 0
+        self._connecting = 0
+        self._tasks: dict[asyncio.Task[None], int | None] = {}
+        self._closing: set[asyncio.Future[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def can_start(self) -> bool:
+        return bool(self._idle) and self._is_waiting
+
+    @property
+    def flushes(self) -> Iterable[int]:
+        """Those in whose snapshots something is being executed."""
+        return (flush for flush in self._tasks.values() if flush is not None)
+
+    def want(self, group: Group) -> None:
+        """Execute it in the snapshot of a flush that begins after this."""
+        group.state = "wanted"
+        self._wanted[group] = None
+        self._tell()
+
+    def _tell(self) -> None:
+        """Something may be wanted, or a connection free: have a flush start it, or see later."""
+        if self.can_start:
+            self._changed()
+        elif self._is_waiting:
+            self._look_later()
+            if self._open + self._connecting == 0:
+                self._connect_more()
+
+    @property
+    def _is_waiting(self) -> bool:
+        return bool(self._wanted) or any(self._shares)
+
+    def _look_later(self) -> None:
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(limits.QUERY_SLOW_SECONDS, self._see)
+
+    def _see(self) -> None:
+        """What still waits, waits for something slow."""
+        self._timer = None
+        if self._is_waiting:
+            if not self._idle:
+                self._connect_more()
+            self._tell()
+            self._look_later()
+
+    def restart(self) -> None:
+        """Forget everything that is wanted or under way."""
+        self._stop()
+
+    def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        idle, self._idle = self._idle, []
+        self._open = self._connecting = 0
+        self._wanted.clear()
+        self._shares = []
+        self._close_all(connection for connection, _ in idle)
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        self._stop()
+        await asyncio.gather(*tasks, *self._closing, return_exceptions=True)
+
+    # -------------------------------------------------------------------- sharing out
+
+    def _take(self, fits: Callable[[Group], bool]) -> deque[Group]:
+        """Everything that is wanted and nobody has begun with, as one share."""
+        self._give_back_all()
+        share: deque[Group] = deque()
+        for group in list(self._wanted):
+            if fits(group):
+                del self._wanted[group]
+                share.append(group)
+        self._shares = [share]
+        return share
+
+    def _take_connections(self, share: deque[Group]) -> list[Connection]:
+        count = -(-len(share) // limits.QUERY_SHARE)
+        taken = self._idle[-count:]
+        del self._idle[-count:]
+        self._look_later()
+        return [connection for connection, _ in taken]
+
+    def _give_back_all(self) -> None:
+        for unread in self._shares:
+            # It has waited for longer than what came since.
+            self._wanted = dict.fromkeys(unread) | self._wanted
+            unread.clear()
+
+    def _give_back(self, share: deque[Group]) -> None:
+        if share:
+            self._wanted = dict.fromkeys(share) | self._wanted
+            share.clear()
+            self._tell()
+
+    # -------------------------------------------------------------------- connections
+
+    def _connect_more(self) -> None:
+        """As many again as there are, at most."""
+        waiting = len(self._wanted) + sum(map(len, self._shares))
+        room = min(self._size - self._open, max(1, self._open), waiting) - self._connecting
+        for _ in range(room):
+            self._connecting += 1
+            self._spawn(self._connect())
+
+    async def _connect(self) -> None:
+        try:
+            connection = await connect(
+                self._url, purpose="queries", options=self._execution.options
+            )
+        except HeadwaterError as error:
+            await self._unreachable(error)
+            return
+        self._connecting -= 1
+        self._open += 1
+        self._free(connection)
+
+    async def _unreachable(self, error: HeadwaterError) -> None:
+        logger.warning("cannot execute queries: %s", error)
+        await asyncio.sleep(limits.RECONNECT_SECONDS[1])
+        self._connecting -= 1
+        self._tell()
+
+    def _free(self, connection: Connection) -> None:
+        self._idle.append((connection, time.monotonic()))
+        self._tell()
+
+    def _drop(self, connection: Connection) -> None:
+        self._open -= 1
+        self._close_all([connection])
+        self._tell()
+
+    def close_idle(self) -> None:
+        """Let go of connections that were not needed for a while; one stays."""
+        before = time.monotonic() - limits.QUERY_IDLE_SECONDS
+        unused = [connection for connection, since in self._idle[:-1] if since < before]
+        self._idle = [each for each in self._idle if each[0] not in unused]
+        self._open -= len(unused)
+        self._close_all(unused)
+
+    def _close_all(self, connections: Iterable[Connection]) -> None:
+        for connection in connections:
+            closing = asyncio.ensure_future(connection.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    def _spawn(self, work: Awaitable[None], moment: Moment | None = None) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks[task] = None if moment is None else moment.flush
+        task.add_done_callback(lambda task: self._tasks.pop(task, None))
+
+    # -------------------------------------------------------------------- executing
+
+    async def _work(
+        self, connection: Connection, share: deque[Group], moment: Moment, seen: Seen | None = None
+    ) -> None:
+        """Execute one after the other in the transaction that was begun, then be free again."""
+        group: Group | None = None
+        is_lost = True
+        try:
+            usable = True
+            while usable and share:
+                group = share.popleft()
+                if group.is_needed:
+                    group.state = "running"
+                    as_it_was = await self._execution.run(connection, group, moment, seen)
+                    usable = as_it_was and _is_in_transaction(connection) and self._knows_us
+                else:
+                    group.state = "idle"
+                group = None
+            await _finish(connection)
+            is_lost = False
+        except psycopg.Error as error:
+            logger.warning("a connection for queries was lost: %s", str(error).strip())
+        except Exception:
+            logger.exception("a query could not be executed")
+        except asyncio.CancelledError:
+            await connection.close()
+            raise
+        if not self._knows_us:
+            await connection.close()
+            return
+        if is_lost:
+            self._lost(connection, group, moment)
+        else:
+            self._free(connection)
+        self._give_back(share)
+
+    @property
+    def _knows_us(self) -> bool:
+        """Whether the task that asks still counts. A function may not heed that it is cancelled."""
+        return asyncio.current_task() in self._tasks
+
+    def _lost(self, connection: Connection, group: Group | None, moment: Moment) -> None:
+        self._drop(connection)
+        if group is None:
+            return
+        group.losses += 1
+        if group.losses < _LOSSES_MAX:
+            self.want(group)
+        else:
+            group.losses = 0
+            self._execution.give_up(group, moment)
+
+
+def _is_in_transaction(connection: Connection) -> bool:
+    return connection.info.transaction_status == TransactionStatus.INTRANS
+
+
+async def _finish(connection: Connection) -> None:
+    """End the transaction, and leave no settings and no locks behind."""
+    await connection.execute("rollback; reset all; select pg_advisory_unlock_all()")
+
+
+class Primary(Lane):
+    """The database itself: queries are executed in the flush's own snapshot."""
+
+    async def start(self, export: Export, moment: Moment) -> None:
+        """Share out what is wanted; returns once the snapshot is no longer needed."""
+        share = self._take(lambda group: _contains(moment.position, group.seen))
+        if self._wanted:
+            # A replica has shown more than this snapshot holds; a later one will hold it.
+            asyncio.get_running_loop().call_later(limits.REPLICA_POLL_SECONDS[1], self._changed)
+        if not share:
+            return
+        connections = self._take_connections(share)
+        try:
+            snapshot = await export()
+            ready = await asyncio.gather(*(self._import(each, snapshot) for each in connections))
+        except BaseException:
+            self._give_back(share)
+            for connection in connections:
+                self._drop(connection)
+            raise
+        for connection, is_ready in zip(connections, ready, strict=True):
+            if is_ready:
+                self._spawn(self._work(connection, share, moment), moment)
+            else:
+                self._drop(connection)
+        if not any(ready):
+            self._give_back(share)
+
+    async def _import(self, connection: Connection, snapshot: str) -> bool:
+        try:
+            async with asyncio.timeout(limits.FLUSH_QUESTION_SECONDS):
+                # Both as one message: a pipeline costs several times that.
+                await connection.execute(
+                    "begin isolation level repeatable read, read only;"
+                    f" set transaction snapshot '{snapshot}'".encode()
+                )
+        except (psycopg.Error, TimeoutError) as error:
+            logger.warning("a connection for queries cannot read: %s", error)
+            return False
+        return True
+
+
+def _contains(position: Position, seen: Seen | None) -> bool:
+    return seen is None or position.covers(seen.position)

@@ -1,0 +1,187 @@
+"""The lane of a streaming replica: takes load off the database, and never shows less than it.
+
+A replica cannot import a snapshot. So a query waits until it has replayed the flush that woke it,
+and as much as the query has seen before; where that takes too long, or the replica is gone, the
+database executes it. What a replica shows may be newer than the flush: that much is kept (`Seen`),
+and no older snapshot is used for that query afterwards. While it is down it is looked at again and
+again, and used when it has caught up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+import psycopg
+
+from headwater import limits
+from headwater.database import Connection, connect
+from headwater.errors import HeadwaterError, Unavailable
+from headwater.hub.execution import Execution
+from headwater.hub.group import Group, Moment, Seen
+from headwater.hub.lanes import Lane
+from headwater.model import Position
+
+logger = logging.getLogger(__name__)
+
+
+class Replica(Lane):
+    """Executes queries on a replica; `fall_back` takes those that it cannot serve in time."""
+
+    def __init__(
+        self,
+        url: str,
+        size: int,
+        changed: Callable[[], None],
+        execution: Execution,
+        *,
+        patience: float,
+        fall_back: Callable[[Group], None],
+    ) -> None:
+        super().__init__(url, size, changed, execution)
+        self._fall_back = fall_back
+        self._patience = patience
+        self._moment: Moment | None = None
+        self._looking = False
+        self.is_up = True
+        """Whether it was there, and not too far behind, when it was last asked."""
+        execution.metrics.replica_up.set(1)
+
+    def start(self, moment: Moment) -> None:
+        """Share out what is wanted; it begins once the replica has come as far."""
+        self._moment = moment
+        share = self._take(lambda group: True)
+        if share:
+            for connection in self._take_connections(share):
+                self._spawn(self._begin(connection, share, moment), moment)
+
+    def expect(self, moment: Moment) -> None:
+        """How far it must have come to be used again."""
+        self._moment = moment
+
+    def restart(self) -> None:
+        super().restart()
+        self._looking = False
+        if not self.is_up:
+            self._look_again()
+
+    async def _begin(self, connection: Connection, share: deque[Group], moment: Moment) -> None:
+        shown = [group.seen.replayed for group in share if group.seen is not None]
+        try:
+            await self._caught_up(connection, max([moment.written, *shown]), moment.position.log)
+            seen = await _begin_reading(connection, moment.position.log)
+        except (psycopg.Error, TimeoutError, HeadwaterError) as error:
+            self._drop(connection)
+            self._give_up(str(error).strip() or "it does not answer")
+            return
+        except asyncio.CancelledError:
+            await connection.close()
+            raise
+        await self._work(connection, share, moment, seen)
+
+    async def _caught_up(self, connection: Connection, needed: int, log: str) -> None:
+        """Wait, within our patience, until everything up to that place in the WAL can be seen."""
+        until = time.monotonic() + self._patience
+        pause, longest = limits.REPLICA_POLL_SECONDS
+        async with asyncio.timeout(self._patience + limits.REPLICA_ANSWER_SECONDS):
+            while await _replayed(connection, log) < needed:
+                if time.monotonic() > until:
+                    raise Unavailable(f"it is more than {self._patience:g} s behind")
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, longest)
+
+    async def _unreachable(self, error: HeadwaterError) -> None:
+        self._connecting -= 1
+        self._give_up(str(error))
+
+    def _lost(self, connection: Connection, group: Group | None, moment: Moment) -> None:
+        """It may be the replica's doing: one that falls behind ends queries that are in its way."""
+        self._drop(connection)
+        if group is not None:
+            self._fall_back(group)
+
+    def _give_up(self, reason: str) -> None:
+        """Have the database do all of it, and look at the replica again later."""
+        if self.is_up:
+            self.is_up = False
+            logger.warning("the replica is not used: %s", reason)
+        self._execution.metrics.replica_up.set(0)
+        self._give_back_all()
+        waiting, self._wanted = self._wanted, {}
+        for group in waiting:
+            self._execution.metrics.replica_fallbacks.inc()
+            self._fall_back(group)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self._spawn(self._look())
+
+    async def _look(self) -> None:
+        """Until it is there and has come as far as the last flush."""
+        while not self.is_up:
+            await asyncio.sleep(limits.REPLICA_RETRY_SECONDS)
+            try:
+                connection = await connect(
+                    self._url, purpose="queries", options=self._execution.options
+                )
+            except HeadwaterError:
+                continue
+            try:
+                if (moment := self._moment) is not None:
+                    await self._caught_up(connection, moment.written, moment.position.log)
+            except (psycopg.Error, TimeoutError, HeadwaterError):
+                await connection.close()
+                continue
+            except asyncio.CancelledError:
+                await connection.close()
+                raise
+            self.is_up = True
+            self._open += 1
+            self._free(connection)
+        self._looking = False
+        self._execution.metrics.replica_up.set(1)
+        logger.warning("the replica is used again")
+
+
+async def _replayed(connection: Connection, log: str) -> int:
+    """How much of the WAL can be seen."""
+    cursor = await connection.execute(_PROGRESS)
+    row = await cursor.fetchone()
+    assert row is not None
+    in_recovery, its_log, replayed = row
+    if not in_recovery or its_log != log:
+        raise Unavailable("it is not a replica of this database, or no longer")
+    return int(replayed)
+
+
+async def _begin_reading(connection: Connection, log: str) -> Seen:
+    """Begin a transaction, and say how much it can see at most. On a replica a snapshot does not
+    list the transactions that are running; those that end between the snapshot and the question
+    count as seen, which is on the safe side."""
+    await connection.execute("begin isolation level repeatable read, read only")
+    cursor = await connection.execute(_SEEN)
+    row = await cursor.fetchone()
+    assert row is not None
+    xmin, xmax, running, replayed = row
+    xip = tuple(int(xid) for xid in running)
+    return Seen(Position(log, min([xmin, *xip]), xmax, xip), int(replayed))
+
+
+_PROGRESS = """
+    select pg_is_in_recovery(), headwater.log_id(),
+           coalesce(pg_last_wal_replay_lsn() - '0/0', 0)::bigint
+"""
+
+_SEEN = """
+    select xmin, xmax,
+           array(select xid from generate_series(greatest(xmin, xmax - 10000), xmax - 1) xid
+                 where pg_xact_status(xid::text::xid8) = 'in progress' order by xid),
+           coalesce(pg_last_wal_replay_lsn() - '0/0', 0)::bigint
+    from (select pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint
+          from pg_current_snapshot() s) s (xmin, xmax)
+"""

@@ -1,0 +1,113 @@
+"""As whom a transaction acts: its database role, its claims and its actor. All of it ends with it.
+
+One statement sets everything, and travels together with the one that begins the transaction.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, TypeAlias
+
+import psycopg
+from opentelemetry import trace
+from psycopg import errors
+
+from headwater.database import Connection
+from headwater.errors import Forbidden
+from headwater.identity import Identity
+
+Setting: TypeAlias = tuple[str, str]
+
+Begin: TypeAlias = Literal["begin", "begin isolation level repeatable read read only"]
+
+
+def as_whom(identity: Identity) -> list[Setting]:
+    """The settings under which row-level security knows a user; none without a database role."""
+    if identity.role is None:
+        return []
+    return [("request.jwt.claims", identity.claims_json), ("role", identity.role)]
+
+
+def actor(identity: Identity, function: str, trace_id: str) -> list[Setting]:
+    """The settings that capture writes into the log."""
+    return [
+        ("headwater.user_id", identity.user or ""),
+        ("headwater.function_name", function),
+        ("headwater.trace_id", trace_id),
+    ]
+
+
+_MILLISECONDS_MAX = 2**31 - 1
+"""The longest time that PostgreSQL takes; a function may be given longer, or no end at all."""
+
+
+def statement_timeout(seconds: float) -> list[Setting]:
+    return [("statement_timeout", f"{int(min(max(1, seconds * 1000), _MILLISECONDS_MAX))}ms")]
+
+
+async def begin(connection: Connection, how: Begin, settings: Sequence[Setting]) -> None:
+    """Begin a transaction with these settings, in one round trip. Forbidden for a role that is not
+    there or that Headwater may not act as."""
+    try:
+        with _role_errors(settings):
+            async with connection.pipeline():
+                await connection.execute(how)
+                await _set(connection, settings)
+    except Forbidden:
+        await connection.rollback()
+        raise
+
+
+async def act(connection: Connection, settings: Sequence[Setting]) -> None:
+    """Go on with these settings, in a transaction that has begun, until `act_no_more`. Forbidden as
+    for `begin`."""
+    with _role_errors(settings):
+        async with connection.pipeline():
+            await connection.execute("savepoint headwater_act")
+            await _set(connection, settings)
+
+
+async def act_no_more(connection: Connection) -> None:
+    """Go on as before: whatever was set since, by whomever, is undone."""
+    async with connection.pipeline():
+        await connection.execute("rollback to headwater_act")
+        await connection.execute("release headwater_act")
+
+
+async def _set(connection: Connection, settings: Sequence[Setting]) -> None:
+    if settings:
+        calls = ", ".join("set_config(%s, %s, true)" for _ in settings)
+        values = [text for setting in settings for text in setting]
+        await connection.execute(f"select {calls}".encode(), values)
+
+
+@contextmanager
+def _role_errors(settings: Sequence[Setting]) -> Iterator[None]:
+    try:
+        yield
+    except (errors.InvalidParameterValue, errors.InsufficientPrivilege) as error:
+        raise _no_role(error, dict(settings).get("role")) from error
+
+
+def _no_role(error: psycopg.Error, role: str | None) -> Exception:
+    if role is None:
+        return error
+    if isinstance(error, errors.InsufficientPrivilege):
+        return Forbidden(
+            f"Headwater's own database role may not act as {role}",
+            hint=f'grant "{role}" to the role that Headwater connects as',
+        )
+    return Forbidden(
+        f"there is no database role {role}",
+        hint="Create it, or correct the setting auth_role or the token's role claim.",
+    )
+
+
+def trace_id_of(given: str | None = None) -> str:
+    """The one that was given, else the current OpenTelemetry span's, else a new one."""
+    if given:
+        return given
+    span = trace.get_current_span().get_span_context()
+    return f"{span.trace_id:032x}" if span.is_valid else secrets.token_hex(16)

@@ -1,0 +1,257 @@
+"""What a query or mutation function is given: `ctx.fetch`, and who calls.
+
+A context is good for one call. It uses a connection that its maker has put into a transaction, one
+statement at a time, and is closed when the function has returned or took too long: whoever still
+holds it then gets an error and no longer reaches the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import psycopg
+
+from headwater import limits
+from headwater.database import Connection
+from headwater.errors import ConfigError, HeadwaterError, ResultError
+from headwater.identity import Identity
+from headwater.queries.events import Events, QueryEvent
+from headwater.queries.placeholders import placed
+from headwater.queries.sending import Fetched, Sending
+from headwater.queries.statements import Executed
+
+Kind = Literal["query", "mutation"]
+Result = TypeVar("Result")
+
+
+class Caller:
+    """Who calls, as every context tells it."""
+
+    def __init__(self, identity: Identity, function: str, kind: Kind, trace_id: str) -> None:
+        self.identity = identity
+        self.function = function
+        self.kind = kind
+        self.trace_id = trace_id
+
+    @property
+    def user(self) -> str | None:
+        return self.identity.user
+
+    @property
+    def tenant(self) -> str | None:
+        return self.identity.tenant
+
+    @property
+    def claims(self) -> dict[str, Any]:
+        return self.identity.claims
+
+
+class Context(Caller):
+    """The database as of one moment, and who asks. Passed to every query as its first argument."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        identity: Identity,
+        *,
+        function: str,
+        kind: Kind = "query",
+        trace_id: str | None = None,
+        events: Events | None = None,
+        observe: Callable[[Executed], None] | None = None,
+    ) -> None:
+        """`observe` hears of every statement before it is sent. Transaction, role and claims are
+        the caller's business."""
+        super().__init__(identity, function, kind, trace_id or "")
+        self._connection = connection
+        self._events = events
+        self._observe = observe
+        self._lock = asyncio.Lock()
+        self._running: asyncio.Task[Any] | None = None
+        self._closed = False
+
+    async def fetch(self, sql: str, /, *args: Any, **named: Any) -> list[Any]:
+        """All rows, as dictionaries."""
+        return (await self._send(sql, args, named)).rows
+
+    async def fetch_one(self, sql: str, /, *args: Any, **named: Any) -> Any:
+        """The row, as a dictionary; None if there is none. An error if there are several."""
+        fetched = await self._send(sql, args, named)
+        return _only(fetched)
+
+    async def fetch_value(self, sql: str, /, *args: Any, **named: Any) -> Any:
+        """The first column of the row; None if there is none. An error if there are several."""
+        row = _only(await self._send(sql, args, named))
+        return None if row is None else next(iter(row.values()), None)
+
+    def close(self) -> None:
+        """From here on every use raises: the function has returned, or took too long. A statement
+        that is under way is given up; the connection stays locked until it is."""
+        self._closed = True
+        if self._running is not None:
+            self._running.cancel()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError(
+                f"{self.kind} {self.function} used its context after it was over",
+                hint="A context is good for one call: await everything before returning.",
+            )
+
+    async def _send(self, sql: str, args: tuple[Any, ...], named: dict[str, Any]) -> Fetched:
+        text, values = placed(sql, args, named)
+        async with self._lock:
+            self._check_open()
+            sending = Sending(self._connection, text, values)
+            if self._observe is not None:
+                self._observe(Executed(sending.statement, values))
+            self._running = asyncio.current_task()
+            try:
+                return await self._told(sending, values)
+            finally:
+                self._running = None
+
+    async def _told(self, sending: Sending, values: tuple[Any, ...]) -> Fetched:
+        """Send it, and tell those who listen."""
+        if self._events is None or not self._events.wanted("query"):
+            return await sending.fetch(limits.QUERY_ROWS_MAX)
+        event = QueryEvent(
+            function=self.function,
+            kind=self.kind,
+            sql=sending.statement.sql,
+            parameters=values,
+            operation=_first_word(sending.statement.sql),
+            rows=0,
+            seconds=0.0,
+            trace_id=self.trace_id,
+            user_id=self.user,
+        )
+        began = time.perf_counter()
+        news: dict[str, Any] = {}
+        try:
+            fetched = await sending.fetch(limits.QUERY_ROWS_MAX)
+            news = {"operation": fetched.command, "rows": fetched.count}
+            return fetched
+        except BaseException as error:
+            news = {"error": _code(error)}
+            raise
+        finally:
+            news["seconds"] = time.perf_counter() - began
+            self._events.emit(msgspec.structs.replace(event, **news))
+
+
+def _code(error: BaseException) -> str:
+    match error:
+        case psycopg.Error():
+            return error.sqlstate or "connection"
+        case HeadwaterError():
+            return error.code
+    return "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
+
+
+class MutationContext(Context):
+    """A context that can write."""
+
+    def __init__(self, connection: Connection, identity: Identity, **options: Any) -> None:
+        super().__init__(connection, identity, kind="mutation", **options)
+
+    async def execute(self, sql: str, /, *args: Any, **named: Any) -> int:
+        """Execute a statement; how many rows it wrote or found."""
+        return (await self._send(sql, args, named)).count
+
+    @property
+    def connection(self) -> Connection:
+        """The psycopg connection inside the transaction: for COPY, executemany, savepoints, …"""
+        self._check_open()
+        return self._connection
+
+
+def _only(fetched: Fetched) -> dict[str, Any] | None:
+    if len(fetched.rows) > 1:
+        raise ResultError(
+            f"a statement was to return one row, and returned {len(fetched.rows):,}",
+            code="several_rows",
+            hint="Use ctx.fetch, or give the statement a limit.",
+        )
+    return fetched.rows[0] if fetched.rows else None
+
+
+def _first_word(sql: str) -> str:
+    return (sql.split(None, 1) or [""])[0].lower()
+
+
+# ------------------------------------------------------------------------ for threads
+
+
+class BlockingContext(Caller):
+    """A context for a function that is not async and runs in a thread: the same methods, which
+    block."""
+
+    def __init__(self, context: Context, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(context.identity, context.function, context.kind, context.trace_id)
+        self._context = context
+        self._loop = loop
+        self._under_way: Future[Any] | None = None
+        self._closed = False
+
+    def fetch(self, sql: str, /, *args: Any, **named: Any) -> list[Any]:
+        """All rows, as dictionaries."""
+        return self.wait(self._context.fetch(sql, *args, **named))
+
+    def fetch_one(self, sql: str, /, *args: Any, **named: Any) -> Any:
+        """The row, as a dictionary; None if there is none. An error if there are several."""
+        return self.wait(self._context.fetch_one(sql, *args, **named))
+
+    def fetch_value(self, sql: str, /, *args: Any, **named: Any) -> Any:
+        """The first column of the row; None if there is none. An error if there are several."""
+        return self.wait(self._context.fetch_value(sql, *args, **named))
+
+    def execute(self, sql: str, /, *args: Any, **named: Any) -> int:
+        """Execute a statement; how many rows it wrote or found. In mutations only."""
+        return self.wait(self.writing.execute(sql, *args, **named))
+
+    @property
+    def writing(self) -> MutationContext:
+        if not isinstance(self._context, MutationContext):
+            raise ConfigError(
+                f"query {self.function} wants to write", hint="Make it a mutation: @hw.mutation."
+            )
+        return self._context
+
+    @property
+    def context(self) -> Context:
+        """The context whose methods are awaited."""
+        return self._context
+
+    def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Have the event loop do something, and wait for it."""
+        if self._closed:
+            work.close()
+            self._context._check_open()
+            raise _over(self)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._under_way = future
+        try:
+            return future.result()
+        except CancelledError:
+            raise _over(self) from None
+        finally:
+            self._under_way = None
+
+    def close(self) -> None:
+        """From here on every use raises, and what is under way is given up."""
+        self._closed = True
+        if self._under_way is not None:
+            self._under_way.cancel()
+
+
+def _over(caller: Caller) -> ConfigError:
+    return ConfigError(
+        f"{caller.kind} {caller.function} went on after it was over",
+        hint="It took too long, or whoever called has gone; nothing it does counts any more.",
+    )

@@ -1,0 +1,161 @@
+"""The event bus: tells the application what is executed, what fails and what changes."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+import time
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from headwater.errors import ConfigError
+from headwater.limits import EVENT_HANDLERS_AT_ONCE, EVENTS_DROPPED_SECONDS
+from headwater.model import Actor, Key, Position
+
+logger = logging.getLogger(__name__)
+
+
+class QueryEvent(msgspec.Struct, frozen=True):
+    """A statement was executed for a query or a mutation."""
+
+    function: str
+    kind: Literal["query", "mutation"]
+    sql: str
+    parameters: tuple[Any, ...]
+    """Redacted to the names of their types unless the handler asked for them."""
+    operation: str
+    """What it did: `select`, `insert`, `update`, `delete`, …"""
+    rows: int
+    seconds: float
+    trace_id: str
+    user_id: str | None = None
+    error: str | None = None
+    """The code of the error that it met."""
+
+
+class ErrorEvent(msgspec.Struct, frozen=True):
+    """A query or a mutation failed."""
+
+    function: str
+    kind: Literal["query", "mutation"]
+    error: Exception
+    code: str
+    error_id: str | None
+    """For unexpected errors: what the caller was told instead of the details."""
+    trace_id: str
+    user_id: str | None = None
+
+
+class ChangeEvent(msgspec.Struct, frozen=True):
+    """A row changed, as the log tells it."""
+
+    table: str
+    operation: str
+    key: Key
+    changed: tuple[str, ...]
+    at: datetime
+    actor: Actor
+    position: Position
+
+
+Event: TypeAlias = QueryEvent | ErrorEvent | ChangeEvent
+EventName: TypeAlias = Literal["query", "error", "change"]
+Handler: TypeAlias = Callable[[Any], object]
+
+
+class _Wish(msgspec.Struct, frozen=True):
+    handler: Handler
+    parameters: bool
+
+
+class Events:
+    """Who wants to hear of what.
+
+    A handler that is not async is called at once and should be quick. An async one runs as a task
+    of its own. What a handler raises is logged and harms nobody.
+    """
+
+    def __init__(self) -> None:
+        self._wishes: dict[EventName, list[_Wish]] = {"query": [], "error": [], "change": []}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._dropped = 0
+        self._said_at = -math.inf
+
+    def on(self, name: EventName, handler: Handler, *, parameters: bool = False) -> None:
+        """Have the handler called with every event of that name. With `parameters`, statements
+        come with the values of their parameters."""
+        if name not in self._wishes:
+            raise ConfigError(
+                f"there is no event {name!r}",
+                hint=f"Events are {', '.join(self._wishes)}.",
+            )
+        self._wishes[name].append(_Wish(handler, parameters))
+
+    def wanted(self, name: EventName) -> bool:
+        """Whether anybody listens: what costs something is done only then."""
+        return bool(self._wishes[name])
+
+    def emit(self, event: Event) -> None:
+        """Tell everybody. Never raises and never waits."""
+        match event:
+            case QueryEvent():
+                redacted = _redacted(event)
+                for wish in self._wishes["query"]:
+                    self._tell(wish.handler, event if wish.parameters else redacted)
+            case ErrorEvent():
+                for wish in self._wishes["error"]:
+                    self._tell(wish.handler, event)
+            case ChangeEvent():
+                for wish in self._wishes["change"]:
+                    self._tell(wish.handler, event)
+
+    def _tell(self, handler: Handler, event: Event) -> None:
+        try:
+            # What is async need not say so: an object, or a function around another, may be.
+            work = handler(event)
+            if not inspect.iscoroutine(work):
+                return
+            if len(self._tasks) >= EVENT_HANDLERS_AT_ONCE:
+                work.close()
+                self._drop()
+            else:
+                task = asyncio.get_running_loop().create_task(_awaited(work, event))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        except Exception:
+            logger.exception("a handler of %s failed", type(event).__name__)
+
+    def _drop(self) -> None:
+        self._dropped += 1
+        now = time.monotonic()
+        if now - self._said_at >= EVENTS_DROPPED_SECONDS:
+            logger.warning(
+                "%d events were dropped: %d handlers are still at work",
+                self._dropped,
+                len(self._tasks),
+            )
+            self._dropped, self._said_at = 0, now
+
+    async def close(self) -> None:
+        """End the handlers that are still at work."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _awaited(work: Coroutine[Any, Any, object], event: Event) -> None:
+    try:
+        await work
+    except Exception:
+        logger.exception("a handler of %s failed", type(event).__name__)
+
+
+def _redacted(event: QueryEvent) -> QueryEvent:
+    names = tuple(type(value).__name__ for value in event.parameters)
+    return msgspec.structs.replace(event, parameters=names)

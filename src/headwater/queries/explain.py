@@ -1,0 +1,49 @@
+"""What a query reads, found as the hub finds it: by running it once and asking the database."""
+
+from __future__ import annotations
+
+from headwater.database import connect
+from headwater.errors import FunctionFailed, HeadwaterError
+from headwater.identity import ANONYMOUS
+from headwater.queries.acting import begin, statement_timeout
+from headwater.queries.analysis import Analysis, Analyst
+from headwater.queries.context import Context
+from headwater.queries.functions import Arguments, Query
+from headwater.queries.running import bounded
+from headwater.queries.statements import Executed
+
+
+async def explain(
+    url: str, query: Query, arguments: Arguments, seconds: float
+) -> list[tuple[Executed, Analysis]]:
+    """The statements that a query runs, each with what it reads. For those who wrote it: what goes
+    wrong is told as it is."""
+    try:
+        executed = await _run(url, query, arguments, query.timeout or seconds)
+    except HeadwaterError:
+        raise
+    except Exception as error:
+        raise FunctionFailed(f"{query.label} failed: {type(error).__name__}: {error}") from error
+    return await analyse(url, executed)
+
+
+async def analyse(url: str, executed: list[Executed]) -> list[tuple[Executed, Analysis]]:
+    """What each statement reads."""
+    analyst = Analyst(url)
+    try:
+        return [(each, await analyst.analyse(each.statement)) for each in executed]
+    finally:
+        await analyst.close()
+
+
+async def _run(url: str, query: Query, arguments: Arguments, seconds: float) -> list[Executed]:
+    executed: list[Executed] = []
+    connection = await connect(url, purpose="explain")
+    try:
+        how = statement_timeout(seconds)
+        await begin(connection, "begin isolation level repeatable read read only", how)
+        context = Context(connection, ANONYMOUS, function=query.name, observe=executed.append)
+        await bounded(query, context, arguments, seconds)
+    finally:
+        await connection.close()
+    return executed

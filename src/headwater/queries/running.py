@@ -1,0 +1,105 @@
+"""Runs a function within its time, and queries by themselves for a program that calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from psycopg.errors import QueryCanceled
+
+from headwater.database import Connection
+from headwater.errors import LimitExceeded
+from headwater.identity import Identity
+from headwater.queries.acting import as_whom, begin, statement_timeout, trace_id_of
+from headwater.queries.context import Context
+from headwater.queries.events import Events
+from headwater.queries.failures import as_error, timed_out
+from headwater.queries.functions import Arguments, Function, Query
+from headwater.queries.pool import Pool, PoolBusy
+from headwater.settings import Settings
+
+
+async def bounded(
+    function: Function, context: Context, arguments: Arguments, seconds: float
+) -> Any:
+    """What the function returned, TimedOut if that took too long. The context is closed then."""
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(seconds) as timer:
+            return await function.run(context, arguments)
+    except TimeoutError as error:
+        if timer.expired():
+            raise timed_out(function, seconds) from error
+        raise
+    except QueryCanceled as error:
+        # The database looks at the same clock and may be first; or the function set another time.
+        if time.monotonic() - began > seconds * 0.9:
+            raise timed_out(function, seconds) from error
+        raise
+    except BaseException as error:
+        if _is_ours(error):
+            raise
+        # Whoever runs us would take it for its own end, and nobody would be answered.
+        raise RuntimeError(f"{function.label} raised {type(error).__name__}") from error
+    finally:
+        context.close()
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether it is an error, or meant for the task or program that runs the function."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError):
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, Exception | KeyboardInterrupt | GeneratorExit)
+
+
+class Direct:
+    """Queries that a program calls by itself: each in a snapshot of its own, and not kept."""
+
+    def __init__(self, url: str, settings: Settings, *, events: Events | None = None) -> None:
+        self._timeout = settings.query_timeout_period.total_seconds()
+        self._pool = Pool(url, settings.query_concurrency, purpose="query")
+        self._events = events
+
+    async def run(self, query: Query, arguments: Arguments, identity: Identity) -> Any:
+        """What it returned, as its declared type."""
+        trace_id, identity = trace_id_of(), query.identity(identity)
+        try:
+            return query.convert(await self._run(query, arguments, identity, trace_id))
+        except Exception as error:
+            found = as_error(
+                error, query, identity=identity, trace_id=trace_id, events=self._events
+            )
+            if found is error:
+                raise
+            raise found from error
+
+    async def _run(
+        self, query: Query, arguments: Arguments, identity: Identity, trace_id: str
+    ) -> Any:
+        seconds = query.timeout or self._timeout
+
+        async def begun(connection: Connection) -> None:
+            settings = [*statement_timeout(seconds), *as_whom(identity)]
+            await begin(connection, "begin isolation level repeatable read read only", settings)
+
+        try:
+            async with self._pool.begun(begun, wait=seconds) as connection:
+                context = Context(
+                    connection,
+                    identity,
+                    function=query.name,
+                    trace_id=trace_id,
+                    events=self._events,
+                )
+                return await bounded(query, context, arguments, seconds)
+        except PoolBusy:
+            raise LimitExceeded(
+                f"{query.label} waited {seconds:g} s for one of {self._pool.size} connections",
+                code="queries_busy",
+                hint="Raise the setting query_concurrency, or make queries quicker.",
+            ) from None
+
+    async def close(self) -> None:
+        await self._pool.close()

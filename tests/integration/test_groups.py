@@ -1,0 +1,657 @@
+"""Reactive queries over a real database: who is executed when, and what subscribers are told."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from headwater import limits
+from headwater.database import Connection
+from headwater.errors import (
+    CaptureError,
+    Forbidden,
+    FunctionFailed,
+    InvalidQuery,
+    Refused,
+    ResultError,
+    ResyncRequired,
+    TimedOut,
+)
+from headwater.hub.group import Seen
+from headwater.hub.groups import Answered
+from headwater.hub.hub import Hub
+from headwater.identity import ANONYMOUS, Identity
+from headwater.model import Position
+from headwater.protocol import Deltas, Failed, Reset, Result, Snapshot
+from headwater.queries.context import Context
+from headwater.queries.functions import Query
+from headwater.settings import Settings
+from tests.hub import Recorder, answer
+from tests.support import enable, run
+
+ORDERS = "create table orders (id int primary key, region int, amount int, note text)"
+
+
+@pytest.fixture
+async def orders(connection: Connection) -> Connection:
+    await run(
+        connection,
+        ORDERS,
+        "insert into orders select i, i % 5, i % 37, 'n' || i from generate_series(1, 50) i",
+        "create table other (id int primary key, n int)",
+        "insert into other values (1, 0)",
+    )
+    await enable(connection, "orders")
+    await enable(connection, "other")
+    return connection
+
+
+async def in_region(ctx: Context, region: int) -> Any:
+    return await ctx.fetch("select * from orders where region = %s order by id", region)
+
+
+def query(body: Callable[..., Awaitable[Any]], **options: Any) -> Query:
+    return Query(body.__name__, body, **options)
+
+
+IN_REGION = query(in_region, key="id")
+ANN = Identity("ann", "acme", claims={"sub": "ann"})
+BOB = Identity("bob", "acme", claims={"sub": "bob"})
+
+
+class Follower(Recorder):
+    """A recorder that is subscribed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handle: Any = None
+
+    async def follow(
+        self, hub: Hub, query: Query, identity: Identity = ANONYMOUS, **options: Any
+    ) -> Follower:
+        args = options.pop("args", {})
+        self.handle = await hub.groups.subscribe(query, query.bind(args), identity, self, **options)
+        return self
+
+    async def until_value(self, value: Any) -> None:
+        await self.until(lambda: self.failure is None and self.value == value)
+
+
+def executions(hub: Hub) -> int:
+    """How often a query was executed so far."""
+    (metric,) = hub.metrics.query_executions.collect()
+    return int(sum(each.value for each in metric.samples if each.name.endswith("_total")))
+
+
+async def settle(hub: Hub) -> None:
+    """Wait until nothing is wanted or under way."""
+    async with asyncio.timeout(30):
+        await hub.next_flush()
+        while any(group.state != "idle" for group in hub.groups):
+            await hub.next_flush()
+
+
+async def rows(connection: Connection, region: int) -> list[dict[str, Any]]:
+    return await answer(connection, f"select * from orders where region = {region} order by id")
+
+
+def decoded(answered: Answered) -> Any:
+    import msgspec
+
+    return msgspec.json.decode(answered.value)
+
+
+# ------------------------------------------------------------------------ results
+
+
+async def test_a_subscriber_gets_the_result_and_every_later_one(
+    url: str, orders: Connection
+) -> None:
+    async with Hub(url) as hub:
+        follower = await Follower().follow(hub, IN_REGION, args={"region": 2})
+        assert follower.value == await rows(orders, 2)
+        for change in (
+            "insert into orders values (100, 2, 5, 'new')",
+            "update orders set note = 'x' where id = 100",
+            "update orders set region = 3 where id = 100",
+            "delete from orders where id = 2",
+            "truncate orders",
+        ):
+            await run(orders, change)
+            await follower.until_value(await rows(orders, 2))
+        assert all(isinstance(each, Result) for each in follower.messages)
+        position = Position.parse(follower.messages[-1].position)
+        assert hub.position is not None
+        assert hub.position.covers(position)
+
+
+async def test_a_result_that_did_not_change_is_not_sent_again(url: str, orders: Connection) -> None:
+    async with Hub(url) as hub:
+        follower = await Follower().follow(hub, IN_REGION, args={"region": 2})
+        await run(orders, "update orders set id = 1007 where id = 7")
+        await follower.until_value(await rows(orders, 2))
+        await run(orders, "begin", "update orders set id = 7 where id = 1007", "commit")
+        await follower.until_value(await rows(orders, 2))
+        sent = len(follower.messages)
+        await run(
+            orders,
+            "begin",
+            "delete from orders where id = 7",
+            "insert into orders values (7, 2, 7, 'n7')",
+            "commit",
+        )
+        await settle(hub)
+        assert len(follower.messages) == sent
+
+
+async def test_rows_are_told_by_key_where_that_was_asked_for(url: str, orders: Connection) -> None:
+    chance = random.Random(3)
+    async with Hub(url) as hub:
+        by_row = await Follower().follow(hub, IN_REGION, args={"region": 2}, delta=True)
+        whole = await Follower().follow(hub, IN_REGION, args={"region": 2})
+        assert isinstance(by_row.messages[0], Snapshot)
+        for i in range(40):
+            key = chance.randint(1, 60)
+            await run(
+                orders,
+                chance.choice(
+                    [
+                        f"insert into orders values ({200 + i}, 2, 1, 'new')",
+                        f"update orders set region = {chance.choice([1, 2])} where id = {key}",
+                        f"update orders set note = 'u{i}' where id = {key}",
+                        f"delete from orders where id = {key}",
+                        f"update orders set id = {300 + i} where id = {key}",
+                    ]
+                ),
+            )
+            await by_row.until_rows(await rows(orders, 2))
+            await whole.until_value(await rows(orders, 2))
+        assert {type(each) for each in by_row.messages} == {Snapshot, Deltas}
+        await run(
+            orders, "insert into orders select i, 2, 0, 'm' from generate_series(1000, 3000) i"
+        )
+        await by_row.until_rows(await rows(orders, 2))
+        assert isinstance(by_row.messages[-1], Reset)
+
+
+async def test_rows_without_a_key_of_their_own_cannot_be_told_by_key(
+    url: str, orders: Connection
+) -> None:
+    async def regions(ctx: Context) -> Any:
+        return await ctx.fetch("select region from orders order by id")
+
+    async with Hub(url) as hub:
+        with pytest.raises(InvalidQuery, match="has no key"):
+            await Follower().follow(hub, query(regions), delta=True)
+        with pytest.raises(ResultError, match="two rows have the key"):
+            await Follower().follow(hub, query(regions, key="region"), delta=True)
+        whole = await Follower().follow(hub, query(regions, key="region"))
+        assert len(whole.value) == 50
+
+
+# ------------------------------------------------------------------------ sharing
+
+
+async def test_fifty_clients_share_one_execution_a_flush(url: str, orders: Connection) -> None:
+    async with Hub(url) as hub:
+        followers = [await Follower().follow(hub, IN_REGION, args={"region": 2}) for _ in range(50)]
+        await settle(hub)
+        before = executions(hub)
+        await run(orders, "update orders set note = 'once' where id = 2")
+        for follower in followers:
+            await follower.until_value(await rows(orders, 2))
+        await settle(hub)
+        assert executions(hub) - before == 1
+        assert len({id(follower.frames[-1]) for follower in followers}) == 1
+
+
+async def test_a_change_executes_only_the_queries_it_may_concern(
+    url: str, orders: Connection
+) -> None:
+    async def amounts(ctx: Context, region: int) -> Any:
+        return await ctx.fetch("select id, amount from orders where region = %s", region)
+
+    async def executed_by(*statements: str) -> int:
+        before = executions(hub)
+        await run(orders, *statements)
+        await settle(hub)
+        return executions(hub) - before
+
+    async with Hub(url) as hub:
+        regional = query(amounts)
+        followers = await asyncio.gather(
+            *(Follower().follow(hub, regional, args={"region": region}) for region in range(1000))
+        )
+        await settle(hub)
+        assert await executed_by("update orders set amount = 1000 where id = 2") == 1
+        assert await executed_by("update orders set region = 999 where id = 2") == 2
+        assert await executed_by("insert into orders values (2000, 700, 1, '')") == 1
+        assert await executed_by("insert into orders values (2001, 5000, 1, '')") == 0
+        assert await executed_by("update orders set note = 'unused' where region < 3") == 0
+        assert await executed_by("update other set n = 100") == 0
+        assert followers[999].value == [{"id": 2, "amount": 1000}]
+        assert followers[700].value == [{"id": 2000, "amount": 1}]
+
+
+async def test_two_users_never_share_a_group(url: str, orders: Connection) -> None:
+    async def mine(ctx: Context) -> Any:
+        return [ctx.user, ctx.tenant, await ctx.fetch_value("select count(*) from orders")]
+
+    async with Hub(url) as hub:
+        ann, bob, nobody = [
+            [await Follower().follow(hub, query(mine), who) for _ in range(2)]
+            for who in (ANN, BOB, ANONYMOUS)
+        ]
+        await run(orders, "delete from orders where id = 1")
+        for followers, user, tenant in (
+            (ann, "ann", "acme"),
+            (bob, "bob", "acme"),
+            (nobody, None, None),
+        ):
+            for follower in followers:
+                await follower.until_value([user, tenant, 49])
+        assert len(list(hub.groups)) == 3
+
+
+async def test_a_shared_query_does_not_know_who_asks(url: str, orders: Connection) -> None:
+    async def ours(ctx: Context) -> Any:
+        return [ctx.user, ctx.tenant, ctx.claims]
+
+    async with Hub(url) as hub:
+        shared = query(ours, share="tenant")
+        for who in (ANN, BOB):
+            assert (await Follower().follow(hub, shared, who)).value == [None, "acme", {}]
+        assert len(list(hub.groups)) == 1
+
+
+async def test_arguments_that_differ_only_in_type_do_not_collide(
+    url: str, orders: Connection
+) -> None:
+    async def echo(ctx: Context, value: Any) -> Any:
+        return [type(value).__name__, value]
+
+    async with Hub(url) as hub:
+        for value in (1, 1.0, True, "1", None, [1], {"a": 1}, {"a": 1.0}):
+            answered = await hub.groups.call(
+                query(echo), query(echo).bind({"value": value}), ANONYMOUS
+            )
+            assert decoded(answered) == [type(value).__name__, value]
+            assert type(decoded(answered)[1]) is type(value)
+
+
+# ------------------------------------------------------------------------ calls
+
+
+async def test_a_call_is_served_from_memory_until_a_change_concerns_it(
+    url: str, orders: Connection
+) -> None:
+    async def call() -> Any:
+        arguments = IN_REGION.bind({"region": 2})
+        return decoded(await hub.groups.call(IN_REGION, arguments, ANONYMOUS))
+
+    async with Hub(url) as hub:
+        await call()
+        assert await call() == await rows(orders, 2)
+        await settle(hub)
+        before = executions(hub)
+        assert await call() == await rows(orders, 2)
+        assert executions(hub) == before
+        await run(orders, "delete from orders where id = 2")
+        await hub.next_flush()
+        assert await call() == await rows(orders, 2)
+        assert executions(hub) > before
+
+
+async def test_a_call_after_a_position_contains_it(url: str, orders: Connection) -> None:
+    async with Hub(url) as hub:
+        arguments = IN_REGION.bind({"region": 2})
+        for i in range(20):
+            await run(orders, f"update orders set amount = {1000 + i} where id = 2")
+            cursor = await orders.execute(
+                "select headwater.log_id() || '-' || pg_current_snapshot()"
+            )
+            ((text,),) = await cursor.fetchall()
+            answered = await hub.groups.call(
+                IN_REGION, arguments, ANONYMOUS, after=Position.parse(text)
+            )
+            assert decoded(answered)[0]["amount"] == 1000 + i
+            assert Position.parse(answered.position).log == hub.position.log  # type: ignore[union-attr]
+        with pytest.raises(ResyncRequired, match="ahead of it"):
+            await hub.groups.call(
+                IN_REGION, arguments, ANONYMOUS, after=Position.parse("aaaaaaaa-1:99999999:")
+            )
+
+
+async def test_results_are_forgotten_when_there_are_too_many(url: str, orders: Connection) -> None:
+    settings = Settings(query_cache_bytes=2_000, query_cache_entry_bytes=1_500)
+    async with Hub(url, settings=settings) as hub:
+        for region in (*range(5), *range(5)):
+            arguments = IN_REGION.bind({"region": region})
+            answered = await hub.groups.call(IN_REGION, arguments, ANONYMOUS)
+            assert decoded(answered) == await rows(orders, region)
+        await settle(hub)
+        assert sum(group.size for group in hub.groups) <= 2_000
+        follower = await Follower().follow(hub, IN_REGION, args={"region": 1})
+        late = await Follower().follow(hub, IN_REGION, args={"region": 1})
+        await run(orders, "delete from orders where id = 1")
+        for each in (follower, late):
+            await each.until_value(await rows(orders, 1))
+
+
+# ------------------------------------------------------------------------ failures
+
+
+async def test_a_query_that_fails_is_told_and_recovers(url: str, orders: Connection) -> None:
+    async def share(ctx: Context) -> Any:
+        return await ctx.fetch_value("select 100 / n from other")
+
+    async with Hub(url) as hub:
+        bystander = await Follower().follow(hub, IN_REGION, args={"region": 2})
+        with pytest.raises(FunctionFailed, match="the log has it under"):
+            await Follower().follow(hub, query(share))
+        await run(orders, "update other set n = 5")
+        await settle(hub)
+        follower = await Follower().follow(hub, query(share))
+        assert follower.value == 20
+        await run(orders, "update other set n = 0")
+        await follower.until(lambda: follower.failure is not None)
+        assert follower.failure is not None
+        assert follower.failure.code == "function_failed"
+        assert "division" not in follower.failure.message
+        await run(orders, "update other set n = 5")
+        await follower.until_value(20)
+        await run(orders, "delete from orders where id = 2")
+        await bystander.until_value(await rows(orders, 2))
+        assert bystander.kinds() == ["result", "result"]
+
+
+async def test_a_query_that_fails_without_the_databases_doing_is_tried_again(
+    url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weather = {"fine": True}
+
+    async def forecast(ctx: Context) -> Any:
+        n = await ctx.fetch_value("select n from other")
+        if not weather["fine"]:
+            raise RuntimeError("storm")
+        return n
+
+    monkeypatch.setattr("headwater.hub.group._RETRY_FIRST", 0.01)
+    async with Hub(url) as hub:
+        follower = await Follower().follow(hub, query(forecast))
+        weather["fine"] = False
+        await run(orders, "update other set n = 1")
+        await follower.until(lambda: follower.failure is not None)
+        weather["fine"] = True
+        await follower.until_value(1)
+        assert [type(each) for each in follower.messages] == [Result, Failed, Result]
+
+
+async def test_an_error_of_the_applications_own_reaches_the_subscriber_as_it_is(
+    url: str, orders: Connection
+) -> None:
+    async def guarded(ctx: Context) -> Any:
+        if await ctx.fetch_value("select n from other"):
+            raise Refused("closed for today", code="closed", hint="Come back tomorrow.")
+        return "open"
+
+    async with Hub(url) as hub:
+        follower = await Follower().follow(hub, query(guarded))
+        await run(orders, "update other set n = 1")
+        await follower.until(lambda: follower.failure is not None)
+        assert follower.failure is not None
+        told = (follower.failure.code, follower.failure.message, follower.failure.hint)
+        assert told == ("closed", "closed for today", "Come back tomorrow.")
+        with pytest.raises(Refused, match="closed for today"):
+            await Follower().follow(hub, query(guarded))
+
+
+async def test_a_query_that_takes_too_long_holds_up_nobody(url: str, orders: Connection) -> None:
+    async def slow(ctx: Context) -> Any:
+        n = await ctx.fetch_value("select n from other")
+        await ctx.fetch("select pg_sleep(%s)", 60 if n else 0)
+        return n
+
+    async with Hub(url) as hub:
+        sleeper = await Follower().follow(hub, query(slow, timeout=0.5))
+        follower = await Follower().follow(hub, IN_REGION, args={"region": 2})
+        await settle(hub)
+        await run(orders, "update other set n = 1")
+        await hub.next_flush()
+        for i in range(5):
+            await run(orders, f"update orders set note = 'n{i}' where id = 2")
+            await follower.until_value(await rows(orders, 2))
+        await sleeper.until(lambda: sleeper.failure is not None)
+        assert sleeper.failure is not None
+        assert (sleeper.failure.code, sleeper.failure.retryable) == ("timed_out", True)
+        await run(orders, "update other set n = 0")
+        await sleeper.until(lambda: sleeper.failure is None)
+        await run(orders, "update other set n = 1")
+        await hub.next_flush()
+        arguments = query(slow).bind({})
+        with pytest.raises(TimedOut, match=r"query slow took longer than 0.5 seconds"):
+            await hub.groups.call(query(slow, timeout=0.5), arguments, ANN)
+
+
+async def test_a_result_that_is_too_large_or_cannot_be_encoded(
+    url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def padded(ctx: Context) -> Any:
+        n = await ctx.fetch_value("select n from other")
+        return ["x" * 1_000_000] * n
+
+    async def odd(ctx: Context) -> Any:
+        n = await ctx.fetch_value("select n from other")
+        return object() if n else "fine"
+
+    async with Hub(url) as hub:
+        large = await Follower().follow(hub, query(padded))
+        strange = await Follower().follow(hub, query(odd))
+        await run(orders, "update other set n = 50")
+        for follower, code in ((large, "result_too_large"), (strange, "result")):
+            await follower.until(lambda follower=follower: follower.failure is not None)  # type: ignore[misc]
+            assert follower.failure is not None
+            assert follower.failure.code == code
+        await run(orders, "update other set n = 0")
+        await large.until_value([])
+        await strange.until_value("fine")
+
+
+async def test_what_is_not_captured_can_be_called_and_not_followed(
+    url: str, orders: Connection
+) -> None:
+    async def plain(ctx: Context) -> Any:
+        return await ctx.fetch("select * from uncaptured")
+
+    await run(orders, "create table uncaptured (id int primary key)")
+    async with Hub(url) as hub:
+        with pytest.raises(CaptureError, match=r"reads uncaptured, whose changes are not captured"):
+            await Follower().follow(hub, query(plain))
+        arguments = query(plain).bind({})
+        assert decoded(await hub.groups.call(query(plain), arguments, ANONYMOUS)) == []
+        await run(orders, "insert into uncaptured values (1)")
+        assert decoded(await hub.groups.call(query(plain), arguments, ANONYMOUS)) == [{"id": 1}]
+        await enable(orders, "uncaptured")
+        await hub.groups.recheck()
+        follower = await Follower().follow(hub, query(plain))
+        await run(orders, "insert into uncaptured values (2)")
+        await follower.until_value([{"id": 1}, {"id": 2}])
+        await run(orders, "select headwater.disable_reactivity('uncaptured')")
+        await hub.groups.recheck()
+        await follower.until(lambda: follower.failure is not None)
+        told = len(follower.messages)
+        follower.handle.resync("overflow")
+        assert [type(each) for each in follower.messages[told:]] == [Failed]
+        await run(orders, "insert into uncaptured values (3)")
+        await enable(orders, "uncaptured")
+        await hub.groups.recheck()
+        await follower.until_value([{"id": 1}, {"id": 2}, {"id": 3}])
+
+
+# ------------------------------------------------------------------------ roles
+
+
+async def test_a_query_runs_as_the_callers_role_and_leaves_nothing_behind(
+    url: str, orders: Connection
+) -> None:
+    role = f"reader_{random.randrange(10**9)}"
+    await run(
+        orders,
+        f"create role {role}",
+        f"grant select on orders to {role}",
+        "alter table orders enable row level security",
+        "create policy p on orders using"
+        " (region = (current_setting('request.jwt.claims')::json->>'region')::int)",
+    )
+
+    async def who(ctx: Context) -> Any:
+        return [
+            await ctx.fetch_value("select current_user::text"),
+            await ctx.fetch_value("select count(*) from orders"),
+            await ctx.fetch_value(
+                "select coalesce(current_setting('request.jwt.claims', true), '')"
+            ),
+        ]
+
+    try:
+        async with Hub(url) as hub:
+            guest = Identity("g", role=role, claims={"region": 2})
+            assert (await Follower().follow(hub, query(who), guest)).value[:2] == [role, 10]
+            trusted = await Follower().follow(hub, query(who, trusted=True), guest)
+            assert trusted.value[1:] == [50, ""]
+
+            async def others(ctx: Context) -> Any:
+                return await ctx.fetch("select * from other")
+
+            with pytest.raises(Forbidden, match="permission denied"):
+                await Follower().follow(hub, query(others), guest)
+            with pytest.raises(Forbidden, match="there is no database role"):
+                await Follower().follow(hub, query(others), Identity("x", role="nobody_here"))
+            assert (await Follower().follow(hub, query(others))).value == [{"id": 1, "n": 0}]
+    finally:
+        await run(orders, f"drop owned by {role}", f"drop role {role}")
+
+
+async def test_a_new_identity_moves_a_subscription_to_another_group(
+    url: str, orders: Connection
+) -> None:
+    async def mine(ctx: Context) -> Any:
+        return [ctx.claims.get("plan"), await ctx.fetch_value("select n from other")]
+
+    async with Hub(url) as hub:
+        follower = await Follower().follow(hub, query(mine), ANN)
+        await follower.handle.change_identity(ANN)
+        assert len(follower.messages) == 1
+        better = Identity("ann", "acme", claims={"sub": "ann", "plan": "gold"})
+        await follower.handle.change_identity(better)
+        await follower.until_value(["gold", 0])
+        await run(orders, "update other set n = 3")
+        await follower.until_value(["gold", 3])
+        assert len(set(follower.views)) == 2
+
+
+# ------------------------------------------------------------------------ resuming, waiting
+
+
+async def test_one_who_comes_back_is_not_told_what_it_has(url: str, orders: Connection) -> None:
+    async with Hub(url) as hub:
+        first = await Follower().follow(hub, IN_REGION, args={"region": 2})
+        await settle(hub)
+        since = first.position
+        again = await Follower().follow(hub, IN_REGION, args={"region": 2}, since=since)
+        assert (again.resumed, again.messages) == ([True], [])
+        await run(orders, "delete from orders where id = 2")
+        await again.until_value(await rows(orders, 2))
+        behind = await Follower().follow(hub, IN_REGION, args={"region": 2}, since=since)
+        assert (behind.resumed, behind.value) == ([False], await rows(orders, 2))
+
+
+async def test_reached_means_that_queries_were_told(url: str, orders: Connection) -> None:
+    async with Hub(url) as hub:
+        follower = await Follower().follow(hub, IN_REGION, args={"region": 2})
+        for i in range(20):
+            await run(orders, f"update orders set amount = {i + 1000} where id = 2")
+            cursor = await orders.execute(
+                "select headwater.log_id() || '-' || pg_current_snapshot()"
+            )
+            ((text,),) = await cursor.fetchall()
+            await hub.reached(Position.parse(text), [follower.handle])
+            assert follower.value[0]["amount"] == i + 1000
+
+
+async def test_a_client_that_fell_behind_gets_the_present_result(
+    url: str, orders: Connection
+) -> None:
+    async with Hub(url, settings=Settings(query_cache_entry_bytes=10)) as hub:
+        follower = await Follower().follow(hub, IN_REGION, args={"region": 2})
+        by_row = await Follower().follow(hub, IN_REGION, args={"region": 2}, delta=True)
+        for each in (follower, by_row):
+            sent = len(each.messages)
+            each.handle.resync("overflow")
+            await each.until(lambda each=each, sent=sent: len(each.messages) > sent)  # type: ignore[misc]
+        assert follower.value == by_row.rows == await rows(orders, 2)
+        assert by_row.messages[-1].reason == "overflow"
+
+
+# ------------------------------------------------------------------------ the safety net
+
+
+async def test_the_sweep_finds_what_nobody_noticed(url: str, orders: Connection) -> None:
+    async with Hub(url, settings=Settings(query_sweep="1 second")) as hub:
+        follower = await Follower().follow(hub, IN_REGION, args={"region": 2})
+        await settle(hub)
+        await run(
+            orders,
+            "set session_replication_role = replica",  # no trigger fires
+            "update orders set note = 'unseen' where id = 2",
+            "set session_replication_role = origin",
+        )
+        await follower.until_value(await rows(orders, 2))
+        (metric,) = hub.metrics.query_sweep_found.collect()
+        assert metric.samples[0].value == 1
+
+
+async def test_the_last_one_to_leave_takes_the_group_along(url: str, orders: Connection) -> None:
+    async with Hub(url) as hub:
+        followers = [await Follower().follow(hub, IN_REGION, args={"region": 2}) for _ in range(2)]
+        await settle(hub)
+        for follower in followers:
+            follower.handle.close()
+        await run(orders, "delete from orders where id = 2")
+        await hub.next_flush()
+        assert list(hub.groups) == []
+        assert all(len(follower.messages) == 1 for follower in followers)
+
+
+async def test_there_are_at_most_so_many_groups(
+    url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "GROUPS_MAX", 2)
+    async with Hub(url) as hub:
+        for region in range(2):
+            await Follower().follow(hub, IN_REGION, args={"region": region})
+        with pytest.raises(Exception, match="more than 2 different queries"):
+            await Follower().follow(hub, IN_REGION, args={"region": 2})
+
+
+async def test_a_snapshot_older_than_what_a_replica_has_shown_is_not_used(
+    url: str, orders: Connection
+) -> None:
+    async with Hub(url) as hub:
+        follower = await Follower().follow(hub, IN_REGION, args={"region": 2})
+        await settle(hub)
+        assert hub.position is not None
+        ahead = hub.position.xmax + 3
+        (group,) = hub.groups
+        group.seen = Seen(Position(hub.position.log, ahead, ahead), 0)
+        await run(orders, "delete from orders where id = 2")
+        for _ in range(3):
+            await hub.next_flush()
+        assert (group.state, len(follower.messages)) == ("wanted", 1)
+        for key in (7, 12, 17):
+            await run(orders, f"delete from orders where id = {key}")
+        await follower.until_value(await rows(orders, 2))

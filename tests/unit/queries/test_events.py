@@ -1,0 +1,75 @@
+"""The event bus: who hears what, and that nobody is harmed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from headwater import limits
+from headwater.errors import ConfigError
+from headwater.queries.events import Events, QueryEvent
+
+EVENT = QueryEvent(
+    function="f", kind="query", sql="select $1, $2", parameters=("secret", 5), operation="select",
+    rows=1, seconds=0.1, trace_id="t",
+)  # fmt: skip
+
+
+async def test_parameters_are_redacted_unless_asked_for() -> None:
+    events, redacted, whole = Events(), list[QueryEvent](), list[QueryEvent]()
+    events.on("query", redacted.append)
+    events.on("query", whole.append, parameters=True)
+    events.emit(EVENT)
+    assert [event.parameters for event in redacted] == [("str", "int")]
+    assert whole == [EVENT]
+
+
+def test_wanted() -> None:
+    events = Events()
+    events.on("error", print)
+    assert (events.wanted("error"), events.wanted("query")) == (True, False)
+
+
+def test_an_event_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="there is no event 'queries'"):
+        Events().on("queries", print)  # type: ignore[arg-type]
+
+
+async def test_handlers_that_fail_harm_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    events, heard = Events(), asyncio.Event()
+
+    def fails(event: Any) -> None:
+        raise ValueError("at once")
+
+    async def fails_later(event: Any) -> None:
+        raise ValueError("later")
+
+    async def hears(event: Any) -> None:
+        heard.set()
+
+    for handler in (fails, fails_later, hears):
+        events.on("query", handler)
+    events.emit(EVENT)
+    await asyncio.wait_for(heard.wait(), 20)
+    assert [str(r.exc_info[1]) for r in caplog.records if r.exc_info] == ["at once", "later"]
+
+
+async def test_events_beyond_the_bound_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    events, go, heard = Events(), asyncio.Event(), 0
+
+    async def waits(event: Any) -> None:
+        nonlocal heard
+        heard += 1
+        await go.wait()
+
+    events.on("query", waits)
+    for _ in range(limits.EVENT_HANDLERS_AT_ONCE + 5):
+        events.emit(EVENT)
+    await asyncio.sleep(0)
+    assert heard == limits.EVENT_HANDLERS_AT_ONCE
+    warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    await events.close()
