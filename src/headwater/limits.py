@@ -382,6 +382,9 @@ QUERY_RETRY_SECONDS = (1.0, 60.0)
 QUERY_SHARE = 4
 """Queries of a flush that one connection takes, if there are enough of them."""
 
+QUERY_CONNECTIONS_QUICK = 8
+"""Connections for queries that are quick; more are opened where none has been begun for a while."""
+
 QUERY_SLOW_SECONDS = 0.02
 """Queries that have waited for so long are given to further connections."""
 

@@ -353,9 +353,10 @@ async def test_a_wait_that_takes_too_long(site: Site, monkeypatch: pytest.Monkey
 async def test_waits_of_a_session_over_sse(site: Site) -> None:
     async with site.events("/v1/stream") as stream:
         path = f"/v1/sessions/{(await stream.heard())['session']}/wait"
-        for position in ("yesterday", AHEAD):
+        refused = (("yesterday", 400, "invalid_query"), (AHEAD, 410, "resync"))
+        for position, status, code in refused:
             answer = await site.post(path, {"id": "w", "position": position})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_query")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
         answer = await site.post(path, {"id": "", "position": await site.place(60)})
         assert answer.status_code == 400
     answer = await site.post("/v1/sessions/nobody/wait", {"id": "w", "position": AHEAD})

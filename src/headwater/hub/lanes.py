@@ -53,6 +53,7 @@ class Lane:
         self._tasks: dict[asyncio.Task[None], int | None] = {}
         self._closing: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._begun = self._begun_before = 0
 
     @property
     def can_start(self) -> bool:
@@ -88,11 +89,12 @@ class Lane:
             self._timer = loop.call_later(limits.QUERY_SLOW_SECONDS, self._see)
 
     def _see(self) -> None:
-        """What still waits, waits for something slow."""
+        """What still waits may wait for something slow."""
         self._timer = None
         if self._is_waiting:
             if not self._idle:
                 self._connect_more()
+            self._begun_before = self._begun
             self._tell()
             self._look_later()
 
@@ -153,9 +155,12 @@ class Lane:
     # -------------------------------------------------------------------- connections
 
     def _connect_more(self) -> None:
-        """As many again as there are, at most."""
+        """As many again as there are, at most. While queries are quick, few are quicker than many:
+        only when none was begun for a while, there may be as many as the setting says."""
         waiting = len(self._wanted) + sum(map(len, self._shares))
-        room = min(self._size - self._open, max(1, self._open), waiting) - self._connecting
+        is_stuck = self._begun == self._begun_before
+        most = self._size if is_stuck else min(self._size, limits.QUERY_CONNECTIONS_QUICK)
+        room = min(most - self._open, max(1, self._open), waiting) - self._connecting
         for _ in range(room):
             self._connecting += 1
             self._spawn(self._connect())
@@ -219,6 +224,7 @@ class Lane:
             while usable and share:
                 group = share.popleft()
                 if group.is_needed:
+                    self._begun += 1
                     group.state = "running"
                     as_it_was = await self._execution.run(connection, group, moment, seen)
                     usable = as_it_was and _is_in_transaction(connection) and self._knows_us

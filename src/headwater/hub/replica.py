@@ -54,9 +54,11 @@ class Replica(Lane):
         """Share out what is wanted; it begins once the replica has come as far."""
         self._moment = moment
         share = self._take(lambda group: True)
+        # While the replica is waited for nobody else gets it, or it would wait for ever later ones.
+        self._shares.remove(share)
         if share:
-            for connection in self._take_connections(share):
-                self._spawn(self._begin(connection, share, moment), moment)
+            connections = self._take_connections(share)
+            self._spawn(self._begin(connections, share, moment), moment)
 
     def expect(self, moment: Moment) -> None:
         """How far it must have come to be used again."""
@@ -68,19 +70,27 @@ class Replica(Lane):
         if not self.is_up:
             self._look_again()
 
-    async def _begin(self, connection: Connection, share: deque[Group], moment: Moment) -> None:
+    async def _begin(
+        self, connections: list[Connection], share: deque[Group], moment: Moment
+    ) -> None:
+        log = moment.position.log
         shown = [group.seen.replayed for group in share if group.seen is not None]
         try:
-            await self._caught_up(connection, max([moment.written, *shown]), moment.position.log)
-            seen = await _begin_reading(connection, moment.position.log)
+            await self._caught_up(connections[0], max([moment.written, *shown]), log)
+            seen = [await _begin_reading(connection, log) for connection in connections]
         except (psycopg.Error, TimeoutError, HeadwaterError) as error:
-            self._drop(connection)
+            self._shares.append(share)
             self._give_up(str(error).strip() or "it does not answer")
+            for connection in connections:
+                self._drop(connection)
             return
         except asyncio.CancelledError:
-            await connection.close()
+            for connection in connections:
+                await connection.close()
             raise
-        await self._work(connection, share, moment, seen)
+        self._shares.append(share)
+        for connection, shows in zip(connections, seen, strict=True):
+            self._spawn(self._work(connection, share, moment, shows), moment)
 
     async def _caught_up(self, connection: Connection, needed: int, log: str) -> None:
         """Wait, within our patience, until everything up to that place in the WAL can be seen."""
