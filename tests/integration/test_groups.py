@@ -655,3 +655,29 @@ async def test_a_snapshot_older_than_what_a_replica_has_shown_is_not_used(
         for key in (7, 12, 17):
             await run(orders, f"delete from orders where id = {key}")
         await follower.until_value(await rows(orders, 2))
+
+
+async def test_connections_that_nobody_needs_are_closed(
+    url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow(ctx: Context, n: int) -> Any:
+        return await ctx.fetch_value("select pg_sleep(0.3)::text")
+
+    async def connections() -> int:
+        cursor = await orders.execute(
+            "select count(*) from pg_stat_activity"
+            " where application_name = 'headwater queries' and datname = current_database()"
+        )
+        ((count,),) = await cursor.fetchall()
+        return int(count)
+
+    async with Hub(url) as hub:
+        calls = (hub.groups.call(query(slow), query(slow).bind({"n": n}), ANN) for n in range(4))
+        await asyncio.gather(*calls)
+        await settle(hub)
+        assert await connections() > 1
+        monkeypatch.setattr(limits, "QUERY_IDLE_SECONDS", 0)
+        await hub.groups.recheck()
+        async with asyncio.timeout(30):
+            while await connections() > 1:
+                await hub.next_flush()

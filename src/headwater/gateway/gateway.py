@@ -292,12 +292,6 @@ class Gateway:
         call = wish.query
         assert call is not None
         query = self.calls.query(call.name)
-        if call.delta and not query.key:
-            raise InvalidQuery(
-                f"query {call.name} does not say what identifies a row of its result",
-                path="query.delta",
-                hint='Declare it, as in @hw.query(key="id"), or ask for whole results.',
-            )
         handle = await self.hub.groups.subscribe(
             query,
             query.bind(call.args),

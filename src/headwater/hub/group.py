@@ -116,6 +116,11 @@ class Group:
         return self.error is None and 0 < self.answered_at >= self.touched_at
 
     @property
+    def has_answer(self) -> bool:
+        """Whether one who comes now can be told the result as it is."""
+        return self.is_fresh and self.result is not None and not self.uncaptured
+
+    @property
     def is_needed(self) -> bool:
         return bool(self.subscribers or self.joining or self.waiters)
 

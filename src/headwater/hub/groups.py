@@ -100,7 +100,8 @@ class Groups:
         if after is not None:
             await self._hub.reached(after)
         group = self._find(query, arguments, identity)
-        if group.is_fresh and group.result is not None and not group.uncaptured:
+        if group.has_answer:
+            assert group.result is not None
             self._hub.metrics.query_cache_hits.inc()
             self._kept.move_to_end(group)
             return Answered(msgspec.Raw(group.result), self._hub.position_text)
@@ -196,7 +197,7 @@ class Groups:
 
     def _join(self, subscription: QuerySubscription) -> None:
         group = subscription.group
-        if group.is_fresh and group.result is not None and not group.uncaptured:
+        if group.has_answer:
             self._begin(subscription)
         else:
             group.joining.append(subscription)
@@ -341,7 +342,6 @@ class Groups:
         else:
             assert outcome.value is not None
             self._succeeded(group, outcome.value, outcome)
-        self._hub.metrics.query_groups.set(len(self._groups))
         touched = group.touched_at > moment.flush
         group.analyses = group.analyses + 1 if outcome.analysed else 0
         if group.error is None and 0 < group.analyses <= _ONCE_MORE_MAX:
@@ -485,7 +485,7 @@ class Groups:
         group.waiters = [each for each in group.waiters if not each[1].done()]
         if group.is_needed or self._groups.get(group.key) is not group:
             return
-        if not group.is_fresh or group.result is None or group.uncaptured:
+        if not group.has_answer:
             self._remove(group)
 
     def _remove(self, group: Group) -> None:
@@ -508,10 +508,11 @@ class Groups:
                     self._want(group, "sweep")
             if not groups:
                 await asyncio.sleep(min(self._sweep_seconds, 1.0))
-            self._executions.close_idle()
 
     async def recheck(self) -> None:
-        """Look again at the views, functions and policies that queries go through."""
+        """Look again at the views, functions and policies that queries go through, and at the
+        connections that nobody has needed for a while."""
+        self._executions.close_idle()
         self._touch_all(await self.analyst.recheck())
 
     def _touch_all(self, statements: set[Statement]) -> None:

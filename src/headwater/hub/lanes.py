@@ -283,7 +283,7 @@ class Primary(Lane):
         share = self._take(lambda group: _contains(moment.position, group.seen))
         if self._wanted:
             # A replica has shown more than this snapshot holds; a later one will hold it.
-            asyncio.get_running_loop().call_later(limits.REPLICA_POLL_SECONDS[1], self._changed)
+            self._look_later()
         if not share:
             return
         connections = self._take_connections(share)

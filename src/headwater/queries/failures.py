@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psycopg
 from psycopg import errors
@@ -62,6 +64,20 @@ def as_error(
             )
         )
     return found
+
+
+@contextmanager
+def as_callers_see(
+    function: Function, identity: Identity, trace_id: str, events: Events | None
+) -> Iterator[None]:
+    """Raise what a function's caller gets for whatever goes wrong inside."""
+    try:
+        yield
+    except Exception as error:
+        found = as_error(error, function, identity=identity, trace_id=trace_id, events=events)
+        if found is error:
+            raise
+        raise found from error
 
 
 def timed_out(function: Function, seconds: float) -> TimedOut:

@@ -23,7 +23,7 @@ from headwater.model import Position
 from headwater.queries.acting import actor, as_whom, begin, statement_timeout, trace_id_of
 from headwater.queries.context import MutationContext
 from headwater.queries.events import Events
-from headwater.queries.failures import as_error
+from headwater.queries.failures import as_callers_see
 from headwater.queries.functions import Arguments, Mutation
 from headwater.queries.pool import Pool, PoolBusy
 from headwater.queries.running import bounded
@@ -78,15 +78,8 @@ class Mutations:
         trace_id = trace_id_of(trace_id)
         if mutation.trusted:
             identity = msgspec.structs.replace(identity, role=None)
-        try:
+        with as_callers_see(mutation, identity, trace_id, self._events):
             return await self._transaction(mutation, arguments, identity, trace_id, finish)
-        except Exception as error:
-            found = as_error(
-                error, mutation, identity=identity, trace_id=trace_id, events=self._events
-            )
-            if found is error:
-                raise
-            raise found from error
 
     async def _transaction(
         self,

@@ -14,7 +14,7 @@ from headwater.identity import Identity
 from headwater.queries.acting import as_whom, begin, statement_timeout, trace_id_of
 from headwater.queries.context import Context
 from headwater.queries.events import Events
-from headwater.queries.failures import as_error, timed_out
+from headwater.queries.failures import as_callers_see, timed_out
 from headwater.queries.functions import Arguments, Function, Query
 from headwater.queries.pool import Pool, PoolBusy
 from headwater.settings import Settings
@@ -65,15 +65,8 @@ class Direct:
     async def run(self, query: Query, arguments: Arguments, identity: Identity) -> Any:
         """What it returned, as its declared type."""
         trace_id, identity = trace_id_of(), query.identity(identity)
-        try:
+        with as_callers_see(query, identity, trace_id, self._events):
             return query.convert(await self._run(query, arguments, identity, trace_id))
-        except Exception as error:
-            found = as_error(
-                error, query, identity=identity, trace_id=trace_id, events=self._events
-            )
-            if found is error:
-                raise
-            raise found from error
 
     async def _run(
         self, query: Query, arguments: Arguments, identity: Identity, trace_id: str
