@@ -457,3 +457,11 @@ when next needed."""
 READS_PER_TABLE_MAX = 16
 """Ways in which one execution may read a table. With more, every row that alters a used column
 counts."""
+
+# ------------------------------------------------------------------------ the pipeline
+
+SPARK_BATCH_CHANGES = 200_000
+"""Changes in one batch of the data source `headwater`, unless `maxRows` says otherwise."""
+
+SPARK_PART_CHANGES = 50_000
+"""Changes that one task of the data source reads."""

@@ -1,0 +1,10 @@
+"""The data pipeline on Spark: every change into a Delta lake.
+
+    java       finds a Java, or supplies one from a wheel
+    session    the Spark session and its settings
+    offsets    how far a stream has come: positions, and cuts inside a read
+    source     `format("headwater")`: the log as a PySpark data source
+    reading    what a worker does: a part of the log as Arrow
+
+Installed with `headwater[spark]`.
+"""
