@@ -7,8 +7,7 @@ read a small part.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import adbc_driver_postgresql.dbapi as adbc
 import msgspec
@@ -87,11 +86,6 @@ def _forget(url: str) -> None:
         connection.close()
 
 
-@cache
-def _columns() -> str:
-    return ", ".join(EVENTS.names)
-
-
 def statement(part: Part) -> str:
     """The query for a part. Everything in it is a number or a position of ours."""
     wanted = part.range
@@ -106,13 +100,8 @@ def statement(part: Part) -> str:
         oids = ", ".join(map(str, part.relations))
         conditions.append(f"shape in (select id from headwater.shapes where relid in ({oids}))")
     time, join = ("pg_xact_commit_timestamp(r.xid::xid)", "") if part.commit_times else _LAST
-    fields: dict[str, Any] = {
-        "position": f"'{wanted.until}'::text",
-        "committed_at": time,
-    }
-    columns = ", ".join(
-        f"{fields.get(name, _FIELDS.get(name, f'r.{name}'))} as {name}" for name in EVENTS.names
-    )
+    fields = _FIELDS | {"position": f"'{wanted.until}'::text", "committed_at": time}
+    columns = ", ".join(f"{fields.get(name, f'r.{name}')} as {name}" for name in EVENTS.names)
     return f"""
         with rows as materialized (
           select * from headwater.log where {" and ".join(conditions)}
