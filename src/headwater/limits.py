@@ -465,3 +465,13 @@ SPARK_BATCH_CHANGES = 200_000
 
 SPARK_PART_CHANGES = 50_000
 """Changes that one task of the data source reads."""
+
+SPARK_PARTS_MAX = 1_000
+"""Tasks that one batch is read by; beyond, each reads more."""
+
+SPARK_PLANNING_PATIENCE_SECONDS = 30.0
+"""For how long the data source tries to reach a database that it has lost, before the stream
+fails."""
+
+SPARK_PLANNING_PAUSE_SECONDS = 0.1
+"""Before it tries the first time again; twice as long each further time."""

@@ -1,15 +1,20 @@
-"""Plans what a batch reads: over one connection, in statements that take less than a millisecond
-however much is new.
+"""Plans what a batch reads: over one connection, in a few short statements.
 
 It keeps the promises of the log: a position that the log no longer reaches back to, or that belongs
 to another database, is `ResyncRequired`; positions handed out are safe on disk, so that a crash of
-the server cannot take back what a checkpoint holds.
+the server cannot take back what a checkpoint holds. What lies between two positions is looked over
+once; the batches that it is cut into after that only ask whether something is near.
+
+An error here would end the stream: a connection that is lost is made anew, for some time.
 """
 
 from __future__ import annotations
 
-from typing import Any, LiteralString
+import time
+from datetime import datetime
+from typing import Any
 
+import msgspec
 import psycopg
 
 from headwater import limits
@@ -17,15 +22,36 @@ from headwater.database import translate
 from headwater.errors import ConfigError, ResyncRequired
 from headwater.model import Position
 from headwater.pipeline.offsets import Offset, Range, between
+from headwater.pipeline.reading import RESNAPSHOT, Part
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """What lies between two positions: the lowest and the highest number, and the slots of the log
+    that hold it. No slots: nothing lies there."""
+
+    since: Position
+    until: Position
+    first: int
+    last: int
+    slots: tuple[int, ...]
 
 
 class Planner:
     """Where the log is, and how to cut what is new into batches and parts."""
 
-    def __init__(self, url: str, tables: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        url: str,
+        tables: tuple[str, ...] = (),
+        *,
+        patience: float = limits.SPARK_PLANNING_PATIENCE_SECONDS,
+    ) -> None:
         self._url = url
         self._tables = tables
+        self._patience = patience
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._was_connected = False
+        self._pair: Pair | None = None
 
     # -------------------------------------------------------------------- positions
 
@@ -33,9 +59,7 @@ class Planner:
         """The present position, safe on disk."""
         log, snapshot, written, flushed = self._one(_NOW)
         if flushed < written:
-            with self._connected().transaction():
-                self._connected().execute("set local synchronous_commit = local")
-                self._connected().execute("select pg_logical_emit_message(true, 'headwater', '')")
+            self._one(_FLUSH)
         return Position.of_snapshot(log, snapshot)
 
     def beginning(self) -> Position:
@@ -43,23 +67,37 @@ class Planner:
         log, floor = self._one("select headwater.log_id(), last_value from headwater.log_floor")
         return Position(log, max(floor, 1), max(floor, 1))
 
+    def before(self, moment: datetime) -> Position:
+        """A position that every transaction of that time or later lies behind, and few others.
+        ResyncRequired if the log does not reach back so far."""
+        held = self.beginning()
+        commit = "pg_xact_commit_timestamp(xid::xid)" if self.has_commit_times() else "null"
+        first, present, reaches = self._one(_FIRST_SINCE.format(commit=commit), {"moment": moment})
+        if held.xmin > 1 and not reaches:
+            raise ResyncRequired(
+                f"the log was trimmed, and does not reach back to {moment.isoformat()}",
+                hint="Ask for a later time, or since=beginning.",
+            )
+        oldest = max(present if first is None else first, held.xmin)
+        return Position(held.log, oldest, oldest)
+
     def check(self, position: Position) -> None:
         """Raise ResyncRequired unless the log still holds everything since the position."""
         log, snapshot, floor = self._one(_HELD)
         if position.log != log:
             raise ResyncRequired(
                 f"position {position} belongs to another log than this database's ({log})",
-                hint=f"The database was restored, failed over or installed anew. {_RESNAPSHOT}",
+                hint=f"The database was restored, failed over or installed anew. {RESNAPSHOT}",
             )
         if position.xmax > Position.of_snapshot(log, snapshot).xmax:
             raise ResyncRequired(
                 f"position {position} is ahead of the database",
-                hint=f"The server lost what it had not yet written to disk. {_RESNAPSHOT}",
+                hint=f"The server lost what it had not yet written to disk. {RESNAPSHOT}",
             )
         if position.xmin < floor:
             raise ResyncRequired(
                 f"the log was trimmed past position {position}",
-                hint=f"Its retention is over. {_RESNAPSHOT}",
+                hint=f"Its retention is over. {RESNAPSHOT}",
             )
 
     # -------------------------------------------------------------------- cutting
@@ -69,48 +107,79 @@ class Planner:
         `rows_max` rows at most. `start` itself where nothing is new."""
         self.check(start.position)
         if start.until is not None:
-            return self._cut(start, Range(start.position, start.until, start.seq), rows_max)
+            return self._cut(self._look(start.position, start.until), start.seq, rows_max)
         until = target or self.now()
-        found = Range(start.position, until)
-        if start.position.covers(until) or not self._bounds(found):
+        if start.position.covers(until):
             return start
-        return self._cut(start, found, rows_max)
+        pair = self._look(start.position, until)
+        return self._cut(pair, 0, rows_max) if pair.slots else start
 
-    def _cut(self, start: Offset, rest: Range, rows_max: int | None) -> Offset:
-        whole = Offset(rest.until)
-        bounds = self._bounds(rest)
-        # Numbers are given out one by one: so many of them are at most so many rows.
-        if bounds is None or rows_max is None or bounds[1] - bounds[0] < rows_max:
-            return whole
-        return Offset(rest.since, rest.until, bounds[0] + rows_max - 1)
+    def _cut(self, pair: Pair, after: int, rows_max: int | None) -> Offset:
+        """Numbers are given out one by one: so many of them are at most so many rows."""
+        after = max(after, pair.first - 1)
+        if rows_max is None or pair.last - after <= rows_max:
+            return Offset(pair.until)
+        if after >= pair.first and not self._any(pair, after, after + rows_max):
+            after = self._next(pair, after) - 1
+        upto = after + rows_max
+        return Offset(pair.until) if upto >= pair.last else Offset(pair.since, pair.until, upto)
 
-    def _bounds(self, wanted: Range) -> tuple[int, int] | None:
-        """The lowest and highest number of the rows; None for no rows."""
-        first, last = self._one(
-            _BOUNDS,
-            {
-                "xmax": str(wanted.since.xmax),
-                "xip": list(map(str, wanted.since.xip)),
-                "until": wanted.until.snapshot,
-                "after": wanted.after,
-            },
-        )
-        return None if first is None else (first, last)
+    def _look(self, since: Position, until: Position) -> Pair:
+        """Looks a pair over, once. That the log was not trimmed is looked at when that is done."""
+        pair = self._pair
+        if pair is None or (pair.since, pair.until) != (since, until):
+            slots, first, last = self._one(_LOOK, _between(since, until))
+            pair = Pair(since, until, first or 0, last or 0, tuple(sorted(slots or ())))
+            self._pair = pair
+        self.check(since)
+        return pair
 
-    def parts(self, start: Offset, end: Offset) -> list[Range]:
+    def _any(self, pair: Pair, after: int, upto: int) -> bool:
+        """Whether there are rows with numbers above `after` and up to `upto`."""
+        values = _between(pair.since, pair.until) | {"after": after, "upto": upto}
+        (found,) = self._one(_ANY, values | {"slots": list(pair.slots)})
+        return bool(found)
+
+    def _next(self, pair: Pair, after: int) -> int:
+        """The lowest number above `after`; there is one."""
+        values = _between(pair.since, pair.until) | {"after": after, "slots": list(pair.slots)}
+        (found,) = self._one(_NEXT, values)
+        return int(found or pair.last)
+
+    def parts(
+        self,
+        start: Offset,
+        end: Offset,
+        *,
+        not_before: datetime | None = None,
+        before: datetime | None = None,
+    ) -> list[Part]:
         """What lies between two offsets, in parts that can be read beside each other."""
         wanted = between(start, end)
         if wanted is None:
             return []
         self.check(wanted.since)
-        bounds = self._bounds(wanted)
-        if bounds is None:
+        pair = self._look(wanted.since, wanted.until)
+        first = max(wanted.after, pair.first - 1)
+        last = pair.last if wanted.upto is None else min(wanted.upto, pair.last)
+        if not pair.slots or last <= first:
             return []
-        first, last = bounds[0], min(bounds[1], wanted.upto or bounds[1])
-        size = limits.SPARK_PART_CHANGES
+        whole = Part(
+            self._url,
+            wanted,
+            self.relations(),
+            self.has_commit_times(),
+            pair.slots,
+            not_before=None if not_before is None else not_before.isoformat(),
+            before=None if before is None else before.isoformat(),
+        )
         return [
-            Range(wanted.since, wanted.until, after, min(after + size, last))
-            for after in range(first - 1, last, size)
+            msgspec.structs.replace(
+                whole,
+                range=Range(pair.since, pair.until, after, upto),
+                whole=upto == pair.last,
+            )
+            for after, upto in _split(first, last)
         ]
 
     # -------------------------------------------------------------------- tables
@@ -120,7 +189,7 @@ class Planner:
         captured."""
         found: list[int] = []
         for name in self._tables:
-            rows = self._connected().execute(_RELATION, {"name": name}).fetchall()
+            rows = self._all(_RELATION, {"name": name})
             if not rows:
                 raise ConfigError(
                     f"table {name} was never captured",
@@ -142,39 +211,66 @@ class Planner:
             connection.close()
 
     def _connected(self) -> psycopg.Connection[tuple[Any, ...]]:
-        if self._connection is None or self._connection.closed:
+        if self._connection is None:
             self._connection = psycopg.connect(
                 self._url,
                 autocommit=True,
                 connect_timeout=limits.CONNECT_TIMEOUT_SECONDS,
                 application_name="headwater pipeline",
-                options="-c timezone=UTC",
+                client_encoding="utf8",
+                options="-c timezone=UTC -c jit=off -c max_parallel_workers_per_gather=0",
             )
+            self._was_connected = True
         return self._connection
 
-    def _one(
-        self, statement: LiteralString, values: dict[str, Any] | None = None
-    ) -> tuple[Any, ...]:
-        """One row. A connection that was lost since the last time is made anew, once."""
-        fresh = self._connection is None
-        try:
-            row = self._connected().execute(statement, values).fetchone()
-        except psycopg.OperationalError as error:
-            self.close()
-            if fresh:
-                raise translate(error, self._url) from error
-            return self._one(statement, values)
-        except psycopg.Error as error:
-            raise translate(error, self._url) from error
-        assert row is not None
+    def _one(self, statement: str, values: dict[str, Any] | None = None) -> tuple[Any, ...]:
+        (row,) = self._all(statement, values)
         return row
 
+    def _all(self, statement: str, values: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        """The rows. A connection that is lost is made anew, until patience is at its end; one that
+        never was is an error at once."""
+        deadline, pause = time.monotonic() + self._patience, limits.SPARK_PLANNING_PAUSE_SECONDS
+        while True:
+            try:
+                return self._connected().execute(statement.encode(), values).fetchall()
+            except psycopg.Error as error:
+                lost = self._connection is None or self._connection.closed
+                if not (lost and self._was_connected) or time.monotonic() + pause > deadline:
+                    raise translate(error, self._url) from error
+                self.close()
+            time.sleep(pause)
+            pause *= 2
 
-_RESNAPSHOT = "Begin anew with another checkpoint, from since=now or since=beginning."
+
+def _between(since: Position, until: Position) -> dict[str, Any]:
+    return {
+        "xmax": str(since.xmax),
+        "xip": list(map(str, since.xip)),
+        "end": str(until.xmax),
+        "until": until.snapshot,
+    }
+
+
+def _split(first: int, last: int) -> list[tuple[int, int]]:
+    """The numbers above `first` and up to `last`, in not too many parts.
+
+    >>> _split(7, 50_010)
+    [(7, 50007), (50007, 50010)]
+    """
+    size = max(limits.SPARK_PART_CHANGES, -(-(last - first) // limits.SPARK_PARTS_MAX))
+    return [(after, min(after + size, last)) for after in range(first, last, size)]
+
 
 _NOW = """
     select headwater.log_id(), pg_current_snapshot()::text,
            pg_current_wal_insert_lsn() - '0/0', pg_current_wal_flush_lsn() - '0/0'
+"""
+
+# A commit that waits for the disk takes everything before it there.
+_FLUSH = """
+    select pg_logical_emit_message(true, 'headwater', ''),
+           set_config('synchronous_commit', 'local', true)
 """
 
 _HELD = """
@@ -182,10 +278,32 @@ _HELD = """
            (select last_value from headwater.log_floor)
 """
 
-_BOUNDS = """
-    select min(seq), max(seq) from headwater.log
-    where (xid >= %(xmax)s::xid8 or xid = any(%(xip)s::xid8[]))
-      and pg_visible_in_snapshot(xid, %(until)s::pg_snapshot) and seq > %(after)s
+_FIRST_SINCE = """
+    select min(xid)::text::bigint, pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
+           exists (select from headwater.log where at < %(moment)s)
+    from headwater.log where at >= %(moment)s or {commit} >= %(moment)s
+"""
+
+_NEW = """
+    (xid >= %(xmax)s::xid8 or xid = any(%(xip)s::xid8[])) and xid < %(end)s::xid8
+    and pg_visible_in_snapshot(xid, %(until)s::pg_snapshot)
+"""
+
+_LOOK = f"""
+    select array_agg(slot), min(first), max(last) from (
+      select slot, min(seq) as first, max(seq) as last from headwater.log where {_NEW} group by slot
+    ) held
+"""
+
+_ANY = f"""
+    select exists (
+      select from headwater.log
+      where slot = any(%(slots)s::smallint[]) and seq > %(after)s and seq <= %(upto)s and {_NEW})
+"""
+
+_NEXT = f"""
+    select min(seq) from headwater.log
+    where slot = any(%(slots)s::smallint[]) and seq > %(after)s and {_NEW}
 """
 
 _RELATION = """

@@ -6,15 +6,20 @@ each other; a batch takes at most `maxRows`. What a stream needs to be told it i
 
     url          the database; or HEADWATER_URL
     tables       names with commas between them; all if left out
-    since        "beginning" (of what the log holds), "now", or a position; for a new stream
-    maxRows      rows of one batch at most
-    until        for a batch read: a position to stop at, else now
+    since        "beginning" (of what the log holds), "now", a position or a time; of a stream,
+                 where it begins when it is new
+    maxRows      for a stream: rows of one batch at most
+    until        for a batch read: a position or a time to stop at, else now
+
+A time is that of transactions, `committed_at`: from `since` on, and before `until`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -34,7 +39,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headwater.errors import ConfigError
+from headwater.errors import ConfigError, HeadwaterError
 from headwater.limits import SPARK_BATCH_CHANGES
 from headwater.model import Position
 from headwater.pipeline.offsets import Offset
@@ -55,10 +60,12 @@ class HeadwaterSource(DataSource):
         return from_arrow_schema(EVENTS)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        return LogStream(Options.of(self.options))
+        with _saying_the_way_out():
+            return LogStream(Options.of(self.options, streaming=True))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return LogBatch(Options.of(self.options))
+        with _saying_the_way_out():
+            return LogBatch(Options.of(self.options))
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -71,14 +78,20 @@ class Options(msgspec.Struct, frozen=True):
     rows_max: int = SPARK_BATCH_CHANGES
 
     @classmethod
-    def of(cls, options: Any) -> Options:
-        """ConfigError for what is missing or unknown."""
+    def of(cls, options: Any, *, streaming: bool = False) -> Options:
+        """ConfigError for what is missing, unknown or out of place."""
         given = {str(name).lower(): str(value) for name, value in dict(options).items()}
         unknown = [name for name in given if name not in OPTIONS]
         if unknown:
             raise ConfigError(
                 f"format headwater has no option {unknown[0]}",
                 hint="It has url, tables, since, until and maxRows.",
+            )
+        out_of_place = "until" if streaming else "maxrows"
+        if out_of_place in given:
+            raise ConfigError(
+                "until: a stream has no end" if streaming else "maxRows: a batch is read at once",
+                hint="Use spark.read for until, spark.readStream for maxRows.",
             )
         url = given.get("url") or os.environ.get("HEADWATER_URL")
         if not url:
@@ -110,7 +123,19 @@ class Task(InputPartition):
 
 
 def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    return read(msgspec.convert(partition.value, Part))
+    with _saying_the_way_out():
+        yield from read(msgspec.convert(partition.value, Part))
+
+
+@contextmanager
+def _saying_the_way_out() -> Iterator[None]:
+    """Of an error Spark shows the message alone: there the hint goes too."""
+    try:
+        yield
+    except HeadwaterError as error:
+        if error.hint is not None:
+            error.args = (f"{error}. {error.hint}",)
+        raise
 
 
 class _Log:
@@ -126,15 +151,16 @@ class _Log:
                 return self._planner.beginning()
             case "now":
                 return self._planner.now()
+        moment = _moment(self._options.since)
+        if moment is not None:
+            return self._planner.before(moment)
         return _position(self._options.since, "since")
 
     def _tasks(self, start: Offset, end: Offset) -> list[Task]:
-        relations = self._planner.relations()
-        times = self._planner.has_commit_times()
-        return [
-            Task(Part(self._options.url, each, relations, times))
-            for each in self._planner.parts(start, end)
-        ]
+        parts = self._planner.parts(
+            start, end, not_before=_moment(self._options.since), before=_moment(self._options.until)
+        )
+        return [Task(part) for part in parts]
 
 
 def _position(text: str, name: str) -> Position:
@@ -142,8 +168,23 @@ def _position(text: str, name: str) -> Position:
         return Position.parse(text)
     except ValueError as error:
         raise ConfigError(
-            f"{name}: {error}", hint='Write "beginning", "now" or a position.'
+            f"{name}: {error}",
+            hint='Write a position or a time (2026-11-15T10:00:00Z); since also takes "beginning" '
+            'and "now".',
         ) from error
+
+
+def _moment(text: str | None) -> datetime | None:
+    """The time that an option names; without a zone it is UTC. None for anything else.
+
+    >>> _moment("2026-11-15 10:00"), _moment("now")
+    (datetime.datetime(2026, 11, 15, 10, 0, tzinfo=datetime.timezone.utc), None)
+    """
+    try:
+        moment = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 class LogStream(_Log, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -152,7 +193,8 @@ class LogStream(_Log, DataSourceStreamReader, SupportsTriggerAvailableNow):
     _target: Position | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        return Offset(self._begin()).to_dict()
+        with _saying_the_way_out():
+            return Offset(self._begin()).to_dict()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._options.rows_max)
@@ -161,13 +203,16 @@ class LogStream(_Log, DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows_max = None if isinstance(limit, ReadAllAvailable) else self._options.rows_max
         if isinstance(limit, ReadMaxRows):
             rows_max = limit.max_rows
-        return self._planner.latest(Offset.from_dict(start), rows_max, self._target).to_dict()
+        with _saying_the_way_out():
+            return self._planner.latest(_offset(start), rows_max, self._target).to_dict()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._planner.now()
+        with _saying_the_way_out():
+            self._target = self._planner.now()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return self._tasks(Offset.from_dict(start), Offset.from_dict(end))
+        with _saying_the_way_out():
+            return self._tasks(_offset(start), _offset(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition)
@@ -177,16 +222,30 @@ class LogStream(_Log, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class LogBatch(_Log, DataSourceReader):
-    """The log between two positions, once."""
+    """The log between two positions or times, once."""
 
     def partitions(self) -> Sequence[InputPartition]:
+        until = self._options.until
         try:
-            since = Offset(self._begin())
-            until = self._options.until
-            end = self._planner.now() if until is None else _position(until, "until")
-            return self._tasks(since, Offset(end))
+            with _saying_the_way_out():
+                since = self._begin()
+                if until is None or _moment(until):
+                    end = self._planner.now()
+                else:
+                    end = _position(until, "until")
+                    self._planner.check(end)
+                return [] if since.covers(end) else self._tasks(Offset(since), Offset(end))
         finally:
             self._planner.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition)
+
+
+def _offset(fields: dict[str, Any]) -> Offset:
+    try:
+        return Offset.from_dict(fields)
+    except ValueError as error:
+        raise ConfigError(
+            str(error), hint="The checkpoint is not one of format headwater. Use another."
+        ) from error
