@@ -47,6 +47,7 @@ from headwater.live.order import OrderBy
 from headwater.live.query import LiveQuery
 from headwater.logs import log_as_json
 from headwater.model import Position, Transaction
+from headwater.pipeline import doctor as pipeline_doctor
 from headwater.queries import explain as explain_
 from headwater.queries.analysis import Analysis
 from headwater.queries.statements import Executed, Statement
@@ -294,7 +295,7 @@ def doctor(
 
     async def work() -> None:
         async with _connected(_settings(url, embedded, data_dir)) as connection:
-            findings = await doctor_.examine(connection)
+            findings = [*await doctor_.examine(connection), *pipeline_doctor.examine()]
         _show(findings, render.findings_view(findings), json=json)
         if any(finding.level == "fail" for finding in findings):
             raise typer.Exit(1)

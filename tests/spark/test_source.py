@@ -47,7 +47,8 @@ def test_all_that_is_there_in_batches_and_on_from_the_checkpoint(
     taken = Taken()
     for first in (1, 11):
         orders.execute(
-            "insert into orders select n, 0 from generate_series(%s, %s) n", (first, first + 9)
+            "insert into orders select n, 0 from generate_series(%s::int, %s::int) n",
+            (first, first + 9),
         )
         writer = stream(spark, url, tmp_path, taken, maxRows=4)
         writer.trigger(availableNow=True).start().awaitTermination()

@@ -21,7 +21,9 @@ ALLOWED: dict[str, set[str]] = {
     "protocol": {"model"},
     "client/replica": {"model", "errors", "limits", "protocol"},
     "client": {"model", "errors", "limits", "protocol", "live", "client"},
-    "pipeline": {"model", "errors", "limits", "settings", "database", "log", "live", "pipeline"},
+    "pipeline": {
+        "model", "errors", "limits", "settings", "database", "capture", "log", "live", "pipeline",
+    },
     "database": {"errors", "limits"},
     "log": {"model", "errors", "limits", "settings", "database", "log"},
     "identity": {"settings"},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import ConfigError
-from headwater.pipeline import java
+from headwater.pipeline import doctor, java
 
 
 def home(folder: Path, version: str) -> Path:
@@ -60,3 +60,18 @@ def test_the_wheels_starts_without_the_module_it_lacks(tmp_path: Path) -> None:
             check=True,
         )
         assert java.parse_version(done.stderr) == found.version
+
+
+def test_the_doctor_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(home(tmp_path, "17.0.15")))
+    assert [(each.topic, each.level) for each in doctor.examine()] == [
+        ("Spark", "ok"),
+        ("Java", "ok"),
+    ]
+    assert "Java 17" in doctor.examine()[1].detail
+    monkeypatch.setattr(java, "_wheel", lambda: None)
+    monkeypatch.setenv("JAVA_HOME", str(home(tmp_path, "11.0.2")))
+    assert doctor.examine()[1].level == "warn"
+    monkeypatch.setitem(doctor.PACKAGES, "no_such_package", "Nothing")
+    (finding,) = doctor.examine()
+    assert (finding.level, finding.hint) == ("warn", "pip install 'headwater[spark]'")
