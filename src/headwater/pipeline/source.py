@@ -122,7 +122,9 @@ class Task(InputPartition):
         super().__init__(msgspec.to_builtins(part))
 
 
-def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def _read(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+    if partition is None:  # a batch read without parts: Spark asks all the same
+        return
     with _saying_the_way_out():
         yield from read(msgspec.convert(partition.value, Part))
 
