@@ -10,8 +10,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from importlib import import_module
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any
@@ -655,6 +655,107 @@ def demo(
                 selling.cancel()
 
     _run(work())
+
+
+pipeline = typer.Typer(
+    help="The data pipeline: every change into a Delta lake, on Spark.", no_args_is_help=True
+)
+app.add_typer(pipeline, name="pipeline")
+
+LakeOption = Annotated[
+    str | None,
+    typer.Option("--lake", metavar="FOLDER", help="The folder or URL of the lake."),
+]
+
+
+@pipeline.command("run")
+def pipeline_run(
+    once: Annotated[
+        bool, typer.Option("--once", help="Take everything that is there, and end.")
+    ] = False,
+    master: Annotated[
+        str | None, typer.Option(help="The Spark cluster; else this machine's cores.")
+    ] = None,
+    lake: LakeOption = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Answer Prometheus on this port of 127.0.0.1.")
+    ] = None,
+    url: Url = None,
+    embedded: Embedded = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Write every change to the lake, exactly once, until Ctrl-C.
+
+    Example: `headwater pipeline run --lake /var/lib/shop/lake`
+    """
+    with _spark_needed():
+        from headwater.pipeline import application
+    if json:
+        log_as_json()
+
+    async def work() -> None:
+        settings = _settings(url, embedded, data_dir)
+        settings = msgspec.structs.replace(settings, lake=lake or settings.lake)
+        async with database(settings) as found:
+            connection = await connect(found, purpose="cli")
+            await schema.require(connection)
+            await connection.close()
+            if not json:
+                err.print(f"Writing to {settings.lake}. Ctrl-C ends it.", markup=False)
+            streams = await application.run(
+                found, settings, once=once, master=master, metrics_port=metrics_port
+            )
+        for stream in streams:
+            text = f"{stream.name}: {stream.changes} changes, at {stream.position or 'the start'}"
+            _say(msgspec.to_builtins(stream), text, json=json)
+
+    _run(work())
+
+
+@pipeline.command("compact")
+def pipeline_compact(lake: LakeOption = None, json: Json = False) -> None:
+    """Join the small files of the lake. A running pipeline does it by itself, now and then.
+
+    Example: `headwater pipeline compact --lake /var/lib/shop/lake`
+    """
+    with _spark_needed():
+        from headwater.pipeline import maintenance
+
+    for done in maintenance.compact(lake or load_settings().lake):
+        text = f"{done.table}: {done.files_before} files, now {done.files_after}."
+        _say(msgspec.to_builtins(done), text, json=json)
+
+
+@pipeline.command("vacuum")
+def pipeline_vacuum(
+    lake: LakeOption = None,
+    keep: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Spare what is younger: '7 days'.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Remove files that no longer belong to the lake. A running pipeline does it once a day.
+
+    Example: `headwater pipeline vacuum --keep '7 days'`
+    """
+    with _spark_needed():
+        from headwater.pipeline import maintenance
+
+    settings = load_settings(overrides={"lake": lake, "lake_vacuum": keep})
+    for done in maintenance.vacuum(settings.lake, settings.lake_vacuum_period):
+        _say(msgspec.to_builtins(done), f"{done.table}: {done.removed} files removed.", json=json)
+
+
+@contextmanager
+def _spark_needed() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the pipeline needs {error.name}, which is not installed",
+            hint="pip install 'headwater[spark]'",
+        ) from error
 
 
 @app.command()

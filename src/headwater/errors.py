@@ -19,7 +19,8 @@
     ├── ResultError            what a query or mutation returned cannot be sent
     ├── TimedOut               a query or mutation took too long
     ├── ConnectionFailed       a gateway cannot be reached
-    └── EmbeddedError          the embedded PostgreSQL could not be used
+    ├── EmbeddedError          the embedded PostgreSQL could not be used
+    └── PipelineError          the data pipeline cannot go on
 
 Each carries a stable `code` for machines, a `hint` that says the way out, and `retryable`. Driver
 errors are translated once, at the edge, with `from`. Assertions are for our own bugs only.
@@ -86,6 +87,16 @@ class Diverged(HeadwaterError):
 
 class EmbeddedError(HeadwaterError):
     code = "embedded"
+
+
+class PipelineError(HeadwaterError):
+    """`retryable` where waiting may help: a full disk, a cluster that is out of reach."""
+
+    code = "pipeline"
+
+    def __init__(self, message: str, *, hint: str | None = None, retryable: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.retryable = retryable
 
 
 class Unauthorized(HeadwaterError):

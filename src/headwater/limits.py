@@ -475,3 +475,40 @@ fails."""
 
 SPARK_PLANNING_PAUSE_SECONDS = 0.1
 """Before it tries the first time again; twice as long each further time."""
+
+DELTA_COMMIT_ATTEMPTS_MAX = 10
+"""How often a commit to a Delta table is tried that others come before; then it is an error."""
+
+DELTA_STATS_CHARS_MAX = 64
+"""The lowest and highest text of a column are told to readers of a Delta table if both are no
+longer."""
+
+DELTA_HISTORY_COMMITS = 10_000
+"""How many commits of a Delta table are looked through for the last position, where a checkpoint is
+gone. Where none of them has one, the stream does not begin."""
+
+LAKE_COMPACT_COMMITS = 500
+"""After so many commits the small files of a Delta table are joined."""
+
+LAKE_VACUUM_SECONDS = 86_400.0
+"""How often a running pipeline removes files that no longer belong to the lake."""
+
+PIPELINE_LOOK_SECONDS = 0.2
+"""How often the streams of the pipeline are looked at."""
+
+PIPELINE_REPORT_SECONDS = 2.0
+"""How often a pipeline writes down its progress, where there is any."""
+
+PIPELINE_BEHIND_SECONDS = 5.0
+"""How long finding out how far a stream is behind may take. Then it is not reported."""
+
+PIPELINE_RESTART_SECONDS = (1.0, 60.0)
+"""First and longest pause before a failed stream of the pipeline is started again; doubled in
+between."""
+
+PIPELINE_STOP_SECONDS = 60.0
+"""How long a pipeline that is to stop waits for a batch that is being written. Then the batch is
+left, and written by the next start."""
+
+PIPELINE_ERROR_CHARS_MAX = 2_000
+"""Characters of an error that the progress of the pipeline keeps."""

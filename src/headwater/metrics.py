@@ -55,3 +55,25 @@ class Metrics:
     def render(self) -> bytes:
         """The text that Prometheus reads."""
         return generate_latest(self.registry)
+
+
+class PipelineMetrics:
+    """What a running pipeline tells, for each of its streams."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def gauge(name: str, help: str) -> Gauge:
+            return Gauge(f"headwater_pipeline_{name}", help, ("stream",), registry=registry)
+
+        self.up = gauge("up", "1 while the stream runs")
+        self.changes = gauge("changes", "Changes taken since the start")
+        self.input_rate = gauge("input_rate", "Changes a second that came in")
+        self.processed_rate = gauge("processed_rate", "Changes a second that could be processed")
+        self.behind_changes = gauge("behind_changes", "Changes that are still to be taken")
+        self.behind_seconds = gauge("behind_seconds", "Age of the oldest change to be taken")
+        self.restarts = gauge("restarts", "Times that the stream was started again")
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self.registry)

@@ -177,7 +177,8 @@ def status_view(status: Status) -> Group:
     facts.add_row("position", log.position)
     facts.add_row("oldest change", f"{log.oldest:%Y-%m-%d %H:%M:%S}" if log.oldest else "none")
     facts.add_row("readers", f"{log.readers}" + (", polling" if log.polling else ""))
-    return Group(facts, "", _tables(status), "", _cursors(status))
+    parts = [facts, "", _tables(status), "", _cursors(status)]
+    return Group(*parts, *(["", _pipeline(status)] if status.pipeline else []))
 
 
 def _tables(status: Status) -> Grid | Text:
@@ -208,6 +209,26 @@ def _cursors(status: Status) -> Grid | Text:
             str(cursor.position),
             _period(cursor.lag) if cursor.lag is not None else "nothing",
             Text("fell off: resync", style="bold red") if cursor.lost else left,
+        )
+    return grid
+
+
+def _pipeline(status: Status) -> Grid:
+    grid = Grid("pipeline", "state", "behind", "changes/s", "last error", box=None)
+    for stream in status.pipeline:
+        behind = "–"
+        if stream.behind_changes is not None and stream.behind_seconds is not None:
+            age = _period(timedelta(seconds=round(stream.behind_seconds)))
+            behind = (
+                f"{stream.behind_changes} changes, {age}" if stream.behind_changes else "nothing"
+            )
+        style = {"running": "green", "failed": "bold red", "waiting": "yellow"}
+        grid.add_row(
+            stream.name,
+            Text(stream.state, style=style.get(stream.state, "dim")),
+            behind,
+            f"{stream.processed_rate:,.0f}",
+            Text(stream.error or "", style="red"),
         )
     return grid
 

@@ -84,6 +84,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long a query waits for the replica to have the change that woke it, before it is executed
     on the database itself."""
 
+    lake: str = "lake"
+    """The folder or URL of the lake that the pipeline writes."""
+
+    lake_interval: str = "1 second"
+    """How often the pipeline commits to the lake; 0 for as often as it can."""
+
+    lake_vacuum: str = "7 days"
+    """How long files that no longer belong to the lake are kept."""
+
     host: str = "127.0.0.1"
     """The address `headwater serve` listens on."""
 
@@ -197,6 +206,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return parse_duration(self.replica_wait, name="replica_wait", least=0)
 
     @property
+    def lake_interval_period(self) -> timedelta:
+        return parse_duration(self.lake_interval, name="lake_interval", least=0)
+
+    @property
+    def lake_vacuum_period(self) -> timedelta:
+        return parse_duration(self.lake_vacuum, name="lake_vacuum", least=3600)
+
+    @property
     def auth_leeway_period(self) -> timedelta:
         return parse_duration(self.auth_leeway, name="auth_leeway", least=0)
 
@@ -274,6 +291,7 @@ def check(settings: Settings) -> None:
     _ = settings.keepalive_period, settings.drain_period, settings.recheck_period
     _ = settings.query_timeout_period, settings.mutation_timeout_period
     _ = settings.query_sweep_period, settings.replica_wait_period
+    _ = settings.lake_interval_period, settings.lake_vacuum_period
     _ = settings.trusted_networks
     for name, low, high in _RANGES:
         if not low <= getattr(settings, name) <= high:
@@ -393,5 +411,6 @@ def parse_duration(text: str, *, name: str = "duration", least: int = 1) -> time
         )
     period = timedelta(seconds=float(match[1]) * unit)
     if period < timedelta(seconds=least):
-        raise ConfigError(f"{name}: {text!r} is too short", hint="One second is the least.")
+        shortest = {1: "One second", 3600: "One hour"}.get(least, f"{least} seconds")
+        raise ConfigError(f"{name}: {text!r} is too short", hint=f"{shortest} is the least.")
     return period

@@ -1,4 +1,5 @@
-"""What `headwater status` tells: the log, the tables, the cursors, who is connected."""
+"""What `headwater status` tells: the log, the tables, the cursors, who is connected, the
+pipeline."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from headwater.capture.postgres.triggers import CapturedTable
 from headwater.database import Connection, translated
 from headwater.log import cursors
 from headwater.log.cursors import Cursor
+from headwater.pipeline import progress
+from headwater.pipeline.progress import PipelineStream
 
 
 class LogStatus(msgspec.Struct, frozen=True):
@@ -29,6 +32,7 @@ class Status(msgspec.Struct, frozen=True):
     log: LogStatus
     tables: list[CapturedTable]
     cursors: list[Cursor]
+    pipeline: list[PipelineStream]
 
 
 async def status(connection: Connection) -> Status:
@@ -40,6 +44,7 @@ async def status(connection: Connection) -> Status:
             LogStatus(*row),
             await triggers.list_tables(connection),
             await cursors.list_all(connection),
+            await progress.list_all(connection),
         )
 
 

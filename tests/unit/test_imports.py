@@ -22,7 +22,8 @@ ALLOWED: dict[str, set[str]] = {
     "client/replica": {"model", "errors", "limits", "protocol"},
     "client": {"model", "errors", "limits", "protocol", "live", "client"},
     "pipeline": {
-        "model", "errors", "limits", "settings", "database", "capture", "log", "live", "pipeline",
+        "model", "errors", "limits", "settings", "database", "metrics", "capture", "log", "live",
+        "pipeline",
     },
     "database": {"errors", "limits"},
     "log": {"model", "errors", "limits", "settings", "database", "log"},

@@ -8,5 +8,15 @@
     reading    what a worker does: a part of the log as Arrow
     doctor     what of all this is there
 
+    delta      Delta tables, appended to exactly once
+    files      files of the lake, in a folder or under a URL
+    lake       where the tables of the lake are
+    events     every change into the lake
+    checkpoints  what a stream remembers, and the lock on a lake
+    jobs       runs streams, and starts those that fail again
+    progress   how far they are
+    maintenance  joins small files, removes what is over
+    application  all of it as a program
+
 Installed with `headwater[spark]`.
 """

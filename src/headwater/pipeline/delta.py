@@ -1,24 +1,44 @@
 """Delta tables through delta-rs: appended to exactly once, read by Spark's own Parquet reader.
 
-Spark needs no jar for this. A batch is committed together with its number (`app_id`, `batch_id`),
-so one that is replayed after a crash is found to be in already.
+Spark needs no jar for this. A batch is written as Parquet, by Arrow on the driver or by Spark's
+tasks, and then committed together with its number (`app_id`, `batch_id`). Whether it is in already
+is looked up in the very version that the commit builds on: a commit that another came before is
+refused, and looked at anew. So one that is replayed after a crash, or written by two processes at
+once, is in the table once. Parquet that was never committed belongs to nobody; vacuum removes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import TableNotFoundError
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.transaction import AddAction
+
+from headwater import limits
+from headwater.errors import PipelineError
+from headwater.pipeline.crashes import crash_point
+from headwater.pipeline.files import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+STAGE = "_stage"
+"""Where Spark writes before a commit. Delta passes over names that begin so."""
+
 
 def create(path: str, schema: pa.Schema, partition_by: Sequence[str] = ()) -> DeltaTable:
     """The table at the path, made if there is none."""
+    place = Place.of(path)
+    if place.is_local:
+        place.system.create_dir(place.base, recursive=True)
     return DeltaTable.create(path, schema, mode="ignore", partition_by=list(partition_by))
 
 
@@ -29,27 +49,216 @@ def open_table(path: str) -> DeltaTable | None:
         return None
 
 
+# ------------------------------------------------------------------------ appending
+
+
 def append(
-    path: str, rows: pa.Table, *, app_id: str, batch_id: int, metadata: dict[str, Any] | None = None
+    path: str,
+    rows: pa.Table,
+    *,
+    app_id: str,
+    batch_id: int,
+    metadata: dict[str, Any] | None = None,
+    table: DeltaTable | None = None,
 ) -> bool:
-    """Append a batch; False if it was in already."""
-    table = DeltaTable(path)
-    done = table.transaction_version(app_id)
-    if done is not None and done >= batch_id:
+    """Append a batch; False if it was in already. With `table` that one is brought up to date and
+    used, instead of opening it anew."""
+    table = table or DeltaTable(path)
+    if holds(table, app_id, batch_id):
         return False
+    files = list(_write(Place.of(path), rows, table.metadata().partition_columns))
+    return _commit(table, files, app_id, batch_id, metadata)
+
+
+def append_frame(
+    path: str,
+    frame: DataFrame,
+    *,
+    app_id: str,
+    batch_id: int,
+    metadata: dict[str, Any] | None = None,
+    table: DeltaTable | None = None,
+) -> bool:
+    """The same for a batch too large for the driver: Spark's tasks write it."""
+    table = table or DeltaTable(path)
+    if holds(table, app_id, batch_id):
+        return False
+    place, stage = Place.of(path), f"{STAGE}/{uuid4()}"
+    columns = table.metadata().partition_columns
+    frame.write.partitionBy(*columns).option("compression", "zstd").parquet(f"{path}/{stage}")
+    files = list(_adopt(place, stage))
+    place.remove(stage)
+    return _commit(table, files, app_id, batch_id, metadata)
+
+
+def holds(table: DeltaTable, app_id: str, batch_id: int) -> bool:
+    """Whether the batch is in the table, in its latest version."""
+    table.update_incremental()
+    done = table.transaction_version(app_id)
+    return done is not None and done >= batch_id
+
+
+def _commit(
+    table: DeltaTable,
+    files: Sequence[AddAction],
+    app_id: str,
+    batch_id: int,
+    metadata: dict[str, Any] | None,
+) -> bool:
+    crash_point("written")
     properties = CommitProperties(
-        app_transactions=[Transaction(app_id, batch_id)], custom_metadata=metadata
+        app_transactions=[Transaction(app_id, batch_id)],
+        custom_metadata=metadata,
+        # Whoever comes in between must be looked at: it may have been this batch.
+        max_commit_retries=0,
     )
-    write_deltalake(table, rows, mode="append", commit_properties=properties)
-    return True
+    for _ in range(limits.DELTA_COMMIT_ATTEMPTS_MAX):
+        try:
+            table.create_write_transaction(
+                list(files),
+                "append",
+                table.schema(),
+                table.metadata().partition_columns,
+                commit_properties=properties,
+            )
+        except CommitFailedError as error:
+            refused = error
+        else:
+            crash_point("committed")
+            return True
+        if holds(table, app_id, batch_id):
+            return False
+    raise PipelineError(
+        f"others keep writing to the Delta table at {table.table_uri}: {refused}",
+        hint="Two pipelines may be writing to one lake; let one of them do it.",
+        retryable=True,
+    )
+
+
+# ------------------------------------------------------------------------ Parquet
+
+
+def _write(place: Place, rows: pa.Table, columns: Sequence[str]) -> Iterator[AddAction]:
+    """Write rows as Parquet, a file for each partition."""
+    for values in _partitions(rows, columns):
+        part = rows
+        for name, value in values.items():
+            part = part.filter(pc.field(name) == pa.scalar(value, rows.schema.field(name).type))
+        name = _file_name(values)
+        place.system.create_dir(place.below(name).rpartition("/")[0], recursive=True)
+        footers: list[pq.FileMetaData] = []
+        pq.write_table(
+            part.drop_columns(list(columns)),
+            place.below(name),
+            filesystem=place.system,
+            compression="zstd",
+            metadata_collector=footers,
+        )
+        yield _added(place, name, _texts(values), footers[0])
+
+
+def _partitions(rows: pa.Table, columns: Sequence[str]) -> list[dict[str, Any]]:
+    if not columns:
+        return [{}] if rows.num_rows else []
+    found: list[dict[str, Any]] = rows.group_by(list(columns)).aggregate([]).to_pylist()
+    return found
+
+
+def _file_name(values: dict[str, Any]) -> str:
+    folders = (f"{name}={value}/" for name, value in values.items())
+    return f"{''.join(folders)}part-{uuid4()}.parquet"
+
+
+def _texts(values: dict[str, Any]) -> dict[str, str | None]:
+    return {name: str(value) for name, value in values.items()}
+
+
+def _adopt(place: Place, stage: str) -> Iterator[AddAction]:
+    """Move what Spark wrote to where it is to stay. Until it is committed nobody sees it there."""
+    for info in list(place.files(stage)):
+        folders = info.path.removeprefix(place.below(stage)).strip("/").split("/")[:-1]
+        if not info.path.endswith(".parquet") or info.base_name.startswith((".", "_")):
+            continue
+        values = dict(folder.split("=", 1) for folder in folders)
+        name = _file_name(values)
+        place.system.create_dir(place.below(name).rpartition("/")[0], recursive=True)
+        place.system.move(info.path, place.below(name))
+        footer = pq.read_metadata(place.below(name), filesystem=place.system)
+        if footer.num_rows:
+            yield _added(place, name, values, footer)
+
+
+def _added(
+    place: Place, name: str, values: dict[str, str | None], footer: pq.FileMetaData
+) -> AddAction:
+    info = place.system.get_file_info(place.below(name))
+    modified = int(datetime.now(UTC).timestamp() * 1000)
+    return AddAction(name, info.size, values, modified, True, json.dumps(_stats(footer)))
+
+
+def _stats(footer: pq.FileMetaData) -> dict[str, Any]:
+    """What Delta tells readers about a file, so that they can pass over it."""
+    lowest, highest, nulls = {}, {}, {}
+    for at, name in enumerate(footer.schema.names):
+        found = [
+            footer.row_group(group).column(at).statistics for group in range(footer.num_row_groups)
+        ]
+        if any(each is None or not each.has_null_count for each in found):
+            continue
+        nulls[name] = sum(each.null_count for each in found)
+        filled = [each for each in found if each.has_min_max]
+        if not filled or len(filled) < len(found):
+            continue
+        bounds = min(each.min for each in filled), max(each.max for each in filled)
+        if all(map(_is_told, bounds)):
+            lowest[name], highest[name] = map(_told, bounds)
+    return {
+        "numRecords": footer.num_rows,
+        "minValues": lowest,
+        "maxValues": highest,
+        "nullCount": nulls,
+    }
+
+
+def _is_told(value: object) -> bool:
+    match value:
+        case str():
+            return len(value) <= limits.DELTA_STATS_CHARS_MAX
+        case int() | date():
+            return True
+    return False
+
+
+def _told(value: object) -> object:
+    match value:
+        case datetime():
+            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+        case date():
+            return value.isoformat()
+    return value
+
+
+# ------------------------------------------------------------------------ reading
 
 
 def read(
-    spark: SparkSession, path: str, schema: Any, filters: Sequence[tuple[str, str, Any]] = ()
+    spark: SparkSession,
+    path: str,
+    schema: Any,
+    filters: Sequence[tuple[str, str, Any]] = (),
+    *,
+    version: int | None = None,
 ) -> DataFrame:
-    """The rows of the table, as of its latest version. `filters` leave out partitions."""
-    table = DeltaTable(path)
+    """The rows of the table, as of its latest version or the one given. `filters` leave out
+    partitions."""
+    table = DeltaTable(path, version=version)
     files = table.file_uris(list(filters) or None)
     if not files:
         return spark.createDataFrame([], schema)
     return spark.read.schema(schema).option("basePath", path).parquet(*files)
+
+
+def told(table: DeltaTable, name: str) -> str | None:
+    """What the newest commit that says something under this name in its metadata says."""
+    entries: Iterable[dict[str, Any]] = table.history(limits.DELTA_HISTORY_COMMITS)
+    return next((str(each[name]) for each in entries if name in each), None)

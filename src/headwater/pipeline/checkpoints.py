@@ -1,0 +1,158 @@
+"""What a stream's checkpoint says, and who may write to it.
+
+Spark keeps three things in a checkpoint: the stream's id, the offset that each batch goes up to
+(before the batch runs), and which batches are done. We read the first two: the id names the stream
+in Delta's commits, the offset is their position. One that cannot be read is an error before Spark
+meets it. Beside it lies `begin`: where the stream began, fixed before its first batch, so that this
+batch is the same when it is repeated.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import os
+import socket
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headwater.errors import PipelineError
+from headwater.pipeline.files import Place
+from headwater.pipeline.offsets import Offset
+
+_BEGIN = "begin"
+
+
+class Checkpoint:
+    """The checkpoint at a path or URL; it need not be there yet."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._place = Place.of(path)
+        self._id: str | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether a stream has begun here."""
+        return self._place.exists("metadata")
+
+    @property
+    def query_id(self) -> str:
+        """The stream's id, which stays with the checkpoint."""
+        if self._id is None:
+            found = self._decoded("metadata", self._content("metadata"))
+            if not isinstance(found, dict) or not isinstance(found.get("id"), str):
+                raise self._unreadable("metadata", "it names no id")
+            self._id = found["id"]
+        return self._id
+
+    def offset(self, batch: int) -> Offset:
+        """Where a batch ends."""
+        name = f"offsets/{batch}"
+        lines = self._content(name).splitlines()
+        # A version, facts about the batch, then a line for each source; there is one.
+        if len(lines) != 3:
+            raise self._unreadable(name, f"{len(lines)} lines instead of 3")
+        try:
+            return Offset.from_dict(self._decoded(name, lines[2]))
+        except ValueError as error:
+            raise self._unreadable(name, str(error)) from error
+
+    def check(self) -> None:
+        """Raise PipelineError for a checkpoint that Spark could not go on from."""
+        if not self.exists:
+            if self._batches("offsets"):
+                raise self._unreadable("metadata", "it is missing")
+            return
+        _ = self.query_id
+        if batches := self._batches("offsets"):
+            self.offset(max(batches))
+
+    def _batches(self, folder: str) -> list[int]:
+        names = (info.base_name for info in self._place.files(folder))
+        return [int(name) for name in names if name.isdigit()]
+
+    # -------------------------------------------------------------------- where it began
+
+    @property
+    def begin(self) -> Offset | None:
+        """Where the stream began; None for one that has not."""
+        if not self._place.exists(_BEGIN):
+            return None
+        return Offset.from_dict(self._decoded(_BEGIN, self._content(_BEGIN)))
+
+    def begin_at(self, offset: Offset) -> None:
+        self._place.write(_BEGIN, msgspec.json.encode(offset.to_dict()))
+
+    # -------------------------------------------------------------------- reading
+
+    def _content(self, name: str) -> bytes:
+        try:
+            return self._place.read(name)
+        except OSError as error:
+            raise self._unreadable(name, str(error)) from error
+
+    def _decoded(self, name: str, content: bytes) -> Any:
+        try:
+            return msgspec.json.decode(content)
+        except msgspec.DecodeError as error:
+            raise self._unreadable(name, str(error)) from error
+
+    def _unreadable(self, name: str, reason: str) -> PipelineError:
+        return PipelineError(
+            f"the checkpoint {self.path} cannot be read: {name}: {reason}",
+            hint="Restore it from a backup, or move the folder away: the stream then goes on after "
+            "the last position that the lake itself has.",
+        )
+
+
+class LakeLock:
+    """Held by the one pipeline that writes to a lake, and let go by its end, however it ends. A
+    lake that is not in a folder has none: there, Delta's commits alone keep two from doubling."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> LakeLock:
+        place = Place.of(self._root)
+        if place.is_local:
+            place.system.create_dir(place.base, recursive=True)
+            self._take(Path(place.below("_lock")))
+        return self
+
+    def _take(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.read(descriptor, 1000).decode("utf-8", "replace") or "somebody"
+            os.close(descriptor)
+            raise PipelineError(
+                f"another pipeline writes to the lake {self._root}: {owner}",
+                hint="Stop that one first, or give this one a lake of its own: --lake",
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, owner_name().encode())
+        self._descriptor = descriptor
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is not None:
+            os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def owner_name() -> str:
+    """Who runs this pipeline, as others are told."""
+    user = str(os.getuid())
+    with suppress(KeyError, OSError):
+        user = getpass.getuser()
+    now = datetime.now(UTC)
+    return (
+        f"{user}@{socket.gethostname()}, process {os.getpid()}, since {now:%Y-%m-%d %H:%M:%S} UTC"
+    )

@@ -1,0 +1,176 @@
+"""Every change into the lake, exactly once.
+
+A batch of the log becomes one commit of the Delta table `events`, with the position it reaches. One
+that fits a single part of the log is written by the driver, which takes tens of milliseconds; a
+larger one by Spark's tasks. Before it, the shapes that its changes have are kept in the lake, too:
+so the past can be read when the database is gone.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING
+
+import msgspec
+import psycopg
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import functions as f
+
+from headwater import limits
+from headwater.database import translate
+from headwater.errors import PipelineError
+from headwater.pipeline import delta, maintenance
+from headwater.pipeline.checkpoints import Checkpoint
+from headwater.pipeline.lake import SHAPES, STORED, Lake
+from headwater.pipeline.offsets import Offset
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+OWN_SCHEMA = "headwater"
+"""Changes of our own tables (the pipeline's progress is one) are not events."""
+
+
+def stored(changes: DataFrame) -> DataFrame:
+    """Changes as the lake holds them: with the day, and without those of our own tables."""
+    wanted = changes.where(f.col("schema_name") != OWN_SCHEMA)
+    return wanted.withColumn("day", f.to_date("committed_at"))
+
+
+def beyond(changes: DataFrame, begin: Offset | None) -> DataFrame:
+    """Without what had been taken where the stream began inside a read: the rest of that read, and
+    everything after it."""
+    if begin is None or begin.until is None:
+        return changes
+    until = begin.until
+    seen = (f.col("xid") < until.xmax) & ~f.col("xid").isin(list(until.xip))
+    return changes.where(~(seen & (f.col("seq") <= begin.seq)))
+
+
+class EventsSink:
+    """Writes batches to `events`. One for each start of the stream."""
+
+    def __init__(self, lake: Lake, url: str, checkpoint: Checkpoint) -> None:
+        self._lake = lake
+        self._checkpoint = checkpoint
+        self._table = delta.create(lake.events_path, STORED, ["day"])
+        self._shapes = Shapes(lake, url)
+        maintenance.clean_stage(lake.events_path)
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        app_id = f"events/{self._checkpoint.query_id}"
+        reached = msgspec.json.encode(self._checkpoint.offset(batch_id).to_dict()).decode()
+        if delta.holds(self._table, app_id, batch_id):
+            self._check_same(app_id, batch_id, reached)
+            return
+        self._shapes.keep_new()
+        before = self._table.version()
+        if is_small(batch):
+            rows = batch.toArrow().select(STORED.names).cast(STORED)
+            if not rows.num_rows:
+                return
+            append = delta.append(
+                self._lake.events_path, rows, app_id=app_id, batch_id=batch_id,
+                metadata={"offset": reached}, table=self._table,
+            )  # fmt: skip
+        else:
+            append = delta.append_frame(
+                self._lake.events_path, batch, app_id=app_id, batch_id=batch_id,
+                metadata={"offset": reached}, table=self._table,
+            )  # fmt: skip
+        if append:
+            maintenance.compact_when_due(self._table, before)
+
+    def _check_same(self, app_id: str, batch_id: int, reached: str) -> None:
+        """A batch that is in must be the last one, and end where that one ended. Otherwise the
+        checkpoint has been put back, its batches are others, and leaving them out would lose
+        changes."""
+        last = self._table.transaction_version(app_id)
+        if last != batch_id or delta.told(self._table, "offset") != reached:
+            raise PipelineError(
+                f"the checkpoint {self._checkpoint.path} is older than the lake: it is at batch"
+                f" {batch_id}, the lake at {last}",
+                hint="Move the folder away: the stream then goes on after the last position that "
+                "the lake itself has.",
+            )
+
+
+def is_small(batch: DataFrame) -> bool:
+    """Whether the driver can take the batch: it was planned as one part of the log. Nothing is read
+    for this, and a wrong answer costs time only."""
+    parts: int = batch._jdf.rdd().getNumPartitions()
+    return parts <= 1
+
+
+def last_offset(lake: Lake) -> Offset | None:
+    """How far the events in the lake go; None for a lake without events. PipelineError where the
+    lake has events and no longer says."""
+    table = delta.open_table(lake.events_path)
+    if table is None or table.version() == 0:
+        return None
+    found = delta.told(table, "offset")
+    if found is None:
+        raise PipelineError(
+            f"the checkpoint of {lake.events_path} is gone, and the last"
+            f" {limits.DELTA_HISTORY_COMMITS} commits do not say how far it goes",
+            hint="Restore the checkpoint from a backup, or begin with another lake.",
+        )
+    return Offset.from_dict(msgspec.json.decode(found))
+
+
+class Shapes:
+    """The Delta table `shapes`, which has every shape that occurs in events once."""
+
+    def __init__(self, lake: Lake, url: str) -> None:
+        self._table = delta.create(lake.shapes_path, SHAPES)
+        self._known = self._held()
+        self._url = url
+        self._connection: psycopg.Connection | None = None
+
+    def _held(self) -> list[int]:
+        rows = pa.table(self._table.to_pyarrow_dataset().to_table(["id"]))
+        return [int(id) for id in rows["id"].to_pylist()]
+
+    def keep_new(self) -> None:
+        """Keep what is new. A change that can be read has its shape in the database."""
+        try:
+            found = self._connected().execute(_NEW_SHAPES, [self._known]).fetchall()
+        except psycopg.Error as error:
+            self._connection = None
+            raise translate(error, self._url) from error
+        if not found:
+            return
+        values = [(*each[:-1], each[-1].astimezone(UTC)) for each in found]
+        columns = dict(zip(SHAPES.names, map(list, zip(*values, strict=True)), strict=True))
+        write_deltalake(self._table, pa.table(columns, schema=SHAPES), mode="append")
+        self._table.update_incremental()
+        self._known += (each[0] for each in found)
+
+    def _connected(self) -> psycopg.Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = psycopg.connect(
+                self._url,
+                autocommit=True,
+                connect_timeout=limits.CONNECT_TIMEOUT_SECONDS,
+                application_name="headwater pipeline",
+            )
+        return self._connection
+
+
+_NEW_SHAPES = """
+    select distinct on (id) id, relid::bigint, schema_name, table_name, columns::text,
+           to_json(key)::text, since
+    from headwater.shapes where id <> all(%s) and schema_name <> 'headwater'
+    order by id, since
+"""
+
+
+def open_events(lake: Lake) -> DeltaTable:
+    """The table `events`, for whoever wants to look after it. PipelineError where there is none."""
+    table = delta.open_table(lake.events_path)
+    if table is None:
+        raise PipelineError(
+            f"there is no lake at {lake.root}", hint="headwater pipeline run makes one."
+        )
+    return table

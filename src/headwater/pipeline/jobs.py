@@ -1,0 +1,378 @@
+"""Runs the pipeline: one Spark application, a streaming query for each job, all of them supervised.
+
+This module alone knows `readStream`, checkpoints and `foreachBatch`. A query that fails is started
+again after a pause that grows, and the others go on meanwhile; where waiting cannot help (a trimmed
+log, an unreadable checkpoint) it stays failed and says why. To stop means: between two batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from threading import Event, Lock
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from headwater import errors, limits
+from headwater.errors import ConfigError, HeadwaterError, PipelineError
+from headwater.metrics import PipelineMetrics
+from headwater.pipeline import events, maintenance
+from headwater.pipeline.checkpoints import Checkpoint, LakeLock, owner_name
+from headwater.pipeline.lake import Lake
+from headwater.pipeline.offsets import Offset
+from headwater.pipeline.planning import Planner
+from headwater.pipeline.progress import Behind, Reports, StreamProgress
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger(__name__)
+
+Sink: TypeAlias = "Callable[[DataFrame, int], None]"
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A stream from the log to somewhere. `begin` says where a new one begins; None for the
+    beginning of the log."""
+
+    name: str
+    transform: Callable[[DataFrame], DataFrame]
+    sink: Callable[[Lake, str, Checkpoint], Sink]
+    begin: Callable[[Lake], Offset | None] = lambda lake: None
+    tables: tuple[str, ...] = ()
+    seconds: float | None = None
+    """Pause between two batches; None for the pipeline's."""
+
+
+EVENTS = Job("events", events.stored, events.EventsSink, events.last_offset)
+
+JOBS: tuple[Job, ...] = (EVENTS,)
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What a pipeline is to do. With `once` it ends when it has everything that was there."""
+
+    url: str
+    lake: Lake
+    jobs: tuple[Job, ...] = JOBS
+    once: bool = False
+    seconds: float = 1.0
+    rows_max: int | None = None
+    """Changes in one batch at most; None for the source's own bound."""
+
+    vacuum_keep: timedelta = timedelta(days=7)
+
+
+def run(
+    spark: SparkSession, plan: Plan, stop: Event, metrics: PipelineMetrics | None = None
+) -> list[StreamProgress]:
+    """Run the pipeline until told to stop; with `once`, until everything is there. Returns how far
+    the streams came. Raises the error of a stream that ended the pipeline: any with `once`,
+    otherwise that of the last one that failed for good."""
+    with LakeLock(plan.lake.root):
+        return Pipeline(spark, plan, Reports(plan.url, metrics)).run(stop)
+
+
+class Pipeline:
+    """The streams of one application."""
+
+    def __init__(self, spark: SparkSession, plan: Plan, reports: Reports) -> None:
+        self._plan = plan
+        self._reports = reports
+        self._streams = [Stream(spark, plan, job) for job in plan.jobs]
+        self._report_at = 0.0
+        self._vacuum_at = time.monotonic() + limits.LAKE_VACUUM_SECONDS
+
+    def run(self, stop: Event) -> list[StreamProgress]:
+        try:
+            while not self._has_ended():
+                for stream in self._streams:
+                    stream.look()
+                self._report()
+                self._vacuum()
+                if stop.wait(limits.PIPELINE_LOOK_SECONDS):
+                    break
+        finally:
+            for stream in self._streams:
+                stream.stop()
+            self._report(last=True)
+            self._reports.close()
+        self._raise_failure()
+        return [stream.progress() for stream in self._streams]
+
+    def _has_ended(self) -> bool:
+        return all(stream.state in ("stopped", "failed") for stream in self._streams)
+
+    def _raise_failure(self) -> None:
+        failed = [each for each in self._streams if each.state == "failed"]
+        if failed and (self._plan.once or len(failed) == len(self._streams)):
+            assert failed[0].error is not None
+            raise failed[0].error
+
+    def _report(self, *, last: bool = False) -> None:
+        if not last and time.monotonic() < self._report_at:
+            return
+        self._report_at = time.monotonic() + limits.PIPELINE_REPORT_SECONDS
+        try:
+            self._reports.write([each.progress(self._behind(each)) for each in self._streams])
+        except HeadwaterError as error:
+            # The database is away: the streams meet that themselves.
+            log.warning("The pipeline's progress could not be written: %s", error)
+
+    def _behind(self, stream: Stream) -> Behind | None:
+        return None if stream.offset is None else self._reports.behind(stream.offset)
+
+    def _vacuum(self) -> None:
+        if time.monotonic() < self._vacuum_at:
+            return
+        self._vacuum_at = time.monotonic() + limits.LAKE_VACUUM_SECONDS
+        try:
+            for done in maintenance.vacuum(self._plan.lake.root, self._plan.vacuum_keep):
+                log.info("Removed %s files from %s", done.removed, done.table)
+        except Exception as error:  # delta-rs has errors of several kinds; none may end the streams
+            log.warning("The lake could not be vacuumed: %s", error)
+
+
+class Stream:
+    """A job and its streaming query: started, looked at, started again."""
+
+    def __init__(self, spark: SparkSession, plan: Plan, job: Job) -> None:
+        self.state = "starting"
+        self.error: HeadwaterError | None = None
+        self.offset: Offset | None = None
+        self._spark = spark
+        self._plan = plan
+        self._job = job
+        self._checkpoint = Checkpoint(plan.lake.checkpoint(job.name))
+        self._owner = owner_name()
+        self._query: StreamingQuery | None = None
+        self._sink: Sink | None = None
+        self._failure: Exception | None = None
+        self._gate = Lock()
+        self._stopping = False
+        self._error_at: datetime | None = None
+        self._pause, self._start_at = limits.PIPELINE_RESTART_SECONDS[0], 0.0
+        self._restarts = 0
+        self._latest: dict[str, Any] = {}
+        self._batch: int | None = None
+        self._written: int | None = None
+        self._changes = 0
+
+    # -------------------------------------------------------------------- supervising
+
+    def look(self) -> None:
+        """See how it is, and start it where that is due."""
+        if self.state in ("starting", "waiting") and time.monotonic() >= self._start_at:
+            try:
+                self._start()
+                self.state = "running"
+            except Exception as error:
+                self._failed(error)
+        elif self.state == "running" and self._query is not None:
+            self._note_progress(self._query)
+            if not self._query.isActive:
+                self._ended(self._query)
+
+    def _ended(self, query: StreamingQuery) -> None:
+        error = query.exception()
+        if error is not None:
+            self._failed(self._failure or error)
+        elif self._plan.once:
+            self.state = "stopped"
+        else:
+            self._failed(PipelineError("Spark stopped the query", retryable=True))
+
+    def _failed(self, error: Exception) -> None:
+        self.error = explain(error, self._job.name)
+        self._error_at = datetime.now(UTC)
+        log.warning("Stream %s of the pipeline failed: %s", self._job.name, self.error)
+        if not self.error.retryable or self._plan.once:
+            self.state = "failed"
+            return
+        self.state = "waiting"
+        self._restarts += 1
+        self._start_at = time.monotonic() + self._pause
+        self._pause = min(self._pause * 2, limits.PIPELINE_RESTART_SECONDS[1])
+
+    def stop(self) -> None:
+        """Stop between two batches: one that is being written is waited for."""
+        if self._query is None:
+            return
+        self._stopping = True
+        if self._gate.acquire(timeout=limits.PIPELINE_STOP_SECONDS):
+            self._gate.release()
+            self._wait_for_commit(self._query)
+        self._note_progress(self._query)
+        try:
+            self._query.stop()
+        except Exception as error:  # Spark's, for one that does not end; the next start repairs it
+            log.warning("Stream %s did not stop in time: %s", self._job.name, error)
+        if self.state != "failed":
+            self.state = "stopped"
+
+    def _wait_for_commit(self, query: StreamingQuery) -> None:
+        """Spark notes a batch as done after the sink returns. What is not noted is repeated by the
+        next start, and found to be in: so this may give up."""
+        deadline = time.monotonic() + limits.PIPELINE_REPORT_SECONDS
+        while query.isActive and self._written is not None and time.monotonic() < deadline:
+            latest = query.lastProgress
+            if latest is not None and latest["batchId"] >= self._written:
+                return
+            time.sleep(limits.PIPELINE_LOOK_SECONDS / 10)
+
+    # -------------------------------------------------------------------- the query
+
+    def _start(self) -> None:
+        self._checkpoint.check()
+        begin = self._begin()
+        self._failure = self._written = None
+        self._sink = self._job.sink(self._plan.lake, self._plan.url, self._checkpoint)
+        reader = self._spark.readStream.format("headwater").option("url", self._plan.url)
+        if self._job.tables:
+            reader = reader.option("tables", ",".join(self._job.tables))
+        if self._plan.rows_max is not None:
+            reader = reader.option("maxRows", self._plan.rows_max)
+        if begin is not None:
+            reader = reader.option("since", str(begin.position))
+        changes = self._job.transform(events.beyond(reader.load(), begin))
+        writer = changes.writeStream.foreachBatch(self._write).queryName(self._job.name)
+        writer = writer.option("checkpointLocation", self._checkpoint.path)
+        if self._plan.once:
+            self._query = writer.trigger(availableNow=True).start()
+        else:
+            seconds = self._plan.seconds if self._job.seconds is None else self._job.seconds
+            self._query = writer.trigger(
+                processingTime=f"{seconds * 1000:.0f} milliseconds"
+            ).start()
+
+    def _begin(self) -> Offset | None:
+        """Where the stream began, or begins now. Written down first, so that the first batch is the
+        same rows when it is repeated."""
+        begin = self._checkpoint.begin
+        if begin is None and not self._checkpoint.exists:
+            begin = self._job.begin(self._plan.lake) or self._beginning()
+            self._checkpoint.begin_at(begin)
+        return begin
+
+    def _beginning(self) -> Offset:
+        planner = Planner(self._plan.url)
+        try:
+            return Offset(planner.beginning())
+        finally:
+            planner.close()
+
+    def _write(self, batch: DataFrame, batch_id: int) -> None:
+        assert self._sink is not None
+        with self._gate:
+            if self._stopping:
+                raise PipelineError("the pipeline is stopping")
+            try:
+                self._sink(batch, batch_id)
+            except Exception as error:
+                self._failure = error
+                raise
+            self._written = batch_id
+
+    # -------------------------------------------------------------------- progress
+
+    def _note_progress(self, query: StreamingQuery) -> None:
+        for latest in query.recentProgress:
+            if self._batch is not None and latest["batchId"] <= self._batch:
+                continue
+            self._batch = latest["batchId"]
+            self._changes += latest["numInputRows"]
+            self._latest = latest
+            # It goes on: what was wrong is over.
+            self._pause, self.error, self._error_at = limits.PIPELINE_RESTART_SECONDS[0], None, None
+            with _unless_odd():
+                self.offset = Offset.from_dict(_end_offset(latest))
+
+    def progress(self, behind: Behind | None = None) -> StreamProgress:
+        idle = behind is not None and behind.changes == 0
+        return StreamProgress(
+            self._job.name,
+            self.state,
+            self._owner,
+            self._batch,
+            None if self.offset is None else str(self.offset.position),
+            self._changes,
+            0.0 if idle else _rate(self._latest, "inputRowsPerSecond"),
+            0.0 if idle else _rate(self._latest, "processedRowsPerSecond"),
+            None if behind is None else behind.changes,
+            None if behind is None else round(behind.seconds, 3),
+            self._restarts,
+            None if self.error is None else str(self.error)[: limits.PIPELINE_ERROR_CHARS_MAX],
+            self._error_at,
+        )
+
+
+def _end_offset(progress: dict[str, Any]) -> dict[str, Any]:
+    offset = progress["sources"][0]["endOffset"]
+    return dict(msgspec.json.decode(offset) if isinstance(offset, str) else offset)
+
+
+@contextmanager
+def _unless_odd() -> Iterator[None]:
+    """Progress is for people: what Spark says of a batch without an offset ends no stream."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, msgspec.DecodeError):
+        return
+
+
+def _rate(progress: dict[str, Any], name: str) -> float:
+    rate = progress.get(name)
+    # Spark has NaN and infinity for batches that took no time.
+    return round(rate, 1) if isinstance(rate, int | float) and 0 <= rate < 1e12 else 0.0
+
+
+# ------------------------------------------------------------------------ errors
+
+
+def explain(error: BaseException, name: str) -> HeadwaterError:
+    """The error a user should see for what Spark, Arrow or delta-rs say. Ours come out of Spark's
+    workers as text."""
+    if isinstance(error, HeadwaterError):
+        return error
+    text = str(error)
+    if re.search(r"No space left on device|os error 28\b|Disk quota exceeded", text):
+        return PipelineError(
+            f"the disk is full: stream {name} of the pipeline cannot write",
+            hint="Make room; nothing is lost, and it goes on by itself.",
+            retryable=True,
+        )
+    if found := re.search(r"headwater\.errors\.(\w+): (.+)", text):
+        return _ours(found[1], found[2].strip())
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    return PipelineError(f"stream {name} of the pipeline failed: {first}", retryable=True)
+
+
+def _ours(kind: str, message: str) -> HeadwaterError:
+    found = getattr(errors, kind, HeadwaterError)
+    error: HeadwaterError = found(message, hint=_HINTS.get(kind))
+    return error
+
+
+_HINTS = {
+    "ResyncRequired": "The lake holds what came before. To go on from now on, begin another lake: "
+    "headwater pipeline run --lake FOLDER",
+    "NotInstalled": "Run: headwater init",
+    "DatabaseError": "Check that the server runs; the stream goes on when it is back.",
+}
+
+
+def chosen(names: Sequence[str], jobs: tuple[Job, ...] = JOBS) -> tuple[Job, ...]:
+    """The jobs of these names; all for none. ConfigError for one that there is not."""
+    known = {job.name: job for job in jobs}
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"the pipeline has no stream {name!r}", hint=f"It has: {', '.join(known)}."
+            )
+    return tuple(known[name] for name in names) or jobs

@@ -1,0 +1,88 @@
+"""Looks after the Delta tables of a lake: joins small files, removes those that no longer belong.
+
+Joining does not change what a table holds, nor which batches it knows. Removing spares what is
+younger than the time to keep: readers of an older version, and writers under way, still need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import PurePosixPath
+
+import msgspec
+import pyarrow.fs as pafs
+from deltalake import DeltaTable
+
+from headwater.errors import ConfigError
+from headwater.limits import LAKE_COMPACT_COMMITS
+from headwater.pipeline import delta
+from headwater.pipeline.files import Place
+
+
+class Compacted(msgspec.Struct, frozen=True):
+    table: str
+    files_before: int
+    files_after: int
+
+
+class Vacuumed(msgspec.Struct, frozen=True):
+    table: str
+    removed: int
+
+
+def tables(root: str) -> Iterator[str]:
+    """The paths of every Delta table in a lake, at most two folders deep, relative to its root."""
+    place = Place.of(root)
+    for folder in _folders(place, ""):
+        if place.exists(f"{folder}/_delta_log"):
+            yield folder
+            continue
+        for below in _folders(place, folder):
+            if place.exists(f"{below}/_delta_log"):
+                yield below
+
+
+def _folders(place: Place, name: str) -> Iterator[str]:
+    start = place.below(name).rstrip("/")
+    for info in place.system.get_file_info(pafs.FileSelector(start, allow_not_found=True)):
+        base = PurePosixPath(info.path).name
+        if info.type == pafs.FileType.Directory and not base.startswith(("_", ".")):
+            yield f"{name}/{base}".lstrip("/")
+
+
+def compact(root: str) -> Iterator[Compacted]:
+    """Join the small files of every table."""
+    for name in tables(root):
+        table = DeltaTable(f"{root}/{name}")
+        before = len(table.file_uris())
+        table.optimize.compact()
+        yield Compacted(name, before, len(DeltaTable(f"{root}/{name}").file_uris()))
+
+
+def compact_when_due(table: DeltaTable, before: int) -> None:
+    """Join the small files of a table whenever so many commits have been made. `before` is its
+    version before the last one."""
+    if before // LAKE_COMPACT_COMMITS != table.version() // LAKE_COMPACT_COMMITS:
+        table.optimize.compact()
+        table.update_incremental()
+
+
+def vacuum(root: str, keep: timedelta) -> Iterator[Vacuumed]:
+    """Remove files that have belonged to no table for so long."""
+    hours = int(keep.total_seconds() // 3600)
+    if hours < 1:
+        raise ConfigError(
+            "lake_vacuum: files must be kept for an hour at least",
+            hint="Readers of the lake and writers under way still use them. A week is usual.",
+        )
+    for name in tables(root):
+        table = DeltaTable(f"{root}/{name}")
+        removed = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+        yield Vacuumed(name, len(removed))
+
+
+def clean_stage(path: str) -> None:
+    """Remove what Spark wrote for batches that were never committed. Only for whoever holds the
+    lake's lock."""
+    Place.of(path).remove(delta.STAGE)

@@ -1,0 +1,172 @@
+"""How far the streams of the pipeline are: for `headwater status`, for live queries, for metrics.
+
+A running pipeline writes it to the table `headwater.pipeline`, a row for each stream, and only what
+has changed: whoever follows that table is not woken for nothing. Nothing here needs Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import psycopg
+from psycopg import errors
+
+from headwater import limits
+from headwater.database import Connection, translate
+from headwater.metrics import PipelineMetrics
+from headwater.pipeline.offsets import Offset
+
+STATES = ("starting", "running", "waiting", "failed", "stopped")
+"""`waiting` is for the next attempt; `failed` is for good."""
+
+
+class StreamProgress(msgspec.Struct, frozen=True):
+    """One stream. Rates are changes a second; `behind_…` is None while it is not known."""
+
+    name: str
+    state: str
+    owner: str
+    batch: int | None = None
+    position: str | None = None
+    changes: int = 0
+    input_rate: float = 0.0
+    processed_rate: float = 0.0
+    behind_changes: int | None = None
+    behind_seconds: float | None = None
+    restarts: int = 0
+    error: str | None = None
+    error_at: datetime | None = None
+
+
+class Behind(msgspec.Struct, frozen=True):
+    """What lies between an offset and now: changes, and the age of the oldest of them."""
+
+    changes: int
+    seconds: float
+
+
+class Reports:
+    """Writes progress down. Without the database it is left out: the streams say the same."""
+
+    def __init__(self, url: str, metrics: PipelineMetrics | None = None) -> None:
+        self._url = url
+        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._written: dict[str, StreamProgress] = {}
+        self._metrics = metrics
+
+    def write(self, streams: Iterable[StreamProgress]) -> None:
+        """Write down what has changed. DatabaseError where that cannot be done."""
+        for stream in streams:
+            if self._metrics is not None:
+                _measure(self._metrics, stream)
+            if self._written.get(stream.name) != stream:
+                self._execute(_WRITE, msgspec.structs.asdict(stream))
+                self._written[stream.name] = stream
+
+    def behind(self, offset: Offset) -> Behind | None:
+        """How much is left to do; None if it would take too long to find out."""
+        until = offset.until or offset.position
+        values = {
+            "xmax": str(offset.position.xmax),
+            "xip": list(map(str, offset.position.xip)),
+            "until": until.snapshot,
+            "seq": offset.seq if offset.until else 0,
+        }
+        try:
+            row = self._execute(_BEHIND, values).fetchone()
+        except _TooLong:
+            return None
+        assert row is not None
+        return Behind(row[0], float(row[1]))
+
+    def _execute(self, statement: str, values: dict[str, Any]) -> psycopg.Cursor[tuple[Any, ...]]:
+        try:
+            return self._connected().execute(statement.encode(), values)
+        except errors.QueryCanceled as error:
+            raise _TooLong from error
+        except psycopg.Error as error:
+            self.close()
+            raise translate(error, self._url) from error
+
+    def _connected(self) -> psycopg.Connection[tuple[Any, ...]]:
+        if self._connection is None or self._connection.closed:
+            self._connection = psycopg.connect(
+                self._url,
+                autocommit=True,
+                connect_timeout=limits.CONNECT_TIMEOUT_SECONDS,
+                application_name="headwater pipeline",
+                options=f"-c statement_timeout={limits.PIPELINE_BEHIND_SECONDS * 1000:.0f}",
+            )
+        return self._connection
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+class _TooLong(Exception):
+    pass
+
+
+def _measure(metrics: PipelineMetrics, stream: StreamProgress) -> None:
+    name = stream.name
+    metrics.up.labels(name).set(stream.state == "running")
+    metrics.input_rate.labels(name).set(stream.input_rate)
+    metrics.processed_rate.labels(name).set(stream.processed_rate)
+    metrics.changes.labels(name).set(stream.changes)
+    metrics.restarts.labels(name).set(stream.restarts)
+    if stream.behind_changes is not None:
+        metrics.behind_changes.labels(name).set(stream.behind_changes)
+    if stream.behind_seconds is not None:
+        metrics.behind_seconds.labels(name).set(stream.behind_seconds)
+
+
+async def list_all(connection: Connection) -> list[PipelineStream]:
+    """The streams as they were last reported."""
+    cursor = await connection.execute(_LIST)
+    return [PipelineStream(*row) for row in await cursor.fetchall()]
+
+
+class PipelineStream(msgspec.Struct, frozen=True):
+    """A stream as `headwater status` shows it; `updated_at` is when it last had news."""
+
+    name: str
+    state: str
+    owner: str
+    batch: int | None
+    position: str | None
+    changes: int
+    input_rate: float
+    processed_rate: float
+    behind_changes: int | None
+    behind_seconds: float | None
+    restarts: int
+    error: str | None
+    error_at: datetime | None
+    updated_at: datetime
+
+
+_FIELDS = StreamProgress.__struct_fields__
+
+_WRITE = f"""
+    insert into headwater.pipeline ({", ".join(_FIELDS)})
+    values ({", ".join(f"%({name})s" for name in _FIELDS)})
+    on conflict (name) do update
+    set ({", ".join(_FIELDS)}, updated_at)
+      = ({", ".join(f"excluded.{name}" for name in _FIELDS)}, clock_timestamp())
+"""
+
+_BEHIND = """
+    select count(*), coalesce(extract(epoch from clock_timestamp() - min(at)), 0)
+    from headwater.log
+    where (xid >= %(xmax)s::xid8 or xid = any(%(xip)s::xid8[]))
+      and (seq > %(seq)s or not pg_visible_in_snapshot(xid, %(until)s::pg_snapshot))
+"""
+
+_LIST = (
+    f"select {', '.join(PipelineStream.__struct_fields__)} from headwater.pipeline order by name"
+)

@@ -1,0 +1,437 @@
+"""Every change in the lake, once; and what the pipeline says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from headwater import limits
+from headwater.errors import ConfigError, PipelineError, ResyncRequired
+from headwater.pipeline import delta, events, jobs, maintenance
+from headwater.pipeline.checkpoints import Checkpoint, LakeLock
+from headwater.pipeline.lake import Lake
+from headwater.pipeline.offsets import Offset
+from headwater.pipeline.progress import StreamProgress
+from tests.spark.lakes import execute, files_of, in_lake, logged, make_orders, run_once
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def lake(tmp_path: Path, spark: SparkSession) -> Lake:
+    return Lake(str(tmp_path / "lake"), spark)
+
+
+@pytest.fixture
+def orders(url: str) -> str:
+    make_orders(url)
+    return url
+
+
+def insert(first: int, last: int) -> str:
+    return f"insert into orders select i, i / 7.0, 'n' || i from generate_series({first}, {last}) i"
+
+
+# ------------------------------------------------------------------------ what is written
+
+
+def test_events_are_the_log(spark: SparkSession, orders: str, lake: Lake) -> None:
+    execute(
+        orders,
+        insert(1, 100),
+        "begin; set local headwater.user_id = 'ann'; delete from orders where id < 9; commit",
+        "update orders set id = id + 1000 where id % 5 = 0",
+        "truncate orders",
+    )
+    (stream,) = run_once(spark, orders, lake)
+    assert stream.changes == len(logged(orders))
+    assert in_lake(lake) == logged(orders)
+    execute(orders, insert(1, 10))
+    run_once(spark, orders, lake)
+    assert in_lake(lake) == logged(orders)
+    assert lake.events().count() == len(logged(orders))
+
+
+def test_large_batches_are_written_by_tasks(spark: SparkSession, orders: str, lake: Lake) -> None:
+    execute(orders, insert(1, limits.SPARK_PART_CHANGES + 10))
+    run_once(spark, orders, lake)
+    assert in_lake(lake) == logged(orders)
+    assert len(files_of(lake.events_path)) > 1
+    assert not Path(lake.events_path, delta.STAGE).exists() or not os.listdir(
+        Path(lake.events_path, delta.STAGE)
+    )
+
+
+def test_other_engines_read_the_same(spark: SparkSession, orders: str, lake: Lake) -> None:
+    execute(orders, insert(1, 500), "update orders set note = null where id % 3 = 0")
+    run_once(spark, orders, lake)
+    seen = [row[:1] + row[5:9] for row in logged(orders)]
+    polars = pl.read_delta(lake.events_path).sort("seq")
+    assert polars.select("seq", "op", "key", "before", "after").rows() == seen
+    found = lake.events().orderBy("seq").select("seq", "op", "key", "before", "after")
+    assert [tuple(row) for row in found.collect()] == seen
+    days = {(row["day"], row["committed_at"].date()) for row in polars.iter_rows(named=True)}
+    assert all(day == date for day, date in days)
+
+
+def test_readers_can_pass_over_files(spark: SparkSession, orders: str, lake: Lake) -> None:
+    execute(orders, insert(1, 10))
+    run_once(spark, orders, lake)
+    (stats,) = DeltaTable(lake.events_path).get_add_actions(flatten=True).to_pylist()
+    seqs = [row[0] for row in logged(orders)]
+    assert (stats["min.seq"], stats["max.seq"], stats["num_records"]) == (min(seqs), max(seqs), 10)
+    assert stats["min.table_name"] == "orders"
+    assert stats["null_count.before"] == 10
+    assert stats["min.committed_at"] == stats["max.committed_at"]
+
+
+def test_commits_say_how_far_they_go(spark: SparkSession, orders: str, lake: Lake) -> None:
+    execute(orders, insert(1, 10))
+    (stream,) = run_once(spark, orders, lake)
+    last = events.last_offset(lake)
+    assert last is not None
+    assert str(last.position) == stream.position
+
+
+def test_shapes_are_kept(spark: SparkSession, orders: str, lake: Lake) -> None:
+    execute(orders, insert(1, 2), "alter table orders add column paid boolean")
+    execute(orders, "insert into orders values (3, 1, 'x', true)")
+    run_once(spark, orders, lake)
+    execute(orders, "alter table orders drop column note", "delete from orders where id = 3")
+    run_once(spark, orders, lake)
+    held = {row.id: row for row in lake.shapes().collect()}
+    assert lake.shapes().count() == len(held)
+    assert {row[-1] for row in logged(orders)} <= set(held)
+    truth = execute(orders, "select id, relid::bigint, table_name, columns::text, key from"
+                    " headwater.shapes")  # fmt: skip
+    for id, relation, table, columns, key in truth:
+        kept = held[id]
+        assert (kept.relation, kept.table_name, kept.columns) == (relation, table, columns)
+        assert json.loads(kept.key) == key
+
+
+def test_our_own_tables_are_left_out(spark: SparkSession, orders: str, lake: Lake) -> None:
+    """The progress of the pipeline may be followed as any table, without waking it for ever."""
+    execute(orders, "select headwater.enable_reactivity('headwater.pipeline')", insert(1, 3))
+    run_once(spark, orders, lake)
+    run_once(spark, orders, lake)
+    version = DeltaTable(lake.events_path).version()
+    run_once(spark, orders, lake)
+    assert DeltaTable(lake.events_path).version() == version
+    assert {row[4] for row in in_lake(lake)} == {"orders"}
+    reported = execute(
+        orders, "select count(*) from headwater.changes where table_name = 'pipeline'"
+    )
+    assert reported[0][0] > 0
+
+
+# ------------------------------------------------------------------------ once
+
+
+def test_a_batch_that_is_in_is_left_out(spark: SparkSession, orders: str, lake: Lake) -> None:
+    execute(orders, insert(1, 30))
+    run_once(spark, orders, lake)
+    _forget_last_commit(lake)
+    execute(orders, insert(31, 40))
+    run_once(spark, orders, lake)
+    assert in_lake(lake) == logged(orders)
+
+
+def _forget_last_commit(lake: Lake) -> None:
+    """As after a crash between the commit to Delta and Spark's note that the batch is done."""
+    commits = Path(lake.checkpoint("events"), "commits")
+    last = max(
+        (each for each in commits.iterdir() if each.name.isdigit()), key=lambda p: int(p.name)
+    )
+    last.unlink()
+    (commits / f".{last.name}.crc").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("rows_max", [None, 7])
+def test_a_lake_without_its_checkpoint(
+    rows_max: int | None, spark: SparkSession, orders: str, lake: Lake
+) -> None:
+    """It goes on after what is in the lake, also where that ends inside a read of the log."""
+    execute(orders, insert(1, 30))
+    stop_after = _Stops(2)
+    job = _job(sink=stop_after.around(events.EventsSink))
+    with pytest.raises(PipelineError, match="enough"):
+        run_once(spark, orders, lake, rows_max=7, jobs=(job,))
+    last = events.last_offset(lake)
+    assert last is not None
+    assert last.until is not None
+    assert len(in_lake(lake)) == 14
+    shutil.rmtree(lake.checkpoint("events"))
+    execute(orders, insert(31, 40))
+    run_once(spark, orders, lake, rows_max=rows_max)
+    assert in_lake(lake) == logged(orders)
+
+
+def test_a_checkpoint_that_was_put_back(
+    spark: SparkSession, orders: str, lake: Lake, tmp_path: Path
+) -> None:
+    execute(orders, insert(1, 5))
+    run_once(spark, orders, lake)
+    shutil.copytree(lake.checkpoint("events"), tmp_path / "backup")
+    for first in (6, 11):
+        execute(orders, insert(first, first + 4))
+        run_once(spark, orders, lake)
+    shutil.rmtree(lake.checkpoint("events"))
+    shutil.copytree(tmp_path / "backup", lake.checkpoint("events"))
+    execute(orders, insert(16, 20))
+    with pytest.raises(PipelineError, match="older than the lake"):
+        run_once(spark, orders, lake)
+    shutil.rmtree(lake.checkpoint("events"))
+    run_once(spark, orders, lake)
+    assert in_lake(lake) == logged(orders)
+
+
+def _job(**fields: Any) -> jobs.Job:
+    given = {"name": "events", "transform": events.stored, "sink": events.EventsSink}
+    return jobs.Job(**(given | {"begin": events.last_offset} | fields))
+
+
+class _Stops:
+    """A sink that fails after so many batches."""
+
+    def __init__(self, batches: int, error: Exception | None = None) -> None:
+        self.left = batches
+        self.error = error or PipelineError("enough")
+
+    def around(self, sink: Callable[..., jobs.Sink]) -> Callable[..., jobs.Sink]:
+        def make(*arguments: Any) -> jobs.Sink:
+            inner = sink(*arguments)
+
+            def write(batch: DataFrame, batch_id: int) -> None:
+                if self.left == 0:
+                    raise self.error
+                self.left -= 1
+                inner(batch, batch_id)
+
+            return write
+
+        return make
+
+
+# ------------------------------------------------------------------------ supervised
+
+
+class Running:
+    """A pipeline in a thread."""
+
+    def __init__(self, spark: SparkSession, plan: jobs.Plan) -> None:
+        self._stop = threading.Event()
+        self.ended: list[StreamProgress] = []
+        self._thread = threading.Thread(
+            target=lambda: self.ended.extend(jobs.run(spark, plan, self._stop))
+        )
+        self._thread.start()
+
+    def stop(self) -> list[StreamProgress]:
+        self._stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        return self.ended
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    waited = threading.Event()
+    for _ in range(int(seconds / 0.05)):
+        if condition():
+            return
+        waited.wait(0.05)
+    raise AssertionError("it did not happen")
+
+
+def state_of(url: str, name: str) -> tuple[Any, ...]:
+    found = execute(url, "select state, restarts, error, behind_changes, position, changes"
+                    f" from headwater.pipeline where name = '{name}'")  # fmt: skip
+    return found[0] if found else (None,) * 6
+
+
+def test_a_stream_that_fails_is_started_again(
+    spark: SparkSession, orders: str, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other goes on meanwhile, and both say how they are."""
+    monkeypatch.setattr(limits, "PIPELINE_RESTART_SECONDS", (0.1, 0.2))
+    monkeypatch.setattr(limits, "PIPELINE_REPORT_SECONDS", 0.1)
+    execute(orders, insert(1, 5))
+    trouble = _Stops(0, OSError("the printer is on fire"))
+    shaky = _job(name="shaky", sink=trouble.around(lambda *_: lambda batch, id: None), begin=_none)
+    running = Running(spark, jobs.Plan(orders, lake, jobs=(jobs.EVENTS, shaky), seconds=0.05))
+    try:
+        until(lambda: in_lake_or_none(lake) == logged(orders))
+        until(lambda: (state_of(orders, "shaky")[1] or 0) >= 2)
+        assert "printer" in state_of(orders, "shaky")[2]
+        assert state_of(orders, "events")[:3] == ("running", 0, None)
+        trouble.left = -1
+        until(lambda: state_of(orders, "shaky")[0] == "running")
+        execute(orders, insert(6, 9))
+        until(lambda: state_of(orders, "shaky")[2] is None)
+        until(lambda: state_of(orders, "events")[3] == 0 and state_of(orders, "events")[5] == 9)
+    finally:
+        ended = running.stop()
+    assert [each.state for each in ended] == ["stopped", "stopped"]
+    assert state_of(orders, "events")[0] == "stopped"
+    assert in_lake(lake) == logged(orders)
+
+
+def _none(lake: Lake) -> Offset | None:
+    return None
+
+
+def in_lake_or_none(lake: Lake) -> list[tuple[Any, ...]] | None:
+    return in_lake(lake) if delta.open_table(lake.events_path) else None
+
+
+def test_one_that_cannot_go_on_says_so(spark: SparkSession, orders: str, lake: Lake) -> None:
+    execute(orders, insert(1, 5))
+    run_once(spark, orders, lake)
+    execute(
+        orders, "select setval('headwater.log_floor', (pg_current_xact_id()::text::bigint) + 10)"
+    )
+    execute(orders, insert(6, 7), insert(8, 9))
+    with pytest.raises(ResyncRequired, match="trimmed") as caught:
+        jobs.run(spark, jobs.Plan(orders, lake), threading.Event())
+    assert "headwater pipeline run --lake" in (caught.value.hint or "")
+    assert state_of(orders, "events")[0] == "failed"
+
+
+def test_two_pipelines_on_one_lake(spark: SparkSession, orders: str, lake: Lake) -> None:
+    with (
+        LakeLock(lake.root),
+        pytest.raises(PipelineError, match=f"another pipeline .* process {os.getpid()}"),
+    ):
+        run_once(spark, orders, lake)
+    run_once(spark, orders, lake)
+
+
+def test_two_writers_of_one_batch(lake: Lake) -> None:
+    """Were there no lock, Delta itself would let one of them in."""
+    rows = _some_rows()
+    delta.create(lake.events_path, rows.schema)
+    one, two = DeltaTable(lake.events_path), DeltaTable(lake.events_path)
+    files = [list(delta._write(delta.Place.of(lake.events_path), rows, [])) for _ in "12"]
+    assert delta._commit(one, files[0], "app", 1, None)
+    assert not delta._commit(two, files[1], "app", 1, None)
+    assert delta._commit(two, files[1], "app", 2, None)
+    assert DeltaTable(lake.events_path).to_pyarrow_dataset().count_rows() == 2 * rows.num_rows
+
+
+def _some_rows() -> Any:
+    import pyarrow as pa
+
+    return pa.table({"seq": pa.array([1, 2, 3], pa.int64())})
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("metadata", "{"),
+        ("metadata", "{}"),
+        ("offsets/0", ""),
+        ("offsets/0", "v1\n{}\nnonsense"),
+        ("offsets/0", 'v1\n{}\n{"snap": "7"}'),
+    ],
+)
+def test_an_unreadable_checkpoint(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "metadata").write_text('{"id": "5f2"}')
+    offset = '{"snap": "9f3a61c2-748:748:", "open": "", "seq": 0}'
+    (tmp_path / "offsets" / "0").write_text("v1\n{}\n" + offset)
+    Checkpoint(str(tmp_path)).check()
+    (tmp_path / name).write_text(content)
+    with pytest.raises(PipelineError, match=f"{tmp_path} cannot be read: {name}"):
+        Checkpoint(str(tmp_path)).check()
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)],
+        check=False,
+        capture_output=True,
+    )
+    if mounted.returncode:
+        pytest.skip("this user may not mount a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk(spark: SparkSession, orders: str, tiny_disk: Path) -> None:
+    lake = Lake(str(tiny_disk / "lake"), spark)
+    execute(orders, insert(1, 5))
+    run_once(spark, orders, lake)
+    noise = "insert into orders select i, i, (select string_agg(md5(random()::text), '') from"
+    execute(orders, f"{noise} generate_series(1, 30) where i > 0) from generate_series(100, 999) i")
+    with pytest.raises(PipelineError, match="disk is full") as caught:
+        run_once(spark, orders, lake)
+    assert caught.value.retryable
+    subprocess.run(["mount", "-o", "remount,size=64m", str(tiny_disk)], check=True)
+    run_once(spark, orders, lake)
+    assert in_lake(lake) == logged(orders)
+
+
+# ------------------------------------------------------------------------ looked after
+
+
+def test_small_files_are_joined(
+    spark: SparkSession, orders: str, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "LAKE_COMPACT_COMMITS", 4)
+    execute(orders, insert(1, 40))
+    run_once(spark, orders, lake, rows_max=4)
+    assert DeltaTable(lake.events_path).version() > 10
+    assert len(files_of(lake.events_path)) < 8
+    assert in_lake(lake) == logged(orders)
+    monkeypatch.undo()
+    execute(orders, insert(41, 60))
+    run_once(spark, orders, lake, rows_max=4)
+    (compacted, shapes) = maintenance.compact(lake.root)
+    assert (compacted.table, shapes.table, compacted.files_after) == ("events", "shapes", 1)
+    assert in_lake(lake) == logged(orders)
+    execute(orders, insert(61, 62))
+    run_once(spark, orders, lake)
+    assert in_lake(lake) == logged(orders)
+
+
+def test_vacuum_spares_what_is_young(spark: SparkSession, orders: str, lake: Lake) -> None:
+    execute(orders, insert(1, 5))
+    run_once(spark, orders, lake)
+    (day,) = Path(lake.events_path).glob("day=*")
+    orphan, young = day / "part-old.parquet", day / "part-young.parquet"
+    for each in (orphan, young):
+        each.write_bytes(b"never committed")
+    os.utime(orphan, (0, 0))
+    assert [each.removed for each in maintenance.vacuum(lake.root, timedelta(hours=1))] == [1, 0]
+    assert young.exists()
+    assert not orphan.exists()
+    assert in_lake(lake) == logged(orders)
+    with pytest.raises(ConfigError, match="an hour"):
+        list(maintenance.vacuum(lake.root, timedelta(minutes=1)))
+
+
+def test_what_was_staged_and_never_committed_goes(
+    spark: SparkSession, orders: str, lake: Lake
+) -> None:
+    left = Path(lake.events_path, delta.STAGE, "dead")
+    left.mkdir(parents=True)
+    (left / "part.parquet").write_bytes(b"x")
+    execute(orders, insert(1, 5))
+    run_once(spark, orders, lake)
+    assert not left.exists()
+    assert in_lake(lake) == logged(orders)
