@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -177,8 +177,10 @@ def status_view(status: Status) -> Group:
     facts.add_row("position", log.position)
     facts.add_row("oldest change", f"{log.oldest:%Y-%m-%d %H:%M:%S}" if log.oldest else "none")
     facts.add_row("readers", f"{log.readers}" + (", polling" if log.polling else ""))
-    parts = [facts, "", _tables(status), "", _cursors(status)]
-    return Group(*parts, *(["", _pipeline(status)] if status.pipeline else []))
+    parts: list[RenderableType] = [facts, "", _tables(status), "", _cursors(status)]
+    if status.pipeline:
+        parts += ["", _pipeline(status)]
+    return Group(*parts)
 
 
 def _tables(status: Status) -> Grid | Text:

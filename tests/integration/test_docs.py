@@ -44,7 +44,7 @@ from headwater import Forbidden, Headwater, HeadwaterError, Refused, connect, li
 from headwater.cli import app
 from headwater.embedded import EmbeddedPostgres
 from headwater.embedded.binaries import _find_package
-from headwater.metrics import Metrics
+from headwater.metrics import Metrics, PipelineMetrics
 from headwater.settings import Settings
 from headwater.testing.served import serving
 
@@ -390,7 +390,17 @@ def first_cells(text: str) -> list[str]:
 
 CLI = sections(REFERENCE / "cli.md")
 COMMON_OPTIONS = set(re.findall(r"--[a-z][a-z-]*", CLI["Options of every command"]))
-COMMANDS: dict[str, Any] = getattr(get_command(app), "commands", {})
+
+
+def commands_of(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands_of(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
+
+
+COMMANDS = dict(commands_of(get_command(app)))
 
 
 def options_of(command: str) -> set[str]:
@@ -399,7 +409,9 @@ def options_of(command: str) -> set[str]:
 
 
 def test_every_command_has_a_section_and_the_reverse() -> None:
-    documented = {title.split()[1] for title in CLI if title.startswith("headwater ")}
+    documented = {
+        title.removeprefix("headwater ") for title in CLI if title.startswith("headwater ")
+    }
     assert documented == set(COMMANDS)
     assert COMMANDS
 
@@ -475,8 +487,8 @@ def test_codes_that_errors_are_given() -> None:
 
 
 def test_metrics() -> None:
-    metrics = Metrics()
-    kinds = {family.name: family.type for family in metrics.registry.collect()}
+    kept: list[Any] = [Metrics(), PipelineMetrics()]
+    kinds = {family.name: family.type for each in kept for family in each.registry.collect()}
     page = sections(REFERENCE / "metrics.md", "# ")["Metrics"]
     rows = re.findall(r"^\| `headwater_(\w+)(?:\{(\w+)\})?` \| (\w+) \|", page, re.M)
     documented = {
@@ -484,6 +496,7 @@ def test_metrics() -> None:
     }
     assert documented == {
         metric._name: (",".join(metric._labelnames), kinds[metric._name])
+        for metrics in kept
         for name, metric in vars(metrics).items()
         if name != "registry"
     }
@@ -492,7 +505,7 @@ def test_metrics() -> None:
 def test_every_metric_is_kept() -> None:
     modules = [path for path in (ROOT / "src").rglob("*.py") if path.name != "metrics.py"]
     source = "\n".join(path.read_text() for path in modules)
-    for name in vars(Metrics()):
+    for name in (*vars(Metrics()), *vars(PipelineMetrics())):
         assert name == "registry" or re.search(rf"metrics\.{name}\b", source), name
 
 

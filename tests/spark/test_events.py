@@ -21,6 +21,7 @@ from headwater import limits
 from headwater.errors import ConfigError, PipelineError, ResyncRequired
 from headwater.pipeline import delta, events, jobs, maintenance
 from headwater.pipeline.checkpoints import Checkpoint, LakeLock
+from headwater.pipeline.files import Place
 from headwater.pipeline.lake import Lake
 from headwater.pipeline.offsets import Offset
 from headwater.pipeline.progress import StreamProgress
@@ -89,7 +90,8 @@ def test_other_engines_read_the_same(spark: SparkSession, orders: str, lake: Lak
 def test_readers_can_pass_over_files(spark: SparkSession, orders: str, lake: Lake) -> None:
     execute(orders, insert(1, 10))
     run_once(spark, orders, lake)
-    (stats,) = DeltaTable(lake.events_path).get_add_actions(flatten=True).to_pylist()
+    actions = DeltaTable(lake.events_path).get_add_actions(flatten=True)
+    (stats,) = pl.DataFrame(actions).to_dicts()
     seqs = [row[0] for row in logged(orders)]
     assert (stats["min.seq"], stats["max.seq"], stats["num_records"]) == (min(seqs), max(seqs), 10)
     assert stats["min.table_name"] == "orders"
@@ -199,7 +201,7 @@ def test_a_checkpoint_that_was_put_back(
 
 
 def _job(**fields: Any) -> jobs.Job:
-    given = {"name": "events", "transform": events.stored, "sink": events.EventsSink}
+    given: dict[str, Any] = {"name": "events", "transform": events.stored, "sink": events.EventsSink}
     return jobs.Job(**(given | {"begin": events.last_offset} | fields))
 
 
@@ -323,7 +325,7 @@ def test_two_writers_of_one_batch(lake: Lake) -> None:
     rows = _some_rows()
     delta.create(lake.events_path, rows.schema)
     one, two = DeltaTable(lake.events_path), DeltaTable(lake.events_path)
-    files = [list(delta._write(delta.Place.of(lake.events_path), rows, [])) for _ in "12"]
+    files = [list(delta._write(Place.of(lake.events_path), rows, [])) for _ in "12"]
     assert delta._commit(one, files[0], "app", 1, None)
     assert not delta._commit(two, files[1], "app", 1, None)
     assert delta._commit(two, files[1], "app", 2, None)

@@ -1,0 +1,217 @@
+"""The pipeline is killed, again and again, while six writers overlap: nothing is lost or doubled.
+
+A few kills by default; `HEADWATER_KILLS=30` for as many, `SEED=8123` to repeat the writers'
+decisions. Some are aimed: between the Parquet of a batch and its commit, and between its commit and
+Spark's note that it is done.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from deltalake import DeltaTable
+
+from headwater.pipeline import delta
+from headwater.pipeline.lake import Lake
+from tests.spark.lakes import execute, in_lake, logged, make_orders
+
+SEED = int(os.environ.get("SEED") or random.randrange(10_000))
+KILLS = int(os.environ.get("HEADWATER_KILLS") or 3)
+WRITERS = 6
+AIMED = ("written", "committed", "")
+"""What each kill is aimed at, in turn; nothing for a random moment."""
+
+
+class Writers:
+    """Sessions that write in transactions of random length, and sometimes roll back."""
+
+    def __init__(self, url: str, chance: random.Random) -> None:
+        self._url = url
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._write, args=(random.Random(chance.random()),))
+            for _ in range(WRITERS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _write(self, chance: random.Random) -> None:
+        with psycopg.connect(self._url) as connection:
+            while not self._stop.is_set():
+                try:
+                    self._transaction(connection, chance)
+                except (psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation):
+                    connection.rollback()
+
+    def _transaction(self, connection: psycopg.Connection, chance: random.Random) -> None:
+        for _ in range(chance.randint(1, 5)):
+            connection.execute(_statement(chance).encode())
+            self._stop.wait(chance.random() * 0.05)
+        if chance.random() < 0.15:
+            connection.rollback()
+        else:
+            connection.commit()
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(30)
+
+
+def _statement(chance: random.Random) -> str:
+    key = chance.randint(1, 80)
+    return chance.choices(
+        [
+            f"insert into orders values ({key}, {chance.random()}) on conflict (id) do update"
+            " set amount = orders.amount + 1",
+            f"update orders set amount = amount + 1 where id % 9 = {key % 9}",
+            f"update orders set id = id + 100 where id = {key}",
+            f"delete from orders where id in ({key}, {key} + 100)",
+            "truncate orders",
+        ],
+        [30, 10, 8, 20, 1],
+    )[0]
+
+
+@contextmanager
+def open_writer(url: str) -> Iterator[None]:
+    """One transaction that stays open for the whole run, and commits at its end."""
+    with psycopg.connect(url) as connection:
+        connection.execute("insert into orders values (-1, 0, 'early')")
+        yield
+
+
+class Pipeline:
+    """`headwater pipeline run` as a process."""
+
+    def __init__(self, url: str, lake: Lake, log: Path) -> None:
+        self._command = [
+            sys.executable, "-m", "headwater", "pipeline", "run", "--url", url,
+            "--lake", lake.root, "--master", "local[2,4]",
+        ]  # fmt: skip
+        self._lake = lake
+        self._log = log
+
+    def start(self, *options: str, crash_at: str = "") -> subprocess.Popen[bytes]:
+        environment = dict(os.environ) | {"HEADWATER_LAKE_INTERVAL": "0.2 seconds"}
+        if crash_at:
+            environment["HEADWATER_CRASH_AT"] = crash_at
+        with self._log.open("ab") as output:
+            return subprocess.Popen(
+                [*self._command, *options], env=environment, stdout=output, stderr=output
+            )
+
+    def version(self) -> int:
+        table = delta.open_table(self._lake.events_path)
+        return -1 if table is None else int(table.version())
+
+    def kill_at_random(self, chance: random.Random) -> None:
+        """Some time after it has begun to write."""
+        before, process = self.version(), self.start()
+        self.wait_until(process, lambda: self.version() > before)
+        wait(chance.random() * 2)
+        process.kill()
+        process.wait()
+
+    def wait_until(self, process: subprocess.Popen[bytes], condition: Any) -> None:
+        for _ in range(1200):
+            if condition():
+                return
+            assert process.poll() is None, self._log.read_text()
+            wait(0.1)
+        raise AssertionError(self._log.read_text())
+
+
+def wait(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+@pytest.mark.timeout(180 + 60 * KILLS)
+def test_nothing_is_lost_or_doubled(url: str, tmp_path: Path) -> None:
+    print(f"SEED={SEED} HEADWATER_KILLS={KILLS}")
+    chance = random.Random(SEED)
+    make_orders(url)
+    lake = Lake(str(tmp_path / "lake"))
+    pipeline = Pipeline(url, lake, tmp_path / "log")
+    writers = Writers(url, chance)
+    try:
+        with open_writer(url):
+            for number in range(KILLS):
+                if aim := AIMED[number % len(AIMED)]:
+                    process = pipeline.start(crash_at=f"{aim}:{chance.randint(1, 3)}")
+                    assert process.wait(120) == -signal.SIGKILL, (tmp_path / "log").read_text()
+                else:
+                    pipeline.kill_at_random(chance)
+    finally:
+        writers.stop()
+    assert pipeline.start("--once").wait(120) == 0, (tmp_path / "log").read_text()
+    found, truth = in_lake(lake), logged(url)
+    seqs = [row[0] for row in found]
+    assert len(seqs) == len(set(seqs))
+    assert found == truth
+    assert len(truth) > 100
+    assert_order_by_key(lake)
+
+
+def assert_order_by_key(lake: Lake) -> None:
+    """Commits come in the order of the log for each row."""
+    table = DeltaTable(lake.events_path)
+    last: dict[str, int] = defaultdict(int)
+    for version in range(1, table.version() + 1):
+        rows = _added_in(lake, version)
+        lowest: dict[str, int] = {}
+        for seq, key in rows:
+            lowest[key] = min(seq, lowest.get(key, seq))
+        assert all(last[key] < seq for key, seq in lowest.items())
+        for seq, key in rows:
+            last[key] = max(last[key], seq)
+
+
+def _added_in(lake: Lake, version: int) -> list[tuple[int, str]]:
+    now = DeltaTable(lake.events_path, version=version).to_pyarrow_dataset()
+    before = DeltaTable(lake.events_path, version=version - 1)
+    old = set(before.file_uris())
+    new = [
+        uri for uri in DeltaTable(lake.events_path, version=version).file_uris() if uri not in old
+    ]
+    if not new:
+        return []
+    import pyarrow.dataset as ds
+
+    table = ds.dataset(new, schema=now.schema, format="parquet").to_table(["seq", "key"])
+    return [(row["seq"], row["key"]) for row in table.to_pylist() if row["key"] is not None]
+
+
+@pytest.mark.timeout(180)
+def test_sigterm_stops_between_batches(url: str, tmp_path: Path) -> None:
+    make_orders(url)
+    lake = Lake(str(tmp_path / "lake"))
+    pipeline = Pipeline(url, lake, tmp_path / "log")
+    execute(url, "insert into orders select i, i from generate_series(1, 20) i")
+    process = pipeline.start("--json")
+    pipeline.wait_until(process, lambda: pipeline.version() >= 1)
+    second = pipeline.start("--once")
+    assert second.wait(120) == 1
+    assert f"process {process.pid}" in (tmp_path / "log").read_text()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0, (tmp_path / "log").read_text()
+    assert in_lake(lake) == logged(url)
+    checkpoint = Path(lake.checkpoint("events"))
+    batches = [
+        {name for name in os.listdir(checkpoint / folder) if name.isdigit()}
+        for folder in ("offsets", "commits")
+    ]
+    assert batches[0] == batches[1]
+    assert execute(url, "select state from headwater.pipeline") == [("stopped",)]
