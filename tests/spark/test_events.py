@@ -25,6 +25,7 @@ from headwater.pipeline.files import Place
 from headwater.pipeline.lake import Lake
 from headwater.pipeline.offsets import Offset
 from headwater.pipeline.progress import StreamProgress
+from headwater.pipeline.sink import Sink
 from tests.spark.lakes import execute, files_of, in_lake, logged, make_orders, run_once
 
 pytestmark = pytest.mark.timeout(300)
@@ -201,7 +202,11 @@ def test_a_checkpoint_that_was_put_back(
 
 
 def _job(**fields: Any) -> jobs.Job:
-    given: dict[str, Any] = {"name": "events", "transform": events.stored, "sink": events.EventsSink}
+    given: dict[str, Any] = {
+        "name": "events",
+        "transform": events.stored,
+        "sink": events.EventsSink,
+    }
     return jobs.Job(**(given | {"begin": events.last_offset} | fields))
 
 
@@ -212,19 +217,28 @@ class _Stops:
         self.left = batches
         self.error = error or PipelineError("enough")
 
-    def around(self, sink: Callable[..., jobs.Sink]) -> Callable[..., jobs.Sink]:
-        def make(*arguments: Any) -> jobs.Sink:
-            inner = sink(*arguments)
+    def around(self, sink: Callable[..., Sink]) -> Callable[..., Sink]:
+        return lambda *arguments: _Stopping(self, sink(*arguments))
 
-            def write(batch: DataFrame, batch_id: int) -> None:
-                if self.left == 0:
-                    raise self.error
-                self.left -= 1
-                inner(batch, batch_id)
 
-            return write
+class _Stopping(Sink):
+    def __init__(self, stops: _Stops, inner: Sink) -> None:
+        self._stops = stops
+        self._inner = inner
 
-        return make
+    def write(self, batch: DataFrame, batch_id: int) -> None:
+        if self._stops.left == 0:
+            raise self._stops.error
+        self._stops.left -= 1
+        self._inner.write(batch, batch_id)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Nowhere(Sink):
+    def write(self, batch: DataFrame, batch_id: int) -> None:
+        pass
 
 
 # ------------------------------------------------------------------------ supervised
@@ -271,7 +285,7 @@ def test_a_stream_that_fails_is_started_again(
     monkeypatch.setattr(limits, "PIPELINE_REPORT_SECONDS", 0.1)
     execute(orders, insert(1, 5))
     trouble = _Stops(0, OSError("the printer is on fire"))
-    shaky = _job(name="shaky", sink=trouble.around(lambda *_: lambda batch, id: None), begin=_none)
+    shaky = _job(name="shaky", sink=trouble.around(lambda *_: Nowhere()), begin=_none)
     running = Running(spark, jobs.Plan(orders, lake, jobs=(jobs.EVENTS, shaky), seconds=0.05))
     try:
         until(lambda: in_lake_or_none(lake) == logged(orders))

@@ -12,6 +12,7 @@
     files      files of the lake, in a folder or under a URL
     lake       where the tables of the lake are
     events     every change into the lake
+    sink       what a stream writes to
     checkpoints  what a stream remembers, and the lock on a lake
     jobs       runs streams, and starts those that fail again
     progress   how far they are

@@ -9,8 +9,9 @@ from threading import Event
 
 from headwater.metrics import PipelineMetrics
 from headwater.pipeline import jobs
+from headwater.pipeline.checkpoints import LakeLock
 from headwater.pipeline.lake import Lake
-from headwater.pipeline.progress import StreamProgress
+from headwater.pipeline.progress import Reports, StreamProgress
 from headwater.pipeline.session import LOCAL_MASTER, spark_session
 from headwater.settings import Settings
 
@@ -47,6 +48,21 @@ def _work(
     metrics_port: int | None,
     stop: Event,
 ) -> list[StreamProgress]:
+    root = _absolute(settings.lake)
+    # First of all: Spark takes seconds to start.
+    with LakeLock(root):
+        return _work_alone(url, root, settings, once, master, metrics_port, stop)
+
+
+def _work_alone(
+    url: str,
+    root: str,
+    settings: Settings,
+    once: bool,
+    master: str | None,
+    metrics_port: int | None,
+    stop: Event,
+) -> list[StreamProgress]:
     metrics = PipelineMetrics()
     spark = spark_session(
         spark_folder(), master=master or LOCAL_MASTER, name="headwater pipeline", settings=_SETTINGS
@@ -54,15 +70,14 @@ def _work(
     try:
         if metrics_port is not None:
             _serve(metrics, metrics_port)
-        lake = Lake(_absolute(settings.lake), spark)
         plan = jobs.Plan(
             url,
-            lake,
+            Lake(root, spark),
             once=once,
             seconds=settings.lake_interval_period.total_seconds(),
             vacuum_keep=settings.lake_vacuum_period,
         )
-        return jobs.run(spark, plan, stop, metrics)
+        return jobs.Pipeline(spark, plan, Reports(url, metrics)).run(stop)
     finally:
         spark.stop()
 

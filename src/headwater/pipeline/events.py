@@ -24,6 +24,7 @@ from headwater.pipeline import delta, maintenance
 from headwater.pipeline.checkpoints import Checkpoint
 from headwater.pipeline.lake import SHAPES, STORED, Lake
 from headwater.pipeline.offsets import Offset
+from headwater.pipeline.sink import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -48,7 +49,7 @@ def beyond(changes: DataFrame, begin: Offset | None) -> DataFrame:
     return changes.where(~(seen & (f.col("seq") <= begin.seq)))
 
 
-class EventsSink:
+class EventsSink(Sink):
     """Writes batches to `events`. One for each start of the stream."""
 
     def __init__(self, lake: Lake, url: str, checkpoint: Checkpoint) -> None:
@@ -58,7 +59,7 @@ class EventsSink:
         self._shapes = Shapes(lake, url)
         maintenance.clean_stage(lake.events_path)
 
-    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+    def write(self, batch: DataFrame, batch_id: int) -> None:
         app_id = f"events/{self._checkpoint.query_id}"
         reached = msgspec.json.encode(self._checkpoint.offset(batch_id).to_dict()).decode()
         if delta.holds(self._table, app_id, batch_id):
@@ -81,6 +82,9 @@ class EventsSink:
             )  # fmt: skip
         if append:
             maintenance.compact_when_due(self._table, before)
+
+    def close(self) -> None:
+        self._shapes.close()
 
     def _check_same(self, app_id: str, batch_id: int, reached: str) -> None:
         """A batch that is in must be the last one, and end where that one ended. Otherwise the
@@ -137,7 +141,7 @@ class Shapes:
         try:
             found = self._connected().execute(_NEW_SHAPES, [self._known]).fetchall()
         except psycopg.Error as error:
-            self._connection = None
+            self.close()
             raise translate(error, self._url) from error
         if not found:
             return
@@ -146,6 +150,11 @@ class Shapes:
         write_deltalake(self._table, pa.table(columns, schema=SHAPES), mode="append")
         self._table.update_incremental()
         self._known += (each[0] for each in found)
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def _connected(self) -> psycopg.Connection:
         if self._connection is None or self._connection.closed:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,14 +27,13 @@ from headwater.pipeline.lake import Lake
 from headwater.pipeline.offsets import Offset
 from headwater.pipeline.planning import Planner
 from headwater.pipeline.progress import Behind, Reports, StreamProgress
+from headwater.pipeline.sink import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger(__name__)
-
-Sink: TypeAlias = "Callable[[DataFrame, int], None]"
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -160,6 +159,7 @@ class Stream:
         self._pause, self._start_at = limits.PIPELINE_RESTART_SECONDS[0], 0.0
         self._restarts = 0
         self._latest: dict[str, Any] = {}
+        self._noted = ""
         self._batch: int | None = None
         self._written: int | None = None
         self._changes = 0
@@ -184,11 +184,13 @@ class Stream:
         if error is not None:
             self._failed(self._failure or error)
         elif self._plan.once:
+            self._close_sink()
             self.state = "stopped"
         else:
             self._failed(PipelineError("Spark stopped the query", retryable=True))
 
     def _failed(self, error: Exception) -> None:
+        self._close_sink()
         self.error = explain(error, self._job.name)
         self._error_at = datetime.now(UTC)
         log.warning("Stream %s of the pipeline failed: %s", self._job.name, self.error)
@@ -213,8 +215,14 @@ class Stream:
             self._query.stop()
         except Exception as error:  # Spark's, for one that does not end; the next start repairs it
             log.warning("Stream %s did not stop in time: %s", self._job.name, error)
+        self._close_sink()
         if self.state != "failed":
             self.state = "stopped"
+
+    def _close_sink(self) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.close()
 
     def _wait_for_commit(self, query: StreamingQuery) -> None:
         """Spark notes a batch as done after the sink returns. What is not noted is repeated by the
@@ -273,7 +281,7 @@ class Stream:
             if self._stopping:
                 raise PipelineError("the pipeline is stopping")
             try:
-                self._sink(batch, batch_id)
+                self._sink.write(batch, batch_id)
             except Exception as error:
                 self._failure = error
                 raise
@@ -283,9 +291,10 @@ class Stream:
 
     def _note_progress(self, query: StreamingQuery) -> None:
         for latest in query.recentProgress:
-            if self._batch is not None and latest["batchId"] <= self._batch:
+            # Spark also reports while nothing happens, under the number of the batch to come.
+            if latest["timestamp"] <= self._noted or "addBatch" not in latest["durationMs"]:
                 continue
-            self._batch = latest["batchId"]
+            self._noted, self._batch = latest["timestamp"], latest["batchId"]
             self._changes += latest["numInputRows"]
             self._latest = latest
             # It goes on: what was wrong is over.

@@ -6,6 +6,7 @@ younger than the time to keep: readers of an older version, and writers under wa
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import PurePosixPath
@@ -13,11 +14,14 @@ from pathlib import PurePosixPath
 import msgspec
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from headwater.errors import ConfigError
 from headwater.limits import LAKE_COMPACT_COMMITS
 from headwater.pipeline import delta
 from headwater.pipeline.files import Place
+
+log = logging.getLogger(__name__)
 
 
 class Compacted(msgspec.Struct, frozen=True):
@@ -64,7 +68,11 @@ def compact_when_due(table: DeltaTable, before: int) -> None:
     """Join the small files of a table whenever so many commits have been made. `before` is its
     version before the last one."""
     if before // LAKE_COMPACT_COMMITS != table.version() // LAKE_COMPACT_COMMITS:
-        table.optimize.compact()
+        try:
+            table.optimize.compact()
+        except DeltaError as error:
+            # Somebody else did it at the same time, or a disk is full: what is in the table is in.
+            log.warning("The files of %s were not joined: %s", table.table_uri, error)
         table.update_incremental()
 
 

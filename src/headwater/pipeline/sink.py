@@ -1,0 +1,22 @@
+"""Where a stream writes to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class Sink:
+    """Takes the batches of a stream. One is made for every start of the stream.
+
+    A batch may come again: after a crash, and when it was written but not yet noted as done. It is
+    then the same rows under the same number, and must have its effect once.
+    """
+
+    def write(self, batch: DataFrame, batch_id: int) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Called once, when the stream has ended or failed."""
