@@ -94,10 +94,14 @@ def test_readers_can_pass_over_files(spark: SparkSession, orders: str, lake: Lak
     actions = DeltaTable(lake.events_path).get_add_actions(flatten=True)
     (stats,) = pl.DataFrame(actions).to_dicts()
     seqs = [row[0] for row in logged(orders)]
-    assert (stats["min.seq"], stats["max.seq"], stats["num_records"]) == (min(seqs), max(seqs), 10)
+    assert (stats["min.seq"], stats["max.seq"], stats["num_records"]) == (
+        min(seqs),
+        max(seqs),
+        len(seqs),
+    )
     assert stats["min.table_name"] == "orders"
-    assert stats["null_count.before"] == 10
-    assert stats["min.committed_at"] == stats["max.committed_at"]
+    assert stats["null_count.before"] == len(seqs)
+    assert stats["min.committed_at"] <= logged(orders)[-1][2] <= stats["max.committed_at"]
 
 
 def test_commits_say_how_far_they_go(spark: SparkSession, orders: str, lake: Lake) -> None:
@@ -296,7 +300,7 @@ def test_a_stream_that_fails_is_started_again(
         until(lambda: state_of(orders, "shaky")[0] == "running")
         execute(orders, insert(6, 9))
         until(lambda: state_of(orders, "shaky")[2] is None)
-        until(lambda: state_of(orders, "events")[3] == 0 and state_of(orders, "events")[5] == 9)
+        until(lambda: state_of(orders, "events")[3::2] == (0, len(logged(orders))))
     finally:
         ended = running.stop()
     assert [each.state for each in ended] == ["stopped", "stopped"]
@@ -385,7 +389,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     if mounted.returncode:
         pytest.skip("this user may not mount a small disk")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_a_full_disk(spark: SparkSession, orders: str, tiny_disk: Path) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import psycopg
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import functions as f
 
@@ -22,6 +23,7 @@ from headwater.database import translate
 from headwater.errors import PipelineError
 from headwater.pipeline import delta, maintenance
 from headwater.pipeline.checkpoints import Checkpoint
+from headwater.pipeline.files import Place
 from headwater.pipeline.lake import SHAPES, STORED, Lake
 from headwater.pipeline.offsets import Offset
 from headwater.pipeline.sink import Sink
@@ -128,13 +130,18 @@ class Shapes:
 
     def __init__(self, lake: Lake, url: str) -> None:
         self._table = delta.create(lake.shapes_path, SHAPES)
+        self._place = Place.of(lake.shapes_path)
         self._known = self._held()
         self._url = url
         self._connection: psycopg.Connection | None = None
 
     def _held(self) -> list[int]:
-        rows = pa.table(self._table.to_pyarrow_dataset().to_table(["id"]))
-        return [int(id) for id in rows["id"].to_pylist()]
+        place, known = self._place, list[int]()
+        for action in self._table.file_uris():
+            name = action.rpartition("/")[2]
+            rows = pq.read_table(place.below(name), ["id"], filesystem=place.system)
+            known += rows["id"].to_pylist()
+        return known
 
     def keep_new(self) -> None:
         """Keep what is new. A change that can be read has its shape in the database."""

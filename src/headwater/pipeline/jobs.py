@@ -349,7 +349,7 @@ def explain(error: BaseException, name: str) -> HeadwaterError:
     workers as text."""
     if isinstance(error, HeadwaterError):
         return error
-    text = str(error)
+    text = "\n".join(map(str, _chain(error)))
     if re.search(r"No space left on device|os error 28\b|Disk quota exceeded", text):
         return PipelineError(
             f"the disk is full: stream {name} of the pipeline cannot write",
@@ -360,6 +360,13 @@ def explain(error: BaseException, name: str) -> HeadwaterError:
         return _ours(found[1], found[2].strip())
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return PipelineError(f"stream {name} of the pipeline failed: {first}", retryable=True)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it came from: a full disk hides behind a file that cannot be closed."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _ours(kind: str, message: str) -> HeadwaterError:

@@ -49,7 +49,8 @@ def tables(root: str) -> Iterator[str]:
 
 def _folders(place: Place, name: str) -> Iterator[str]:
     start = place.below(name).rstrip("/")
-    for info in place.system.get_file_info(pafs.FileSelector(start, allow_not_found=True)):
+    found = place.system.get_file_info(pafs.FileSelector(start, allow_not_found=True))
+    for info in sorted(found, key=lambda info: info.path):
         base = PurePosixPath(info.path).name
         if info.type == pafs.FileType.Directory and not base.startswith(("_", ".")):
             yield f"{name}/{base}".lstrip("/")
@@ -67,6 +68,7 @@ def compact(root: str) -> Iterator[Compacted]:
 def compact_when_due(table: DeltaTable, before: int) -> None:
     """Join the small files of a table whenever so many commits have been made. `before` is its
     version before the last one."""
+    table.update_incremental()
     if before // LAKE_COMPACT_COMMITS != table.version() // LAKE_COMPACT_COMMITS:
         try:
             table.optimize.compact()
