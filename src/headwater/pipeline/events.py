@@ -61,29 +61,45 @@ class EventsSink(Sink):
         self._shapes = Shapes(lake, url)
         maintenance.clean_stage(lake.events_path)
 
-    def write(self, batch: DataFrame, batch_id: int) -> None:
+    def write(self, batch: DataFrame, batch_id: int) -> int | None:
         app_id = f"events/{self._checkpoint.query_id}"
         reached = msgspec.json.encode(self._checkpoint.offset(batch_id).to_dict()).decode()
         if delta.holds(self._table, app_id, batch_id):
             self._check_same(app_id, batch_id, reached)
-            return
+            return 0
         self._shapes.keep_new()
         before = self._table.version()
-        if is_small(batch):
-            rows = batch.toArrow().select(STORED.names).cast(STORED)
-            if not rows.num_rows:
-                return
-            append = delta.append(
-                self._lake.events_path, rows, app_id=app_id, batch_id=batch_id,
-                metadata={"offset": reached}, table=self._table,
-            )  # fmt: skip
-        else:
-            append = delta.append_frame(
-                self._lake.events_path, batch, app_id=app_id, batch_id=batch_id,
-                metadata={"offset": reached}, table=self._table,
-            )  # fmt: skip
-        if append:
-            maintenance.compact_when_due(self._table, before)
+        append = self._append_small if is_small(batch) else self._append_large
+        taken = append(batch, app_id, batch_id, {"offset": reached})
+        maintenance.compact_when_due(self._table, before)
+        return taken
+
+    def _append_small(
+        self, batch: DataFrame, app_id: str, batch_id: int, metadata: dict[str, str]
+    ) -> int:
+        rows = batch.toArrow().select(STORED.names).cast(STORED)
+        if rows.num_rows:
+            delta.append(
+                self._lake.events_path,
+                rows,
+                app_id=app_id,
+                batch_id=batch_id,
+                metadata=metadata,
+                table=self._table,
+            )
+        return int(rows.num_rows)
+
+    def _append_large(
+        self, batch: DataFrame, app_id: str, batch_id: int, metadata: dict[str, str]
+    ) -> None:
+        delta.append_frame(
+            self._lake.events_path,
+            batch,
+            app_id=app_id,
+            batch_id=batch_id,
+            metadata=metadata,
+            table=self._table,
+        )
 
     def close(self) -> None:
         self._shapes.close()
@@ -139,7 +155,7 @@ class Shapes:
         place, known = self._place, list[int]()
         for action in self._table.file_uris():
             name = action.rpartition("/")[2]
-            rows = pq.read_table(place.below(name), ["id"], filesystem=place.system)
+            rows = pq.read_table(place.below(name), columns=["id"], filesystem=place.system)
             known += rows["id"].to_pylist()
         return known
 

@@ -160,6 +160,8 @@ class Stream:
         self._restarts = 0
         self._latest: dict[str, Any] = {}
         self._noted = ""
+        self._taken: dict[int, int | None] = {}
+        self._reached: Offset | None = None
         self._batch: int | None = None
         self._written: int | None = None
         self._changes = 0
@@ -281,7 +283,7 @@ class Stream:
             if self._stopping:
                 raise PipelineError("the pipeline is stopping")
             try:
-                self._sink.write(batch, batch_id)
+                self._taken[batch_id] = self._sink.write(batch, batch_id)
             except Exception as error:
                 self._failure = error
                 raise
@@ -294,13 +296,18 @@ class Stream:
             # Spark also reports while nothing happens, under the number of the batch to come.
             if latest["timestamp"] <= self._noted or "addBatch" not in latest["durationMs"]:
                 continue
-            self._noted, self._batch = latest["timestamp"], latest["batchId"]
-            self._changes += latest["numInputRows"]
-            self._latest = latest
-            # It goes on: what was wrong is over.
-            self._pause, self.error, self._error_at = limits.PIPELINE_RESTART_SECONDS[0], None, None
+            self._noted = latest["timestamp"]
             with _unless_odd():
                 self.offset = Offset.from_dict(_end_offset(latest))
+            # It goes on: what was wrong is over.
+            self._pause, self.error, self._error_at = limits.PIPELINE_RESTART_SECONDS[0], None, None
+            taken = self._taken.pop(latest["batchId"], None)
+            if taken is None:
+                taken = latest["numInputRows"]
+            # A batch of nothing but our own reports must not be reported: that never ended.
+            if taken:
+                self._batch, self._latest, self._reached = latest["batchId"], latest, self.offset
+                self._changes += taken
 
     def progress(self, behind: Behind | None = None) -> StreamProgress:
         idle = behind is not None and behind.changes == 0
@@ -309,7 +316,7 @@ class Stream:
             self.state,
             self._owner,
             self._batch,
-            None if self.offset is None else str(self.offset.position),
+            None if self._reached is None else str(self._reached.position),
             self._changes,
             0.0 if idle else _rate(self._latest, "inputRowsPerSecond"),
             0.0 if idle else _rate(self._latest, "processedRowsPerSecond"),

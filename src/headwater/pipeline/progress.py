@@ -165,6 +165,7 @@ _BEHIND = """
     from headwater.log
     where (xid >= %(xmax)s::xid8 or xid = any(%(xip)s::xid8[]))
       and (seq > %(seq)s or not pg_visible_in_snapshot(xid, %(until)s::pg_snapshot))
+      and shape not in (select id from headwater.shapes where schema_name = 'headwater')
 """
 
 _LIST = (

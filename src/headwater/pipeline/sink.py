@@ -15,7 +15,8 @@ class Sink:
     then the same rows under the same number, and must have its effect once.
     """
 
-    def write(self, batch: DataFrame, batch_id: int) -> None:
+    def write(self, batch: DataFrame, batch_id: int) -> int | None:
+        """Returns how many changes it took; None for all that Spark says came in."""
         raise NotImplementedError
 
     def close(self) -> None:
