@@ -206,8 +206,14 @@ def _added_in(lake: Lake, version: int) -> list[tuple[int, str]]:
         return []
     import pyarrow.dataset as ds
 
-    table = ds.dataset(new, schema=now.schema, format="parquet").to_table(["seq", "key"])
-    return [(row["seq"], row["key"]) for row in table.to_pylist() if row["key"] is not None]
+    table = ds.dataset(new, schema=now.schema, format="parquet").to_table(
+        ["seq", "table_name", "key"]
+    )
+    return [
+        (row["seq"], row["table_name"] + row["key"])
+        for row in table.to_pylist()
+        if row["key"] is not None
+    ]
 
 
 @pytest.mark.timeout(600)
