@@ -512,3 +512,13 @@ left, and written by the next start."""
 
 PIPELINE_ERROR_CHARS_MAX = 2_000
 """Characters of an error that the progress of the pipeline keeps."""
+
+SNAPSHOT_CHUNK_ROWS = 20_000
+"""Rows that are taken from a table at a time when a snapshot of it is made."""
+
+LAKE_ROWS_SHOWN = 1_000
+"""Rows that `headwater asof` shows as a table. The other formats print them all."""
+
+LAKE_HISTORY_COMMITS = 1_000
+"""Commits of the lake that are looked through for how far it has come. Where none says, that is not
+checked."""

@@ -76,7 +76,7 @@ class ImageDecoder:
     def _decode_each(self, image: str) -> dict[str, Any]:
         """The slow way, for rows with a value beyond its Python type."""
         row: dict[str, Any] = {}
-        for name, text in _split(image).items():
+        for name, text in split(image).items():
             try:
                 row[name] = self._columns[name].decode(text)
             except (msgspec.DecodeError, RecursionError, KeyError):
@@ -84,7 +84,7 @@ class ImageDecoder:
         return row
 
 
-def _split(image: str) -> dict[str, str]:
+def split(image: str) -> dict[str, str]:
     """The columns of an image, undecoded. Python's own decoder finds their ends: it takes numbers
     of any size and nesting as deep as the stack allows; deeper, the image is one text."""
     columns = {}

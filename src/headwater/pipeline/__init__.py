@@ -18,6 +18,14 @@
     progress   how far they are
     maintenance  joins small files, removes what is over
     application  all of it as a program
+    shapes     what tables looked like
+    snapshots  the rows of tables at positions
+    state      a table at a moment: a snapshot, and the changes in between
+    schemas    images, the JSON of rows, into typed columns
+    keys       a row's key as events have it
+    conditions our filters, for Spark
+    history    the versions of a row
+    audit      who changed what, counted
 
 Installed with `headwater[spark]`.
 """

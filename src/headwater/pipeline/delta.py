@@ -252,7 +252,7 @@ def read(
     """The rows of the table, as of its latest version or the one given. `filters` leave out
     partitions."""
     table = DeltaTable(path, version=version)
-    files = table.file_uris(list(filters) or None)
+    files = table.file_uris(file_pruning_predicate=list(filters) or None)
     if not files:
         return spark.createDataFrame([], schema)
     return spark.read.schema(schema).option("basePath", path).parquet(*files)

@@ -24,7 +24,8 @@ from headwater.errors import PipelineError
 from headwater.pipeline import delta, maintenance
 from headwater.pipeline.checkpoints import Checkpoint
 from headwater.pipeline.files import Place
-from headwater.pipeline.lake import SHAPES, STORED, Lake
+from headwater.pipeline.lake import STORED, Lake
+from headwater.pipeline.shapes import SHAPES
 from headwater.pipeline.offsets import Offset
 from headwater.pipeline.sink import Sink
 

@@ -1,0 +1,147 @@
+"""What became of a row: its versions, one after the other.
+
+A version is valid from its transaction's time to that of the next one. Versions that a transaction
+replaced itself were never visible: their two times are the same. A key that changed is the end of
+one row and the beginning of another. A row that was there before its first change is told by that
+change's before-image, or by the first snapshot that has it: a version with `op` `before` and an
+unknown beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headwater.model import Column, Table
+from headwater.pipeline.schemas import ImageReader, arrow_schema, arrow_type, split
+from headwater.pipeline.snapshots import Snapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_UTC = pa.timestamp("us", tz="UTC")
+
+VERSIONS = pa.schema(
+    [
+        pa.field("seq", pa.int64()),
+        pa.field("xid", pa.int64()),
+        pa.field("op", pa.string()),
+        pa.field("valid_from", _UTC),
+        pa.field("valid_to", _UTC),
+        pa.field("user_id", pa.string()),
+        pa.field("function_name", pa.string()),
+        pa.field("trace_id", pa.string()),
+        pa.field("before", pa.string()),
+        pa.field("after", pa.string()),
+        pa.field("shape", pa.int64()),
+        pa.field("changed", pa.list_(pa.field("element", pa.string()))),
+    ]
+)
+"""A version; the row itself follows as `row`, NULL once it is gone."""
+
+
+def own(events: DataFrame, key: str) -> DataFrame:
+    """What concerns a row, of the events of its table."""
+    from pyspark.sql import functions as f
+
+    return events.filter((f.col("key") == key) | (f.col("op") == "truncate")).select(
+        *(f.col(name) for name in ("relation", "seq", "xid", "op")),
+        f.col("committed_at").alias("valid_from"),
+        *(f.col(name) for name in VERSIONS.names[5:11]),
+    )
+
+
+def versions(steps: DataFrame) -> DataFrame:
+    """The versions of a row, of what concerns it."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    in_order = Window.partitionBy("relation").orderBy("seq")
+    alive = f.lag("op").over(in_order).isin("insert", "update", "before")
+    # A truncate is this row's end only where the row was.
+    real = steps.withColumn("alive", alive).filter((f.col("op") != "truncate") | f.col("alive"))
+    lives = f.col("op").isin("insert", "update", "before")
+    return real.withColumn("valid_to", f.when(lives, f.lead("valid_from").over(in_order))).drop(
+        "relation", "alive"
+    )
+
+
+def beginning(steps: DataFrame, kept: Iterable[tuple[Snapshot, str, int]]) -> DataFrame:
+    """The steps, with the row as it was before the first of them, where it was. `kept` is what
+    snapshots have of it, the oldest first: snapshot, image, shape."""
+    from pyspark.sql import functions as f
+
+    spark = steps.sparkSession
+    earliest = steps.orderBy("seq").limit(1).collect()
+    first = earliest[0] if earliest else None
+    if first is not None and first["before"] is not None:
+        row = (first["relation"], first["before"], first["shape"])
+    else:
+        found = (each for each in kept if first is None or not each[0].position.contains(first.xid))
+        snapshot, image, shape = next(found, (None, "", 0))
+        if snapshot is None:
+            return steps
+        row = (snapshot.relation, image, shape)
+    start = spark.createDataFrame([row], "relation long, after string, shape long").select(
+        "*", f.lit(0).cast("long").alias("seq"), f.lit("before").alias("op")
+    )
+    return steps.unionByName(start, allowMissingColumns=True)
+
+
+def combined(tables: Sequence[Table]) -> Table:
+    """A table with every column that one of its shapes had, the latest shape last in the sequence.
+    A column whose type changed is read as text."""
+    columns: dict[str, Column] = {}
+    for table in reversed(tables):
+        for column in table.columns:
+            known = columns.setdefault(column.name, column)
+            if arrow_type(known) != arrow_type(column):
+                columns[column.name] = Column(column.name, "text", "text", "C")
+    last = tables[-1]
+    return Table(last.id, last.schema, last.name, tuple(columns.values()), last.key, last.oid)
+
+
+def with_rows(found: DataFrame, table: Table) -> DataFrame:
+    """The versions with their rows in the table's types, and the columns that changed."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    schema = VERSIONS.append(pa.field("row", pa.struct(list(arrow_schema(table)))))
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        reader = ImageReader(table)
+        for batch in batches:
+            rows = batch.to_pydict()
+            row = reader.rows(rows["after"], rows["shape"])
+            names = [
+                changed(before, after)
+                for before, after in zip(rows["before"], rows["after"], strict=True)
+            ]
+            arrays = [batch.column(name).cast(schema.field(name).type) for name in plain]
+            yield pa.RecordBatch.from_arrays(
+                [*arrays, pa.array(names, schema.field("changed").type), row], schema=schema
+            )
+
+    plain = [name for name in VERSIONS.names if name != "changed"]
+    return found.select(*plain).mapInArrow(read, from_arrow_schema(schema)).orderBy("seq")
+
+
+def changed(before: str | None, after: str | None) -> list[str] | None:
+    """The columns of an update whose values differ; None for what is no update.
+
+    >>> changed('{"id":1,"amount":2.50}', '{"id":1,"amount":2.5}')
+    ['amount']
+    """
+    if before is None or after is None:
+        return None
+    old = split(before)
+    return [name for name, text in split(after).items() if old.get(name) != text]
+
+
+def difference(before: str | None, after: str | None) -> list[tuple[str, str | None, str | None]]:
+    """For people: column, old and new value as JSON, of those that differ."""
+    old, new = split(before or "{}"), split(after or "{}")
+    names = reduce(lambda seen, name: {**seen, name: None}, [*new, *old], dict[str, None]())
+    return [(n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)]
