@@ -23,12 +23,14 @@ from rich.logging import RichHandler
 from rich.text import Text
 
 from headwater import demo as demo_
-from headwater import render
+from headwater import lake_commands, render
 from headwater.app import Headwater, database
 from headwater.capture.postgres import doctor as doctor_
 from headwater.capture.postgres import schema, triggers
 from headwater.client.connection import Connection as GatewayConnection
 from headwater.client.connection import connect as connect_gateway
+from headwater.command_options import DataDir, Embedded, Json, Url
+from headwater.command_options import settings_for as _settings
 from headwater.database import Connection, connect
 from headwater.embedded import default_data_dir
 from headwater.errors import (
@@ -51,7 +53,7 @@ from headwater.pipeline import doctor as pipeline_doctor
 from headwater.queries import explain as explain_
 from headwater.queries.analysis import Analysis
 from headwater.queries.statements import Executed, Statement
-from headwater.settings import Settings, load_settings
+from headwater.settings import Settings
 from headwater.status import status as read_status
 from headwater.watch import link_to, watch_as_lines, watch_on_screen
 
@@ -66,18 +68,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(lake_commands.app)
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False)
-
-Url = Annotated[
-    str | None,
-    typer.Option(help="The database; else HEADWATER_URL or url in headwater.toml."),
-]
-Embedded = Annotated[
-    bool, typer.Option("--embedded", help="Use the PostgreSQL that comes with Headwater.")
-]
-DataDir = Annotated[str | None, typer.Option(help="Where the embedded PostgreSQL keeps its data.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, one document a line.")]
 
 
 def main() -> None:
@@ -121,21 +114,6 @@ def _print_error(error: HeadwaterError, *, as_json: bool) -> None:
     err.print(f"error: {error}", style="red", markup=False)
     if error.hint:
         err.print(f"hint: {error.hint}", markup=False)
-
-
-def _settings(url: str | None, embedded: bool, data_dir: str | None) -> Settings:
-    """The settings for a command, which must say which database it means."""
-    if url is not None and embedded:
-        raise ConfigError("--url and --embedded contradict each other", hint="Give one of them.")
-    settings = load_settings(overrides={"url": url, "data_dir": data_dir})
-    if embedded:
-        return msgspec.structs.replace(settings, url=None)
-    if settings.url is None:
-        raise ConfigError(
-            "no database is given",
-            hint="Use --url postgresql://…, HEADWATER_URL, a headwater.toml, or --embedded.",
-        )
-    return settings
 
 
 @asynccontextmanager

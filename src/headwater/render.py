@@ -35,7 +35,7 @@ from headwater.queries.analysis import Analysis
 from headwater.queries.statements import Executed
 from headwater.status import Status
 
-_OP_STYLES = {
+OP_STYLES = {
     "insert": "green",
     "update": "yellow",
     "delete": "red",
@@ -96,10 +96,10 @@ def change_line(change: Change) -> Text:
     """A change for people: when, what, which row, and what is new about it."""
     line = Text()
     line.append(f"{change.at:%H:%M:%S.%f} "[:-4] + " ", style="dim")
-    line.append(f"{change.op:<8} ", style=_OP_STYLES[change.op])
+    line.append(f"{change.op:<8} ", style=OP_STYLES[change.op])
     line.append(change.table.label, style="bold")
     if change.key:
-        line.append(" " + ",".join(map(_short, change.key)), style="cyan")
+        line.append(" " + ",".join(map(short, change.key)), style="cyan")
     match change.op:
         case "insert" | "delete":
             line.append("  " + _columns(change.after or change.before or {}, change.table.key))
@@ -117,7 +117,7 @@ def rows_view(
     names = list(rows[0][1]) if rows else []
     grid = Grid(*names, box=None, header_style="bold", pad_edge=False)
     for key, row in rows:
-        grid.add_row(*(Text(_short(row.get(name))) for name in names), style=styles.get(key, ""))
+        grid.add_row(*(Text(short(row.get(name))) for name in names), style=styles.get(key, ""))
     count = f"{len(rows)} row{'' if len(rows) == 1 else 's'}"
     caption = Text(" · ".join(filter(None, (title, count, note))), style="dim")
     return Group(grid, caption) if rows else Group(caption)
@@ -141,16 +141,16 @@ def _delta_lines(delta: Delta) -> list[str]:
         case Leave(key) | Unmatch(key):
             return [f"{name:<8}{_key(key)}"]
         case Enter(key, row) | Update(key, row) | Move(key, row) | Match(key, row):
-            values = " ".join(f"{column}={_short(value)}" for column, value in row.items())
+            values = " ".join(f"{column}={short(value)}" for column, value in row.items())
             return [f"{name:<8}{_key(key)}  {values}"]
 
 
 def _key(key: Key) -> str:
-    return ",".join(map(_short, key))
+    return ",".join(map(short, key))
 
 
 def _columns(row: Row, key: tuple[str, ...]) -> str:
-    return " ".join(f"{name}={_short(value)}" for name, value in row.items() if name not in key)
+    return " ".join(f"{name}={short(value)}" for name, value in row.items() if name not in key)
 
 
 def _differences(change: Change) -> Text:
@@ -158,12 +158,12 @@ def _differences(change: Change) -> Text:
     before, after = change.before or {}, change.after or {}
     for name in change.changed:
         text.append(" " if text else "").append(f"{name} ")
-        text.append(_short(before.get(name)), style="red").append("→", style="dim")
-        text.append(_short(after.get(name)), style="green")
+        text.append(short(before.get(name)), style="red").append("→", style="dim")
+        text.append(short(after.get(name)), style="green")
     return text
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     text = "∅" if value is None else str(_plain(value))
     # What is in a row must not move the cursor or recolour the terminal.
     text = "".join(c if c.isprintable() else {"\n": "⏎"}.get(c, "·") for c in text)

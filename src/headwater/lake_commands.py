@@ -1,0 +1,328 @@
+"""Commands that ask the lake: `asof`, `history`, `audit`, and `snapshot`, which adds to it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from headwater import render
+from headwater.app import database
+from headwater.command_options import DataDir, Embedded, Json, Url, settings_for
+from headwater.errors import ConfigError, InvalidQuery
+from headwater.limits import LAKE_ROWS_SHOWN
+from headwater.live.filter_text import parse_conditions
+from headwater.model import Position
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from headwater.pipeline.lake import Lake
+
+app = typer.Typer()
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False)
+
+
+class Format(StrEnum):
+    """How rows are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+LakeFolder = Annotated[
+    str | None,
+    typer.Option("--lake", metavar="FOLDER", envvar="HEADWATER_LAKE", help="Where the lake is."),
+]
+Printed = Annotated[
+    Format, typer.Option("--format", help="How rows are printed; parquet needs --output.")
+]
+Output = Annotated[
+    str | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file.")
+]
+
+
+@app.command()
+def asof(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table.")],
+    when: Annotated[
+        str, typer.Argument(metavar="WHEN", help="A time (UTC unless it says so) or a position.")
+    ],
+    key: Annotated[
+        list[str] | None, typer.Option(metavar="VALUE", help="Only the row with this key.")
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Only rows that match: 'amount > 100'. Several must all hold.",
+        ),
+    ] = None,
+    as_text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Read this column as PostgreSQL's text."),
+    ] = None,
+    lake: LakeFolder = None,
+    format: Printed = Format.TABLE,
+    output: Output = None,
+) -> None:
+    """Show the rows of a table as they were.
+
+    Example: `headwater asof orders '2026-11-15 10:00' --where 'amount > 100'`
+    """
+    moment = parse_moment(when)
+    with _opened(lake) as opened:
+        rows = opened.as_of(
+            table,
+            moment,
+            key=tuple(key) if key else None,
+            where=parse_conditions(where) if where else None,
+            as_text=as_text or (),
+        )
+        _print(rows, format, output)
+
+
+@app.command()
+def history(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table.")],
+    key: Annotated[
+        list[str], typer.Argument(metavar="KEY…", help="The row's key, a value for each column.")
+    ],
+    lake: LakeFolder = None,
+    format: Printed = Format.TABLE,
+    output: Output = None,
+) -> None:
+    """Show what became of a row: what changed, by whom and when.
+
+    Example: `headwater history orders 42`
+    """
+    with _opened(lake) as opened:
+        versions = opened.history(table, tuple(key))
+        if format is Format.TABLE and output is None:
+            out.print(versions_view(versions.drop("row").toArrow().to_pylist()))
+        else:
+            _print(versions, format, output)
+
+
+@app.command()
+def audit(
+    today: Annotated[bool, typer.Option("--today", help="Only today's changes (UTC).")] = False,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only changes at or after this time.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only changes before this time.")
+    ] = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,…", help="Count by these: day, user, table, operation, function."
+        ),
+    ] = "user,table,operation",
+    lake: LakeFolder = None,
+    format: Printed = Format.TABLE,
+    output: Output = None,
+) -> None:
+    """Count who changed what.
+
+    Example: `headwater audit --today --by user,table`
+    """
+    if today and since is not None:
+        raise ConfigError("--today and --since contradict each other", hint="Give one of them.")
+    start = _midnight() if today else _instant(since)
+    names = [name.strip() for name in by.split(",") if name.strip()]
+    with _opened(lake) as opened:
+        _print(opened.audit(names, since=start, until=_instant(until)), format, output)
+
+
+@app.command()
+def snapshot(
+    tables: Annotated[list[str], typer.Argument(metavar="TABLE…", help="One or more tables.")],
+    lake: LakeFolder = None,
+    url: Url = None,
+    embedded: Embedded = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Read captured tables as they are now and keep their rows in the lake.
+
+    Example: `headwater snapshot orders --lake lake`
+    """
+    from headwater.pipeline.lake import Lake
+
+    opened = Lake(_folder(lake))
+
+    async def work() -> None:
+        async with database(settings_for(url, embedded, data_dir)) as found:
+            for name in tables:
+                taken = await asyncio.to_thread(opened.snapshot, found, name)
+                document = {"table": name, "rows": taken.rows, "position": taken.position}
+                text = f"Kept {taken.rows:,} rows of {name} at {taken.position}."
+                print(render.as_json(document)) if json else out.print(Text(text))
+
+    asyncio.run(work())
+
+
+# ------------------------------------------------------------------------ arguments
+
+
+def parse_moment(text: str) -> datetime | Position:
+    """A position, or a time as people write it.
+
+    >>> parse_moment("2026-11-15 10:00")
+    datetime.datetime(2026, 11, 15, 10, 0, tzinfo=datetime.timezone.utc)
+    """
+    try:
+        return Position.parse(text)
+    except ValueError:
+        pass
+    try:
+        at = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ConfigError(
+            f"{text!r:.100} is neither a time nor a position",
+            hint="Write 2026-11-15, '2026-11-15 10:00', 2026-11-15T10:00:00+01:00, or a position.",
+        ) from None
+    return at.replace(tzinfo=UTC) if at.tzinfo is None else at
+
+
+def _instant(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    moment = parse_moment(text)
+    if isinstance(moment, Position):
+        raise ConfigError(f"{text} is a position", hint="Changes are counted by time.")
+    return moment
+
+
+def _midnight() -> datetime:
+    return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def _folder(lake: str | None) -> str:
+    if lake is None:
+        raise ConfigError("no lake is given", hint="Use --lake FOLDER or HEADWATER_LAKE.")
+    return lake
+
+
+@contextmanager
+def _opened(folder: str | None) -> Iterator[Lake]:
+    """The lake, with Spark; errors of ours that workers raised are ours again."""
+    root = _folder(folder)
+    from pyspark.errors import PySparkException
+
+    from headwater.pipeline.lake import Lake
+    from headwater.pipeline.session import spark_session
+
+    spark = spark_session(Path.home() / ".cache" / "headwater" / "spark")
+    try:
+        yield Lake(root, spark)
+    except PySparkException as error:
+        raise _translated(error) from error
+
+
+_OURS = re.compile(r"^headwater\.errors\.InvalidQuery: (.*)$", re.M)
+
+
+def _translated(error: Any) -> Exception:
+    if match := _OURS.search(str(error)):
+        return InvalidQuery(match[1], hint="Read that column as text: --as-text COLUMN.")
+    return error if isinstance(error, Exception) else RuntimeError(str(error))
+
+
+# ------------------------------------------------------------------------ printing
+
+
+def _print(rows: DataFrame, format: Format, output: str | None) -> None:
+    if format is Format.PARQUET:
+        _write_parquet(rows.toArrow(), output)
+        return
+    shown = rows.limit(LAKE_ROWS_SHOWN + 1) if format is Format.TABLE else rows
+    table = shown.toArrow()
+    match format:
+        case Format.TABLE:
+            text = _as_text(table)
+        case Format.JSON:
+            text = "".join(f"{render.as_json(row)}\n" for row in table.to_pylist())
+        case Format.CSV:
+            text = as_csv(table)
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        Path(output).write_text(text, encoding="utf-8")
+
+
+def _write_parquet(table: pa.Table, output: str | None) -> None:
+    import pyarrow.parquet as pq
+
+    if output is None:
+        raise ConfigError("parquet is not for the screen", hint="Name a file: --output FILE.")
+    pq.write_table(table, output)
+
+
+def _as_text(table: pa.Table) -> str:
+    grid = Grid(box=None)
+    for name in table.column_names:
+        grid.add_column(Text(name))
+    rows = table.to_pylist()
+    for row in rows[:LAKE_ROWS_SHOWN]:
+        grid.add_row(*(Text(render.short(value)) for value in row.values()))
+    with out.capture() as captured:
+        out.print(grid)
+        if len(rows) > LAKE_ROWS_SHOWN:
+            out.print(f"… and more: only {LAKE_ROWS_SHOWN:,} rows are shown. Try --format csv.")
+    return captured.get()
+
+
+def as_csv(table: pa.Table) -> str:
+    """Comma-separated values with a head line; NULL is nothing, and an empty text is quoted."""
+    lines = [table.column_names, *(row.values() for row in table.to_pylist())]
+    return "".join(",".join(map(_cell, line)) + "\n" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list | dict | bytes):
+        value = render.as_json(value).strip('"')
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    needs_quotes = not text or any(c in text for c in ',"\r\n')
+    return '"' + text.replace('"', '""') + '"' if needs_quotes else text
+
+
+def versions_view(versions: list[dict[str, Any]]) -> Text:
+    """A row's history for people to read: when, what, who, and what differs."""
+    from headwater.pipeline.history import difference
+
+    if not versions:
+        return Text("The lake knows nothing of this row.", style="dim")
+    text = Text()
+    for version in versions:
+        begun = version["valid_from"]
+        text.append(f"{begun:%Y-%m-%d %H:%M:%S}" if begun else "before", style="bold")
+        text.append(f"  {version['op']}", style=render.OP_STYLES.get(version["op"], ""))
+        who = [version[name] for name in ("user_id", "function_name", "trace_id")]
+        text.append("".join(f"  {each}" for each in who if each), style="cyan")
+        text.append("\n")
+        for name, old, new in difference(version["before"], version["after"]):
+            text.append(f"    {name}: ")
+            text.append(render.short(old), style="red") if old is not None else None
+            text.append(" → ") if old is not None and new is not None else None
+            text.append(render.short(new), style="green") if new is not None else None
+            text.append("\n")
+    return text
