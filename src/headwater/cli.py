@@ -53,7 +53,7 @@ from headwater.pipeline import doctor as pipeline_doctor
 from headwater.queries import explain as explain_
 from headwater.queries.analysis import Analysis
 from headwater.queries.statements import Executed, Statement
-from headwater.settings import Settings
+from headwater.settings import Settings, load_settings
 from headwater.status import status as read_status
 from headwater.watch import link_to, watch_as_lines, watch_on_screen
 

@@ -25,8 +25,8 @@ from headwater.pipeline import delta, maintenance
 from headwater.pipeline.checkpoints import Checkpoint
 from headwater.pipeline.files import Place
 from headwater.pipeline.lake import STORED, Lake
-from headwater.pipeline.shapes import SHAPES
 from headwater.pipeline.offsets import Offset
+from headwater.pipeline.shapes import SHAPES
 from headwater.pipeline.sink import Sink
 
 if TYPE_CHECKING:

@@ -39,7 +39,6 @@ STORED = EVENTS.append(pa.field("day", pa.date32(), nullable=False))
 """An event as the lake holds it: `day` is that of `committed_at`, and the partition."""
 
 
-
 class _State(msgspec.Struct, frozen=True):
     """Rows of a table as images, and how to read them."""
 
@@ -100,6 +99,12 @@ class Lake:
         bounds = ((">=", first), ("<=", last))
         filters = [("day", sign, day.isoformat()) for sign, day in bounds if day is not None]
         return delta.read(self.spark, self.events_path, from_arrow_schema(STORED), filters)
+
+    def known_shapes(self) -> DataFrame:
+        """What tables looked like when changes were written."""
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return delta.read(self.spark, self.shapes_path, from_arrow_schema(shapes.SHAPES))
 
     def reached(self) -> Position | None:
         """The position up to which the lake has every event, as the stream wrote with its batches;
