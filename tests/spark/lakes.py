@@ -15,7 +15,8 @@ from headwater.pipeline.lake import Lake
 from headwater.pipeline.progress import StreamProgress
 
 LOG = """
-    select seq, xid::text::bigint, at, schema_name, table_name, op, key::text, before::text,
+    select seq, xid::text::bigint, at, schema_name, table_name, op, replace(replace(replace(replace(
+             key::text, '{ "', '{"'), '" : ', '":'), ', "', ',"'), ' }', '}'), before::text,
            after::text, user_id, function_name, trace_id, shape
     from headwater.changes where schema_name <> 'headwater' order by seq
 """

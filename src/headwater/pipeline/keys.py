@@ -1,4 +1,4 @@
-"""A row's key as events have it: the JSON text that PostgreSQL prints for it.
+"""A row's key as events have it: its values as PostgreSQL prints them in JSON, without blanks.
 
 Texts are compared, so that Parquet can leave out what does not match. Python's values and what
 people type are both taken.
@@ -7,13 +7,14 @@ people type are both taken.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+from psycopg import sql
 
 from headwater.errors import InvalidQuery
 from headwater.live import kinds
@@ -26,15 +27,26 @@ def key_text(table: Table, key: Any) -> str:
 
     >>> column = Column("id", "integer", "integer")
     >>> key_text(Table(1, "public", "orders", (column,), ("id",)), "42")
-    '{ "id" : 42 }'
+    '{"id":42}'
     """
     columns = {column.name: column for column in table.columns}
     values = _values(table, key)
     parts = (
-        f"{json.dumps(name, ensure_ascii=False)} : {_json(columns[name], value)}"
+        f"{json.dumps(name, ensure_ascii=False)}:{_json(columns[name], value)}"
         for name, value in zip(table.key, values, strict=True)
     )
-    return f"{{ {', '.join(parts)} }}"
+    return f"{{{','.join(parts)}}}"
+
+
+def key_expression(image: str, key: Sequence[str]) -> sql.Composed:
+    """The same in SQL, of an image."""
+    parts = (
+        sql.SQL(
+            "to_json({name}::text)::text || ':' || coalesce(({image} -> {name})::text, 'null')"
+        ).format(name=sql.Literal(name), image=sql.SQL(image))
+        for name in key
+    )
+    return sql.SQL("'{{' || {parts} || '}}'").format(parts=sql.SQL(" || ',' || ").join(parts))
 
 
 def _values(table: Table, key: Any) -> tuple[Any, ...]:

@@ -25,6 +25,7 @@ from headwater.errors import CaptureError
 from headwater.limits import CONNECT_TIMEOUT_SECONDS, SNAPSHOT_CHUNK_ROWS
 from headwater.model import Position
 from headwater.pipeline import delta, shapes
+from headwater.pipeline.keys import key_expression
 from headwater.pipeline.planning import Planner
 
 ROWS = pa.schema(
@@ -176,9 +177,8 @@ def _rows(
 ) -> Iterator[pa.RecordBatch]:
     key = msgspec.json.decode(shape[4])
     statement = sql.SQL(
-        "select headwater.key_of(i.image, {key})::text, i.image::text"
-        " from (select {image} as image from {table} o) i"
-    ).format(key=sql.Literal(key), image=sql.SQL(image), table=sql.SQL(label))
+        "select {key}, i.image::text from (select {image} as image from {table} o) i"
+    ).format(key=key_expression("i.image", key), image=sql.SQL(image), table=sql.SQL(label))
     with database.cursor("headwater_snapshot") as cursor:
         cursor.execute(statement)
         while rows := cursor.fetchmany(SNAPSHOT_CHUNK_ROWS):

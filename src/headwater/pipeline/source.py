@@ -123,7 +123,8 @@ class Task(InputPartition):
 
 
 def _read(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-    if partition is None:  # a batch read without parts: Spark asks all the same
+    # A batch read without parts: Spark asks all the same.
+    if partition is None or partition.value is None:
         return
     with _saying_the_way_out():
         yield from read(msgspec.convert(partition.value, Part))
