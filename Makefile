@@ -21,7 +21,7 @@ demo: install ## Start an embedded PostgreSQL, write to a table, watch its chang
 	$(BIN)/headwater demo
 
 test: install ## Run every test, several files at a time (ARGS="-n 0 -k word" for one after the other)
-	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 4 $(ARGS)
 
 sim: install ## Repeat the crash simulation (SEED=8123 SECONDS=60)
 	SEED=$(SEED) SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/simulation -s

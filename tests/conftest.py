@@ -14,16 +14,31 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from headwater.capture.postgres import schema
 from headwater.database import Connection, connect
 from headwater.embedded import EmbeddedPostgres
 
 _numbers = itertools.count(1)
+
+
+class SparkTogether(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives tests out one by one, but those that share a Spark to one process. They are the largest
+    group, with which xdist begins."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if nodeid.startswith("tests/spark/") else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkTogether:
+    return SparkTogether(config, log)
+
 
 # Tests do not crash the machine; without this each commit waits for the disk.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
