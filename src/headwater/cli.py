@@ -29,7 +29,7 @@ from headwater.capture.postgres import doctor as doctor_
 from headwater.capture.postgres import schema, triggers
 from headwater.client.connection import Connection as GatewayConnection
 from headwater.client.connection import connect as connect_gateway
-from headwater.command_options import DataDir, Embedded, Json, Url
+from headwater.command_options import DataDir, Embedded, Json, LakeFolder, Url
 from headwater.command_options import settings_for as _settings
 from headwater.database import Connection, connect
 from headwater.embedded import default_data_dir
@@ -640,11 +640,6 @@ pipeline = typer.Typer(
 )
 app.add_typer(pipeline, name="pipeline")
 
-LakeOption = Annotated[
-    str | None,
-    typer.Option("--lake", metavar="FOLDER", help="The folder or URL of the lake."),
-]
-
 
 @pipeline.command("run")
 def pipeline_run(
@@ -654,7 +649,7 @@ def pipeline_run(
     master: Annotated[
         str | None, typer.Option(help="The Spark cluster; else this machine's cores.")
     ] = None,
-    lake: LakeOption = None,
+    lake: LakeFolder = None,
     metrics_port: Annotated[
         int | None, typer.Option(help="Answer Prometheus on this port of 127.0.0.1.")
     ] = None,
@@ -673,8 +668,7 @@ def pipeline_run(
         log_as_json()
 
     async def work() -> None:
-        settings = _settings(url, embedded, data_dir)
-        settings = msgspec.structs.replace(settings, lake=lake or settings.lake)
+        settings = _settings(url, embedded, data_dir, lake)
         async with database(settings) as found:
             connection = await connect(found, purpose="cli")
             await schema.require(connection)
@@ -692,7 +686,7 @@ def pipeline_run(
 
 
 @pipeline.command("compact")
-def pipeline_compact(lake: LakeOption = None, json: Json = False) -> None:
+def pipeline_compact(lake: LakeFolder = None, json: Json = False) -> None:
     """Join the small files of the lake. A running pipeline does it by itself, now and then.
 
     Example: `headwater pipeline compact --lake /var/lib/shop/lake`
@@ -707,7 +701,7 @@ def pipeline_compact(lake: LakeOption = None, json: Json = False) -> None:
 
 @pipeline.command("vacuum")
 def pipeline_vacuum(
-    lake: LakeOption = None,
+    lake: LakeFolder = None,
     keep: Annotated[
         str | None, typer.Option(metavar="TIME", help="Spare what is younger: '7 days'.")
     ] = None,
@@ -723,6 +717,36 @@ def pipeline_vacuum(
     settings = load_settings(overrides={"lake": lake, "lake_vacuum": keep})
     for done in maintenance.vacuum(settings.lake, settings.lake_vacuum_period):
         _say(msgspec.to_builtins(done), f"{done.table}: {done.removed} files removed.", json=json)
+
+
+@pipeline.command("trim")
+def pipeline_trim(
+    lake: LakeFolder = None,
+    keep: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Keep events of this time: '90 days'.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Remove events whose retention is over. A running pipeline does it once a day.
+
+    Example: `headwater pipeline trim --keep '90 days'`
+    """
+    with _spark_needed():
+        from headwater.pipeline import retention
+
+    settings = load_settings(overrides={"lake": lake, "lake_retention": keep})
+    period = settings.lake_retention_period
+    if period is None:
+        raise ConfigError(
+            "the lake keeps its events for ever: there is no lake_retention",
+            hint="Say how long: --keep '90 days', or lake_retention in headwater.toml.",
+        )
+    with lake_commands.opened(settings.lake) as found:
+        done = retention.trim(found, period)
+    text = f"{done.days} days and {done.snapshots} snapshots removed."
+    if done.held:
+        text += f" Older events are kept for want of a later snapshot of: {', '.join(done.held)}."
+    _say(msgspec.to_builtins(done), text, json=json)
 
 
 @contextmanager

@@ -21,11 +21,21 @@ DataDir = Annotated[str | None, typer.Option(help="Where the embedded PostgreSQL
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one document a line.")]
 
 
-def settings_for(url: str | None, embedded: bool, data_dir: str | None) -> Settings:
+LakeFolder = Annotated[
+    str | None,
+    typer.Option(
+        "--lake", metavar="FOLDER", help="The folder or URL of the lake; else the setting lake."
+    ),
+]
+
+
+def settings_for(
+    url: str | None, embedded: bool, data_dir: str | None, lake: str | None = None
+) -> Settings:
     """The settings for a command, which must say which database it means."""
     if url is not None and embedded:
         raise ConfigError("--url and --embedded contradict each other", hint="Give one of them.")
-    settings = load_settings(overrides={"url": url, "data_dir": data_dir})
+    settings = load_settings(overrides={"url": url, "data_dir": data_dir, "lake": lake})
     if embedded:
         return msgspec.structs.replace(settings, url=None)
     if settings.url is None:

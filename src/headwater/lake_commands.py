@@ -19,11 +19,12 @@ from rich.text import Text
 
 from headwater import render
 from headwater.app import database
-from headwater.command_options import DataDir, Embedded, Json, Url, settings_for
+from headwater.command_options import DataDir, Embedded, Json, LakeFolder, Url, settings_for
 from headwater.errors import ConfigError, InvalidQuery
 from headwater.limits import LAKE_ROWS_SHOWN
 from headwater.live.filter_text import parse_conditions
 from headwater.model import Position
+from headwater.settings import load_settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,10 +46,6 @@ class Format(StrEnum):
     PARQUET = "parquet"
 
 
-LakeFolder = Annotated[
-    str | None,
-    typer.Option("--lake", metavar="FOLDER", envvar="HEADWATER_LAKE", help="Where the lake is."),
-]
 Printed = Annotated[
     Format, typer.Option("--format", help="How rows are printed; parquet needs --output.")
 ]
@@ -86,8 +83,8 @@ def asof(
     Example: `headwater asof orders '2026-11-15 10:00' --where 'amount > 100'`
     """
     moment = parse_moment(when)
-    with _opened(lake) as opened:
-        rows = opened.as_of(
+    with opened(lake) as found:
+        rows = found.as_of(
             table,
             moment,
             key=tuple(key) if key else None,
@@ -111,8 +108,8 @@ def history(
 
     Example: `headwater history orders 42`
     """
-    with _opened(lake) as opened:
-        versions = opened.history(table, tuple(key))
+    with opened(lake) as found:
+        versions = found.history(table, tuple(key))
         if format is Format.TABLE and output is None:
             out.print(versions_view(versions.drop("row").toArrow().to_pylist()))
         else:
@@ -146,8 +143,8 @@ def audit(
         raise ConfigError("--today and --since contradict each other", hint="Give one of them.")
     start = _midnight() if today else _instant(since)
     names = [name.strip() for name in by.split(",") if name.strip()]
-    with _opened(lake) as opened:
-        _print(opened.audit(names, since=start, until=_instant(until)), format, output)
+    with opened(lake) as found:
+        _print(found.audit(names, since=start, until=_instant(until)), format, output)
 
 
 @app.command()
@@ -165,12 +162,13 @@ def snapshot(
     """
     from headwater.pipeline.lake import Lake
 
-    opened = Lake(_folder(lake))
+    settings = settings_for(url, embedded, data_dir, lake)
+    kept_in = Lake(settings.lake)
 
     async def work() -> None:
-        async with database(settings_for(url, embedded, data_dir)) as found:
+        async with database(settings) as found:
             for name in tables:
-                taken = await asyncio.to_thread(opened.snapshot, found, name)
+                taken = await asyncio.to_thread(kept_in.snapshot, found, name)
                 document = {"table": name, "rows": taken.rows, "position": taken.position}
                 text = f"Kept {taken.rows:,} rows of {name} at {taken.position}."
                 print(render.as_json(document)) if json else out.print(Text(text))
@@ -214,16 +212,10 @@ def _midnight() -> datetime:
     return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-def _folder(lake: str | None) -> str:
-    if lake is None:
-        raise ConfigError("no lake is given", hint="Use --lake FOLDER or HEADWATER_LAKE.")
-    return lake
-
-
 @contextmanager
-def _opened(folder: str | None) -> Iterator[Lake]:
+def opened(folder: str | None) -> Iterator[Lake]:
     """The lake, with Spark; errors of ours that workers raised are ours again."""
-    root = _folder(folder)
+    root = load_settings(overrides={"lake": folder}).lake
     from pyspark.errors import PySparkException
 
     from headwater.pipeline.lake import Lake

@@ -484,8 +484,9 @@ DELTA_STATS_CHARS_MAX = 64
 longer."""
 
 DELTA_HISTORY_COMMITS = 10_000
-"""How many commits of a Delta table are looked through for the last position, where a checkpoint is
-gone. Where none of them has one, the stream does not begin."""
+"""How many commits of a Delta table are looked through for how far it goes. Each commit of ours
+says so; only those of others do not. Where a checkpoint is gone and none says, the stream does not
+begin."""
 
 LAKE_COMPACT_COMMITS = 500
 """After so many commits the small files of a Delta table are joined."""
@@ -519,6 +520,22 @@ SNAPSHOT_CHUNK_ROWS = 20_000
 LAKE_ROWS_SHOWN = 1_000
 """Rows that `headwater asof` shows as a table. The other formats print them all."""
 
-LAKE_HISTORY_COMMITS = 1_000
-"""Commits of the lake that are looked through for how far it has come. Where none says, that is not
-checked."""
+LAKE_ROW_GROUP_ROWS = 100_000
+"""Rows in one part of a Parquet file of the lake. Readers pass over parts that have nothing for
+them."""
+
+LAKE_SNAPSHOT_EVENTS = 100_000
+"""After so many changes of a table the pipeline keeps another snapshot of it, unless
+`lake_snapshots` says otherwise."""
+
+LAKE_SNAPSHOT_SHARE = 0.5
+"""But not before so many of its rows, as a share, have changed: a large table is not written again
+and again."""
+
+LAKE_SNAPSHOTS_DENSE_DAYS = 7
+"""Of snapshots older than this, only the last one of each day is kept, where it was made from
+events: it could be made again."""
+
+LAKE_XIDS_LISTED_MAX = 100
+"""Transactions that were open at a snapshot and are looked for one by one. Beyond, everything since
+the oldest of them is read."""

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headwater.errors import ConfigError
-from headwater.limits import MAINTENANCE_SECONDS, SECRET_BYTES_MIN
+from headwater.limits import LAKE_SNAPSHOT_EVENTS, MAINTENANCE_SECONDS, SECRET_BYTES_MIN
 
 FILE_NAME = "headwater.toml"
 
@@ -92,6 +92,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     lake_vacuum: str = "7 days"
     """How long files that no longer belong to the lake are kept."""
+
+    lake_snapshots: int = LAKE_SNAPSHOT_EVENTS
+    """After how many changes of a table the pipeline keeps another snapshot of it; 0 for none at
+    all, neither from events nor from the tables themselves."""
+
+    lake_retention: str | None = None
+    """How long the lake keeps events. Without it, for ever."""
 
     host: str = "127.0.0.1"
     """The address `headwater serve` listens on."""
@@ -214,6 +221,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return parse_duration(self.lake_vacuum, name="lake_vacuum", least=3600)
 
     @property
+    def lake_retention_period(self) -> timedelta | None:
+        if self.lake_retention is None:
+            return None
+        return parse_duration(self.lake_retention, name="lake_retention", least=86_400)
+
+    @property
     def auth_leeway_period(self) -> timedelta:
         return parse_duration(self.auth_leeway, name="auth_leeway", least=0)
 
@@ -292,6 +305,7 @@ def check(settings: Settings) -> None:
     _ = settings.query_timeout_period, settings.mutation_timeout_period
     _ = settings.query_sweep_period, settings.replica_wait_period
     _ = settings.lake_interval_period, settings.lake_vacuum_period
+    _ = settings.lake_retention_period
     _ = settings.trusted_networks
     for name, low, high in _RANGES:
         if not low <= getattr(settings, name) <= high:
@@ -310,6 +324,7 @@ _RANGES = (
     ("requests_per_second", 1, 1_000_000),
     ("query_concurrency", 1, 1_000),
     ("mutation_connections", 1, 1_000),
+    ("lake_snapshots", 0, 2**40),
     ("query_cache_bytes", 0, 2**40),
     ("query_cache_entry_bytes", 0, 2**40),
 )
@@ -411,6 +426,8 @@ def parse_duration(text: str, *, name: str = "duration", least: int = 1) -> time
         )
     period = timedelta(seconds=float(match[1]) * unit)
     if period < timedelta(seconds=least):
-        shortest = {1: "One second", 3600: "One hour"}.get(least, f"{least} seconds")
+        shortest = {1: "One second", 3600: "One hour", 86_400: "One day"}.get(
+            least, f"{least} seconds"
+        )
         raise ConfigError(f"{name}: {text!r} is too short", hint=f"{shortest} is the least.")
     return period

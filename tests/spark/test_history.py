@@ -116,9 +116,10 @@ def test_audit(shop: Shop) -> None:
         ("bob", "delete"): 1,
         ("bob", "insert"): 1,
     }
-    rolled = audit.roll_up(lake.events()).toArrow()
+    counted = audit.counted([lake.events().toArrow()])
+    rolled = audit.RollUps(lake.audit_path)
     for batch, added in ((1, True), (1, False), (2, True)):
-        assert audit.add(lake.audit_path, rolled, app_id="audit", batch_id=batch) is added
+        assert rolled.add(counted, app_id="audit", batch_id=batch, offset="") is added
     (total,) = lake.audit([]).toArrow().to_pylist()
     assert total["changes"] == 2 * 9
     day = total["first_at"].replace(hour=0, minute=0, second=0, microsecond=0)
@@ -130,7 +131,7 @@ def test_audit(shop: Shop) -> None:
         lake.audit(["colour"])
 
 
-def test_commands(shop: Shop, tmp_path: Path) -> None:
+def test_commands(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner, lake = CliRunner(), ["--lake", shop.lake.root]
 
     def run(*arguments: str) -> str:
@@ -158,6 +159,13 @@ def test_commands(shop: Shop, tmp_path: Path) -> None:
     assert "ann" in run("audit", "--today", "--by", "user")
     kept = runner.invoke(app, ["snapshot", "orders", "--url", shop.url, "--json", *lake])
     assert json.loads(kept.stdout)["rows"] == 0
+    # Without the option it is the setting, as for the pipeline.
+    del lake[:]
+    monkeypatch.setenv("HEADWATER_LAKE", shop.lake.root)
+    assert "ann" in run("audit", "--by", "user")
+    assert "0 days and 0 snapshots removed" in run("pipeline", "trim", "--keep", "90 days")
+    with pytest.raises(ConfigError, match="for ever"):
+        run("pipeline", "trim")
     with pytest.raises(ConfigError, match="neither a time nor a position"):
         run("asof", "orders", "yesterday")
     with pytest.raises(ConfigError, match="--today and --since"):

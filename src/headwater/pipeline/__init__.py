@@ -17,6 +17,8 @@
     jobs       runs streams, and starts those that fail again
     progress   how far they are
     maintenance  joins small files, removes what is over
+    keeping    takes snapshots while the events stream runs
+    retention  removes old events
     application  all of it as a program
     shapes     what tables looked like
     snapshots  the rows of tables at positions

@@ -76,6 +76,8 @@ def _work_alone(
             once=once,
             seconds=settings.lake_interval_period.total_seconds(),
             vacuum_keep=settings.lake_vacuum_period,
+            snapshot_events=settings.lake_snapshots,
+            retention=settings.lake_retention_period,
         )
         return jobs.Pipeline(spark, plan, Reports(url, metrics)).run(stop)
     finally:

@@ -1,22 +1,34 @@
 """Who changed what: roll-ups of the events by day, user, table, operation and function.
 
-The roll-up of a batch is added to what the lake has, in one commit that carries the number of the
-batch: one that comes again is found to be in already.
+What a batch contained is counted once, on the driver, from the rows or the Parquet at hand. Its
+roll-up is appended in a commit of its own that carries the number of the batch, after that of the
+events: one that comes again is found to be in already, and one that a crash kept out is counted
+when the batch comes again. So there are several lines for one group, which are summed on reading;
+now and then they are folded into one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import date
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from headwater.errors import InvalidQuery
 from headwater.pipeline import delta
+from headwater.pipeline.files import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
 
 _UTC = pa.timestamp("us", tz="UTC")
 
@@ -36,6 +48,151 @@ AUDIT = pa.schema(
 
 BY = ("day", "user", "table", "operation", "function")
 """What changes can be counted by."""
+
+
+# ------------------------------------------------------------------------ what a batch contained
+
+NEEDED = (
+    "relation", "shape", "schema_name", "table_name", "op", "user_id", "function_name", "xid",
+    "committed_at",
+)  # fmt: skip
+"""The columns of events that are counted."""
+
+_GROUPS = NEEDED[:7]
+_TOTALS = {
+    "changes": ("changes", "sum"),
+    "first_at": ("first_at", "min"),
+    "last_at": ("last_at", "max"),
+    "first_xid": ("first_xid", "min"),
+    "last_xid": ("last_xid", "max"),
+}
+
+
+def counted(parts: Iterable[pa.Table]) -> pa.Table:
+    """The contents of a batch, given in parts: its changes by day, table, shape, operation and
+    writer, with the times and transactions they lie between."""
+    found = [_counted(part.select(list(NEEDED))) for part in parts]
+    if not found:
+        return _counted(pa.table({name: pa.array([], _type(name)) for name in NEEDED}))
+    return found[0] if len(found) == 1 else _totals(pa.concat_tables(found), ("day", *_GROUPS))
+
+
+def _type(name: str) -> pa.DataType:
+    if name == "committed_at":
+        return _UTC
+    return pa.int64() if name in ("relation", "shape", "xid") else pa.string()
+
+
+def _counted(rows: pa.Table) -> pa.Table:
+    times, ids = rows.column("committed_at"), rows.column("xid")
+    columns: dict[str, Any] = {name: rows.column(name) for name in _GROUPS}
+    columns |= {
+        "day": pc.cast(times, pa.date32()),
+        "changes": pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows),
+        "first_at": times,
+        "last_at": times,
+        "first_xid": ids,
+        "last_xid": ids,
+    }
+    return _totals(pa.table(columns), ("day", *_GROUPS))
+
+
+def _totals(rows: pa.Table, by: Sequence[str]) -> pa.Table:
+    totals = {name: each for name, each in _TOTALS.items() if name in rows.column_names}
+    found = rows.group_by(list(by), use_threads=False).aggregate(list(totals.values()))
+    names = {f"{name}_{how}": name for name, how in totals.values()}
+    return found.rename_columns([names.get(name, name) for name in found.column_names])
+
+
+def rolled(contents: pa.Table) -> pa.Table:
+    """The roll-up of what was counted."""
+    schema, table = contents.column("schema_name"), contents.column("table_name")
+    label = pc.if_else(
+        pc.equal(schema, "public"), table, pc.binary_join_element_wise(schema, table, ".")
+    )
+    named = {"user": "user_id", "operation": "op", "function": "function_name"}
+    columns = {
+        name: label if name == "table" else contents.column(named.get(name, name))
+        for name in AUDIT.names
+    }
+    return _totals(pa.table(columns), BY).select(AUDIT.names).cast(AUDIT)
+
+
+# ------------------------------------------------------------------------ in the lake
+
+
+class RollUps:
+    """The Delta table `audit`, kept open by the stream that appends to it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.table = delta.create(path, AUDIT, ["day"])
+
+    def holds(self, app_id: str, batch_id: int) -> bool:
+        return delta.holds(self.table, app_id, batch_id)
+
+    def add(self, contents: pa.Table, *, app_id: str, batch_id: int, offset: str) -> bool:
+        """Add the roll-up of a batch; False if it was in already."""
+        return delta.append(
+            self._path,
+            rolled(contents),
+            app_id=app_id,
+            batch_id=batch_id,
+            metadata={delta.OFFSET: offset},
+            table=self.table,
+        )
+
+    def rebuild(self, events: DataFrame, *, app: tuple[str, int] | None, offset: str) -> None:
+        """Count all events anew, for a lake that has more of them than were counted. Days whose
+        events are no longer there stay as they are."""
+        counted = roll_up(events).toArrow().cast(AUDIT)
+        days = pc.unique(counted.column("day")).to_pylist()
+        self.table.update_incremental()
+        delta.replace(
+            self.table, self._path, counted, days, app=app, metadata={delta.OFFSET: offset}
+        )
+        self.table.update_incremental()
+
+
+def fold(path: str) -> None:
+    """One line for each group, of days that have several files. Batches that are in stay known."""
+    table = DeltaTable(path)
+    files = _scattered(table)
+    if not files:
+        return
+    rows = pa.concat_tables(_lines(path, name, day) for day, name in files)
+    folded = _totals(rows, BY).select(AUDIT.names).cast(AUDIT)
+    properties = delta.carrying(table)
+    metadata = None if properties is None else properties.custom_metadata
+    try:
+        days = sorted({day for day, _ in files})
+        delta.replace(table, path, folded, days, metadata=metadata)
+    except DeltaError as error:
+        # Somebody else came first: next time.
+        log.warning("The roll-ups in %s were not folded: %s", path, error)
+
+
+def _scattered(table: DeltaTable) -> list[tuple[date, str]]:
+    """The files of days that have several."""
+    files = pa.table(table.get_add_actions(flatten=True))
+    if not files.num_rows:
+        return []
+    days = files.column("partition.day").to_pylist()
+    counts = Counter(days)
+    names = files.column("path").to_pylist()
+    return [each for each in zip(days, names, strict=True) if counts[each[0]] > 1]
+
+
+def _lines(path: str, name: str, day: date) -> pa.Table:
+    """A file of the table. One by one: as a data set, hundreds of small ones take far longer."""
+    place = Place.of(path)
+    with pq.ParquetFile(place.below(name), filesystem=place.system) as file:
+        rows = file.read()
+    days = pa.repeat(pa.scalar(day, pa.date32()), rows.num_rows)
+    return rows.append_column("day", days).select(AUDIT.names).cast(AUDIT)
+
+
+# ------------------------------------------------------------------------ asked of Spark
 
 
 def roll_up(events: DataFrame) -> DataFrame:
@@ -75,32 +232,3 @@ def summary(rolled: DataFrame, by: Sequence[str]) -> DataFrame:
         f.max("last_at").alias("last_at"),
     )
     return grouped.orderBy(*by) if by else grouped
-
-
-def add(path: str, rolled: pa.Table, *, app_id: str, batch_id: int) -> bool:
-    """Add the roll-up of a batch to the lake's; False if it was in already."""
-    delta.create(path, AUDIT, ["day"])
-    table = DeltaTable(path)
-    done = table.transaction_version(app_id)
-    if done is not None and done >= batch_id:
-        return False
-    same = " and ".join(f'(kept."{name}" is not distinct from new."{name}")' for name in BY)
-    (
-        table.merge(
-            rolled.cast(AUDIT),
-            same,
-            source_alias="new",
-            target_alias="kept",
-            commit_properties=CommitProperties(app_transactions=[Transaction(app_id, batch_id)]),
-        )
-        .when_matched_update(
-            {
-                "changes": "kept.changes + new.changes",
-                "first_at": "least(kept.first_at, new.first_at)",
-                "last_at": "greatest(kept.last_at, new.last_at)",
-            }
-        )
-        .when_not_matched_insert({name: f'new."{name}"' for name in AUDIT.names})
-        .execute()
-    )
-    return True

@@ -18,7 +18,14 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import (
+    BloomFilterProperties,
+    ColumnProperties,
+    CommitProperties,
+    DeltaTable,
+    Transaction,
+    WriterProperties,
+)
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction
 
@@ -32,6 +39,10 @@ if TYPE_CHECKING:
 
 STAGE = "_stage"
 """Where Spark writes before a commit. Delta passes over names that begin so."""
+
+BLOOMED = {"key": None, "op": 5}
+"""Columns with a Bloom filter in files that are written to last, and how many different values they
+have where that is known: who asks for one row opens few files."""
 
 
 def create(path: str, schema: pa.Schema, partition_by: Sequence[str] = ()) -> DeltaTable:
@@ -74,21 +85,56 @@ def append_frame(
     path: str,
     frame: DataFrame,
     *,
-    app_id: str,
-    batch_id: int,
+    app_id: str | None = None,
+    batch_id: int = 0,
     metadata: dict[str, Any] | None = None,
     table: DeltaTable | None = None,
-) -> bool:
-    """The same for a batch too large for the driver: Spark's tasks write it."""
+    blooms: bool = False,
+) -> list[AddAction] | None:
+    """The same for a batch too large for the driver: Spark's tasks write it. Returns the files;
+    None if the batch was in already. One without an `app_id` is not looked for. `blooms` is for
+    files that are not joined with others later."""
     table = table or DeltaTable(path)
-    if holds(table, app_id, batch_id):
-        return False
+    if app_id is not None and holds(table, app_id, batch_id):
+        return None
     place, stage = Place.of(path), f"{STAGE}/{uuid4()}"
     columns = table.metadata().partition_columns
-    frame.write.partitionBy(*columns).option("compression", "zstd").parquet(f"{path}/{stage}")
+    writer = frame.write.partitionBy(*columns).option("compression", "zstd")
+    if blooms:
+        # As large as it must be, and not a megabyte each.
+        writer = writer.option("parquet.bloom.filter.adaptive.enabled", "true")
+    for name in (name for name in BLOOMED if blooms and name in frame.columns):
+        writer = writer.option(f"parquet.bloom.filter.enabled#{name}", "true")
+    writer.parquet(f"{path}/{stage}")
     files = list(_adopt(place, stage))
     place.remove(stage)
-    return _commit(table, files, app_id, batch_id, metadata)
+    return files if _commit(table, files, app_id, batch_id, metadata) else None
+
+
+def replace(
+    table: DeltaTable,
+    path: str,
+    rows: pa.Table,
+    days: Sequence[date],
+    *,
+    app: tuple[str, int] | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> None:
+    """Put rows in the place of everything that a table has of these days, in one commit on the
+    version that `table` is at. CommitFailedError where another came before."""
+    files = _write(Place.of(path), rows, table.metadata().partition_columns)
+    table.create_write_transaction(
+        list(files),
+        "overwrite",
+        table.schema(),
+        table.metadata().partition_columns,
+        partition_filters=[("day", "in", [day.isoformat() for day in days])],
+        commit_properties=CommitProperties(
+            app_transactions=None if app is None else [Transaction(*app)],
+            custom_metadata=metadata,
+            max_commit_retries=0,
+        ),
+    )
 
 
 def holds(table: DeltaTable, app_id: str, batch_id: int) -> bool:
@@ -101,13 +147,13 @@ def holds(table: DeltaTable, app_id: str, batch_id: int) -> bool:
 def _commit(
     table: DeltaTable,
     files: Sequence[AddAction],
-    app_id: str,
+    app_id: str | None,
     batch_id: int,
     metadata: dict[str, Any] | None,
 ) -> bool:
     crash_point("written")
     properties = CommitProperties(
-        app_transactions=[Transaction(app_id, batch_id)],
+        app_transactions=None if app_id is None else [Transaction(app_id, batch_id)],
         custom_metadata=metadata,
         # Whoever comes in between must be looked at: it may have been this batch.
         max_commit_retries=0,
@@ -126,7 +172,8 @@ def _commit(
         else:
             crash_point("committed")
             return True
-        if holds(table, app_id, batch_id):
+        table.update_incremental()
+        if app_id is not None and holds(table, app_id, batch_id):
             return False
     raise PipelineError(
         f"others keep writing to the Delta table at {table.table_uri}: {refused}",
@@ -245,20 +292,72 @@ def read(
     spark: SparkSession,
     path: str,
     schema: Any,
-    filters: Sequence[tuple[str, str, Any]] = (),
+    where: str | Sequence[tuple[str, str, Any]] = (),
     *,
     version: int | None = None,
+    table: DeltaTable | None = None,
 ) -> DataFrame:
-    """The rows of the table, as of its latest version or the one given. `filters` leave out
-    partitions."""
-    table = DeltaTable(path, version=version)
-    files = table.file_uris(file_pruning_predicate=list(filters) or None)
+    """The rows of the table, as of its latest version, the one given, or that of `table`. `where`
+    leaves out files: by their partitions (tuples), or by what Delta knows of their columns, too
+    (SQL). Of the files that are left, it filters nothing."""
+    files = chosen_files(table or DeltaTable(path, version=version), where)
     if not files:
         return spark.createDataFrame([], schema)
     return spark.read.schema(schema).option("basePath", path).parquet(*files)
 
 
-def told(table: DeltaTable, name: str) -> str | None:
-    """What the newest commit that says something under this name in its metadata says."""
-    entries: Iterable[dict[str, Any]] = table.history(limits.DELTA_HISTORY_COMMITS)
-    return next((str(each[name]) for each in entries if name in each), None)
+def chosen_files(table: DeltaTable, where: str | Sequence[tuple[str, str, Any]] = ()) -> list[str]:
+    """The files of a table that may have such rows."""
+    predicate = where if isinstance(where, str) else list(where)
+    files: list[str] = table.file_uris(file_pruning_predicate=predicate or None)
+    return files
+
+
+# ------------------------------------------------------------------------ how far it goes
+
+OFFSET = "offset"
+"""Where a commit says how far the table goes with it."""
+
+_CARRIED, _CARRIED_FROM = "carried", "carried_from"
+
+
+def offset_of(table: DeltaTable) -> str | None:
+    """How far the table goes, as its newest commit that says. What joins or removes files says
+    again what it found (`carrying`), and of which version: a batch that came since counts more."""
+    carried: str | None = None
+    since = -1
+    for count in (limits.DELTA_HISTORY_COMMITS // 500, limits.DELTA_HISTORY_COMMITS):
+        for entry in table.history(count):
+            if entry["version"] <= since:
+                return carried
+            if OFFSET in entry:
+                return str(entry[OFFSET])
+            if carried is None and _CARRIED in entry:
+                carried, since = str(entry[_CARRIED]), int(entry[_CARRIED_FROM])
+    return carried
+
+
+def carrying(table: DeltaTable) -> CommitProperties | None:
+    """For a commit that brings no batch: how far the table goes. However many of them follow each
+    other, and whatever of the past is cleaned away, the newest one says it."""
+    version = table.version()
+    offset = offset_of(table)
+    if offset is None:
+        return None
+    return CommitProperties(custom_metadata={_CARRIED: offset, _CARRIED_FROM: str(version)})
+
+
+def writer_properties(names: Iterable[str]) -> WriterProperties:
+    """How delta-rs writes files that stay."""
+    blooms = {
+        name: ColumnProperties(
+            bloom_filter_properties=BloomFilterProperties(True, ndv=BLOOMED[name])
+        )
+        for name in names
+        if name in BLOOMED
+    }
+    return WriterProperties(
+        compression="ZSTD",
+        max_row_group_size=limits.LAKE_ROW_GROUP_ROWS,
+        column_properties=blooms or None,
+    )

@@ -3,17 +3,20 @@
 A batch of the log becomes one commit of the Delta table `events`, with the position it reaches. One
 that fits a single part of the log is written by the driver, which takes tens of milliseconds; a
 larger one by Spark's tasks. Before it, the shapes that its changes have are kept in the lake, too:
-so the past can be read when the database is gone.
+so the past can be read when the database is gone. After it comes the roll-up of what it contained,
+in a commit of its own under the same number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC
 from typing import TYPE_CHECKING
 
 import msgspec
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import functions as f
@@ -21,8 +24,9 @@ from pyspark.sql import functions as f
 from headwater import limits
 from headwater.database import translate
 from headwater.errors import PipelineError
-from headwater.pipeline import delta, maintenance
+from headwater.pipeline import audit, delta, maintenance
 from headwater.pipeline.checkpoints import Checkpoint
+from headwater.pipeline.crashes import crash_point
 from headwater.pipeline.files import Place
 from headwater.pipeline.lake import STORED, Lake
 from headwater.pipeline.offsets import Offset
@@ -30,6 +34,7 @@ from headwater.pipeline.shapes import SHAPES
 from headwater.pipeline.sink import Sink
 
 if TYPE_CHECKING:
+    from deltalake.transaction import AddAction
     from pyspark.sql import DataFrame
 
 OWN_SCHEMA = "headwater"
@@ -53,31 +58,52 @@ def beyond(changes: DataFrame, begin: Offset | None) -> DataFrame:
 
 
 class EventsSink(Sink):
-    """Writes batches to `events`. One for each start of the stream."""
+    """Writes batches to `events`, and what they contained to `audit`. One for each start of the
+    stream."""
 
     def __init__(self, lake: Lake, url: str, checkpoint: Checkpoint) -> None:
         self._lake = lake
         self._checkpoint = checkpoint
         self._table = delta.create(lake.events_path, STORED, ["day"])
+        self._audit = audit.RollUps(lake.audit_path)
         self._shapes = Shapes(lake, url)
+        self._seen: list[pa.Table] = []
         maintenance.clean_stage(lake.events_path)
+        self._count_anew()
 
     def write(self, batch: DataFrame, batch_id: int) -> int | None:
         app_id = f"events/{self._checkpoint.query_id}"
         reached = msgspec.json.encode(self._checkpoint.offset(batch_id).to_dict()).decode()
         if delta.holds(self._table, app_id, batch_id):
             self._check_same(app_id, batch_id, reached)
-            return 0
-        self._shapes.keep_new()
+            if self._audit.holds(app_id, batch_id):
+                return 0
+            contents = _contents(batch)
+        else:
+            self._shapes.keep_new()
+            contents = self._append(batch, app_id, batch_id, reached)
+        crash_point("uncounted")
+        if contents.num_rows:
+            self._audit.add(contents, app_id=app_id, batch_id=batch_id, offset=reached)
+            self._seen.append(contents)
+            maintenance.fold_when_due(self._audit.table, self._lake.audit_path)
+        return int(pc.sum(contents.column("changes")).as_py() or 0)
+
+    def seen(self) -> list[pa.Table]:
+        found, self._seen = self._seen, []
+        return found
+
+    def _append(self, batch: DataFrame, app_id: str, batch_id: int, reached: str) -> pa.Table:
+        """Append the events; returns what they are."""
         before = self._table.version()
         append = self._append_small if is_small(batch) else self._append_large
-        taken = append(batch, app_id, batch_id, {"offset": reached})
+        contents = append(batch, app_id, batch_id, {delta.OFFSET: reached})
         maintenance.compact_when_due(self._table, before)
-        return taken
+        return contents
 
     def _append_small(
         self, batch: DataFrame, app_id: str, batch_id: int, metadata: dict[str, str]
-    ) -> int:
+    ) -> pa.Table:
         rows = batch.toArrow().select(STORED.names).cast(STORED)
         if rows.num_rows:
             delta.append(
@@ -88,12 +114,12 @@ class EventsSink(Sink):
                 metadata=metadata,
                 table=self._table,
             )
-        return int(rows.num_rows)
+        return audit.counted([rows])
 
     def _append_large(
         self, batch: DataFrame, app_id: str, batch_id: int, metadata: dict[str, str]
-    ) -> None:
-        delta.append_frame(
+    ) -> pa.Table:
+        files = delta.append_frame(
             self._lake.events_path,
             batch,
             app_id=app_id,
@@ -101,6 +127,28 @@ class EventsSink(Sink):
             metadata=metadata,
             table=self._table,
         )
+        return _contents(batch) if files is None else audit.counted(self._read(files))
+
+    def _read(self, files: list[AddAction]) -> Iterator[pa.Table]:
+        """What of the Parquet is counted: the batch itself is not executed again for that."""
+        place = Place.of(self._lake.events_path)
+        for file in files:
+            source = pq.ParquetFile(place.below(file.path), filesystem=place.system)
+            with source:
+                yield source.read(list(audit.NEEDED))
+
+    def _count_anew(self) -> None:
+        """A lake from before there were roll-ups, or one whose checkpoint is gone since a crash
+        between the two commits: no batch will come again to be counted."""
+        held, counted = delta.offset_of(self._table), delta.offset_of(self._audit.table)
+        if held is None or held == counted or (counted and self._checkpoint.exists):
+            return
+        app = None
+        if self._checkpoint.exists:
+            app_id = f"events/{self._checkpoint.query_id}"
+            last = self._table.transaction_version(app_id)
+            app = None if last is None else (app_id, last)
+        self._audit.rebuild(self._lake.events(), app=app, offset=held)
 
     def close(self) -> None:
         self._shapes.close()
@@ -110,13 +158,18 @@ class EventsSink(Sink):
         checkpoint has been put back, its batches are others, and leaving them out would lose
         changes."""
         last = self._table.transaction_version(app_id)
-        if last != batch_id or delta.told(self._table, "offset") != reached:
+        if last != batch_id or delta.offset_of(self._table) != reached:
             raise PipelineError(
                 f"the checkpoint {self._checkpoint.path} is older than the lake: it is at batch"
                 f" {batch_id}, the lake at {last}",
                 hint="Move the folder away: the stream then goes on after the last position that "
                 "the lake itself has.",
             )
+
+
+def _contents(batch: DataFrame) -> pa.Table:
+    """What a batch contains, from the batch itself. It is bounded, and few columns are taken."""
+    return audit.counted([batch.select(*audit.NEEDED).toArrow()])
 
 
 def is_small(batch: DataFrame) -> bool:
@@ -132,11 +185,11 @@ def last_offset(lake: Lake) -> Offset | None:
     table = delta.open_table(lake.events_path)
     if table is None or table.version() == 0:
         return None
-    found = delta.told(table, "offset")
+    found = delta.offset_of(table)
     if found is None:
         raise PipelineError(
-            f"the checkpoint of {lake.events_path} is gone, and the last"
-            f" {limits.DELTA_HISTORY_COMMITS} commits do not say how far it goes",
+            f"the checkpoint of {lake.events_path} is gone, and its commits do not say how far it"
+            " goes",
             hint="Restore the checkpoint from a backup, or begin with another lake.",
         )
     return Offset.from_dict(msgspec.json.decode(found))

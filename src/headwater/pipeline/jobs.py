@@ -23,6 +23,7 @@ from headwater.errors import ConfigError, HeadwaterError, PipelineError
 from headwater.metrics import PipelineMetrics
 from headwater.pipeline import events, maintenance
 from headwater.pipeline.checkpoints import Checkpoint, LakeLock, owner_name
+from headwater.pipeline.keeping import Keeper
 from headwater.pipeline.lake import Lake
 from headwater.pipeline.offsets import Offset
 from headwater.pipeline.planning import Planner
@@ -30,6 +31,7 @@ from headwater.pipeline.progress import Behind, Reports, StreamProgress
 from headwater.pipeline.sink import Sink
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -66,6 +68,11 @@ class Plan(msgspec.Struct, frozen=True):
     """Changes in one batch at most; None for the source's own bound."""
 
     vacuum_keep: timedelta = timedelta(days=7)
+    snapshot_events: int = limits.LAKE_SNAPSHOT_EVENTS
+    """Changes of a table after which another snapshot is kept; 0 for no snapshots."""
+
+    retention: timedelta | None = None
+    """How long events are kept; None for ever."""
 
 
 def run(
@@ -87,26 +94,48 @@ class Pipeline:
         self._streams = [Stream(spark, plan, job) for job in plan.jobs]
         self._report_at = 0.0
         self._vacuum_at = time.monotonic() + limits.LAKE_VACUUM_SECONDS
+        self._keeper: Keeper | None = None
+        if EVENTS.name in {job.name for job in plan.jobs}:
+            self._keeper = Keeper(
+                plan.lake, plan.url, events_max=plan.snapshot_events, retention=plan.retention
+            )
 
     def run(self, stop: Event) -> list[StreamProgress]:
         try:
+            if self._keeper is not None and not self._plan.once:
+                self._keeper.start()
             while not self._has_ended():
                 for stream in self._streams:
                     stream.look()
+                self._tell_keeper()
                 self._report()
                 self._vacuum()
                 if stop.wait(limits.PIPELINE_LOOK_SECONDS):
                     break
+            if self._keeper is not None and self._plan.once and self._has_stopped():
+                self._keeper.work()
         finally:
             for stream in self._streams:
                 stream.stop()
+            if self._keeper is not None:
+                self._keeper.stop()
             self._report(last=True)
             self._reports.close()
         self._raise_failure()
         return [stream.progress() for stream in self._streams]
 
+    def _tell_keeper(self) -> None:
+        for stream in self._streams:
+            for contents in stream.seen():
+                if self._keeper is not None:
+                    self._keeper.note(contents)
+
     def _has_ended(self) -> bool:
         return all(stream.state in ("stopped", "failed") for stream in self._streams)
+
+    def _has_stopped(self) -> bool:
+        """Whether everything that was there was taken."""
+        return all(stream.state == "stopped" for stream in self._streams)
 
     def _raise_failure(self) -> None:
         failed = [each for each in self._streams if each.state == "failed"]
@@ -119,7 +148,10 @@ class Pipeline:
             return
         self._report_at = time.monotonic() + limits.PIPELINE_REPORT_SECONDS
         try:
-            self._reports.write([each.progress(self._behind(each)) for each in self._streams])
+            streams = [each.progress(self._behind(each)) for each in self._streams]
+            if self._keeper is not None and self._plan.snapshot_events:
+                streams.append(self._keeper.progress())
+            self._reports.write(streams)
         except HeadwaterError as error:
             # The database is away: the streams meet that themselves.
             log.warning("The pipeline's progress could not be written: %s", error)
@@ -152,6 +184,7 @@ class Stream:
         self._owner = owner_name()
         self._query: StreamingQuery | None = None
         self._sink: Sink | None = None
+        self._seen: list[pa.Table] = []
         self._failure: Exception | None = None
         self._gate = Lock()
         self._stopping = False
@@ -224,7 +257,13 @@ class Stream:
     def _close_sink(self) -> None:
         sink, self._sink = self._sink, None
         if sink is not None:
+            self._seen += sink.seen()
             sink.close()
+
+    def seen(self) -> list[pa.Table]:
+        """What the batches since the last call contained."""
+        found, self._seen = self._seen, []
+        return [*found, *(self._sink.seen() if self._sink is not None else ())]
 
     def _wait_for_commit(self, query: StreamingQuery) -> None:
         """Spark notes a batch as done after the sink returns. What is not noted is repeated by the

@@ -7,22 +7,23 @@
 <root>/audit/           roll-ups by day, user, table, operation and function
 <root>/_checkpoints/<name>/  how far each stream has come
 <root>/_lock            held by the pipeline that writes here
+<root>/_retention       from when on it has every event, where older ones were removed
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 
-from headwater import limits
 from headwater.errors import ConfigError, ResyncRequired, Unavailable
 from headwater.live.filter import Filter
 from headwater.model import Position, Table
-from headwater.pipeline import audit, delta, history, shapes, snapshots, state
+from headwater.pipeline import audit, delta, history, retention, shapes, snapshots, state
 from headwater.pipeline.conditions import condition
 from headwater.pipeline.keys import key_text
 from headwater.pipeline.offsets import Offset
@@ -56,7 +57,7 @@ class Lake:
     """The lake under a root: a folder, or a URL that delta-rs and Spark both know."""
 
     def __init__(self, root: str, spark: SparkSession | None = None) -> None:
-        self.root = root.rstrip("/")
+        self.root = root.rstrip("/") if "://" in root else str(Path(root).expanduser().absolute())
         self._spark = spark
 
     @property
@@ -88,17 +89,23 @@ class Lake:
 
     # -------------------------------------------------------------------- events
 
-    def events(self, first: date | None = None, last: date | None = None) -> DataFrame:
-        """Every change; of some days where those are given."""
+    def events(
+        self, first: date | None = None, last: date | None = None, *, among: str = ""
+    ) -> DataFrame:
+        """Every change; of some days where those are given. Whoever filters them afterwards says
+        so in `among` (SQL over their columns): files that cannot have such changes are left out."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        if delta.open_table(self.events_path) is None:
+        table = delta.open_table(self.events_path)
+        if table is None:
             raise ConfigError(
                 f"there is no lake at {self.root}", hint="headwater pipeline run fills one."
             )
         bounds = ((">=", first), ("<=", last))
-        filters = [("day", sign, day.isoformat()) for sign, day in bounds if day is not None]
-        return delta.read(self.spark, self.events_path, from_arrow_schema(STORED), filters)
+        days = [f"day {sign} '{day.isoformat()}'" for sign, day in bounds if day is not None]
+        where = " and ".join([*days, f"({among})"] if among else days)
+        schema = from_arrow_schema(STORED)
+        return delta.read(self.spark, self.events_path, schema, where, table=table)
 
     def known_shapes(self) -> DataFrame:
         """What tables looked like when changes were written."""
@@ -110,41 +117,51 @@ class Lake:
         """The position up to which the lake has every event, as the stream wrote with its batches;
         None where none of the last commits says."""
         table = delta.open_table(self.events_path)
-        entries = table.history(limits.LAKE_HISTORY_COMMITS) if table is not None else ()
-        told = (entry["offset"] for entry in entries if "offset" in entry)
-        found = next(told, None)
-        return found and Offset.from_dict(msgspec.json.decode(found)).position
+        found = None if table is None else delta.offset_of(table)
+        return None if found is None else Offset.from_dict(msgspec.json.decode(found)).position
 
     # -------------------------------------------------------------------- snapshots
 
-    def snapshot(self, url: str, table: str) -> Snapshot:
+    def snapshot(self, url: str, table: str | int) -> Snapshot:
         """Read a table itself and keep its rows: the beginning of what can be known of it, and
-        after a reset or a schema change."""
+        after a reset or a schema change. The table is given by its name or relation."""
         return snapshots.take(self.places, url, table)
 
     def fold_snapshot(self, table: str, position: Position) -> Snapshot:
         """Keep the state of a table at a position up to which the lake has every event, so that
         later moments need not begin further back."""
+        known = shapes.load(self.shapes_path)
+        return self.fold_relation(self._relation(known, table, position), position)
+
+    def fold_relation(self, relation: int, position: Position) -> Snapshot:
+        """The same for a table given by its relation. ResyncRequired where a schema change lies in
+        between: only the table itself tells what became of its rows."""
         from pyspark.sql import functions as f
 
-        found = self._state(table, position)
+        found = self._state_of(shapes.load(self.shapes_path), relation, position)
         before = found.way.snapshot
-        changes = self._between(before, position)
-        micros = f.unix_micros(f.max("committed_at")).alias("at")
-        (last,) = changes.agg(micros).collect()
-        if last["at"] is None or not state.is_below(before, position):
+        if len(found.passed) > 1:
+            raise ResyncRequired(
+                f"{found.table.label} was altered since its last snapshot",
+                hint=f"Read it again: headwater snapshot {found.table.label}",
+            )
+        if before.position == position or not state.is_below(before, position):
             return before
-        latest = _EPOCH + timedelta(microseconds=last["at"])
-        rows = found.rows.select("key", "image", "shape").toArrow().to_batches()
-        return snapshots.write(
-            self.places,
-            iter(rows),
-            relation=before.relation,
-            position=position,
-            taken_at=max(latest, before.taken_at),
-            shape=found.way.shape,
-            origin="events",
-        )
+        taken = self._snapshots(relation)
+        changes = self._between(before, taken, position)
+        (last,) = changes.agg(f.unix_micros(f.max("committed_at")).alias("at")).collect()
+        if last["at"] is None:
+            return before
+        taken_at = max(_EPOCH + timedelta(microseconds=last["at"]), before.taken_at)
+        number = snapshots.number_of(taken_at)
+        while number in {each.snapshot for each in taken}:
+            number += 1
+        folded = Snapshot(relation, number, position, taken_at, found.way.shape, 0, "events")
+        return snapshots.write_frame(self.places, folded, found.rows)
+
+    def label_of(self, relation: int) -> str:
+        """What a table was last called."""
+        return _label(shapes.load(self.shapes_path), relation)
 
     # -------------------------------------------------------------------- as of
 
@@ -167,27 +184,39 @@ class Lake:
         return read if where is None else read.filter(condition(where, _text(found.table, as_text)))
 
     def _state(self, name: str, when: Moment, *, key: object = None) -> _State:
-        from pyspark.sql import functions as f
-
         when = state.aware(when)
         known = shapes.load(self.shapes_path)
-        relation = self._relation(known, name, when)
+        self._check_kept(when)
+        return self._state_of(known, self._relation(known, name, when), when, key=key)
+
+    def _state_of(
+        self, known: Sequence[Shape], relation: int, when: Moment, *, key: object = None
+    ) -> _State:
+        from pyspark.sql import functions as f
+
         tables = {shape.table.id: shape.table for shape in known if shape.table.oid == relation}
-        ways = self._ways(self._snapshots(relation), when)
-        way = state.choose(ways, name, when)
+        taken = self._snapshots(relation)
+        way = state.choose(self._ways(taken, when), _label(known, relation), when)
         self._check_reached(way.snapshot, when)
         passed = tuple(_known(tables, shape) for shape in way.passed)
-        changes, rows = self._between(way.snapshot, when), self._rows(way.snapshot)
+        changes, rows = self._between(way.snapshot, taken, when), self._rows(way.snapshot)
         if key is not None:
             text = key_text(passed[-1], key)
             changes, rows = changes.filter(f.col("key") == text), rows.filter(f.col("key") == text)
+        # Once more, now that the files are chosen: something may have been removed meanwhile.
+        self._check_kept(when)
         return _State(state.fold(rows, changes, way), way, passed, when)
+
+    def _check_kept(self, when: Moment) -> None:
+        floor = retention.floor(self.root)
+        if floor is not None:
+            floor.check(when)
 
     def _ways(self, taken: Sequence[Snapshot], when: Moment) -> list[Way]:
         """How to come to the moment; no more is looked at than needed."""
         ways: list[Way] = []
         for snapshot in state.nearest(taken, when):
-            found = state.way(snapshot, state.survey(self._between(snapshot, when)))
+            found = state.way(snapshot, state.survey(self._between(snapshot, taken, when)))
             if not state.is_below(snapshot, when):
                 shape = ways[0].shape if ways else self._shape_at(snapshot, when)
                 found = state.within_shape(found, shape)
@@ -200,14 +229,20 @@ class Lake:
         """The shape of the last change by the moment; None if there is none."""
         from pyspark.sql import functions as f
 
-        earlier = self.events().filter(
-            (f.col("relation") == snapshot.relation)
-            & f.col("position").startswith(f"{snapshot.position.log}-")
-            & state.within(when)
-        )
+        earlier = self._by(snapshot.relation, snapshot.position.log, when)
         (last,) = earlier.agg(f.max_by("shape", "seq").alias("shape")).collect()
         shape: int | None = last["shape"]
         return shape
+
+    def _by(self, relation: int, log: str, when: Moment) -> DataFrame:
+        """The changes of a table by a moment."""
+        from pyspark.sql import functions as f
+
+        among = f"relation = {relation}"
+        if isinstance(when, Position):
+            among += f" and xid < {when.xmax}"
+        own = f.col("position").startswith(f"{log}-")
+        return self.events(among=among).filter(among).filter(own & state.within(when))
 
     def _check_reached(self, snapshot: Snapshot, when: Moment) -> None:
         """Whoever asks for a position means all of it, and to undo takes every event there is. A
@@ -226,11 +261,12 @@ class Lake:
                     "headwater pipeline run.",
                 )
 
-    def _between(self, snapshot: Snapshot, when: Moment) -> DataFrame:
-        log = snapshot.position.log
-        taken = [s for s in self._snapshots(snapshot.relation) if s.position.log == log]
-        first, last = state.days(snapshot, taken, when)
-        return state.between(self.events(first, last), snapshot, when)
+    def _between(self, snapshot: Snapshot, taken: Sequence[Snapshot], when: Moment) -> DataFrame:
+        """What tells a snapshot from a moment; `taken` are all snapshots of its table."""
+        same = [each for each in taken if each.position.log == snapshot.position.log]
+        first, last = state.days(snapshot, same, when)
+        events = self.events(first, last, among=state.bounds(snapshot, when))
+        return state.between(events, snapshot, when)
 
     def _rows(self, snapshot: Snapshot) -> DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -264,28 +300,28 @@ class Lake:
         return [oid for oid, at in since.items() if at <= when or oid == next(iter(since))][-1]
 
     def _last_begun(self, relations: list[int], when: Position) -> int:
-        from pyspark.sql import functions as f
-
-        events = self.events().filter(
-            f.col("relation").isin(relations)
-            & f.col("position").startswith(f"{when.log}-")
-            & state.within(when)
-        )
-        last = events.groupBy("relation").agg(f.max("seq").alias("seq")).orderBy("seq").collect()
-        return int(last[-1]["relation"]) if last else relations[0]
+        """The last one that has a snapshot or a change by the position: a new table comes when the
+        old one is gone."""
+        taken = snapshots.load(self.places)
+        for relation in reversed(relations[1:]):
+            kept = (each for each in taken if each.relation == relation)
+            if any(when.covers(each.position) for each in kept):
+                return relation
+            if self._by(relation, when.log, when).limit(1).collect():
+                return relation
+        return relations[0]
 
     # -------------------------------------------------------------------- history, audit
 
     def history(self, table: str, key: object) -> DataFrame:
         """What became of a row: one line for each version, valid from and to, who made it, which
         columns changed, and the row itself as `row`."""
-        from pyspark.sql import functions as f
-
         known = shapes.load(self.shapes_path)
         relation = self._relation(known, table, _END)
         tables = [shape.table for shape in known if shape.table.oid == relation]
         text = key_text(tables[-1], key)
-        events = self.events().filter(f.col("relation") == relation)
+        among = f"relation = {relation}"
+        events = self.events(among=among).filter(among)
         steps = history.beginning(history.own(events, text), self._kept(relation, text))
         return history.with_rows(history.versions(steps), history.combined(tables))
 
@@ -318,6 +354,8 @@ class Lake:
         whole = all(each is None or each.time() == datetime.min.time() for each in (since, until))
         if whole and delta.open_table(self.audit_path) is not None:
             return audit.summary(self._rolled(since, until), by)
+        # What is counted from events must have them.
+        self._check_kept(since or _BEGINNING)
         events = self.events(since and since.date(), until and until.date())
         if since is not None:
             events = events.filter(f.col("committed_at") >= f.lit(since))
@@ -334,7 +372,13 @@ class Lake:
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_BEGINNING = datetime.min.replace(tzinfo=UTC)
 _END = datetime.max.replace(tzinfo=UTC)
+
+
+def _label(known: Iterable[Shape], relation: int) -> str:
+    labels = [each.table.label for each in known if each.table.oid == relation]
+    return labels[-1] if labels else f"relation {relation}"
 
 
 def _utc(at: datetime) -> datetime:

@@ -18,7 +18,7 @@ from deltalake.exceptions import DeltaError
 
 from headwater.errors import ConfigError
 from headwater.limits import LAKE_COMPACT_COMMITS
-from headwater.pipeline import delta
+from headwater.pipeline import audit, delta
 from headwater.pipeline.files import Place
 
 log = logging.getLogger(__name__)
@@ -56,12 +56,19 @@ def _folders(place: Place, name: str) -> Iterator[str]:
             yield f"{name}/{base}".lstrip("/")
 
 
+AUDIT = "audit"
+"""The table whose lines are folded where others' files are joined."""
+
+
 def compact(root: str) -> Iterator[Compacted]:
     """Join the small files of every table."""
     for name in tables(root):
         table = DeltaTable(f"{root}/{name}")
         before = len(table.file_uris())
-        table.optimize.compact()
+        if name == AUDIT:
+            audit.fold(f"{root}/{name}")
+        else:
+            _join(table)
         yield Compacted(name, before, len(DeltaTable(f"{root}/{name}").file_uris()))
 
 
@@ -71,10 +78,25 @@ def compact_when_due(table: DeltaTable, before: int) -> None:
     table.update_incremental()
     if before // LAKE_COMPACT_COMMITS != table.version() // LAKE_COMPACT_COMMITS:
         try:
-            table.optimize.compact()
+            _join(table)
         except DeltaError as error:
             # Somebody else did it at the same time, or a disk is full: what is in the table is in.
             log.warning("The files of %s were not joined: %s", table.table_uri, error)
+        table.update_incremental()
+
+
+def _join(table: DeltaTable) -> None:
+    names = [field.name for field in table.schema().fields]
+    table.optimize.compact(
+        writer_properties=delta.writer_properties(names), commit_properties=delta.carrying(table)
+    )
+
+
+def fold_when_due(table: DeltaTable, path: str) -> None:
+    """Fold the roll-ups whenever so many commits have been made."""
+    table.update_incremental()
+    if table.version() % LAKE_COMPACT_COMMITS == 0:
+        audit.fold(path)
         table.update_incremental()
 
 
@@ -88,7 +110,13 @@ def vacuum(root: str, keep: timedelta) -> Iterator[Vacuumed]:
         )
     for name in tables(root):
         table = DeltaTable(f"{root}/{name}")
-        removed = table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+        removed = table.vacuum(
+            hours,
+            dry_run=False,
+            enforce_retention_duration=False,
+            full=True,
+            commit_properties=delta.carrying(table),
+        )
         yield Vacuumed(name, len(removed))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 
@@ -18,6 +19,11 @@ class Sink:
     def write(self, batch: DataFrame, batch_id: int) -> int | None:
         """Returns how many changes it took; None for all that Spark says came in."""
         raise NotImplementedError
+
+    def seen(self) -> list[pa.Table]:
+        """What the batches since the last call contained, as `audit.counted` tells it; nothing for
+        sinks that do not count."""
+        return []
 
     def close(self) -> None:
         """Called once, when the stream has ended or failed."""

@@ -10,14 +10,14 @@ written last.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import UTC, datetime
-from typing import Any, Literal
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import psycopg
 import pyarrow as pa
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from psycopg import sql
 
 from headwater.database import translated
@@ -27,6 +27,9 @@ from headwater.model import Position
 from headwater.pipeline import delta, shapes
 from headwater.pipeline.keys import key_expression
 from headwater.pipeline.planning import Planner
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 ROWS = pa.schema(
     [
@@ -78,44 +81,81 @@ def load(places: Places) -> list[Snapshot]:
         return []
     rows = table.to_pyarrow_table().to_pylist()
     found = [Snapshot(**(row | {"position": Position.parse(row["position"])})) for row in rows]
-    return sorted(found, key=lambda snapshot: snapshot.taken_at)
+    return sorted(found, key=lambda snapshot: (snapshot.taken_at, snapshot.snapshot))
 
 
-def write(
-    places: Places,
-    rows: Iterator[pa.RecordBatch],
-    *,
-    relation: int,
-    position: Position,
-    taken_at: datetime,
-    shape: int,
-    origin: Literal["table", "events"],
-) -> Snapshot:
-    """Keep a snapshot. The batches have the columns `key`, `image` and `shape`."""
-    number = int(taken_at.timestamp() * 1_000_000)
+def write(places: Places, snapshot: Snapshot, rows: Iterator[pa.RecordBatch]) -> Snapshot:
+    """Keep a snapshot; its rows are counted here. The batches have the columns `key`, `image` and
+    `shape`."""
+    relation, number = snapshot.relation, snapshot.snapshot
     counted = [0]
 
     def batches() -> Iterator[pa.RecordBatch]:
         for batch in rows:
             counted[0] += batch.num_rows
             size = batch.num_rows
-            ids = [pa.array([relation] * size, pa.int64()), pa.array([number] * size, pa.int64())]
+            ids = [pa.repeat(pa.scalar(each, pa.int64()), size) for each in (relation, number)]
             columns = [batch.column(name) for name in ("key", "image", "shape")]
             yield pa.RecordBatch.from_arrays([*ids, *columns], schema=ROWS)
 
+    create(places)
+    reader = pa.RecordBatchReader.from_batches(ROWS, batches())
+    properties = delta.writer_properties(ROWS.names)
+    write_deltalake(places.rows, reader, mode="append", writer_properties=properties)
+    return _listed(places, msgspec.structs.replace(snapshot, rows=counted[0]))
+
+
+def write_frame(places: Places, snapshot: Snapshot, rows: DataFrame) -> Snapshot:
+    """The same for rows that Spark has: they do not pass through the driver."""
+    from pyspark.sql import functions as f
+
+    create(places)
+    ids = {"relation": snapshot.relation, "snapshot": snapshot.snapshot}
+    marks = [f.lit(value).cast("long").alias(name) for name, value in ids.items()]
+    files = delta.append_frame(
+        places.rows, rows.select(*marks, "key", "image", "shape"), blooms=True
+    )
+    counted = sum(msgspec.json.decode(file.stats)["numRecords"] for file in files or ())
+    return _listed(places, msgspec.structs.replace(snapshot, rows=counted))
+
+
+def create(places: Places) -> None:
     delta.create(places.rows, ROWS, ["relation", "snapshot"])
     delta.create(places.list, LIST)
-    reader = pa.RecordBatchReader.from_batches(ROWS, batches())
-    write_deltalake(places.rows, reader, mode="append")
-    snapshot = Snapshot(relation, number, position, taken_at, shape, counted[0], origin)
-    row = msgspec.structs.asdict(snapshot) | {"position": str(position)}
+
+
+def _listed(places: Places, snapshot: Snapshot) -> Snapshot:
+    row = msgspec.structs.asdict(snapshot) | {"position": str(snapshot.position)}
     write_deltalake(places.list, pa.Table.from_pylist([row], LIST), mode="append")
     return snapshot
 
 
-def take(places: Places, url: str, table: str) -> Snapshot:
-    """Read the table itself, in one snapshot of the database. CaptureError unless it is captured:
-    what came after could not be known."""
+def number_of(at: datetime) -> int:
+    """The number of a snapshot taken at that time: microseconds since 1970."""
+    return int(at.timestamp() * 1_000_000)
+
+
+def remove(places: Places, gone: Collection[Snapshot]) -> None:
+    """Forget snapshots: first the list does. Rows that no list has, of a snapshot that was never
+    finished, go too, once they are old."""
+    table = delta.open_table(places.list)
+    if table is None:
+        return
+    for each in gone:
+        table.delete(f"relation = {each.relation} and snapshot = {each.snapshot}")
+    listed = {(each.relation, each.snapshot) for each in load(places)}
+    young = number_of(datetime.now(UTC) - timedelta(days=1))
+    wanted = {(each.relation, each.snapshot) for each in gone}
+    rows = DeltaTable(places.rows)
+    for values in rows.partitions():
+        pair = int(values["relation"]), int(values["snapshot"])
+        if pair not in listed and (pair in wanted or pair[1] < young):
+            rows.delete(f"relation = {pair[0]} and snapshot = {pair[1]}")
+
+
+def take(places: Places, url: str, table: str | int) -> Snapshot:
+    """Read the table itself, in one snapshot of the database. It is given by its name or relation.
+    CaptureError unless it is captured: what came after could not be known."""
     with translated(url), psycopg.connect(url, connect_timeout=CONNECT_TIMEOUT_SECONDS) as database:
         relation, label = _captured(database, table)
         database.commit()
@@ -130,19 +170,15 @@ def take(places: Places, url: str, table: str) -> Snapshot:
         position = Position.of_snapshot(log, snapshot)
         _wait_for_disk(url)
         shapes.save(places.shapes, [_shape_row(relation, taken_at, shape)])
-        return write(
-            places,
-            _rows(database, label, image, shape),
-            relation=relation,
-            position=position,
-            taken_at=taken_at.astimezone(UTC),
-            shape=shape[0],
-            origin="table",
-        )
+        taken_at = taken_at.astimezone(UTC)
+        number = number_of(taken_at)
+        snapshot = Snapshot(relation, number, position, taken_at, shape[0], 0, "table")
+        return write(places, snapshot, _rows(database, label, image, shape))
 
 
-def _captured(database: psycopg.Connection[Any], table: str) -> tuple[int, str]:
-    row = database.execute(_FIND, {"name": table}).fetchone()
+def _captured(database: psycopg.Connection[Any], table: str | int) -> tuple[int, str]:
+    find = _FIND if isinstance(table, str) else _FIND_RELATION
+    row = database.execute(find, {"name": table}).fetchone()
     if row is None or not row[2]:
         raise CaptureError(
             f"table {table} is not captured", hint=f"Enable it first: headwater enable {table}"
@@ -194,6 +230,11 @@ def _rows(
 _FIND = """
     select t.relid::bigint, t.relid::regclass::text, t.enabled
     from headwater.tables t where t.relid = headwater.find_table(%(name)s)
+"""
+
+_FIND_RELATION = """
+    select t.relid::bigint, t.relid::regclass::text, t.enabled
+    from headwater.tables t join pg_class c on c.oid = t.relid where t.relid = %(name)s::oid
 """
 
 # As capture pins them, so that the images are those that triggers would have written. With row
