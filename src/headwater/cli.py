@@ -23,7 +23,7 @@ from rich.logging import RichHandler
 from rich.text import Text
 
 from headwater import demo as demo_
-from headwater import lake_commands, render
+from headwater import lake_commands, render, replay_commands
 from headwater.app import Headwater, database
 from headwater.capture.postgres import doctor as doctor_
 from headwater.capture.postgres import schema, triggers
@@ -69,6 +69,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(lake_commands.app)
+app.add_typer(replay_commands.app)
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False)
 

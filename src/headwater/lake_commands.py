@@ -46,6 +46,10 @@ class Format(StrEnum):
     PARQUET = "parquet"
 
 
+LogUrl = Annotated[
+    str | None,
+    typer.Option("--url", help="Also take what this database has and the lake has not yet."),
+]
 Printed = Annotated[
     Format, typer.Option("--format", help="How rows are printed; parquet needs --output.")
 ]
@@ -75,6 +79,7 @@ def asof(
         typer.Option(metavar="COLUMN", help="Read this column as PostgreSQL's text."),
     ] = None,
     lake: LakeFolder = None,
+    url: LogUrl = None,
     format: Printed = Format.TABLE,
     output: Output = None,
 ) -> None:
@@ -83,7 +88,7 @@ def asof(
     Example: `headwater asof orders '2026-11-15 10:00' --where 'amount > 100'`
     """
     moment = parse_moment(when)
-    with opened(lake) as found:
+    with opened(lake, _log_url(url)) as found:
         rows = found.as_of(
             table,
             moment,
@@ -101,6 +106,7 @@ def history(
         list[str], typer.Argument(metavar="KEY…", help="The row's key, a value for each column.")
     ],
     lake: LakeFolder = None,
+    url: LogUrl = None,
     format: Printed = Format.TABLE,
     output: Output = None,
 ) -> None:
@@ -108,7 +114,7 @@ def history(
 
     Example: `headwater history orders 42`
     """
-    with opened(lake) as found:
+    with opened(lake, _log_url(url)) as found:
         versions = found.history(table, tuple(key))
         if format is Format.TABLE and output is None:
             out.print(versions_view(versions.drop("row").toArrow().to_pylist()))
@@ -208,22 +214,31 @@ def _instant(text: str | None) -> datetime | None:
     return moment
 
 
+def _log_url(url: str | None) -> str | None:
+    return load_settings(overrides={"url": url}).url
+
+
 def _midnight() -> datetime:
     return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 @contextmanager
-def opened(folder: str | None) -> Iterator[Lake]:
-    """The lake, with Spark; errors of ours that workers raised are ours again."""
+def opened(folder: str | None, url: str | None = None) -> Iterator[Lake]:
+    """The lake, with Spark, and with the end of the log where the database can be asked; errors of
+    ours that workers raised are ours again."""
     root = load_settings(overrides={"lake": folder}).lake
     from pyspark.errors import PySparkException
 
+    from headwater.pipeline import tail
     from headwater.pipeline.lake import Lake
     from headwater.pipeline.session import spark_session
 
+    log = tail.usable(Lake(root).events_path, url)
     spark = spark_session(Path.home() / ".cache" / "headwater" / "spark")
+    # What fails is raised here; Java's own account of it, also of Ctrl-C, is not for people.
+    spark.sparkContext.setLogLevel("OFF")
     try:
-        yield Lake(root, spark)
+        yield Lake(root, spark, url=log)
     except PySparkException as error:
         raise _translated(error) from error
 

@@ -539,3 +539,9 @@ events: it could be made again."""
 LAKE_XIDS_LISTED_MAX = 100
 """Transactions that were open at a snapshot and are looked for one by one. Beyond, everything since
 the oldest of them is read."""
+
+LAKE_PART_ROWS = 50_000
+"""Rows of the lake that are brought to the driver at a time where they are taken in order."""
+
+REPLAY_CHUNK_ROWS = 5_000
+"""Rows that a replay writes in one transaction when it rebuilds a table."""

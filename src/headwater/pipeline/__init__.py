@@ -28,6 +28,10 @@
     conditions our filters, for Spark
     history    the versions of a row
     audit      who changed what, counted
+    tail       what the log has and the lake has not yet
+    changes    the changes of a table between two moments, in order
+    replay     a table from its events once more
+    targets    the table that a replay writes to, and how far it has come
 
 Installed with `headwater[spark]`.
 """

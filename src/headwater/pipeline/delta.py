@@ -53,9 +53,10 @@ def create(path: str, schema: pa.Schema, partition_by: Sequence[str] = ()) -> De
     return DeltaTable.create(path, schema, mode="ignore", partition_by=list(partition_by))
 
 
-def open_table(path: str) -> DeltaTable | None:
+def open_table(path: str, version: int | None = None) -> DeltaTable | None:
+    """The table at the path, in its latest version or the one given; None if there is none."""
     try:
-        return DeltaTable(path)
+        return DeltaTable(path, version=version)
     except TableNotFoundError:
         return None
 
@@ -302,7 +303,11 @@ def read(
     (SQL). Of the files that are left, it filters nothing."""
     files = chosen_files(table or DeltaTable(path, version=version), where)
     if not files:
-        return spark.createDataFrame([], schema)
+        from pyspark.sql import functions as f
+
+        # Not createDataFrame, for which Spark starts Python workers.
+        nothing = (f.lit(None).cast(each.dataType).alias(each.name) for each in schema)
+        return spark.range(0).select(*nothing)
     return spark.read.schema(schema).option("basePath", path).parquet(*files)
 
 

@@ -22,8 +22,10 @@ import pyarrow as pa
 
 from headwater.errors import ConfigError, ResyncRequired, Unavailable
 from headwater.live.filter import Filter
-from headwater.model import Position, Table
-from headwater.pipeline import audit, delta, history, retention, shapes, snapshots, state
+from headwater.model import Position, Table, Transaction
+from headwater.pipeline import audit, delta, history, retention, shapes, snapshots, state, tail
+from headwater.pipeline import changes as changes_
+from headwater.pipeline.changes import Stretch
 from headwater.pipeline.conditions import condition
 from headwater.pipeline.keys import key_text
 from headwater.pipeline.offsets import Offset
@@ -32,6 +34,7 @@ from headwater.pipeline.schemas import ImageReader, arrow_schema, as_text
 from headwater.pipeline.shapes import Shape
 from headwater.pipeline.snapshots import Snapshot
 from headwater.pipeline.state import Moment, Way
+from headwater.pipeline.tail import Tail
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,7 +43,7 @@ STORED = EVENTS.append(pa.field("day", pa.date32(), nullable=False))
 """An event as the lake holds it: `day` is that of `committed_at`, and the partition."""
 
 
-class _State(msgspec.Struct, frozen=True):
+class TableState(msgspec.Struct, frozen=True):
     """Rows of a table as images, and how to read them."""
 
     rows: Any
@@ -54,11 +57,19 @@ class _State(msgspec.Struct, frozen=True):
 
 
 class Lake:
-    """The lake under a root: a folder, or a URL that delta-rs and Spark both know."""
+    """The lake under a root: a folder, or a URL that delta-rs and Spark both know.
 
-    def __init__(self, root: str, spark: SparkSession | None = None) -> None:
+    With the `url` of the database, what its log has and the lake has not yet is taken, too: every
+    question is answered as of the moment at which it is asked.
+    """
+
+    def __init__(
+        self, root: str, spark: SparkSession | None = None, *, url: str | None = None
+    ) -> None:
         self.root = root.rstrip("/") if "://" in root else str(Path(root).expanduser().absolute())
         self._spark = spark
+        self._url = url
+        self._tail: Tail | None = None
 
     @property
     def events_path(self) -> str:
@@ -94,9 +105,24 @@ class Lake:
     ) -> DataFrame:
         """Every change; of some days where those are given. Whoever filters them afterwards says
         so in `among` (SQL over their columns): files that cannot have such changes are left out."""
+        return self._here()._events(first, last, among=among)
+
+    def _here(self) -> Lake:
+        """The lake with the end that the log has at this moment, which stays the same from one read
+        to the next."""
+        if self._url is None or self._tail is not None:
+            return self
+        here = Lake(self.root, self._spark, url=self._url)
+        here._tail = tail.look(self.events_path, self._url)
+        return here
+
+    def _events(
+        self, first: date | None = None, last: date | None = None, *, among: str = ""
+    ) -> DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        table = delta.open_table(self.events_path)
+        version = None if self._tail is None else self._tail.version
+        table = delta.open_table(self.events_path, version)
         if table is None:
             raise ConfigError(
                 f"there is no lake at {self.root}", hint="headwater pipeline run fills one."
@@ -105,7 +131,14 @@ class Lake:
         days = [f"day {sign} '{day.isoformat()}'" for sign, day in bounds if day is not None]
         where = " and ".join([*days, f"({among})"] if among else days)
         schema = from_arrow_schema(STORED)
-        return delta.read(self.spark, self.events_path, schema, where, table=table)
+        kept = delta.read(self.spark, self.events_path, schema, where, table=table)
+        if self._tail is None or not self._tail.has_rows:
+            return kept
+        return kept.unionByName(tail.changes(self.spark, self._tail).select(*STORED.names))
+
+    def _shapes(self) -> list[Shape]:
+        kept = shapes.load(self.shapes_path)
+        return kept if self._tail is None else shapes.with_new(kept, self._tail.url)
 
     def known_shapes(self) -> DataFrame:
         """What tables looked like when changes were written."""
@@ -115,7 +148,9 @@ class Lake:
 
     def reached(self) -> Position | None:
         """The position up to which the lake has every event, as the stream wrote with its batches;
-        None where none of the last commits says."""
+        None where none of the last commits says. With a log, where that is."""
+        if self._tail is not None:
+            return self._tail.until
         table = delta.open_table(self.events_path)
         found = None if table is None else delta.offset_of(table)
         return None if found is None else Offset.from_dict(msgspec.json.decode(found)).position
@@ -179,33 +214,33 @@ class Lake:
 
         ResyncRequired where the lake does not know: no snapshot of the table serves that moment.
         """
-        found = self._state(table, when, key=key)
+        found = self._here()._state(table, when, key=key)
         read = _typed(found, as_text)
         return read if where is None else read.filter(condition(where, _text(found.table, as_text)))
 
-    def _state(self, name: str, when: Moment, *, key: object = None) -> _State:
+    def _state(self, name: str, when: Moment, *, key: object = None) -> TableState:
         when = state.aware(when)
-        known = shapes.load(self.shapes_path)
+        known = self._shapes()
         self._check_kept(when)
         return self._state_of(known, self._relation(known, name, when), when, key=key)
 
     def _state_of(
         self, known: Sequence[Shape], relation: int, when: Moment, *, key: object = None
-    ) -> _State:
+    ) -> TableState:
         from pyspark.sql import functions as f
 
         tables = {shape.table.id: shape.table for shape in known if shape.table.oid == relation}
         taken = self._snapshots(relation)
         way = state.choose(self._ways(taken, when), _label(known, relation), when)
         self._check_reached(way.snapshot, when)
-        passed = tuple(_known(tables, shape) for shape in way.passed)
+        passed = tuple(changes_.known(tables, shape) for shape in way.passed)
         changes, rows = self._between(way.snapshot, taken, when), self._rows(way.snapshot)
         if key is not None:
             text = key_text(passed[-1], key)
             changes, rows = changes.filter(f.col("key") == text), rows.filter(f.col("key") == text)
         # Once more, now that the files are chosen: something may have been removed meanwhile.
         self._check_kept(when)
-        return _State(state.fold(rows, changes, way), way, passed, when)
+        return TableState(state.fold(rows, changes, way), way, passed, when)
 
     def _check_kept(self, when: Moment) -> None:
         floor = retention.floor(self.root)
@@ -242,7 +277,7 @@ class Lake:
         if isinstance(when, Position):
             among += f" and xid < {when.xmax}"
         own = f.col("position").startswith(f"{log}-")
-        return self.events(among=among).filter(among).filter(own & state.within(when))
+        return self._events(among=among).filter(among).filter(own & state.within(when))
 
     def _check_reached(self, snapshot: Snapshot, when: Moment) -> None:
         """Whoever asks for a position means all of it, and to undo takes every event there is. A
@@ -252,6 +287,9 @@ class Lake:
         needed = [when] if isinstance(when, Position) else []
         if not state.is_below(snapshot, when):
             needed.append(snapshot.position)
+        self._check_covered(needed)
+
+    def _check_covered(self, needed: Sequence[Position]) -> None:
         reached = self.reached() if needed else None
         for position in needed:
             if reached and position.log == reached.log and not reached.covers(position):
@@ -265,7 +303,7 @@ class Lake:
         """What tells a snapshot from a moment; `taken` are all snapshots of its table."""
         same = [each for each in taken if each.position.log == snapshot.position.log]
         first, last = state.days(snapshot, same, when)
-        events = self.events(first, last, among=state.bounds(snapshot, when))
+        events = self._events(first, last, among=state.bounds(snapshot, when))
         return state.between(events, snapshot, when)
 
     def _rows(self, snapshot: Snapshot) -> DataFrame:
@@ -279,6 +317,101 @@ class Lake:
 
     def _snapshots(self, relation: int) -> list[Snapshot]:
         return [each for each in snapshots.load(self.places) if each.relation == relation]
+
+    # -------------------------------------------------------------------- changes
+
+    def changes(
+        self, table: str, since: Moment | None = None, until: Moment | None = None
+    ) -> DataFrame:
+        """The events of a table in the order of `seq`: of the transactions that `until` has and
+        `since` lacks, so that the state at `since` and these make the state at `until`."""
+        here = self._here()
+        since, until = (each and state.aware(each) for each in (since, until))
+        here._check_covered([each for each in (since, until) if isinstance(each, Position)])
+        relation = here._relation(here._shapes(), table, until or _END)
+        return changes_.between(here._own(relation, since, until), since, until).orderBy("seq")
+
+    def stretch(
+        self,
+        table: str,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        *,
+        after: int = 0,
+    ) -> Stretch:
+        """The same as transactions in order, for whoever takes them one after the other. `after` is
+        the `last` of the group that was dealt with last."""
+        here = self._here()
+        begin = None if since is None else here.settle(since)
+        end = here.settle(until)
+        known = here._shapes()
+        relation = here._relation(known, table, end)
+        tables = {shape.table.id: shape.table for shape in known if shape.table.oid == relation}
+        events = here._own(relation, since, until)
+        rows = events.selectExpr("*", "unix_micros(at) as micros")
+        return changes_.stretch(rows, tables, begin, end, after)
+
+    def transactions(
+        self, table: str, since: Moment | None = None, until: Moment | None = None
+    ) -> Iterator[Transaction]:
+        """The changes of a table between two moments, as `Headwater.changes` gave them. However
+        many they are, a part of them is in memory."""
+        return self.stretch(table, since, until).transactions()
+
+    def settle(self, when: Moment | None) -> Moment:
+        """A moment that means the same transactions for ever: a position; None is for as far as
+        the lake has come. A time before the database was restored stays one."""
+        here = self._here()
+        reached = here.reached()
+        if reached is None:
+            raise Unavailable(
+                f"the lake {self.root} does not say how far it has come",
+                hint="headwater pipeline run brings it further.",
+            )
+        if when is None:
+            return reached
+        if isinstance(when, Position):
+            here._check_covered([when])
+            return when
+        at = state.aware(when)
+        assert isinstance(at, datetime)
+        return changes_.position_at(here._events(), reached, at)
+
+    def first_moment(self, table: str) -> Moment:
+        """The earliest moment that events tell of: right behind the reset that capture began with,
+        or before the first change."""
+        from pyspark.sql import functions as f
+
+        here = self._here()
+        relation = here._relation(here._shapes(), table, _END)
+        first = here._own(relation).agg(
+            f.unix_micros(f.min("committed_at")).alias("at"), f.min_by("op", "seq").alias("op")
+        )
+        (row,) = first.collect()
+        if row["at"] is None:
+            return here.settle(None)
+        at = _EPOCH + timedelta(microseconds=row["at"])
+        return here.settle(at if row["op"] == "reset" else at - timedelta(microseconds=1))
+
+    def first_snapshot(self, table: str) -> Position | None:
+        """Where the first snapshot of a table was taken."""
+        relation = self._relation(self._shapes(), table, _END)
+        return next((each.position for each in self._snapshots(relation)), None)
+
+    def state(self, table: str, when: Moment) -> TableState:
+        """The rows of a table at a moment as images, exactly as PostgreSQL wrote them."""
+        return self._here()._state(table, when)
+
+    def _own(
+        self, relation: int, since: Moment | None = None, until: Moment | None = None
+    ) -> DataFrame:
+        """The events of a table, and of the days that matter."""
+        from pyspark.sql import functions as f
+
+        first, last = (
+            _utc(each).date() if isinstance(each, datetime) else None for each in (since, until)
+        )
+        return self._events(first, last).filter(f.col("relation") == relation)
 
     # -------------------------------------------------------------------- which table
 
@@ -316,12 +449,15 @@ class Lake:
     def history(self, table: str, key: object) -> DataFrame:
         """What became of a row: one line for each version, valid from and to, who made it, which
         columns changed, and the row itself as `row`."""
-        known = shapes.load(self.shapes_path)
+        return self._here()._history(table, key)
+
+    def _history(self, table: str, key: object) -> DataFrame:
+        known = self._shapes()
         relation = self._relation(known, table, _END)
         tables = [shape.table for shape in known if shape.table.oid == relation]
         text = key_text(tables[-1], key)
         among = f"relation = {relation}"
-        events = self.events(among=among).filter(among)
+        events = self._events(among=among).filter(among)
         steps = history.beginning(history.own(events, text), self._kept(relation, text))
         return history.with_rows(history.versions(steps), history.combined(tables))
 
@@ -388,7 +524,7 @@ def _utc(at: datetime) -> datetime:
 # ------------------------------------------------------------------------ reading rows
 
 
-def _typed(found: _State, columns: Collection[str]) -> DataFrame:
+def _typed(found: TableState, columns: Collection[str]) -> DataFrame:
     """The rows with the types of the table."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -414,13 +550,3 @@ def _text(table: Table, columns: Collection[str]) -> Table:
             hint=f"It has: {', '.join(c.name for c in table.columns)}.",
         )
     return as_text(table, columns)
-
-
-def _known(tables: dict[int, Table], shape: int) -> Table:
-    try:
-        return tables[shape]
-    except KeyError:
-        raise ResyncRequired(
-            f"the lake does not know shape {shape}, under which its events were written",
-            hint="Keep the shapes of the database: headwater snapshot does.",
-        ) from None

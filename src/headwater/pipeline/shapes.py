@@ -44,12 +44,23 @@ class Shape(msgspec.Struct, frozen=True):
 
 def record(path: str, url: str) -> int:
     """Keep the shapes that the database knows and the lake does not; returns how many."""
+    return save(path, _of_database(url))
+
+
+def _of_database(url: str) -> list[dict[str, Any]]:
     with (
         translated(url),
         psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_SECONDS) as database,
     ):
         rows = database.execute(_ALL).fetchall()
-    return save(path, [dict(zip(SHAPES.names, row, strict=True)) for row in rows])
+    return [dict(zip(SHAPES.names, row, strict=True)) for row in rows]
+
+
+def with_new(kept: Sequence[Shape], url: str) -> list[Shape]:
+    """These shapes, and those of the database that are not among them."""
+    ids = {shape.table.id for shape in kept}
+    new = (_shape(row) for row in _of_database(url) if row["id"] not in ids)
+    return sorted([*kept, *new], key=lambda shape: shape.first_seen)
 
 
 def save(path: str, rows: Sequence[dict[str, Any]]) -> int:

@@ -1,0 +1,340 @@
+"""The table that a replay writes to, and how far it has come, in the same transaction.
+
+The table is made with the columns, types and key that the original had. Values arrive as the
+images of rows, PostgreSQL's own JSON, and PostgreSQL reads them: nothing passes through a type of
+Python's. A row of `headwater.replays` says what the table is filled with. It belongs to the table
+as long as that lives, and changes with it or not at all: a replay that was interrupted goes on
+where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import msgspec
+import psycopg
+from psycopg import errors, sql
+from psycopg.types.json import Jsonb
+
+from headwater.database import translated
+from headwater.errors import ConfigError, PipelineError
+from headwater.limits import CONNECT_TIMEOUT_SECONDS
+from headwater.model import Actor, Table
+from headwater.pipeline import state
+from headwater.pipeline.changes import Event
+
+Database = psycopg.Connection[tuple[Any, ...]]
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What is replayed, and how far that has come.
+
+    `since` and `until` are as they were asked for, `start` and `end` what they were settled to.
+    """
+
+    source: str
+    kind: Literal["rebuild", "emit"]
+    since: str | None
+    until: str | None
+    start: str | None
+    end: str
+    shape: int = 0
+    """What the target looks like now."""
+    key: str | None = None
+    """The last row of the first state that is in."""
+    seeded: bool = False
+    """Whether the first state is in, whole."""
+    last: int = 0
+    """The last transaction that was dealt with, by its last change."""
+    count: int = 0
+    """Rows of a rebuild; changes of an emission."""
+    done: bool = False
+
+    def is_same(self, other: Run) -> bool:
+        """Whether both were asked for the same."""
+        return all(
+            getattr(self, name) == getattr(other, name)
+            for name in ("source", "kind", "since", "until")
+        )
+
+    def __str__(self) -> str:
+        words = [f"{self.kind} of {self.source}"]
+        words += [f"since {self.since}"] if self.since else []
+        words += [f"until {self.until}"] if self.until else []
+        return " ".join(words)
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Database]:
+    """A session that reads images as capture writes them."""
+    options = " ".join(f"-c {name}={value}" for name, value in _FORMATS.items())
+    with (
+        translated(url),
+        psycopg.connect(
+            url,
+            autocommit=True,
+            connect_timeout=CONNECT_TIMEOUT_SECONDS,
+            application_name="headwater replay",
+            client_encoding="utf8",
+            options=options,
+        ) as database,
+    ):
+        yield database
+
+
+_FORMATS = {
+    "timezone": "UTC",
+    "datestyle": "ISO",
+    "intervalstyle": "iso_8601",
+    "lc_monetary": "C",
+    "client_min_messages": "warning",
+}
+
+
+class Target:
+    """A table by its name in the database, as people write it: `orders`, `sales."Order Lines"`."""
+
+    def __init__(self, database: Database, name: str) -> None:
+        self._database = database
+        self.name = name
+        self._identifier = _identifier(database, name)
+        self._chunk_is_there = False
+
+    # -------------------------------------------------------------------- whose it is
+
+    def take(self, asked: Run, *, restart: bool = False) -> Run | None:
+        """How far the same replay has come in this table; None where there is no such table.
+        ConfigError where it is somebody else's, or is filled with something else."""
+        relation = self._relation()
+        if relation is None:
+            return None
+        row = self._one("select run from headwater.replays where relation = %s", relation)
+        if row is None:
+            raise ConfigError(
+                f"table {self.name} exists, and no replay made it",
+                hint="Name another one with --into, or drop it yourself.",
+            )
+        if restart:
+            with self._database.transaction():
+                self._execute("drop table {table}")
+                self._forget(relation)
+            return None
+        run = msgspec.convert(row[0], Run)
+        if not run.is_same(asked):
+            raise ConfigError(
+                f"table {self.name} is that of another replay, a {run}",
+                hint="Give the same arguments to go on with it, name another table with --into, or "
+                "begin anew with --restart.",
+            )
+        return run
+
+    def create(self, table: Table, run: Run) -> None:
+        """Make the table, empty. Its columns may be NULL for now, but for the key."""
+        columns = [
+            sql.SQL("{} {}").format(sql.Identifier(c.name), sql.SQL(c.declared))
+            for c in table.columns
+        ]
+        if table.key:
+            key = sql.SQL(", ").join(map(sql.Identifier, table.key))
+            columns.append(sql.SQL("primary key ({})").format(key))
+        with self._database.transaction():
+            try:
+                self._execute("create table {table} ({columns})", columns=_listed(columns))
+            except errors.UndefinedObject as error:
+                raise ConfigError(
+                    f"{table.label} had a type that this database has not: {error}".strip(),
+                    hint="Create the type first, as it was.",
+                ) from error
+            relation = self._relation()
+            # What was made and dropped again left its row behind.
+            self._database.execute(
+                "delete from headwater.replays r where r.relation = %s"
+                " or not exists (select from pg_class where oid = r.relation)",
+                [relation],
+            )
+            self._database.execute(
+                "insert into headwater.replays (relation, name, run) values (%s, %s, %s)",
+                [relation, self.name, _json(run)],
+            )
+
+    @contextmanager
+    def step(self, before: Run) -> Iterator[Callable[[Run], None]]:
+        """A transaction, in which is noted how far the replay is after it. PipelineError where it
+        is no longer where it was: somebody else is at it."""
+        with self._database.transaction():
+            here = self._one(
+                "select relation from headwater.replays"
+                " where relation = to_regclass(%s) and run = %s for update",
+                self.name,
+                _json(before),
+            )
+            if here is None:
+                raise PipelineError(
+                    f"another replay writes to {self.name}, or its table was dropped meanwhile",
+                    hint="Let one of them end, then run the command again.",
+                )
+            yield self._note
+
+    def _note(self, run: Run) -> None:
+        self._database.execute(
+            "update headwater.replays set run = %s, updated_at = clock_timestamp()"
+            " where relation = to_regclass(%s)",
+            [_json(run), self.name],
+        )
+
+    # -------------------------------------------------------------------- rows
+
+    def fill(self, images: Iterable[str]) -> None:
+        """Add rows, in the transaction of a step."""
+        if not self._chunk_is_there:
+            self._database.execute(
+                "create temporary table headwater_replay_chunk (image json) on commit delete rows"
+            )
+            self._chunk_is_there = True
+        with self._database.cursor() as cursor:
+            with cursor.copy("copy pg_temp.headwater_replay_chunk from stdin") as copy:
+                for image in images:
+                    copy.write_row((image,))
+            cursor.execute(
+                sql.SQL(
+                    "insert into {table} select r.* from pg_temp.headwater_replay_chunk c"
+                    " cross join lateral json_populate_record(null::{table}, c.image) r"
+                ).format(table=self._identifier)
+            )
+
+    def demand_values(self, table: Table) -> None:
+        """Declare NOT NULL what the original, if this database has it, declares so today and what
+        no row contradicts: events do not tell of it."""
+        found = self._database.execute(_NOT_NULL, {"relation": table.oid, "shape": table.id})
+        for (column,) in found.fetchall():
+            try:
+                with self._database.transaction():
+                    self._execute(
+                        "alter table {table} alter column {column} set not null",
+                        column=sql.Identifier(column),
+                    )
+            except errors.NotNullViolation:
+                continue
+
+    # -------------------------------------------------------------------- changes
+
+    def act(self, actor: Actor) -> None:
+        """Write in the name of whoever made the change, until the end of the transaction."""
+        self._database.execute(
+            "select set_config('headwater.user_id', %s, true),"
+            " set_config('headwater.function_name', %s, true),"
+            " set_config('headwater.trace_id', %s, true)",
+            [actor.user_id or "", actor.function_name or "", actor.trace_id or ""],
+        )
+
+    def apply(self, table: Table, op: str, events: list[Event]) -> None:
+        """Make changes of one kind again. PipelineError where the rows are not there."""
+        if op == "truncate":
+            self._execute("truncate {table}")
+            return
+        images = [(event.before if op == "delete" else event.after,) for event in events]
+        statement = _STATEMENTS[op].format(table=self._identifier, **_parts(table))
+        with self._database.cursor() as cursor:
+            try:
+                cursor.executemany(statement, images)
+            except errors.UniqueViolation as error:
+                raise self._differs(str(error)) from error
+            if cursor.rowcount != len(images):
+                raise self._differs(f"{op} of rows that are not there")
+
+    def adapt(self, before: Table, after: Table) -> None:
+        """Alter the table as the original was altered. ResyncRequired where that may have changed
+        values that no event tells of."""
+        names = state.step(before, after)
+        old = {column.name: column for column in before.columns}
+        for name in old.keys() - names.values():
+            self._execute("alter table {table} drop column {name}", name=sql.Identifier(name))
+        for column in after.columns:
+            earlier = old.get(names.get(column.name, ""))
+            parts = {"name": sql.Identifier(column.name), "type": sql.SQL(column.declared)}
+            if earlier is None:
+                self._execute("alter table {table} add column {name} {type}", **parts)
+                continue
+            if earlier.name != column.name:
+                was = sql.Identifier(earlier.name)
+                self._execute("alter table {table} rename column {was} to {name}", was=was, **parts)
+            if earlier.declared != column.declared:
+                self._execute("alter table {table} alter column {name} type {type}", **parts)
+
+    def _differs(self, what: str) -> PipelineError:
+        return PipelineError(
+            f"{self.name} is not as the replay left it: {what}".strip(),
+            hint="Somebody else wrote to it. Begin anew with --restart.",
+        )
+
+    # -------------------------------------------------------------------- asking
+
+    def _relation(self) -> int | None:
+        row = self._one("select to_regclass(%s)::oid::bigint", self.name)
+        found: int | None = row[0] if row is not None else None
+        return found
+
+    def _forget(self, relation: int) -> None:
+        self._database.execute("delete from headwater.replays where relation = %s", [relation])
+
+    def _execute(self, statement: str, **parts: sql.Composable) -> None:
+        composed = sql.SQL(statement).format(table=self._identifier, **parts)
+        self._database.execute(composed)
+
+    def _one(self, statement: str, *values: object) -> tuple[Any, ...] | None:
+        return self._database.execute(statement.encode(), values).fetchone()
+
+
+def _identifier(database: Database, name: str) -> sql.Identifier:
+    try:
+        row = database.execute("select parse_ident(%s)", [name]).fetchone()
+    except errors.InvalidParameterValue as error:
+        raise ConfigError(f"{name!r} is not the name of a table", hint="--into NAME") from error
+    assert row is not None
+    return sql.Identifier(*row[0])
+
+
+def _json(run: Run) -> Jsonb:
+    return Jsonb(msgspec.to_builtins(run))
+
+
+def _listed(parts: Iterable[sql.Composable]) -> sql.Composed:
+    return sql.SQL(", ").join(parts)
+
+
+def _parts(table: Table) -> dict[str, sql.Composed]:
+    names = [sql.Identifier(column.name) for column in table.columns]
+    same = sql.SQL("t.{0} = r.{0}")
+    return {
+        "names": _listed(names),
+        "values": _listed(sql.SQL("r.{}").format(name) for name in names),
+        "assignments": _listed(sql.SQL("{0} = r.{0}").format(name) for name in names),
+        "key": sql.SQL(" and ").join(same.format(sql.Identifier(name)) for name in table.key),
+    }
+
+
+_STATEMENTS = {
+    "insert": sql.SQL(
+        "insert into {table} ({names})"
+        " select {values} from json_populate_record(null::{table}, %s::json) r"
+    ),
+    "update": sql.SQL(
+        "update {table} t set {assignments}"
+        " from json_populate_record(null::{table}, %s::json) r where {key}"
+    ),
+    "delete": sql.SQL(
+        "delete from {table} t using json_populate_record(null::{table}, %s::json) r where {key}"
+    ),
+}
+
+# Only where the shape is known here: in another database the oid may be that of any table.
+_NOT_NULL = """
+    select a.attname from pg_attribute a
+    where a.attrelid = %(relation)s and a.attnum > 0 and not a.attisdropped and a.attnotnull
+      and exists (select from headwater.shapes s where s.id = %(shape)s and s.relid = a.attrelid)
+      and exists (
+        select from headwater.shapes s, jsonb_array_elements(s.columns) c
+        where s.id = %(shape)s and c ->> 'name' = a.attname)
+"""
