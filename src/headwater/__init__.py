@@ -1,7 +1,7 @@
 """Headwater turns a database into live data."""
 
-from headwater.app import Headwater
-from headwater.client.connection import connect
+from typing import TYPE_CHECKING, Any
+
 from headwater.errors import (
     CaptureError,
     ConfigError,
@@ -27,9 +27,13 @@ from headwater.errors import (
 from headwater.identity import Identity
 from headwater.live.filter import Filter, c
 from headwater.model import Actor, Change, Column, Position, Table, Transaction
-from headwater.queries.context import BlockingContext, Context, MutationContext
-from headwater.queries.events import ChangeEvent, ErrorEvent, QueryEvent
-from headwater.queries.functions import Mutation, Query
+
+if TYPE_CHECKING:
+    from headwater.app import Headwater
+    from headwater.client.connection import connect
+    from headwater.queries.context import BlockingContext, Context, MutationContext
+    from headwater.queries.events import ChangeEvent, ErrorEvent, QueryEvent
+    from headwater.queries.functions import Mutation, Query
 
 __version__ = "0.1.0.dev0"
 
@@ -75,3 +79,27 @@ __all__ = [
     "c",
     "connect",
 ]
+
+_HOMES = {
+    "BlockingContext": "queries.context",
+    "ChangeEvent": "queries.events",
+    "Context": "queries.context",
+    "ErrorEvent": "queries.events",
+    "Headwater": "app",
+    "Mutation": "queries.functions",
+    "MutationContext": "queries.context",
+    "Query": "queries.functions",
+    "QueryEvent": "queries.events",
+    "connect": "client.connection",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is used: a command that asks a running pipeline needs nearly nothing of this."""
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"headwater.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found

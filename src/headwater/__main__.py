@@ -1,5 +1,5 @@
 """`python -m headwater` is `headwater`."""
 
-from headwater.cli import main
+from headwater.command import main
 
 main()

@@ -6,12 +6,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import (
+    AbstractAsyncContextManager,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from importlib import import_module
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,9 +24,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 from rich.console import Console, RenderableType
-from rich.logging import RichHandler
 from rich.text import Text
 
+from headwater import child as child_
 from headwater import demo as demo_
 from headwater import lake_commands, render, replay_commands
 from headwater.app import Headwater, database
@@ -31,17 +36,12 @@ from headwater.client.connection import Connection as GatewayConnection
 from headwater.client.connection import connect as connect_gateway
 from headwater.command_options import DataDir, Embedded, Json, LakeFolder, Url
 from headwater.command_options import settings_for as _settings
+from headwater.command_options import spark_needed as _spark_needed
 from headwater.database import Connection, connect
 from headwater.embedded import default_data_dir
 from headwater.errors import (
     ConfigError,
-    ConnectionFailed,
-    DatabaseError,
-    HeadwaterError,
     InvalidQuery,
-    PermissionMissing,
-    ResyncRequired,
-    Unavailable,
 )
 from headwater.hub.hub import Hub
 from headwater.live.filter_text import parse_conditions
@@ -72,49 +72,6 @@ app.add_typer(lake_commands.app)
 app.add_typer(replay_commands.app)
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False)
-
-
-def main() -> None:
-    """Run a command and turn errors into a message, a hint and an exit code."""
-    logging.basicConfig(
-        level=logging.WARNING,
-        format="%(message)s",
-        handlers=[RichHandler(console=err, show_path=False, show_time=False)],
-    )
-    try:
-        app()
-    except HeadwaterError as error:
-        _print_error(error, as_json="--json" in sys.argv)
-        sys.exit(_exit_code(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        # Whoever read our output has gone, as `head` does. Python must not complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-
-
-def _exit_code(error: HeadwaterError) -> int:
-    match error:
-        case ConfigError() | InvalidQuery():
-            return 2
-        case ResyncRequired():
-            return 4
-        case PermissionMissing():
-            return 1
-        case DatabaseError() | ConnectionFailed() | Unavailable():
-            return 3
-    return 1
-
-
-def _print_error(error: HeadwaterError, *, as_json: bool) -> None:
-    if as_json:
-        document = {"error": {"code": error.code, "message": str(error), "hint": error.hint}}
-        print(render.as_json(document), file=sys.stderr)
-        return
-    err.print(f"error: {error}", style="red", markup=False)
-    if error.hint:
-        err.print(f"hint: {error.hint}", markup=False)
 
 
 @asynccontextmanager
@@ -265,7 +222,7 @@ def status(
 def doctor(
     url: Url = None, embedded: Embedded = False, data_dir: DataDir = None, json: Json = False
 ) -> None:
-    """Check the database: which right or setting is missing for which feature.
+    """Check the database and the pipeline: what is missing for which feature.
 
     Exits with 1 when something keeps Headwater from working.
 
@@ -273,8 +230,10 @@ def doctor(
     """
 
     async def work() -> None:
-        async with _connected(_settings(url, embedded, data_dir)) as connection:
-            findings = [*await doctor_.examine(connection), *pipeline_doctor.examine()]
+        settings = _settings(url, embedded, data_dir)
+        async with _connected(settings) as connection:
+            findings = await doctor_.examine(connection)
+        findings = [*findings, *pipeline_doctor.examine(settings.lake)]
         _show(findings, render.findings_view(findings), json=json)
         if any(finding.level == "fail" for finding in findings):
             raise typer.Exit(1)
@@ -508,6 +467,9 @@ def serve(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let everybody who can reach it read everything.")
     ] = False,
+    with_pipeline: Annotated[
+        bool, typer.Option("--with-pipeline", help="Run the data pipeline beside it.")
+    ] = False,
     url: Url = None,
     embedded: Embedded = False,
     data_dir: DataDir = None,
@@ -522,6 +484,8 @@ def serve(
 
     if json:
         log_as_json()
+    if with_pipeline:
+        child_.require()
 
     async def work() -> None:
         hw = _headwater(program, url, embedded, data_dir)
@@ -549,17 +513,34 @@ def serve(
             assert hw.gateway is not None
             # From here on a signal means: let the clients go first.
             asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
-            await server.serve(
-                asgi,
-                host=address,
-                port=settings.port if port is None else port,
-                drain=settings.drain_period.total_seconds(),
-                on_stopping=hw.gateway.stop,
-                ready=ready,
-                deflate=bool(settings.compression),
-            )
+            async with _pipeline_beside(hw, json=json) if with_pipeline else nullcontext():
+                await server.serve(
+                    asgi,
+                    host=address,
+                    port=settings.port if port is None else port,
+                    drain=settings.drain_period.total_seconds(),
+                    on_stopping=hw.gateway.stop,
+                    ready=ready,
+                    deflate=bool(settings.compression),
+                )
 
     _run(work(), server.new_event_loop)
+
+
+def _pipeline_beside(hw: Headwater, *, json: bool) -> AbstractAsyncContextManager[None]:
+    """The pipeline as a child, for the same database, lake and settings."""
+
+    def say(line: str) -> None:
+        print(line if json and line.startswith("{") else f"pipeline │ {line}", file=sys.stderr)
+
+    settings = hw.settings
+    same = {
+        "HEADWATER_LAKE_INTERVAL": settings.lake_interval,
+        "HEADWATER_LAKE_VACUUM": settings.lake_vacuum,
+    }
+    options = ("--json",) if json else ()
+    lake = child_.absolute(settings.lake)
+    return child_.kept_running(child_.Child(hw.url, lake, say, options=options, settings=same))
 
 
 def _headwater(
@@ -613,6 +594,9 @@ def demo(
     seconds: Annotated[
         float | None, typer.Option(help="Stop by itself after so many seconds.")
     ] = None,
+    no_pipeline: Annotated[
+        bool, typer.Option("--no-pipeline", help="Leave out the data pipeline.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Start an embedded PostgreSQL, write to a table without pause, and show its changes.
@@ -627,13 +611,23 @@ def demo(
             await demo_.open_shop(hw)
             err.print(_SHOP_IS_OPEN.format(folder=folder), markup=False, soft_wrap=True)
             async with asyncio.TaskGroup() as tasks:
-                watching = tasks.create_task(_print_changes(hw.changes("orders"), json=json))
-                selling = tasks.create_task(demo_.sell(hw))
+                working = [
+                    tasks.create_task(_print_changes(hw.changes("orders"), json=json)),
+                    tasks.create_task(demo_.sell(hw)),
+                ]
+                if not (no_pipeline or child_.missing()):
+                    err.print("The data pipeline starts, which takes some seconds …", style="dim")
+                    lake = f"{folder.rstrip('/')}-lake"
+                    working.append(tasks.create_task(demo_.keep_all(hw, lake, _say_dimly)))
                 await demo_.stopped_after(seconds)
-                watching.cancel()
-                selling.cancel()
+                for each in working:
+                    each.cancel()
 
     _run(work())
+
+
+def _say_dimly(line: str) -> None:
+    err.print(f"pipeline │ {line}", style="dim", markup=False, soft_wrap=True)
 
 
 pipeline = typer.Typer(
@@ -667,6 +661,7 @@ def pipeline_run(
         from headwater.pipeline import application
     if json:
         log_as_json()
+    child_.end_with_parent()
 
     async def work() -> None:
         settings = _settings(url, embedded, data_dir, lake)
@@ -684,6 +679,62 @@ def pipeline_run(
             _say(msgspec.to_builtins(stream), text, json=json)
 
     _run(work())
+
+
+@pipeline.command("warm")
+def pipeline_warm(json: Json = False) -> None:
+    """Make an archive of the classes that Spark loads, so that it starts faster on this machine.
+
+    Example: `headwater pipeline warm`
+    """
+    child_.require()
+    from headwater.pipeline import session, warming
+
+    if not json:
+        err.print("Running Spark once, to see what it loads. This takes about a minute …")
+    made = warming.warm(session.spark_folder()).path
+    size = made.stat().st_size
+    text = f"Spark now starts from {made} ({size // 1_000_000} MB)."
+    _say({"archive": str(made), "bytes": size}, text, json=json)
+
+
+@pipeline.command("resnapshot")
+def pipeline_resnapshot(
+    lake: LakeFolder = None,
+    url: Url = None,
+    embedded: Embedded = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Go on from now, where the log was trimmed past the lake or the database was restored.
+
+    Every captured table is read anew. The lake keeps what it has, and knows what it misses.
+
+    Example: `headwater pipeline resnapshot --lake /var/lib/shop/lake`
+    """
+    with _spark_needed():
+        from headwater.pipeline.gaps import Gap
+        from headwater.pipeline.lake import Lake
+        from headwater.pipeline.renewal import resnapshot
+
+    async def work() -> None:
+        settings = _settings(url, embedded, data_dir, lake)
+        opened = Lake(settings.lake)
+        async with database(settings) as found:
+            for done in await asyncio.to_thread(lambda: list(resnapshot(opened, found))):
+                if isinstance(done, Gap):
+                    text = f"The lake misses what happened between {done.since} and {done.until}."
+                elif done.error is not None:
+                    text = f"{done.table}: {done.error}"
+                else:
+                    text = f"{done.table}: {done.rows} rows at {done.position}."
+                _say(_document(done), text, json=json)
+
+    _run(work())
+
+
+def _document(value: msgspec.Struct) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__struct_fields__}
 
 
 @pipeline.command("compact")
@@ -748,17 +799,6 @@ def pipeline_trim(
     if done.held:
         text += f" Older events are kept for want of a later snapshot of: {', '.join(done.held)}."
     _say(msgspec.to_builtins(done), text, json=json)
-
-
-@contextmanager
-def _spark_needed() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the pipeline needs {error.name}, which is not installed",
-            hint="pip install 'headwater[spark]'",
-        ) from error
 
 
 @app.command()

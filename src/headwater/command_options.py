@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import msgspec
@@ -44,3 +46,15 @@ def settings_for(
             hint="Use --url postgresql://…, HEADWATER_URL, a headwater.toml, or --embedded.",
         )
     return settings
+
+
+@contextmanager
+def spark_needed() -> Iterator[None]:
+    """Around imports of the pipeline: without its packages, the way to them."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the pipeline needs {error.name}, which is not installed",
+            hint="pip install 'headwater[spark]'",
+        ) from error

@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 
 from headwater.app import Headwater
+from headwater.child import Child, kept_running
 from headwater.database import Connection
+from headwater.pipeline import progress, standing
+from headwater.pipeline.progress import PipelineStream
 
 STATUSES = ("new", "paid", "packed", "shipped")
 USERS = ("ann", "ben", "cho", None)
+
+LOOK_SECONDS = 0.5
+REPORT_SECONDS = 15.0
+STOP_SECONDS = 5.0
+"""How long the demo waits for its pipeline to stop. One that is killed has lost nothing."""
 
 SHOP = """
     create table if not exists orders (
@@ -67,6 +77,44 @@ async def _one_step(connection: Connection, chance: random.Random) -> None:
                 "delete from orders where id in"
                 " (select id from orders where status = 'shipped' order by id limit 3)"
             )
+
+
+async def keep_all(hw: Headwater, lake: str, say: Callable[[str], None]) -> None:
+    """Run the data pipeline beside the shop, and tell how it does."""
+
+    def hear(line: str) -> None:
+        if line.startswith(("error", "hint", "ended")):  # the rest is Spark's own talk
+            say(line)
+
+    child = Child(hw.url, lake, hear, patience=STOP_SECONDS)
+    async with kept_running(child), hw.connection("demo") as connection:
+        while not standing.find(lake):  # noqa: ASYNC110 (another process makes it true)
+            await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.to_thread(_first_snapshot, hw.url, lake)
+        moment = f"{datetime.now(UTC) + timedelta(seconds=5):%Y-%m-%d %H:%M:%S}"
+        say(f"it is up, and keeps every change in {lake}. See what was:")
+        say(f"headwater asof orders '{moment}' --lake {lake}")
+        say(f"headwater history orders 1 --lake {lake}")
+        while True:
+            for stream in await progress.list_all(connection):
+                say(_in_words(stream))
+            await asyncio.sleep(REPORT_SECONDS)
+
+
+def _in_words(stream: PipelineStream) -> str:
+    behind = f", {stream.behind_changes} behind" if stream.behind_changes else ""
+    trouble = f": {stream.error}" if stream.error else ""
+    return f"{stream.name} {stream.state}, {stream.changes} changes in the lake{behind}{trouble}"
+
+
+def _first_snapshot(url: str, lake: str) -> None:
+    """What came before is worked out from a snapshot; one is enough."""
+    from headwater.pipeline import snapshots
+    from headwater.pipeline.lake import Lake
+
+    opened = Lake(lake)
+    if not snapshots.load(opened.places):
+        opened.snapshot(url, "orders")
 
 
 async def stopped_after(seconds: float | None) -> None:

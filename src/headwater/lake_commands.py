@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,21 +16,33 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from headwater import render
-from headwater.app import database
-from headwater.command_options import DataDir, Embedded, Json, LakeFolder, Url, settings_for
-from headwater.errors import ConfigError, InvalidQuery
+from headwater.command_options import (
+    DataDir,
+    Embedded,
+    Json,
+    LakeFolder,
+    Url,
+    settings_for,
+    spark_needed,
+)
+from headwater.errors import ConfigError
 from headwater.limits import LAKE_ROWS_SHOWN
-from headwater.live.filter_text import parse_conditions
 from headwater.model import Position
+from headwater.pipeline import standing
+from headwater.pipeline.questions import AsOf, Audit, History, Question, ask
 from headwater.settings import load_settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
 
     from headwater.pipeline.lake import Lake
 
-app = typer.Typer()
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False)
 
@@ -88,15 +98,16 @@ def asof(
     Example: `headwater asof orders '2026-11-15 10:00' --where 'amount > 100'`
     """
     moment = parse_moment(when)
-    with opened(lake, _log_url(url)) as found:
-        rows = found.as_of(
-            table,
-            moment,
-            key=tuple(key) if key else None,
-            where=parse_conditions(where) if where else None,
-            as_text=as_text or (),
-        )
-        _print(rows, format, output)
+    question = AsOf(
+        table,
+        moment if isinstance(moment, datetime) else None,
+        str(moment) if isinstance(moment, Position) else None,
+        key=tuple(key) if key else None,
+        where=tuple(where or ()),
+        as_text=tuple(as_text or ()),
+        limit=_limit(format),
+    )
+    _print(_answer(lake, question, _log_url(url)), format, output)
 
 
 @app.command()
@@ -114,12 +125,13 @@ def history(
 
     Example: `headwater history orders 42`
     """
-    with opened(lake, _log_url(url)) as found:
-        versions = found.history(table, tuple(key))
-        if format is Format.TABLE and output is None:
-            out.print(versions_view(versions.drop("row").toArrow().to_pylist()))
-        else:
-            _print(versions, format, output)
+    for_people = format is Format.TABLE and output is None
+    question = History(table, tuple(key), plain=for_people)
+    versions = _answer(lake, question, _log_url(url))
+    if for_people:
+        out.print(versions_view(versions.to_pylist()))
+    else:
+        _print(versions, format, output)
 
 
 @app.command()
@@ -149,8 +161,8 @@ def audit(
         raise ConfigError("--today and --since contradict each other", hint="Give one of them.")
     start = _midnight() if today else _instant(since)
     names = [name.strip() for name in by.split(",") if name.strip()]
-    with opened(lake) as found:
-        _print(found.audit(names, since=start, until=_instant(until)), format, output)
+    question = Audit(tuple(names), start, _instant(until), limit=_limit(format))
+    _print(_answer(lake, question), format, output)
 
 
 @app.command()
@@ -166,7 +178,12 @@ def snapshot(
 
     Example: `headwater snapshot orders --lake lake`
     """
-    from headwater.pipeline.lake import Lake
+    import asyncio
+
+    from headwater.app import database
+
+    with spark_needed():
+        from headwater.pipeline.lake import Lake
 
     settings = settings_for(url, embedded, data_dir, lake)
     kept_in = Lake(settings.lake)
@@ -224,44 +241,39 @@ def _midnight() -> datetime:
 
 @contextmanager
 def opened(folder: str | None, url: str | None = None) -> Iterator[Lake]:
-    """The lake, with Spark, and with the end of the log where the database can be asked; errors of
+    """The lake with a Spark, and with the end of the log where the database can be asked; errors of
     ours that workers raised are ours again."""
     root = load_settings(overrides={"lake": folder}).lake
-    from pyspark.errors import PySparkException
-
-    from headwater.pipeline import tail
-    from headwater.pipeline.lake import Lake
-    from headwater.pipeline.session import spark_session
-
-    log = tail.usable(Lake(root).events_path, url)
-    spark = spark_session(Path.home() / ".cache" / "headwater" / "spark")
-    # What fails is raised here; Java's own account of it, also of Ctrl-C, is not for people.
-    spark.sparkContext.setLogLevel("OFF")
-    try:
-        yield Lake(root, spark, url=log)
-    except PySparkException as error:
-        raise _translated(error) from error
+    with spark_needed():
+        from headwater.pipeline.answers import understood
+        from headwater.pipeline.lake import Lake
+    with understood():
+        yield Lake.connect(root).with_log(url)
 
 
-_OURS = re.compile(r"^headwater\.errors\.InvalidQuery: (.*)$", re.M)
+def _answer(folder: str | None, question: Question, url: str | None = None) -> pa.Table:
+    """The rows: from the pipeline that runs for the lake, else by a Spark of our own."""
+    service = standing.find(load_settings(overrides={"lake": folder}).lake)
+    if service is not None:
+        return ask(service, question)
+    with opened(folder, url) as found:
+        from headwater.pipeline.answers import answer
+
+        return answer(found, question)
 
 
-def _translated(error: Any) -> Exception:
-    if match := _OURS.search(str(error)):
-        return InvalidQuery(match[1], hint="Read that column as text: --as-text COLUMN.")
-    return error if isinstance(error, Exception) else RuntimeError(str(error))
+def _limit(format: Format) -> int | None:
+    return LAKE_ROWS_SHOWN + 1 if format is Format.TABLE else None
 
 
 # ------------------------------------------------------------------------ printing
 
 
-def _print(rows: DataFrame, format: Format, output: str | None) -> None:
-    if format is Format.PARQUET:
-        _write_parquet(rows.toArrow(), output)
-        return
-    shown = rows.limit(LAKE_ROWS_SHOWN + 1) if format is Format.TABLE else rows
-    table = shown.toArrow()
+def _print(table: pa.Table, format: Format, output: str | None) -> None:
     match format:
+        case Format.PARQUET:
+            _write_parquet(table, output)
+            return
         case Format.TABLE:
             text = _as_text(table)
         case Format.JSON:

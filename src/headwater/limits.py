@@ -545,3 +545,24 @@ LAKE_PART_ROWS = 50_000
 
 REPLAY_CHUNK_ROWS = 5_000
 """Rows that a replay writes in one transaction when it rebuilds a table."""
+
+ANSWERS_AT_ONCE = 4
+"""Questions about the lake that a running pipeline answers at a time. Others wait."""
+
+ANSWER_CONNECT_SECONDS = 2.0
+"""How long a command waits for a running pipeline to take its question. Then it starts a Spark of
+its own."""
+
+QUESTION_BYTES_MAX = 1_000_000
+"""A longer question to a running pipeline is refused."""
+
+CHILD_RESTART_SECONDS = (1.0, 60.0)
+"""First and longest pause before a pipeline that ended is started again by `headwater serve
+--with-pipeline`; doubled in between."""
+
+CHILD_STOP_SECONDS = 90.0
+"""How long a pipeline that was told to stop may take to end. Then it is killed: the next start
+repairs what it left."""
+
+WARM_SECONDS = 600.0
+"""How long making an archive of Spark's classes may take. Then it is given up."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from headwater.capture.postgres.doctor import Finding
-from headwater.client.rows_state import Batch
 from headwater.live.filter import EVERYTHING, And
 from headwater.live.filter_text import in_words
 from headwater.model import (
@@ -31,9 +29,13 @@ from headwater.model import (
     Update,
 )
 from headwater.protocol import plain
-from headwater.queries.analysis import Analysis
-from headwater.queries.statements import Executed
-from headwater.status import Status
+
+if TYPE_CHECKING:
+    from headwater.capture.postgres.doctor import Finding
+    from headwater.client.rows_state import Batch
+    from headwater.queries.analysis import Analysis
+    from headwater.queries.statements import Executed
+    from headwater.status import Status
 
 OP_STYLES = {
     "insert": "green",

@@ -253,7 +253,7 @@ def test_the_embedded_server_and_the_demo() -> None:
         url = headwater("url", "--embedded", **data).stdout.strip()
         psql(url, "create table orders (id int primary key)")
         assert documents(headwater("enable", "orders", "--embedded", "--json", **data))
-        demo = headwater("demo", "--seconds", "3", "--json", **data)
+        demo = headwater("demo", "--seconds", "3", "--no-pipeline", "--json", **data)
         assert demo.returncode == 0, demo.stderr
         changes = [json.loads(line) for line in demo.stdout.splitlines()]
         assert {change["table"] for change in changes} == {"orders"}

@@ -333,7 +333,7 @@ def test_one_that_cannot_go_on_says_so(spark: SparkSession, orders: str, lake: L
     execute(orders, insert(6, 7), insert(8, 9))
     with pytest.raises(ResyncRequired, match="trimmed") as caught:
         jobs.run(spark, jobs.Plan(orders, lake), threading.Event())
-    assert "headwater pipeline run --lake" in (caught.value.hint or "")
+    assert f"headwater pipeline resnapshot --lake {lake.root}" in (caught.value.hint or "")
     assert state_of(orders, "events")[0] == "failed"
 
 

@@ -5,6 +5,7 @@
     offsets    how far a stream has come: positions, and cuts inside a read
     source     `format("headwater")`: the log as a PySpark data source
     planning   what a batch of it reads
+    daemon     where workers come from
     reading    what a worker does: a part of the log as Arrow
     doctor     what of all this is there
 
@@ -20,8 +21,14 @@
     keeping    takes snapshots while the events stream runs
     retention  removes old events
     application  all of it as a program
+    standing   where a running pipeline can be asked
+    questions  what is asked
+    answers    answers it
+    connecting its Spark for other programs, through Spark Connect
     shapes     what tables looked like
     snapshots  the rows of tables at positions
+    gaps       what the lake misses
+    renewal    the way out where the log no longer reaches back
     state      a table at a moment: a snapshot, and the changes in between
     schemas    images, the JSON of rows, into typed columns
     keys       a row's key as events have it

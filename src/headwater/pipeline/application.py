@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
+from typing import TYPE_CHECKING
 
 from headwater.metrics import PipelineMetrics
-from headwater.pipeline import jobs
+from headwater.pipeline import connecting, jobs, shapes, standing
+from headwater.pipeline.answers import answer, answering
 from headwater.pipeline.checkpoints import LakeLock
 from headwater.pipeline.lake import Lake
 from headwater.pipeline.progress import Reports, StreamProgress
-from headwater.pipeline.session import LOCAL_MASTER, spark_session
+from headwater.pipeline.questions import AsOf
+from headwater.pipeline.session import LOCAL_MASTER, spark_folder, spark_session
 from headwater.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 # A query that does not end within this time is left to the end of the process.
 _SETTINGS = {"spark.sql.streaming.stopTimeout": "30s", "spark.scheduler.mode": "FAIR"}
@@ -64,10 +76,7 @@ def _work_alone(
     stop: Event,
 ) -> list[StreamProgress]:
     metrics = PipelineMetrics()
-    spark = spark_session(
-        spark_folder(), master=master or LOCAL_MASTER, name="headwater pipeline", settings=_SETTINGS
-    )
-    try:
+    with _spark(root, url, once, master or LOCAL_MASTER) as spark:
         if metrics_port is not None:
             _serve(metrics, metrics_port)
         plan = jobs.Plan(
@@ -79,9 +88,44 @@ def _work_alone(
             snapshot_events=settings.lake_snapshots,
             retention=settings.lake_retention_period,
         )
-        return jobs.Pipeline(spark, plan, Reports(url, metrics)).run(stop)
-    finally:
-        spark.stop()
+        reports = Reports(url, metrics)
+        reports.enable()
+        return jobs.Pipeline(spark, plan, reports).run(stop)
+
+
+@contextmanager
+def _spark(root: str, url: str, once: bool, master: str) -> Iterator[SparkSession]:
+    """A Spark for the pipeline. Unless it ends by itself soon, others may use it meanwhile."""
+    with ExitStack() as opened:
+        if once or not master.startswith("local"):
+            spark = _started(opened, master, _SETTINGS)
+        else:
+            token = opened.enter_context(connecting.token_for_spark())
+            spark = _started(opened, master, _SETTINGS | connecting.SETTINGS)
+            lake, path = Lake(root, spark), opened.enter_context(standing.private_socket())
+            opened.enter_context(answering(lake, path, url))
+            service = standing.Service(os.getpid(), path, connecting.address(spark), token)
+            opened.enter_context(standing.announced(root, service))
+            Thread(target=_warm_up, args=(lake,), name="warm-up", daemon=True).start()
+        yield spark
+
+
+def _started(opened: ExitStack, master: str, settings: dict[str, str]) -> SparkSession:
+    spark = spark_session(
+        spark_folder(), master=master, name="headwater pipeline", settings=settings
+    )
+    opened.callback(spark.stop)
+    return spark
+
+
+def _warm_up(lake: Lake) -> None:
+    """Ask something, so that the first who asks need not wait for Spark to compile and for Python's
+    workers to start."""
+    try:
+        for shape in shapes.load(lake.shapes_path)[:1]:
+            answer(lake, AsOf(shape.table.label, datetime.now(UTC), limit=1))
+    except Exception as error:  # an empty lake, a table without a snapshot, the end of the pipeline
+        log.debug("Nothing to warm up with: %s", error)
 
 
 def _absolute(lake: str) -> str:
@@ -92,10 +136,3 @@ def _serve(metrics: PipelineMetrics, port: int) -> None:
     from prometheus_client import start_http_server
 
     start_http_server(port, addr="127.0.0.1", registry=metrics.registry)
-
-
-def spark_folder() -> Path:
-    """Where Spark keeps what it needs on this machine: it may be removed at any time."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    home = Path(cache if os.path.isabs(cache) else "~/.cache").expanduser()
-    return home / "headwater" / "spark"

@@ -138,6 +138,17 @@ def replace(
     )
 
 
+def note(table: DeltaTable, metadata: dict[str, Any]) -> None:
+    """A commit that adds nothing and says something."""
+    table.create_write_transaction(
+        [],
+        "append",
+        table.schema(),
+        table.metadata().partition_columns,
+        commit_properties=CommitProperties(custom_metadata=metadata),
+    )
+
+
 def holds(table: DeltaTable, app_id: str, batch_id: int) -> bool:
     """Whether the batch is in the table, in its latest version."""
     table.update_incremental()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headwater import errors, limits
-from headwater.errors import ConfigError, HeadwaterError, PipelineError
+from headwater.errors import ConfigError, HeadwaterError, PipelineError, ResyncRequired
 from headwater.metrics import PipelineMetrics
 from headwater.pipeline import events, maintenance
 from headwater.pipeline.checkpoints import Checkpoint, LakeLock, owner_name
@@ -226,7 +226,7 @@ class Stream:
 
     def _failed(self, error: Exception) -> None:
         self._close_sink()
-        self.error = explain(error, self._job.name)
+        self.error = explain(error, self._job.name, self._plan.lake.root)
         self._error_at = datetime.now(UTC)
         log.warning("Stream %s of the pipeline failed: %s", self._job.name, self.error)
         if not self.error.retryable or self._plan.once:
@@ -390,20 +390,22 @@ def _rate(progress: dict[str, Any], name: str) -> float:
 # ------------------------------------------------------------------------ errors
 
 
-def explain(error: BaseException, name: str) -> HeadwaterError:
+def explain(error: BaseException, name: str, lake: str = "FOLDER") -> HeadwaterError:
     """The error a user should see for what Spark, Arrow or delta-rs say. Ours come out of Spark's
     workers as text."""
+    if isinstance(error, ResyncRequired):
+        return _ours("ResyncRequired", str(error), lake)
     if isinstance(error, HeadwaterError):
         return error
     text = "\n".join(map(str, _chain(error)))
-    if re.search(r"No space left on device|os error 28\b|Disk quota exceeded", text):
+    if re.search(_FULL, text):
         return PipelineError(
             f"the disk is full: stream {name} of the pipeline cannot write",
             hint="Make room; nothing is lost, and it goes on by itself.",
             retryable=True,
         )
     if found := re.search(r"headwater\.errors\.(\w+): (.+)", text):
-        return _ours(found[1], found[2].strip())
+        return _ours(found[1], found[2].strip(), lake)
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return PipelineError(f"stream {name} of the pipeline failed: {first}", retryable=True)
 
@@ -415,15 +417,19 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _ours(kind: str, message: str) -> HeadwaterError:
+_FULL = r"No space left on device|Disk quota exceeded|File too large|os error (28|122|27)\b"
+
+
+def _ours(kind: str, message: str, lake: str) -> HeadwaterError:
     found = getattr(errors, kind, HeadwaterError)
-    error: HeadwaterError = found(message, hint=_HINTS.get(kind))
+    hint = _HINTS.get(kind)
+    error: HeadwaterError = found(message, hint=hint and hint.format(lake=lake))
     return error
 
 
 _HINTS = {
-    "ResyncRequired": "The lake holds what came before. To go on from now on, begin another lake: "
-    "headwater pipeline run --lake FOLDER",
+    "ResyncRequired": "To go on from now: headwater pipeline resnapshot --lake {lake}. The lake "
+    "keeps what it has, and says of moments in between that they are not known.",
     "NotInstalled": "Run: headwater init",
     "DatabaseError": "Check that the server runs; the stream goes on when it is back.",
 }

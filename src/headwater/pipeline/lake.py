@@ -4,15 +4,18 @@
 <root>/snapshots/rows/  the rows of tables at intervals, by relation and snapshot
 <root>/snapshots/list/  which snapshots there are, each with its position
 <root>/shapes/          what tables looked like: columns and keys by shape id
+<root>/gaps/            what the lake misses
 <root>/audit/           roll-ups by day, user, table, operation and function
 <root>/_checkpoints/<name>/  how far each stream has come
 <root>/_lock            held by the pipeline that writes here
 <root>/_retention       from when on it has every event, where older ones were removed
+<root>/_service         where it answers questions; see `standing`
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +23,26 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from headwater.errors import ConfigError, ResyncRequired, Unavailable
+from headwater.errors import (
+    ConfigError,
+    DatabaseError,
+    NotInstalled,
+    ResyncRequired,
+    Unavailable,
+)
 from headwater.live.filter import Filter
 from headwater.model import Position, Table, Transaction
-from headwater.pipeline import audit, delta, history, retention, shapes, snapshots, state, tail
+from headwater.pipeline import (
+    audit,
+    delta,
+    gaps,
+    history,
+    retention,
+    shapes,
+    snapshots,
+    state,
+    tail,
+)
 from headwater.pipeline import changes as changes_
 from headwater.pipeline.changes import Stretch
 from headwater.pipeline.conditions import condition
@@ -71,6 +90,23 @@ class Lake:
         self._url = url
         self._tail: Tail | None = None
 
+    @classmethod
+    def connect(cls, root: str) -> Lake:
+        """The lake with a Spark: this program's own if it has one, else that of the pipeline that
+        runs on this machine for the lake (through Spark Connect), else a new one."""
+        from headwater.pipeline.session import any_session
+
+        return cls(root, any_session(root))
+
+    def with_log(self, url: str | None) -> Lake:
+        """The same with what the log has now and the lake has not yet; without it where the
+        database cannot be asked, or has trimmed its log past the lake."""
+        if url is None:
+            return self
+        with suppress(DatabaseError, NotInstalled, ResyncRequired):
+            return Lake(self.root, self._spark, url=url)._here()
+        return self
+
     @property
     def events_path(self) -> str:
         return f"{self.root}/events"
@@ -86,6 +122,10 @@ class Lake:
     @property
     def audit_path(self) -> str:
         return f"{self.root}/audit"
+
+    @property
+    def gaps_path(self) -> str:
+        return f"{self.root}/gaps"
 
     @property
     def places(self) -> snapshots.Places:
@@ -208,15 +248,22 @@ class Lake:
         key: object = None,
         where: Filter | None = None,
         as_text: Collection[str] = (),
+        limit: int | None = None,
     ) -> DataFrame:
         """The rows of a table at a moment, with the columns it had then: all of them, one of them
-        (`key`), those that match (`where`). Columns in `as_text` are read as PostgreSQL's text.
+        (`key`), those that match (`where`), so many at most (`limit`). Columns in `as_text` are
+        read as PostgreSQL's text.
 
         ResyncRequired where the lake does not know: no snapshot of the table serves that moment.
         """
         found = self._here()._state(table, when, key=key)
+        if limit is not None and where is None:
+            # Not after the rows are read: Spark ends Python's workers when it has enough of them.
+            return _typed(msgspec.structs.replace(found, rows=found.rows.limit(limit)), as_text)
         read = _typed(found, as_text)
-        return read if where is None else read.filter(condition(where, _text(found.table, as_text)))
+        if where is not None:
+            read = read.filter(condition(where, _text(found.table, as_text)))
+        return read if limit is None else read.limit(limit)
 
     def _state(self, name: str, when: Moment, *, key: object = None) -> TableState:
         when = state.aware(when)
@@ -250,11 +297,13 @@ class Lake:
     def _ways(self, taken: Sequence[Snapshot], when: Moment) -> list[Way]:
         """How to come to the moment; no more is looked at than needed."""
         ways: list[Way] = []
+        missed = gaps.load(self.gaps_path)
         for snapshot in state.nearest(taken, when):
             found = state.way(snapshot, state.survey(self._between(snapshot, taken, when)))
             if not state.is_below(snapshot, when):
                 shape = ways[0].shape if ways else self._shape_at(snapshot, when)
                 found = state.within_shape(found, shape)
+            found = gaps.checked(found, missed, when)
             ways.append(found)
             if not found.obstacle and len(found.passed) == 1:
                 break

@@ -6,6 +6,7 @@ has changed: whoever follows that table is not woken for nothing. Nothing here n
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
@@ -16,8 +17,11 @@ from psycopg import errors
 
 from headwater import limits
 from headwater.database import Connection, translate
+from headwater.errors import DatabaseError
 from headwater.metrics import PipelineMetrics
 from headwater.pipeline.offsets import Offset
+
+log = logging.getLogger(__name__)
 
 STATES = ("starting", "running", "waiting", "failed", "stopped")
 """`waiting` is for the next attempt; `failed` is for good."""
@@ -56,6 +60,14 @@ class Reports:
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
         self._written: dict[str, StreamProgress] = {}
         self._metrics = metrics
+
+    def enable(self) -> None:
+        """Have the progress captured as any table, so that it can be followed. Done once: whoever
+        disables it has the last word."""
+        try:
+            self._execute(_ENABLE, {})
+        except DatabaseError as error:
+            log.warning("The pipeline's progress cannot be followed: %s", error)
 
     def write(self, streams: Iterable[StreamProgress]) -> None:
         """Write down what has changed. DatabaseError where that cannot be done."""
@@ -149,6 +161,11 @@ class PipelineStream(msgspec.Struct, frozen=True):
     error_at: datetime | None
     updated_at: datetime
 
+
+_ENABLE = """
+    select headwater.enable_reactivity('headwater.pipeline')
+    where not exists (select from headwater.tables where relid = 'headwater.pipeline'::regclass)
+"""
 
 _FIELDS = StreamProgress.__struct_fields__
 

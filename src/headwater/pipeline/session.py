@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headwater.pipeline import warming
+from headwater.pipeline.connecting import missing
 from headwater.pipeline.java import find_java
+from headwater.pipeline.standing import find
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,10 +34,13 @@ LOCAL = {
     "spark.sql.adaptive.enabled": "false",
     # Without it every batch of a Python source stalls for 40 ms.
     "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.daemon.module": "headwater.pipeline.daemon",
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
 }
+
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 LOCAL_MASTER = "local[*,4]"
 """All cores; a task may fail four times, as on a cluster. `local[*]` gives up after one."""
@@ -63,6 +69,9 @@ def spark_session(
 
     builder = SparkSession.builder.master(master).appName(name)
     chosen = ALWAYS | (LOCAL | _folders(folder) if is_local else {}) | dict(settings or {})
+    if is_local and (told := warming.options(folder, java)):
+        quoted = (f'"{each}"' for each in told)
+        chosen[_JAVA_OPTIONS] = " ".join([chosen.get(_JAVA_OPTIONS, ""), *quoted]).strip()
     for key, value in chosen.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
@@ -70,8 +79,29 @@ def spark_session(
     return session
 
 
+def any_session(root: str) -> SparkSession:
+    """This program's own session; else one with the pipeline that runs for the lake; else a new
+    one."""
+    from pyspark.sql import SparkSession
+
+    own = SparkSession.getActiveSession()
+    if own is not None:
+        return own
+    service = find(root)
+    if service is not None and service.remote is not None and not missing():
+        return SparkSession.builder.remote(service.remote).getOrCreate()
+    return spark_session(spark_folder())
+
+
 def _folders(folder: Path) -> dict[str, str]:
     return {
         "spark.local.dir": str(folder / "tmp"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
+
+
+def spark_folder() -> Path:
+    """Where Spark keeps what it needs on this machine: it may be removed at any time."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    home = Path(cache if os.path.isabs(cache) else "~/.cache").expanduser()
+    return home / "headwater" / "spark"

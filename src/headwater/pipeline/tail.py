@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headwater.errors import DatabaseError, NotInstalled, ResyncRequired
 from headwater.model import Position
 from headwater.pipeline import delta
 from headwater.pipeline.offsets import Offset
@@ -56,15 +55,3 @@ def changes(spark: SparkSession, tail: Tail) -> DataFrame:
     source = spark.read.format("headwater").option("url", tail.url)
     bounded = source.option("since", str(tail.offset.position)).option("until", str(tail.until))
     return stored(beyond(bounded.load(), tail.offset))
-
-
-def usable(path: str, url: str | None) -> str | None:
-    """The URL, if the log can be read from where the lake ends; None otherwise. For whoever asks
-    the lake and is content with less."""
-    if url is None:
-        return None
-    try:
-        look(path, url)
-    except (DatabaseError, NotInstalled, ResyncRequired):
-        return None
-    return url

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from headwater.errors import ConfigError
-from headwater.pipeline import doctor, java
+from headwater.pipeline import doctor, java, warming
+from headwater.pipeline.checkpoints import LakeLock
+from headwater.pipeline.warming import Archive
 
 
 def home(folder: Path, version: str) -> Path:
@@ -67,11 +70,42 @@ def test_the_doctor_says_what_is_there(tmp_path: Path, monkeypatch: pytest.Monke
     assert [(each.topic, each.level) for each in doctor.examine()] == [
         ("Spark", "ok"),
         ("Java", "ok"),
+        ("Spark Connect", "ok"),
     ]
     assert "Java 17" in doctor.examine()[1].detail
     monkeypatch.setattr(java, "_wheel", lambda: None)
     monkeypatch.setenv("JAVA_HOME", str(home(tmp_path, "11.0.2")))
     assert doctor.examine()[1].level == "warn"
-    monkeypatch.setitem(doctor.PACKAGES, "no_such_package", "Nothing")
+    monkeypatch.setitem(doctor.PACKAGES, "no_such_package", ("Nothing", "nothing"))
     (finding,) = doctor.examine()
     assert (finding.level, finding.hint) == ("warn", "pip install 'headwater[spark]'")
+
+
+def test_the_doctor_looks_at_the_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(home(tmp_path, "17.0.15")))
+    lake = tmp_path / "lake"
+    assert "not there yet" in doctor.examine(str(lake))[3].detail
+    with LakeLock(str(lake)):
+        found = {each.topic: each.detail for each in doctor.examine(str(lake))}
+        assert "can be written to" in found["lake"]
+        assert f"process {os.getpid()}" in found["lock"]
+        assert "answers no questions" in found["lock"]
+    assert doctor.examine(str(lake))[4].detail == "no pipeline writes to the lake"
+    (lake / "_lock").write_text(f"ann@{os.uname().nodename}, process 999999999, since then")
+    assert "did not end in order" in doctor.examine(str(lake))[4].detail
+    (tmp_path / "file").write_text("")
+    assert doctor.examine(str(tmp_path / "file"))[3].level == "warn"
+
+
+def test_an_archive_is_told_of_when_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version, kind in (("17.0.15", "SharedArchiveFile"), ("25.0.1", "AOTCache")):
+        monkeypatch.setenv("JAVA_HOME", str(home(tmp_path, version)))
+        found = java.find_java(tmp_path)
+        archive = Archive.of(tmp_path, found)
+        assert warming.options(tmp_path, found) == ()
+        archive.path.parent.mkdir(exist_ok=True)
+        archive.path.write_bytes(b"")
+        assert warming.options(tmp_path, found)[0] == f"-XX:{kind}={archive.path}"
+    assert warming.options(tmp_path, java.Java(tmp_path / "gone", 21, False)) == ()

@@ -1,0 +1,163 @@
+"""A pipeline that runs: others use its Spark, its progress can be followed, it stops in order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from contextlib import aclosing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pyspark.sql import SparkSession
+
+from headwater import render
+from headwater.client.connection import connect
+from headwater.hub.hub import Hub
+from headwater.pipeline import events, standing
+from headwater.pipeline.answers import answer
+from headwater.pipeline.lake import Lake
+from headwater.pipeline.questions import AsOf
+from headwater.pipeline.standing import Service
+from headwater.watch import link_to
+from tests.spark.lakes import execute, in_lake, logged, make_orders, run_once
+from tests.spark.processes import headwater, running
+
+pytestmark = pytest.mark.timeout(300)
+
+ROWS = "insert into orders select i, i / 4.0, 'n' || i from generate_series({}, {}) i"
+
+FAR = datetime(2100, 1, 1, tzinfo=UTC)
+
+CONNECTED = """
+import sys
+from headwater.pipeline.lake import Lake
+from datetime import datetime, UTC
+
+lake = Lake.connect(sys.argv[1])
+print(type(lake.spark).__module__)
+now = datetime.now(UTC)
+print(lake.as_of("orders", now).count())
+print(lake.as_of("orders", now, key=7).collect()[0].note)
+print(lake.history("orders", 7).count())
+print(lake.audit(["operation"]).collect()[0].changes)
+"""
+
+WRONG_TOKEN = """
+import sys
+from pyspark.sql import SparkSession
+
+print(SparkSession.builder.remote(f"{sys.argv[1]}/;token=wrong").getOrCreate().range(3).count())
+"""
+
+
+@pytest.fixture
+def orders(url: str) -> str:
+    make_orders(url)
+    return url
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+
+
+def test_a_running_pipeline(request: pytest.FixtureRequest, orders: str, tmp_path: Path) -> None:
+    """One pipeline, as everybody who uses it sees it."""
+    lake = Lake(str(tmp_path / "lake"))
+    execute(orders, ROWS.format(1, 20))
+    assert headwater("snapshot", "orders", "--lake", lake.root, "--url", orders).returncode == 0
+    asked = ("asof", "orders", FAR.isoformat(), "--lake", lake.root, "--format", "json")
+    port = free_port()
+    with running(orders, lake.root, tmp_path / "log", "--metrics-port", str(port)) as pipeline:
+        service = pipeline.service()
+        assert stat.S_IMODE(os.stat(f"{lake.root}/{standing.FILE}").st_mode) == 0o600
+        execute(orders, ROWS.format(21, 40), "delete from orders where id > 30")
+        pipeline.until(lambda: events.last_offset(lake) and in_lake(lake) == logged(orders))
+        second = headwater("pipeline", "run", "--once", "--lake", lake.root, "--url", orders)
+        assert second.returncode == 1
+        assert f"process {service.pid}" in " ".join(second.stderr.split())
+
+        with_pipeline = headwater(*asked)
+        assert with_pipeline.returncode == 0, with_pipeline.stderr
+        assert len(with_pipeline.stdout.splitlines()) == 30
+        refused = headwater("asof", "pears", "2100-01-01", "--lake", lake.root)
+        assert (refused.returncode, "knows no table pears" in refused.stderr) == (2, True)
+        assert "n7" in headwater("history", "orders", "7", "--lake", lake.root).stdout
+        assert "delete" in headwater("audit", "--lake", lake.root).stdout
+
+        connected = python(CONNECTED, lake.root)
+        assert connected.stdout.splitlines() == [
+            "pyspark.sql.connect.session", "30", "n7", "1", "10",
+        ], connected.stderr  # fmt: skip
+        assert service.connect is not None
+        wrong = python(WRONG_TOKEN, service.connect)
+        assert wrong.returncode != 0
+        assert "UNAUTHENTICATED" in wrong.stderr
+
+        asyncio.run(asyncio.wait_for(_progress_is_live(orders), 60))
+        metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+        assert 'headwater_pipeline_up{stream="events"} 1.0' in metrics
+        status = headwater("status", "--url", orders).stdout
+        (line,) = (each for each in status.splitlines() if each.split()[:1] == ["events"])
+        assert line.split()[:3] == ["events", "running", "nothing"]
+
+        assert pipeline.stop() == 0, pipeline.log.read_text()
+    assert not os.path.exists(f"{lake.root}/{standing.FILE}")
+    assert not os.path.exists(service.socket)
+    assert standing.find(lake.root) is None
+
+    # Without it: the rows are the same, nothing is written twice, and what a killed one has left
+    # behind counts for nothing.
+    before = files(lake)
+    spark: SparkSession = request.getfixturevalue("spark")  # not before: one Spark at a time
+    run_once(spark, orders, Lake(lake.root, spark))
+    assert (files(lake), in_lake(lake)) == (before, logged(orders))
+    stale = Service(1, service.socket, service.connect, service.token)
+    Path(lake.root, standing.FILE).write_text(json.dumps(_fields(stale)))
+    assert standing.find(lake.root) is None
+    alone = answer(Lake(lake.root, spark), AsOf("orders", FAR)).to_pylist()
+    kept = [render.as_json(row) for row in alone if row["id"] < 100]
+    assert sorted(kept) == sorted(with_pipeline.stdout.splitlines())
+
+
+def files(lake: Lake) -> list[str]:
+    return sorted(str(each) for each in Path(lake.events_path).rglob("*.parquet"))
+
+
+def _fields(service: Service) -> dict[str, Any]:
+    return {name: getattr(service, name) for name in service.__struct_fields__}
+
+
+async def _progress_is_live(url: str) -> None:
+    """The pipeline had its own progress captured: it can be followed as any table."""
+    async with Hub(url) as hub, connect("local", transport=link_to(hub)) as connection:
+        live = connection.live("headwater.pipeline")
+        written: int | None = None
+        async with aclosing(live.deltas()) as batches:
+            async for _ in batches:
+                (events,) = (row for row in live.rows if row["name"] == "events")
+                if written is None:
+                    written = events["changes"]
+                    await asyncio.to_thread(execute, url, ROWS.format(101, 105))
+                elif events["changes"] == written + 5:
+                    return
