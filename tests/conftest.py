@@ -36,6 +36,7 @@ class SparkTogether(LoadScopeScheduling):  # type: ignore[misc]
         return "spark" if nodeid.startswith("tests/spark/") else nodeid
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkTogether:
     return SparkTogether(config, log)
 

@@ -1,36 +1,40 @@
-"""Headwater turns a database into live data."""
+"""Headwater turns a database into live data.
 
+What is named here is imported when it is first used: a Spark worker needs little of it, and there
+are many of them.
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from headwater.errors import (
-    CaptureError,
-    ConfigError,
-    ConnectionFailed,
-    DatabaseError,
-    Diverged,
-    EmbeddedError,
-    Forbidden,
-    FunctionFailed,
-    HeadwaterError,
-    InvalidQuery,
-    LimitExceeded,
-    NotFound,
-    NotInstalled,
-    PermissionMissing,
-    Refused,
-    ResultError,
-    ResyncRequired,
-    TimedOut,
-    Unauthorized,
-    Unavailable,
-)
-from headwater.identity import Identity
-from headwater.live.filter import Filter, c
-from headwater.model import Actor, Change, Column, Position, Table, Transaction
 
 if TYPE_CHECKING:
     from headwater.app import Headwater
     from headwater.client.connection import connect
+    from headwater.errors import (
+        CaptureError,
+        ConfigError,
+        ConnectionFailed,
+        DatabaseError,
+        Diverged,
+        EmbeddedError,
+        Forbidden,
+        FunctionFailed,
+        HeadwaterError,
+        InvalidQuery,
+        LimitExceeded,
+        NotFound,
+        NotInstalled,
+        PermissionMissing,
+        Refused,
+        ResultError,
+        ResyncRequired,
+        TimedOut,
+        Unauthorized,
+        Unavailable,
+    )
+    from headwater.identity import Identity
+    from headwater.live.filter import Filter, c
+    from headwater.model import Actor, Change, Column, Position, Table, Transaction
     from headwater.queries.context import BlockingContext, Context, MutationContext
     from headwater.queries.events import ChangeEvent, ErrorEvent, QueryEvent
     from headwater.queries.functions import Mutation, Query
@@ -80,26 +84,48 @@ __all__ = [
     "connect",
 ]
 
-_HOMES = {
-    "BlockingContext": "queries.context",
-    "ChangeEvent": "queries.events",
-    "Context": "queries.context",
-    "ErrorEvent": "queries.events",
-    "Headwater": "app",
-    "Mutation": "queries.functions",
-    "MutationContext": "queries.context",
-    "Query": "queries.functions",
-    "QueryEvent": "queries.events",
-    "connect": "client.connection",
+_MODULES = {
+    "headwater.app": ("Headwater",),
+    "headwater.client.connection": ("connect",),
+    "headwater.errors": (
+        "CaptureError",
+        "ConfigError",
+        "ConnectionFailed",
+        "DatabaseError",
+        "Diverged",
+        "EmbeddedError",
+        "Forbidden",
+        "FunctionFailed",
+        "HeadwaterError",
+        "InvalidQuery",
+        "LimitExceeded",
+        "NotFound",
+        "NotInstalled",
+        "PermissionMissing",
+        "Refused",
+        "ResultError",
+        "ResyncRequired",
+        "TimedOut",
+        "Unauthorized",
+        "Unavailable",
+    ),
+    "headwater.identity": ("Identity",),
+    "headwater.live.filter": ("Filter", "c"),
+    "headwater.model": ("Actor", "Change", "Column", "Position", "Table", "Transaction"),
+    "headwater.queries.context": ("BlockingContext", "Context", "MutationContext"),
+    "headwater.queries.events": ("ChangeEvent", "ErrorEvent", "QueryEvent"),
+    "headwater.queries.functions": ("Mutation", "Query"),
 }
+_PLACES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is used: a command that asks a running pipeline needs nearly nothing of this."""
-    from importlib import import_module
-
-    if name not in _HOMES:
+    if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"headwater.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(import_module(_PLACES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

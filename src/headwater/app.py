@@ -28,6 +28,7 @@ from headwater.log import cursors, maintenance
 from headwater.log.follow import follow
 from headwater.log.read import LogReader
 from headwater.model import Position, Table, Transaction
+from headwater.pipeline.definitions import View, define
 from headwater.queries.events import EventName, Handler
 from headwater.queries.functions import Mutation, Query
 from headwater.queries.registry import Functions
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from headwater.gateway.gateway import Gateway
 
 HandlerT = TypeVar("HandlerT", bound=Handler)
+ViewFunctionT = TypeVar("ViewFunctionT", bound=Callable[..., Any])
 
 
 class Headwater:
@@ -65,6 +67,7 @@ class Headwater:
         self.gateway: Gateway | None = None
         """The running gateway, where `asgi` was asked for."""
         self._functions = Functions()
+        self._views: dict[str, View] = {}
         self._tables: dict[str, Rules] = {}
         self._rules: dict[str, Rules] = {}
         self._authorize: Authorize | None = None
@@ -163,6 +166,37 @@ class Headwater:
         """Register a function that writes, as a decorator. It runs in one transaction, and the log
         says for whom. A `trusted` one writes as Headwater's own database role, whoever asks."""
         return self._functions.mutation(given, **options)
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        """The registered streaming views, by name."""
+        return self._views
+
+    def view(
+        self,
+        *,
+        key: str | Iterable[str],
+        tables: Mapping[str, str] | None = None,
+        name: str | None = None,
+    ) -> Callable[[ViewFunctionT], ViewFunctionT]:
+        """Register a streaming view, as a decorator: a function from PySpark DataFrames of tables
+        to an aggregate, which `headwater pipeline run --app` keeps up to date in a table.
+
+        Each parameter is a table of that name, unless `tables` names another. `key` has the columns
+        that the aggregate is grouped by. The view's table has the function's name, or `name`.
+        """
+
+        def register(function: ViewFunctionT) -> ViewFunctionT:
+            view = define(function, key=key, tables=tables, name=name)
+            if view.name in self._views:
+                raise ConfigError(
+                    f"view {view.name} is registered twice",
+                    hint='Give one of them another name: @hw.view(name="…")',
+                )
+            self._views[view.name] = view
+            return function
+
+        return register
 
     @overload
     def on(

@@ -50,6 +50,7 @@ from headwater.live.query import LiveQuery
 from headwater.logs import log_as_json
 from headwater.model import Position, Transaction
 from headwater.pipeline import doctor as pipeline_doctor
+from headwater.pipeline import view_catalog
 from headwater.queries import explain as explain_
 from headwater.queries.analysis import Analysis
 from headwater.queries.statements import Executed, Statement
@@ -513,7 +514,7 @@ def serve(
             assert hw.gateway is not None
             # From here on a signal means: let the clients go first.
             asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
-            async with _pipeline_beside(hw, json=json) if with_pipeline else nullcontext():
+            async with _pipeline_beside(hw, program, json=json) if with_pipeline else nullcontext():
                 await server.serve(
                     asgi,
                     host=address,
@@ -527,19 +528,22 @@ def serve(
     _run(work(), server.new_event_loop)
 
 
-def _pipeline_beside(hw: Headwater, *, json: bool) -> AbstractAsyncContextManager[None]:
-    """The pipeline as a child, for the same database, lake and settings."""
+def _pipeline_beside(
+    hw: Headwater, program: str | None, *, json: bool
+) -> AbstractAsyncContextManager[None]:
+    """The pipeline as a child, for the same application, database, lake and settings."""
 
     def say(line: str) -> None:
         print(line if json and line.startswith("{") else f"pipeline │ {line}", file=sys.stderr)
 
-    settings = hw.settings
+    chosen = msgspec.structs.asdict(hw.settings).items()
     same = {
-        "HEADWATER_LAKE_INTERVAL": settings.lake_interval,
-        "HEADWATER_LAKE_VACUUM": settings.lake_vacuum,
+        f"HEADWATER_{name.upper()}": str(value)
+        for name, value in chosen
+        if name.startswith("lake_") and value is not None
     }
-    options = ("--json",) if json else ()
-    lake = child_.absolute(settings.lake)
+    options = [*(("--app", program) if program else ()), *(("--json",) if json else ())]
+    lake = child_.absolute(hw.settings.lake)
     return child_.kept_running(child_.Child(hw.url, lake, say, options=options, settings=same))
 
 
@@ -644,6 +648,10 @@ def pipeline_run(
     master: Annotated[
         str | None, typer.Option(help="The Spark cluster; else this machine's cores.")
     ] = None,
+    program: Annotated[
+        str | None,
+        typer.Option("--app", metavar="MODULE:NAME", help="The application whose views to keep."),
+    ] = None,
     lake: LakeFolder = None,
     metrics_port: Annotated[
         int | None, typer.Option(help="Answer Prometheus on this port of 127.0.0.1.")
@@ -653,9 +661,10 @@ def pipeline_run(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Write every change to the lake, exactly once, until Ctrl-C.
+    """Write every change to the lake, exactly once, and keep the views of an application, until
+    Ctrl-C.
 
-    Example: `headwater pipeline run --lake /var/lib/shop/lake`
+    Example: `headwater pipeline run --lake /var/lib/shop/lake --app shop:hw`
     """
     with _spark_needed():
         from headwater.pipeline import application
@@ -664,7 +673,8 @@ def pipeline_run(
     child_.end_with_parent()
 
     async def work() -> None:
-        settings = _settings(url, embedded, data_dir, lake)
+        hw = _headwater(program, url, embedded, data_dir)
+        settings = msgspec.structs.replace(hw.settings, lake=lake or hw.settings.lake)
         async with database(settings) as found:
             connection = await connect(found, purpose="cli")
             await schema.require(connection)
@@ -672,7 +682,12 @@ def pipeline_run(
             if not json:
                 err.print(f"Writing to {settings.lake}. Ctrl-C ends it.", markup=False)
             streams = await application.run(
-                found, settings, once=once, master=master, metrics_port=metrics_port
+                found,
+                settings,
+                once=once,
+                master=master,
+                metrics_port=metrics_port,
+                views=hw.views.values(),
             )
         for stream in streams:
             text = f"{stream.name}: {stream.changes} changes, at {stream.position or 'the start'}"
@@ -799,6 +814,78 @@ def pipeline_trim(
     if done.held:
         text += f" Older events are kept for want of a later snapshot of: {', '.join(done.held)}."
     _say(msgspec.to_builtins(done), text, json=json)
+
+
+views = typer.Typer(
+    help="Streaming views: tables that the pipeline keeps up to date.", no_args_is_help=True
+)
+app.add_typer(views, name="view")
+ViewName = Annotated[str, typer.Argument(metavar="NAME", help="The view.")]
+
+
+@views.command("list")
+def view_list(
+    url: Url = None, embedded: Embedded = False, data_dir: DataDir = None, json: Json = False
+) -> None:
+    """Show the streaming views: state, rows, position, error.
+
+    Example: `headwater view list`
+    """
+
+    async def work() -> None:
+        async with _connected(_settings(url, embedded, data_dir)) as connection:
+            await schema.require(connection)
+            found = await view_catalog.list_views(connection)
+        _show(found, render.views_view(found), json=json)
+
+    _run(work())
+
+
+@views.command("rebuild")
+def view_rebuild(
+    name: ViewName,
+    url: Url = None,
+    embedded: Embedded = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Have a view built anew from its tables, by the pipeline that runs or by the next.
+
+    Example: `headwater view rebuild revenue`
+    """
+
+    async def work() -> None:
+        async with _connected(_settings(url, embedded, data_dir)) as connection:
+            await schema.require(connection)
+            await view_catalog.rebuild(connection, name)
+        _say({"view": name, "state": "due"}, f"The pipeline will build {name} anew.", json=json)
+
+    _run(work())
+
+
+@views.command("drop")
+def view_drop(
+    name: ViewName,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    url: Url = None,
+    embedded: Embedded = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Remove a view and its table. Take its function out of the application first.
+
+    Example: `headwater view drop revenue`
+    """
+    if not yes:
+        typer.confirm(f"Drop the view {name} and its table?", abort=True)
+
+    async def work() -> None:
+        async with _connected(_settings(url, embedded, data_dir)) as connection:
+            await schema.require(connection)
+            await view_catalog.drop(connection, name)
+        _say({"view": name, "dropped": True}, f"Dropped {name}.", json=json)
+
+    _run(work())
 
 
 @app.command()

@@ -469,6 +469,13 @@ SPARK_PART_CHANGES = 50_000
 SPARK_PARTS_MAX = 1_000
 """Tasks that one batch is read by; beyond, each reads more."""
 
+SPARK_LOOKS_MAX = 1_000
+"""Transactions of one part whose last change is looked for one by one. More are looked over in one
+go, if they lie close together."""
+
+SPARK_LOOKS_SPREAD = 10
+"""Close together: so many transaction ids, at most, for each that occurs."""
+
 SPARK_PLANNING_PATIENCE_SECONDS = 30.0
 """For how long the data source tries to reach a database that it has lost, before the stream
 fails."""
@@ -566,3 +573,19 @@ repairs what it left."""
 
 WARM_SECONDS = 600.0
 """How long making an archive of Spark's classes may take. Then it is given up."""
+
+VIEW_GROUPS_AT_ONCE = 10_000
+"""Groups of a view that one statement writes. All those of a batch are one transaction."""
+
+VIEW_BUILD_ROWS = 50_000
+"""Rows of a table that are read, aggregated and kept at a time when a view is built."""
+
+VIEW_SECONDS = 0.05
+"""How often the stream of a view looks for changes."""
+
+VIEW_CHANGED_ROWS = 10_000
+"""Rows of a joined table that have changed and lie beside the others. Beyond, they are joined to
+them."""
+
+VIEW_COLUMNS_REMEMBERED = 1_000
+"""Aggregates of columns that are remembered between the calls of views' functions."""

@@ -28,6 +28,7 @@ from headwater.model import (
     Unmatch,
     Update,
 )
+from headwater.pipeline.view_catalog import ViewStatus
 from headwater.protocol import plain
 
 if TYPE_CHECKING:
@@ -213,6 +214,23 @@ def _cursors(status: Status) -> Grid | Text:
             str(cursor.position),
             _period(cursor.lag) if cursor.lag is not None else "nothing",
             Text("fell off: resync", style="bold red") if cursor.lost else left,
+        )
+    return grid
+
+
+def views_view(views: Sequence[ViewStatus]) -> Grid | Text:
+    """The streaming views."""
+    if not views:
+        return Text("There is no view. Write one: docs/howto/views.md", style="dim")
+    grid = Grid("view", "state", "rows", "position", "changed", "error", box=None)
+    for view in views:
+        grid.add_row(
+            view.name,
+            Text("failed", style="red") if view.error else view.state,
+            "its table is gone" if view.rows is None and view.built_at else str(view.rows or 0),
+            view.position or "–",
+            f"{view.changed_at:%Y-%m-%d %H:%M:%S}",
+            Text(view.error or "", style="red"),
         )
     return grid
 

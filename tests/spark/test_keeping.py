@@ -108,7 +108,7 @@ CHANGES: list[tuple[str, ...]] = [
      "update items set extra = extra + 1 where id > 1000"),
     ("truncate items", "alter table items drop constraint items_pkey, add primary key (id)",
      "insert into items values (6, 6, 'after', 1), (10, 1, null, 2)"),
-    ("update items set extra = extra + 1",),
+    ("update items set extra = extra + 1",) * 4,
     ("drop table items", "create table items (id text primary key, other date)",
      "insert into items values ('6', '2026-01-01')",
      "select headwater.enable_reactivity('items')",

@@ -39,8 +39,8 @@ def connections_are_closed() -> Iterator[None]:
     yield
     while _planners:
         _planners.pop().close()
-    for url in list(reading._connections):
-        reading._forget(url)
+    for url, owner in list(reading._connections):
+        reading.forget(url, owner)
 
 
 def rows_of(planner: Planner, start: Offset, end: Offset, **times: Any) -> list[Change]:
@@ -246,6 +246,34 @@ def test_a_transaction_cut_apart_has_one_time(
     ).fetchone()
     assert committed is not None
     assert {row["committed_at"] for row in rows} == {committed[0] if tracked else rows[-1]["at"]}
+
+
+@pytest.mark.parametrize("looks", [0, 1_000])
+@pytest.mark.parametrize("tracked", [True, False])
+def test_many_transactions_have_their_times(
+    url: str,
+    orders: psycopg.Connection,
+    small_parts: None,
+    monkeypatch: pytest.MonkeyPatch,
+    looks: int,
+    tracked: bool,
+) -> None:
+    """Looked for one by one or all together: also of one that others come between."""
+    monkeypatch.setattr(limits, "SPARK_LOOKS_MAX", looks)
+    monkeypatch.setattr(Planner, "has_commit_times", lambda _: tracked)
+    with psycopg.connect(url) as other:
+        for number in range(20):
+            orders.execute("insert into orders values (%s, 0)", (number,))
+            if number % 4 == 0:
+                other.execute("insert into orders values (%s, 0)", (number + 100,))
+    truth = orders.execute(
+        "select distinct on (xid) xid::text::bigint, at, pg_xact_commit_timestamp(xid::xid)"
+        " from headwater.log order by xid, seq desc"
+    ).fetchall()
+    rows = Stream(url).take_all(7)
+    assert len(rows) == 25
+    found = {(row["xid"], row["committed_at"]) for row in rows}
+    assert found == {(xid, commit if tracked else at) for xid, at, commit in truth}
 
 
 def test_a_range_of_time(url: str, orders: psycopg.Connection) -> None:

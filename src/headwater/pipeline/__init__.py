@@ -1,10 +1,13 @@
 """The data pipeline on Spark: every change into a Delta lake.
 
     java       finds a Java, or supplies one from a wheel
+    warming    an archive of Spark's classes, for a faster start
+    training   what Spark does while that is made
     session    the Spark session and its settings
     offsets    how far a stream has come: positions, and cuts inside a read
     source     `format("headwater")`: the log as a PySpark data source
     planning   what a batch of it reads
+    taking     a batch of it into files, past Spark's rows
     daemon     where workers come from
     reading    what a worker does: a part of the log as Arrow
     doctor     what of all this is there
@@ -39,6 +42,18 @@
     changes    the changes of a table between two moments, in order
     replay     a table from its events once more
     targets    the table that a replay writes to, and how far it has come
+
+    aggregates what views are made of, as Spark columns
+    definitions  what a view is
+    results    what a view's function made: columns, types, whether it can be kept
+    weighted   changes as rows that come and go
+    table_reading  tables as they are now, at one position
+    view_function  calls a view's function
+    view_state the rows of joined tables, kept in Spark
+    view_groups    what a batch adds to a view, as PostgreSQL reads it
+    view_tables    the PostgreSQL side of a view
+    view_catalog   views for people
+    views      keeps a view up to date
 
 Installed with `headwater[spark]`.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from headwater.metrics import PipelineMetrics
 from headwater.pipeline import connecting, jobs, shapes, standing
 from headwater.pipeline.answers import answer, answering
 from headwater.pipeline.checkpoints import LakeLock
+from headwater.pipeline.definitions import View
 from headwater.pipeline.lake import Lake
 from headwater.pipeline.progress import Reports, StreamProgress
 from headwater.pipeline.questions import AsOf
@@ -27,8 +28,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A query that does not end within this time is left to the end of the process.
-_SETTINGS = {"spark.sql.streaming.stopTimeout": "30s", "spark.scheduler.mode": "FAIR"}
+_SETTINGS = {
+    # A query that does not end within this time is left to the end of the process.
+    "spark.sql.streaming.stopTimeout": "30s",
+    "spark.scheduler.mode": "FAIR",
+    # Checkpoints without a second file of checksums beside each: they are written for every batch.
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+}
 
 
 async def run(
@@ -38,12 +44,13 @@ async def run(
     once: bool = False,
     master: str | None = None,
     metrics_port: int | None = None,
+    views: Iterable[View] = (),
 ) -> list[StreamProgress]:
     """Run the pipeline in a thread until it has ended. Who cancels this waits for the batch that is
     being written, and then for Spark to end."""
     stop = Event()
     working = asyncio.create_task(
-        asyncio.to_thread(_work, url, settings, once, master, metrics_port, stop)
+        asyncio.to_thread(_work, url, settings, once, master, metrics_port, tuple(views), stop)
     )
     try:
         return await asyncio.shield(working)
@@ -58,12 +65,13 @@ def _work(
     once: bool,
     master: str | None,
     metrics_port: int | None,
+    views: tuple[View, ...],
     stop: Event,
 ) -> list[StreamProgress]:
     root = _absolute(settings.lake)
     # First of all: Spark takes seconds to start.
     with LakeLock(root):
-        return _work_alone(url, root, settings, once, master, metrics_port, stop)
+        return _work_alone(url, root, settings, once, master, metrics_port, views, stop)
 
 
 def _work_alone(
@@ -73,6 +81,7 @@ def _work_alone(
     once: bool,
     master: str | None,
     metrics_port: int | None,
+    views: tuple[View, ...],
     stop: Event,
 ) -> list[StreamProgress]:
     metrics = PipelineMetrics()
@@ -82,6 +91,7 @@ def _work_alone(
         plan = jobs.Plan(
             url,
             Lake(root, spark),
+            jobs=(*jobs.JOBS, *map(jobs.view_job, views)),
             once=once,
             seconds=settings.lake_interval_period.total_seconds(),
             vacuum_keep=settings.lake_vacuum_period,

@@ -76,6 +76,12 @@ class Checkpoint:
         names = (info.base_name for info in self._place.files(folder))
         return [int(name) for name in names if name.isdigit()]
 
+    def remove(self) -> None:
+        """Forget it: the next stream here is a new one."""
+        folder, _, name = self.path.rpartition("/")
+        Place.of(folder).remove(name)
+        self._id = None
+
     # -------------------------------------------------------------------- where it began
 
     @property

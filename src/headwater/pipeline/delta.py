@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 import pyarrow as pa
@@ -78,7 +78,7 @@ def append(
     table = table or DeltaTable(path)
     if holds(table, app_id, batch_id):
         return False
-    files = list(_write(Place.of(path), rows, table.metadata().partition_columns))
+    files = write_files(path, rows, table.metadata().partition_columns)
     return _commit(table, files, app_id, batch_id, metadata)
 
 
@@ -152,8 +152,27 @@ def note(table: DeltaTable, metadata: dict[str, Any]) -> None:
 def holds(table: DeltaTable, app_id: str, batch_id: int) -> bool:
     """Whether the batch is in the table, in its latest version."""
     table.update_incremental()
+    return knows(table, app_id, batch_id)
+
+
+def knows(table: DeltaTable, app_id: str, batch_id: int) -> bool:
+    """Whether the batch is in the version that `table` is at. Enough before a commit: one that
+    another came before is refused."""
     done = table.transaction_version(app_id)
     return done is not None and done >= batch_id
+
+
+def append_files(
+    table: DeltaTable,
+    files: Sequence[AddAction],
+    *,
+    app_id: str,
+    batch_id: int,
+    metadata: dict[str, Any] | None = None,
+) -> bool:
+    """Make files part of the table as one batch; False if it was in already. `table` is at a
+    version that does not hold the batch."""
+    return _commit(table, files, app_id, batch_id, metadata)
 
 
 def _commit(
@@ -197,20 +216,45 @@ def _commit(
 # ------------------------------------------------------------------------ Parquet
 
 
+ENCODINGS: dict[str, Literal["DELTA_BINARY_PACKED", "DELTA_BYTE_ARRAY"]] = {
+    "seq": "DELTA_BINARY_PACKED",
+    "at": "DELTA_BINARY_PACKED",
+    "key": "DELTA_BYTE_ARRAY",
+    "before": "DELTA_BYTE_ARRAY",
+    "after": "DELTA_BYTE_ARRAY",
+    "image": "DELTA_BYTE_ARRAY",
+}
+"""Columns whose values hardly ever repeat and resemble the one before: what differs is kept. The
+others have dictionaries."""
+
+
+def write_files(path: str, rows: pa.Table, columns: Sequence[str]) -> list[AddAction]:
+    """Write rows as Parquet for the table at the path, a file for each partition."""
+    return list(_write(Place.of(path), rows, columns))
+
+
+def rows_of(file: AddAction) -> int:
+    """How many rows a file has that was written here."""
+    return int(json.loads(file.stats)["numRecords"])
+
+
 def _write(place: Place, rows: pa.Table, columns: Sequence[str]) -> Iterator[AddAction]:
-    """Write rows as Parquet, a file for each partition."""
-    for values in _partitions(rows, columns):
+    found = _partitions(rows, columns)
+    for values in found:
         part = rows
-        for name, value in values.items():
+        for name, value in values.items() if len(found) > 1 else ():
             part = part.filter(pc.field(name) == pa.scalar(value, rows.schema.field(name).type))
         name = _file_name(values)
         place.system.create_dir(place.below(name).rpartition("/")[0], recursive=True)
         footers: list[pq.FileMetaData] = []
+        part = part.drop_columns(list(columns))
         pq.write_table(
-            part.drop_columns(list(columns)),
+            part,
             place.below(name),
             filesystem=place.system,
             compression="zstd",
+            use_dictionary=[name for name in part.column_names if name not in ENCODINGS],
+            column_encoding={n: ENCODINGS[n] for n in part.column_names if n in ENCODINGS},
             metadata_collector=footers,
         )
         yield _added(place, name, _texts(values), footers[0])
@@ -365,15 +409,19 @@ def carrying(table: DeltaTable) -> CommitProperties | None:
 
 def writer_properties(names: Iterable[str]) -> WriterProperties:
     """How delta-rs writes files that stay."""
-    blooms = {
-        name: ColumnProperties(
-            bloom_filter_properties=BloomFilterProperties(True, ndv=BLOOMED[name])
-        )
-        for name in names
-        if name in BLOOMED
-    }
+    columns = {name: _properties(name) for name in names if name in {*BLOOMED, *ENCODINGS}}
     return WriterProperties(
         compression="ZSTD",
         max_row_group_size=limits.LAKE_ROW_GROUP_ROWS,
-        column_properties=blooms or None,
+        column_properties=columns or None,
+    )
+
+
+def _properties(name: str) -> ColumnProperties:
+    return ColumnProperties(
+        dictionary_enabled=False if name in ENCODINGS else None,
+        encoding=ENCODINGS.get(name),
+        bloom_filter_properties=(
+            BloomFilterProperties(True, ndv=BLOOMED[name]) if name in BLOOMED else None
+        ),
     )

@@ -1,10 +1,11 @@
 """Every change into the lake, exactly once.
 
 A batch of the log becomes one commit of the Delta table `events`, with the position it reaches. One
-that fits a single part of the log is written by the driver, which takes tens of milliseconds; a
-larger one by Spark's tasks. Before it, the shapes that its changes have are kept in the lake, too:
-so the past can be read when the database is gone. After it comes the roll-up of what it contained,
-in a commit of its own under the same number.
+that fits a single part of the log is read and written by the driver, which takes milliseconds; a
+larger one by Spark's tasks. Of Spark's batch only the offsets are used: see `taking`. Before it,
+the shapes that its changes have are kept in the lake, too: so the past can be read when the
+database is gone. After it comes the roll-up of what it contained, in a commit of its own under the
+same number.
 """
 
 from __future__ import annotations
@@ -28,17 +29,16 @@ from headwater.pipeline import audit, delta, maintenance
 from headwater.pipeline.checkpoints import Checkpoint
 from headwater.pipeline.crashes import crash_point
 from headwater.pipeline.files import Place
-from headwater.pipeline.lake import STORED, Lake
+from headwater.pipeline.lake import Lake
 from headwater.pipeline.offsets import Offset
+from headwater.pipeline.reading import Part
 from headwater.pipeline.shapes import SHAPES
 from headwater.pipeline.sink import Sink
+from headwater.pipeline.taking import OWN_SCHEMA, STORED, Taker
 
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction
-    from pyspark.sql import DataFrame
-
-OWN_SCHEMA = "headwater"
-"""Changes of our own tables (the pipeline's progress is one) are not events."""
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def stored(changes: DataFrame) -> DataFrame:
@@ -67,6 +67,7 @@ class EventsSink(Sink):
         self._table = delta.create(lake.events_path, STORED, ["day"])
         self._audit = audit.RollUps(lake.audit_path)
         self._shapes = Shapes(lake, url)
+        self._taker = Taker(url, checkpoint)
         self._seen: list[pa.Table] = []
         maintenance.clean_stage(lake.events_path)
         self._count_anew()
@@ -74,14 +75,14 @@ class EventsSink(Sink):
     def write(self, batch: DataFrame, batch_id: int) -> int | None:
         app_id = f"events/{self._checkpoint.query_id}"
         reached = msgspec.json.encode(self._checkpoint.offset(batch_id).to_dict()).decode()
-        if delta.holds(self._table, app_id, batch_id):
+        if delta.knows(self._table, app_id, batch_id):
             self._check_same(app_id, batch_id, reached)
             if self._audit.holds(app_id, batch_id):
                 return 0
-            contents = _contents(batch)
+            contents = audit.counted(self._taker.rows([part]) for part in self._parts(batch_id))
         else:
             self._shapes.keep_new()
-            contents = self._append(batch, app_id, batch_id, reached)
+            contents = self._append(batch.sparkSession, app_id, batch_id, reached)
         crash_point("uncounted")
         if contents.num_rows:
             self._audit.add(contents, app_id=app_id, batch_id=batch_id, offset=reached)
@@ -93,41 +94,32 @@ class EventsSink(Sink):
         found, self._seen = self._seen, []
         return found
 
-    def _append(self, batch: DataFrame, app_id: str, batch_id: int, reached: str) -> pa.Table:
+    def _append(self, spark: SparkSession, app_id: str, batch_id: int, reached: str) -> pa.Table:
         """Append the events; returns what they are."""
         before = self._table.version()
-        append = self._append_small if is_small(batch) else self._append_large
-        contents = append(batch, app_id, batch_id, {delta.OFFSET: reached})
+        contents = self._append_parts(spark, app_id, batch_id, {delta.OFFSET: reached})
         maintenance.compact_when_due(self._table, before)
         return contents
 
-    def _append_small(
-        self, batch: DataFrame, app_id: str, batch_id: int, metadata: dict[str, str]
+    def _append_parts(
+        self, spark: SparkSession, app_id: str, batch_id: int, metadata: dict[str, str]
     ) -> pa.Table:
-        rows = batch.toArrow().select(STORED.names).cast(STORED)
-        if rows.num_rows:
-            delta.append(
-                self._lake.events_path,
-                rows,
-                app_id=app_id,
-                batch_id=batch_id,
-                metadata=metadata,
-                table=self._table,
+        parts, path = self._parts(batch_id), self._lake.events_path
+        if len(parts) > 1:
+            rows, files = None, self._taker.write(spark, parts, path)
+        else:
+            rows = self._taker.rows(parts)
+            files = delta.write_files(path, rows, ["day"])
+        if files:
+            delta.append_files(
+                self._table, files, app_id=app_id, batch_id=batch_id, metadata=metadata
             )
-        return audit.counted([rows])
+        return audit.counted(self._read(files) if rows is None else [rows])
 
-    def _append_large(
-        self, batch: DataFrame, app_id: str, batch_id: int, metadata: dict[str, str]
-    ) -> pa.Table:
-        files = delta.append_frame(
-            self._lake.events_path,
-            batch,
-            app_id=app_id,
-            batch_id=batch_id,
-            metadata=metadata,
-            table=self._table,
-        )
-        return _contents(batch) if files is None else audit.counted(self._read(files))
+    def _parts(self, batch_id: int) -> list[Part]:
+        """What lies between the end of the batch before and that of this one."""
+        start = self._checkpoint.offset(batch_id - 1) if batch_id else None
+        return self._taker.parts(start, self._checkpoint.offset(batch_id))
 
     def _read(self, files: list[AddAction]) -> Iterator[pa.Table]:
         """What of the Parquet is counted: the batch itself is not executed again for that."""
@@ -152,6 +144,7 @@ class EventsSink(Sink):
 
     def close(self) -> None:
         self._shapes.close()
+        self._taker.close()
 
     def _check_same(self, app_id: str, batch_id: int, reached: str) -> None:
         """A batch that is in must be the last one, and end where that one ended. Otherwise the
@@ -165,11 +158,6 @@ class EventsSink(Sink):
                 hint="Move the folder away: the stream then goes on after the last position that "
                 "the lake itself has.",
             )
-
-
-def _contents(batch: DataFrame) -> pa.Table:
-    """What a batch contains, from the batch itself. It is bounded, and few columns are taken."""
-    return audit.counted([batch.select(*audit.NEEDED).toArrow()])
 
 
 def is_small(batch: DataFrame) -> bool:

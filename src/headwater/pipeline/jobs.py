@@ -11,8 +11,10 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +25,14 @@ from headwater.errors import ConfigError, HeadwaterError, PipelineError, ResyncR
 from headwater.metrics import PipelineMetrics
 from headwater.pipeline import events, maintenance
 from headwater.pipeline.checkpoints import Checkpoint, LakeLock, owner_name
+from headwater.pipeline.definitions import View
 from headwater.pipeline.keeping import Keeper
 from headwater.pipeline.lake import Lake
 from headwater.pipeline.offsets import Offset
 from headwater.pipeline.planning import Planner
 from headwater.pipeline.progress import Behind, Reports, StreamProgress
 from headwater.pipeline.sink import Sink
+from headwater.pipeline.views import ViewSink
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,11 +53,37 @@ class Job(msgspec.Struct, frozen=True):
     tables: tuple[str, ...] = ()
     seconds: float | None = None
     """Pause between two batches; None for the pipeline's."""
+    rows_max: int | None = None
+    """Changes in one batch at most; None for the pipeline's."""
+    view: str | None = None
+    """The view that it keeps, if it does."""
+
+    reads_itself: bool = False
+    """Whether the sink reads what lies between a batch's offsets itself. Then Spark's batch has no
+    rows, and costs next to nothing to plan."""
 
 
-EVENTS = Job("events", events.stored, events.EventsSink, events.last_offset)
+EVENTS = Job("events", events.stored, events.EventsSink, events.last_offset, reads_itself=True)
 
 JOBS: tuple[Job, ...] = (EVENTS,)
+
+
+def view_job(view: View) -> Job:
+    """The stream of a view. One of several tables takes whole transactions only: what a join has
+    seen of its tables must be the same of all of them."""
+    return Job(
+        f"{_VIEW}{view.name}",
+        lambda changes: changes,
+        partial(ViewSink, view),
+        tables=view.sources,
+        seconds=limits.VIEW_SECONDS,
+        rows_max=_EVERYTHING if len(view.tables) > 1 else None,
+        view=view.name,
+    )
+
+
+_VIEW = "view."
+_EVERYTHING = 2**62
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -152,9 +182,17 @@ class Pipeline:
             if self._keeper is not None and self._plan.snapshot_events:
                 streams.append(self._keeper.progress())
             self._reports.write(streams)
+            self._start_due(last=last)
         except HeadwaterError as error:
             # The database is away: the streams meet that themselves.
             log.warning("The pipeline's progress could not be written: %s", error)
+
+    def _start_due(self, *, last: bool) -> None:
+        """Somebody asked for views to be built anew: that is done by the start of their streams."""
+        views = {each.view: each for each in self._streams if each.view is not None}
+        for name in self._reports.due_views() if views and not last else ():
+            if name in views:
+                views[name].start_anew()
 
     def _behind(self, stream: Stream) -> Behind | None:
         return None if stream.offset is None else self._reports.behind(stream.offset)
@@ -177,11 +215,14 @@ class Stream:
         self.state = "starting"
         self.error: HeadwaterError | None = None
         self.offset: Offset | None = None
+        self.view = job.view
         self._spark = spark
         self._plan = plan
         self._job = job
         self._checkpoint = Checkpoint(plan.lake.checkpoint(job.name))
         self._owner = owner_name()
+        self._starts = ThreadPoolExecutor(1, f"start of {job.name}")
+        self._starting: Future[None] | None = None
         self._query: StreamingQuery | None = None
         self._sink: Sink | None = None
         self._seen: list[pa.Table] = []
@@ -192,7 +233,9 @@ class Stream:
         self._pause, self._start_at = limits.PIPELINE_RESTART_SECONDS[0], 0.0
         self._restarts = 0
         self._latest: dict[str, Any] = {}
+        self._rates = 0.0, 0.0
         self._noted = ""
+        self._noted_batch: int | None = None
         self._taken: dict[int, int | None] = {}
         self._reached: Offset | None = None
         self._batch: int | None = None
@@ -202,17 +245,25 @@ class Stream:
     # -------------------------------------------------------------------- supervising
 
     def look(self) -> None:
-        """See how it is, and start it where that is due."""
-        if self.state in ("starting", "waiting") and time.monotonic() >= self._start_at:
-            try:
-                self._start()
-                self.state = "running"
-            except Exception as error:
-                self._failed(error)
+        """See how it is, and start it where that is due. To start may take long, as when a view is
+        built: the others are looked at meanwhile."""
+        if self._starting is not None:
+            if self._starting.done():
+                self._has_started(self._starting)
+        elif self.state in ("starting", "waiting") and time.monotonic() >= self._start_at:
+            self._starting = self._starts.submit(self._start)
         elif self.state == "running" and self._query is not None:
             self._note_progress(self._query)
             if not self._query.isActive:
                 self._ended(self._query)
+
+    def _has_started(self, starting: Future[None]) -> None:
+        self._starting = None
+        try:
+            starting.result()
+            self.state = "running"
+        except Exception as error:
+            self._failed(error)
 
     def _ended(self, query: StreamingQuery) -> None:
         error = query.exception()
@@ -237,11 +288,26 @@ class Stream:
         self._start_at = time.monotonic() + self._pause
         self._pause = min(self._pause * 2, limits.PIPELINE_RESTART_SECONDS[1])
 
+    def start_anew(self) -> None:
+        """Stop, and start again at the next look, also what failed for good."""
+        if self._starting is None and self.state in ("running", "failed", "waiting"):
+            self._stop_query()
+            self._stopping, self._start_at, self.state = False, 0.0, "starting"
+
     def stop(self) -> None:
         """Stop between two batches: one that is being written is waited for."""
-        if self._query is None:
-            return
+        if self._starting is not None:
+            wait([self._starting], limits.PIPELINE_STOP_SECONDS)
+        self._starts.shutdown(wait=False)
+        self._stop_query()
+        if self.state != "failed":
+            self.state = "stopped"
+
+    def _stop_query(self) -> None:
         self._stopping = True
+        if self._query is None:
+            self._close_sink()
+            return
         if self._gate.acquire(timeout=limits.PIPELINE_STOP_SECONDS):
             self._gate.release()
             self._wait_for_commit(self._query)
@@ -251,8 +317,6 @@ class Stream:
         except Exception as error:  # Spark's, for one that does not end; the next start repairs it
             log.warning("Stream %s did not stop in time: %s", self._job.name, error)
         self._close_sink()
-        if self.state != "failed":
-            self.state = "stopped"
 
     def _close_sink(self) -> None:
         sink, self._sink = self._sink, None
@@ -278,18 +342,24 @@ class Stream:
     # -------------------------------------------------------------------- the query
 
     def _start(self) -> None:
-        self._checkpoint.check()
-        begin = self._begin()
         self._failure = self._written = None
         self._sink = self._job.sink(self._plan.lake, self._plan.url, self._checkpoint)
+        if self._sink.begins_anew:
+            self._checkpoint.remove()
+        self._checkpoint.check()
+        begin = self._begin()
         reader = self._spark.readStream.format("headwater").option("url", self._plan.url)
         if self._job.tables:
             reader = reader.option("tables", ",".join(self._job.tables))
-        if self._plan.rows_max is not None:
-            reader = reader.option("maxRows", self._plan.rows_max)
+        rows_max = self._plan.rows_max if self._job.rows_max is None else self._job.rows_max
+        if rows_max is not None:
+            reader = reader.option("maxRows", rows_max)
         if begin is not None:
             reader = reader.option("since", str(begin.position))
-        changes = self._job.transform(events.beyond(reader.load(), begin))
+        if self._job.reads_itself:
+            changes = reader.load().where("false")
+        else:
+            changes = self._job.transform(events.beyond(reader.load(), begin))
         writer = changes.writeStream.foreachBatch(self._write).queryName(self._job.name)
         writer = writer.option("checkpointLocation", self._checkpoint.path)
         if self._plan.once:
@@ -305,7 +375,8 @@ class Stream:
         same rows when it is repeated."""
         begin = self._checkpoint.begin
         if begin is None and not self._checkpoint.exists:
-            begin = self._job.begin(self._plan.lake) or self._beginning()
+            assert self._sink is not None
+            begin = self._sink.begin or self._job.begin(self._plan.lake) or self._beginning()
             self._checkpoint.begin_at(begin)
         return begin
 
@@ -331,7 +402,7 @@ class Stream:
     # -------------------------------------------------------------------- progress
 
     def _note_progress(self, query: StreamingQuery) -> None:
-        for latest in query.recentProgress:
+        for latest in self._news(query):
             # Spark also reports while nothing happens, under the number of the batch to come.
             if latest["timestamp"] <= self._noted or "addBatch" not in latest["durationMs"]:
                 continue
@@ -345,8 +416,20 @@ class Stream:
                 taken = latest["numInputRows"]
             # A batch of nothing but our own reports must not be reported: that never ended.
             if taken:
-                self._batch, self._latest, self._reached = latest["batchId"], latest, self.offset
+                self._batch, self._reached = latest["batchId"], self.offset
+                self._rates = _rates(taken, self._latest, latest)
+                self._latest = latest
                 self._changes += taken
+
+    def _news(self, query: StreamingQuery) -> Sequence[dict[str, Any]]:
+        """What Spark has said of batches since the last look, and perhaps more. To fetch all that
+        it remembers takes tens of milliseconds: done only where there are several."""
+        latest = query.lastProgress
+        if latest is None or latest["timestamp"] <= self._noted:
+            return ()
+        alone = self._noted_batch is not None and latest["batchId"] <= self._noted_batch + 1
+        self._noted_batch = latest["batchId"]
+        return (latest,) if alone else query.recentProgress
 
     def progress(self, behind: Behind | None = None) -> StreamProgress:
         idle = behind is not None and behind.changes == 0
@@ -357,8 +440,7 @@ class Stream:
             self._batch,
             None if self._reached is None else str(self._reached.position),
             self._changes,
-            0.0 if idle else _rate(self._latest, "inputRowsPerSecond"),
-            0.0 if idle else _rate(self._latest, "processedRowsPerSecond"),
+            *((0.0, 0.0) if idle else self._rates),
             None if behind is None else behind.changes,
             None if behind is None else round(behind.seconds, 3),
             self._restarts,
@@ -381,10 +463,18 @@ def _unless_odd() -> Iterator[None]:
         return
 
 
-def _rate(progress: dict[str, Any], name: str) -> float:
-    rate = progress.get(name)
-    # Spark has NaN and infinity for batches that took no time.
-    return round(rate, 1) if isinstance(rate, int | float) and 0 <= rate < 1e12 else 0.0
+def _rates(taken: int, before: dict[str, Any], latest: dict[str, Any]) -> tuple[float, float]:
+    """Changes a second that came, and that were written. Spark counts rows that it has read itself,
+    and not all sinks take theirs from it.
+
+    >>> batch = lambda at: {"timestamp": at, "durationMs": {"triggerExecution": 250}}
+    >>> _rates(100, batch("2026-11-15T10:00:00.000Z"), batch("2026-11-15T10:00:02.000Z"))
+    (50.0, 400.0)
+    """
+    worked = latest["durationMs"].get("triggerExecution", 0) / 1000
+    began = [datetime.fromisoformat(each["timestamp"]) for each in (before, latest) if each]
+    passed = (began[-1] - began[0]).total_seconds() if len(began) > 1 else worked
+    return round(taken / max(passed, 0.001), 1), round(taken / max(worked, 0.001), 1)
 
 
 # ------------------------------------------------------------------------ errors
@@ -394,7 +484,7 @@ def explain(error: BaseException, name: str, lake: str = "FOLDER") -> HeadwaterE
     """The error a user should see for what Spark, Arrow or delta-rs say. Ours come out of Spark's
     workers as text."""
     if isinstance(error, ResyncRequired):
-        return _ours("ResyncRequired", str(error), lake)
+        return _ours("ResyncRequired", str(error), name, lake)
     if isinstance(error, HeadwaterError):
         return error
     text = "\n".join(map(str, _chain(error)))
@@ -405,7 +495,7 @@ def explain(error: BaseException, name: str, lake: str = "FOLDER") -> HeadwaterE
             retryable=True,
         )
     if found := re.search(r"headwater\.errors\.(\w+): (.+)", text):
-        return _ours(found[1], found[2].strip(), lake)
+        return _ours(found[1], found[2].strip(), name, lake)
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return PipelineError(f"stream {name} of the pipeline failed: {first}", retryable=True)
 
@@ -420,10 +510,12 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 _FULL = r"No space left on device|Disk quota exceeded|File too large|os error (28|122|27)\b"
 
 
-def _ours(kind: str, message: str, lake: str) -> HeadwaterError:
+def _ours(kind: str, message: str, name: str, lake: str) -> HeadwaterError:
     found = getattr(errors, kind, HeadwaterError)
-    hint = _HINTS.get(kind)
-    error: HeadwaterError = found(message, hint=hint and hint.format(lake=lake))
+    hint = _HINTS.get(kind, "").format(lake=lake) or None
+    if found is errors.ResyncRequired and name.startswith(_VIEW):
+        hint = f"Build the view anew: headwater view rebuild {name.removeprefix(_VIEW)}"
+    error: HeadwaterError = found(message, hint=hint)
     return error
 
 

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psycopg
 import pyarrow as pa
-import pyarrow.dataset as pads
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from headwater import limits
 from headwater.database import translated
@@ -325,26 +326,24 @@ def since(lake: Lake, last: list[Snapshot]) -> Iterator[Content]:
     table = delta.open_table(lake.events_path)
     if table is None or not last:
         return
-    among = " or ".join(f"({state.missing_from(each)})" for each in last)
-    files = delta.chosen_files(table, among)
-    for file in files:
+    for file in delta.chosen_files(table, state.missing_from_all(last)):
         place = Place.of(file)
-        found = pads.dataset(place.base, filesystem=place.system, format="parquet")
-        wanted = found.scanner(columns=list(audit.NEEDED), filter=_missing(last))
-        yield from contents_of(audit.counted(map(_as_table, wanted.to_batches())))
+        with pq.ParquetFile(place.base, filesystem=place.system) as source:
+            batches = source.iter_batches(columns=list(audit.NEEDED))
+            yield from contents_of(audit.counted(_lacked(batch, last) for batch in batches))
 
 
-def _as_table(batch: pa.RecordBatch) -> pa.Table:
-    return pa.Table.from_batches([batch])
-
-
-def _missing(last: list[Snapshot]) -> pads.Expression:
-    relation, xid = pads.field("relation"), pads.field("xid")
-    found = pads.scalar(False)
-    for each in last:
-        lacked = (xid >= each.position.xmax) | xid.isin(list(each.position.xip))
-        found = found | ((relation == each.relation) & lacked)
-    return found
+def _lacked(batch: pa.RecordBatch, last: list[Snapshot]) -> pa.Table:
+    """The changes of a batch that its table's snapshot does not have. There may be many tables: so
+    they are looked up, not asked for one by one."""
+    relations = pa.array([each.relation for each in last], pa.int64())
+    ends = pa.array([each.position.xmax for each in last], pa.int64())
+    opens = pa.array([xid for each in last for xid in each.position.xip], pa.int64())
+    xid = batch.column("xid")
+    place = pc.index_in(batch.column("relation"), relations)
+    later = pc.or_(pc.greater_equal(xid, pc.take(ends, place)), pc.is_in(xid, opens))
+    rows = pa.Table.from_batches([batch])
+    return rows.filter(pc.and_(pc.is_valid(place), pc.fill_null(later, False)))
 
 
 def captured(url: str) -> tuple[str, list[Captured]]:

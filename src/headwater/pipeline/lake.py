@@ -48,18 +48,15 @@ from headwater.pipeline.changes import Stretch
 from headwater.pipeline.conditions import condition
 from headwater.pipeline.keys import key_text
 from headwater.pipeline.offsets import Offset
-from headwater.pipeline.reading import EVENTS
 from headwater.pipeline.schemas import ImageReader, arrow_schema, as_text
 from headwater.pipeline.shapes import Shape
 from headwater.pipeline.snapshots import Snapshot
 from headwater.pipeline.state import Moment, Way
 from headwater.pipeline.tail import Tail
+from headwater.pipeline.taking import STORED as STORED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-STORED = EVENTS.append(pa.field("day", pa.date32(), nullable=False))
-"""An event as the lake holds it: `day` is that of `committed_at`, and the partition."""
 
 
 class TableState(msgspec.Struct, frozen=True):

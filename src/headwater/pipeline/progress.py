@@ -78,6 +78,11 @@ class Reports:
                 self._execute(_WRITE, msgspec.structs.asdict(stream))
                 self._written[stream.name] = stream
 
+    def due_views(self) -> list[str]:
+        """The views that are to be built anew."""
+        found = self._execute("select name from headwater.views where state = 'due'", {})
+        return [name for (name,) in found.fetchall()]
+
     def behind(self, offset: Offset) -> Behind | None:
         """How much is left to do; None if it would take too long to find out."""
         until = offset.until or offset.position

@@ -11,18 +11,19 @@ server keeps it, else that of its change with the highest `seq`, of whatever tab
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any
 
-import adbc_driver_postgresql.dbapi as adbc
+# Not its `dbapi`: that brings pandas along, which takes longer to import than most parts to read.
+import adbc_driver_manager as adbc
+import adbc_driver_postgresql
 import msgspec
 import pyarrow as pa
 
+from headwater import limits
 from headwater.database import without_password
 from headwater.errors import DatabaseError, ResyncRequired
 from headwater.pipeline.offsets import Range
-
-if TYPE_CHECKING:
-    from adbc_driver_manager.dbapi import Connection, Cursor
 
 _UTC = pa.timestamp("us", tz="UTC")
 
@@ -69,16 +70,18 @@ class Part(msgspec.Struct, frozen=True):
     before: str | None = None
 
 
-def read(part: Part) -> Iterator[pa.RecordBatch]:
-    """The rows of a part in the order of `seq`. ResyncRequired if the log was trimmed meanwhile."""
+def read(part: Part, owner: str = "") -> Iterator[pa.RecordBatch]:
+    """The rows of a part in the order of `seq`. ResyncRequired if the log was trimmed meanwhile.
+    Where several threads read in one process, each needs an owner's name of its own."""
     try:
-        with _executed(part) as cursor:
-            for batch in cursor.fetch_record_batch():
+        with _executed(part, owner) as answer:
+            for batch in answer.rows:
                 yield _as_events(batch, str(part.range.until))
-            cursor.execute("select last_value from headwater.log_floor")
-            ((floor,),) = cursor.fetchall()
-    except adbc.Error as error:
-        _forget(part.url)
+        with _Answer(_connection(part.url, owner), _FLOOR) as answer:
+            floor = answer.rows.read_all().column(0)[0].as_py()
+    # Arrow's own: an error of the server while rows arrive.
+    except (adbc.Error, OSError) as error:
+        forget(part.url, owner)
         raise _translated(error, part.url) from error
     if part.range.since.xmin < floor:
         raise ResyncRequired(
@@ -87,19 +90,37 @@ def read(part: Part) -> Iterator[pa.RecordBatch]:
         )
 
 
-def _executed(part: Part) -> Cursor:
+class _Answer:
+    """The rows of a query, which is under way when this is made."""
+
+    def __init__(self, connection: Any, query: str) -> None:
+        self._statement = adbc.AdbcStatement(connection)
+        try:
+            self._statement.set_sql_query(query)
+            handle, _ = self._statement.execute_query()
+            self.rows = pa.RecordBatchReader.from_stream(handle)
+        except BaseException:
+            self._statement.close()
+            raise
+
+    def __enter__(self) -> _Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.rows.close()
+        self._statement.close()
+
+
+def _executed(part: Part, owner: str) -> _Answer:
     """A connection that was lost since the last task is made anew, once."""
-    was_open = part.url in _connections
+    was_open = (part.url, owner) in _connections
     try:
-        cursor = _connection(part.url).cursor()
-        cursor.execute(statement(part))
-    except adbc.Error:
-        _forget(part.url)
+        return _Answer(_connection(part.url, owner), statement(part))
+    except (adbc.Error, OSError):
+        forget(part.url, owner)
         if not was_open:
             raise
-        cursor = _connection(part.url).cursor()
-        cursor.execute(statement(part))
-    return cursor
+    return _Answer(_connection(part.url, owner), statement(part))
 
 
 def _as_events(batch: pa.RecordBatch, position: str) -> pa.RecordBatch:
@@ -118,18 +139,20 @@ def _translated(error: Any, url: str) -> DatabaseError:
 
 # ---------------------------------------------------------------------------- connections
 
-_connections: dict[str, Connection] = {}
+_connections: dict[tuple[str, str], tuple[Any, Any]] = {}
 
 
-def _connection(url: str) -> Connection:
-    if url not in _connections:
-        connection = adbc.connect(url, autocommit=True)
-        with connection.cursor() as cursor:
-            cursor.execute(_SESSION)
-            cursor.fetchall()
-        _connections[url] = connection
-    return _connections[url]
+def _connection(url: str, owner: str) -> Any:
+    if (url, owner) not in _connections:
+        database = adbc_driver_postgresql.connect(url)
+        connection = adbc.AdbcConnection(database)
+        _connections[url, owner] = database, connection
+        with _Answer(connection, _SESSION) as answer:
+            answer.rows.read_all()
+    return _connections[url, owner][1]
 
+
+_FLOOR = "select last_value from headwater.log_floor"
 
 # To compile a plan, or to sort on disk, would take longer than a part does.
 _SESSION = """
@@ -142,10 +165,11 @@ _SESSION = """
 """
 
 
-def _forget(url: str) -> None:
-    connection = _connections.pop(url, None)
-    if connection is not None:
-        connection.close()
+def forget(url: str, owner: str = "") -> None:
+    """Close an owner's connection."""
+    for each in reversed(_connections.pop((url, owner), ())):
+        with suppress(adbc.Error):
+            each.close()
 
 
 # ---------------------------------------------------------------------------- the statement
@@ -195,21 +219,56 @@ def _in_slots(part: Part) -> str:
 
 def _times(part: Part) -> str:
     """The time of every transaction in the part."""
+    if not part.commit_times:
+        return _last_changes(part, "rows")
+    # Not kept for those before the setting was made, nor for ever.
+    return f"""
+        with told as materialized (
+          select xid, pg_xact_commit_timestamp(xid::xid) as at
+          from (select distinct xid from rows) x
+        ), untold as materialized (
+          select * from rows where xid in (select xid from told where at is null)
+        )
+        select xid, at from told where at is not null
+        union all
+        select xid, at from ({_last_changes(part, "untold")}) last"""
+
+
+def _last_changes(part: Part, rows: str) -> str:
+    """When the transactions of these rows made their last change, which may lie in another part, or
+    be of a table that is not wanted.
+
+    To look for it is quick for a few; for many transactions it takes longer than all the rest.
+    Where they are many and close together, the index tells in one go which of them have changes
+    elsewhere at all.
+    """
+    own = f"select distinct on (xid) xid, at from {rows} order by xid, seq desc"
     if part.whole and not part.relations:
-        last = "select distinct on (xid) xid, at from rows order by xid, seq desc"
-    else:
-        # Its last change may lie in another part, or be of a table that is not wanted.
-        last = f"""
-            select x.xid, l.at from (select distinct xid from rows) x
+        return own
+    look = f"""
             cross join lateral (
               select at from headwater.log where xid = x.xid and {_in_slots(part)}
               order by seq desc limit 1
             ) l"""
-    if not part.commit_times:
-        return last
-    # Not kept for those before the setting was made, nor for ever.
+    if part.range.upto is None or part.relations:
+        return f"select x.xid, l.at from (select distinct xid from {rows}) x {look}"
     return f"""
-        select xid, coalesce(pg_xact_commit_timestamp(xid::xid), at) as at from ({last}) last"""
+            with own as materialized ({own}), spread as materialized (
+              select min(xid) as first, max(xid) as last,
+                     count(*) > {limits.SPARK_LOOKS_MAX} and max(xid)::text::bigint
+                       - min(xid)::text::bigint < {limits.SPARK_LOOKS_SPREAD} * count(*) as is_dense
+              from own
+            ), elsewhere as materialized (
+              select distinct xid from headwater.log
+              where (select is_dense from spread) and {_in_slots(part)}
+                and xid >= (select first from spread) and xid <= (select last from spread)
+                and seq > {part.range.upto}
+              union all
+              select xid from own where not (select is_dense from spread)
+            )
+            select xid, at from own where xid not in (select xid from elsewhere)
+            union all
+            select x.xid, l.at from elsewhere x {look} where x.xid in (select xid from own)"""
 
 
 def _in_time(part: Part) -> list[str]:

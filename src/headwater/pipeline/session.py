@@ -6,6 +6,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import blake2b
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +35,12 @@ LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",
+    # Rows seldom come through the JVM: what it would compile to the utmost while it starts takes
+    # longer than that saves. Ten times the usual calls before it does.
+    "spark.driver.extraJavaOptions": (
+        "-XX:+UseParallelGC -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000"
+        " -XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+    ),
     # Without it every batch of a Python source stalls for 40 ms.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "headwater.pipeline.daemon",
@@ -60,6 +69,8 @@ def spark_session(
     is_local = master.startswith("local")
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        if home := _home_without_archive(folder):
+            os.environ.setdefault("SPARK_HOME", str(home))
     java = find_java(folder)
     os.environ["JAVA_HOME"] = str(java.home)
 
@@ -90,7 +101,10 @@ def any_session(root: str) -> SparkSession:
     service = find(root)
     if service is not None and service.remote is not None and not missing():
         return SparkSession.builder.remote(service.remote).getOrCreate()
-    return spark_session(spark_folder())
+    session = spark_session(spark_folder())
+    # What fails is raised here; Java's own account of it, also of Ctrl-C, is not for people.
+    session.sparkContext.setLogLevel("OFF")
+    return session
 
 
 def _folders(folder: Path) -> dict[str, str]:
@@ -105,3 +119,23 @@ def spark_folder() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME", "")
     home = Path(cache if os.path.isabs(cache) else "~/.cache").expanduser()
     return home / "headwater" / "spark"
+
+
+def _home_without_archive(folder: Path) -> Path | None:
+    """The installed PySpark as Spark's home, but for the archive of itself that its workers would
+    import from: they compile it anew each time, which takes a second of every process's start. They
+    find the installed one without it. None where PySpark is not installed that way."""
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        return None
+    installed = Path(spec.origin).parent
+    if not (installed / "jars").is_dir():
+        return None
+    name = blake2b(str(installed).encode(), digest_size=6).hexdigest()
+    home = folder / "homes" / name
+    home.mkdir(parents=True, exist_ok=True)
+    for part in ("bin", "sbin", "jars", "conf", "data"):
+        with suppress(FileExistsError):
+            if (installed / part).exists():
+                (home / part).symlink_to(installed / part)
+    return home

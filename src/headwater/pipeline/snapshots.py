@@ -162,7 +162,7 @@ def take(places: Places, url: str, table: str | int) -> Snapshot:
         database.execute("set transaction isolation level repeatable read, read only")
         # Before the snapshot is taken, so that nobody alters the table in between.
         database.execute(sql.SQL("lock table {} in access share mode").format(sql.SQL(label)))
-        for setting in _FORMATS:
+        for setting in FORMATS:
             database.execute(setting)
         found = database.execute(_HERE, {"relation": relation}).fetchone()
         assert found is not None
@@ -239,7 +239,7 @@ _FIND_RELATION = """
 
 # As capture pins them, so that the images are those that triggers would have written. With row
 # security off, a role that may not see every row gets an error instead of some of them.
-_FORMATS = (
+FORMATS = (
     "set local timezone = 'UTC'",
     "set local datestyle = 'ISO'",
     "set local intervalstyle = 'iso_8601'",

@@ -150,9 +150,14 @@ def _bounds(snapshot: Snapshot, when: Moment) -> str:
     )
 
 
-def missing_from(snapshot: Snapshot) -> str:
-    """The changes of its table that a snapshot does not have, in the same SQL."""
-    return f"relation = {snapshot.relation} and ({_lacked(snapshot.position)})"
+def missing_from_all(taken: Sequence[Snapshot]) -> str:
+    """The changes that none of these has of its table, in the same SQL; of many tables, what came
+    after the oldest of them."""
+    if len(taken) > limits.LAKE_XIDS_LISTED_MAX:
+        return f"xid >= {min(each.position.xmin for each in taken)}"
+    return " or ".join(
+        f"(relation = {each.relation} and ({_lacked(each.position)}))" for each in taken
+    )
 
 
 def _lacked(position: Position) -> str:

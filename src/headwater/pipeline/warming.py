@@ -98,5 +98,7 @@ def warm(folder: Path) -> Archive:
             f"the archive was not ready after {WARM_SECONDS:.0f} s", hint="Is the machine busy?"
         ) from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        # Java itself leaves a file beside it when it is interrupted.
+        for left in archive.path.parent.glob(f"{unfinished.name}*"):
+            left.unlink(missing_ok=True)
     return archive

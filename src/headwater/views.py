@@ -1,0 +1,16 @@
+"""What the functions of streaming views are written with: aggregates, and a join.
+
+    from headwater import views
+
+    @hw.view(key=["region"])
+    def revenue(orders):
+        return orders.groupBy("region").agg(views.sum("amount").alias("revenue"))
+
+PySpark is imported when one of them is called.
+"""
+
+from __future__ import annotations
+
+from headwater.pipeline.aggregates import avg, count, count_distinct, join, max, min, sum
+
+__all__ = ["avg", "count", "count_distinct", "join", "max", "min", "sum"]

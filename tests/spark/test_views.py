@@ -1,0 +1,412 @@
+"""Views equal the aggregate of their tables, whatever happens to these."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from headwater import limits, views
+from headwater.database import connect
+from headwater.errors import ConfigError, PipelineError
+from headwater.hub.hub import Hub
+from headwater.model import Column, Table
+from headwater.pipeline import jobs, view_catalog
+from headwater.pipeline.checkpoints import Checkpoint
+from headwater.pipeline.definitions import View, define
+from headwater.pipeline.lake import Lake
+from headwater.pipeline.offsets import Offset
+from headwater.pipeline.planning import Planner
+from headwater.pipeline.view_function import Function
+from headwater.pipeline.views import ViewSink
+from tests.hub import Recorder, live
+from tests.spark.lakes import execute
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def lake(tmp_path: Path, spark: SparkSession) -> Lake:
+    return Lake(str(tmp_path / "lake"), spark)
+
+
+def revenue(orders: DataFrame) -> DataFrame:
+    return orders.groupBy("region", "day").agg(
+        views.count().alias("orders"),
+        views.count("amount").alias("priced"),
+        views.sum("amount").alias("revenue"),
+        views.avg("amount").alias("average"),
+        views.sum("items").alias("items"),
+        views.avg("items").alias("items_average"),
+        views.sum("serial").alias("serials"),
+        views.max("amount").alias("largest"),
+        views.min("note").alias("first_note"),
+        views.count_distinct("customer").alias("customers"),
+        views.sum("share").alias("shares"),
+        views.max("at").alias("latest"),
+    )
+
+
+REVENUE = """
+    select region, day, count(*) as orders, count(amount) as priced, sum(amount) as revenue,
+           avg(amount) as average, sum(items) as items, avg(items) as items_average,
+           sum(serial) as serials, max(amount) as largest, min(note) as first_note,
+           count(distinct customer) as customers, sum(share) as shares, max(at) as latest
+    from orders group by region, day
+"""
+
+ORDERS = """
+    create table orders (
+      id int primary key, region text, day date, customer int, amount numeric(12,2), items int,
+      serial bigint, share float8, note text, at timestamptz)
+"""
+
+
+def differences(url: str, view: str, truth: str) -> list[tuple[Any, ...]]:
+    """The rows that the view has and the aggregate has not, and the reverse."""
+    columns = execute(
+        url,
+        f"select string_agg(quote_ident(attname) || case when atttypid = 'numeric'::regtype then"
+        f" '::text' else '' end, ', ' order by attnum) from pg_attribute"
+        f" where attrelid = '{view}'::regclass and attnum > 1 and not attisdropped",
+    )[0][0]
+    one, two = (f"select {columns} from {each}" for each in (view, f"({truth}) t"))
+    return execute(url, f"({one} except all {two}) union all ({two} except all {one})")
+
+
+def make_tables(url: str) -> None:
+    execute(
+        url,
+        ORDERS,
+        "create table customers (id int primary key, country text, weight numeric,"
+        " odd numeric default 'NaN')",
+        "select headwater.enable_reactivity('orders'), headwater.enable_reactivity('customers')",
+    )
+
+
+def countries(orders: DataFrame, people: DataFrame) -> DataFrame:
+    pairs = views.join(orders.drop("id"), people, orders["customer"] == people["id"])
+    return (
+        pairs.where("items > 3")
+        .withColumn("net", pairs["amount"] * 2)
+        .groupBy("country")
+        .agg(
+            views.count().alias("orders"),
+            views.sum("net").alias("net"),
+            views.max("weight_").alias("heaviest"),
+            views.count_distinct("region").alias("regions"),
+        )
+    )
+
+
+COUNTRIES = """
+    select country, count(*) as orders, sum(amount * 2) as net,
+           trim_scale(max(weight)) as heaviest, count(distinct region) as regions
+    from orders o join customers c on c.id = o.customer where items > 3 group by country
+"""
+
+DUE = "update headwater.views set state = 'due' where name = 'revenue' returning generation"
+GENERATION = "select generation from headwater.views where name = 'revenue' and state = 'live'"
+SIZES = "select (select count(*) from revenue), (select count(*) from countries)"
+
+VIEWS = (
+    define(revenue, key=["region", "day"]),
+    define(countries, key="country", tables={"people": "customers"}, name="public.countries"),
+)
+
+
+def plan(url: str, lake: Lake, *kept: View, once: bool = False) -> jobs.Plan:
+    return jobs.Plan(url, lake, jobs=tuple(map(jobs.view_job, kept)), once=once)
+
+
+def keep(spark: SparkSession, url: str, lake: Lake, *kept: View) -> None:
+    """Run the views' streams until they have everything."""
+    jobs.run(spark, plan(url, lake, *kept, once=True), Event())
+
+
+@contextmanager
+def kept_up(spark: SparkSession, url: str, lake: Lake, *kept: View) -> Iterator[None]:
+    """The views' streams, running."""
+    stop = Event()
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(jobs.run, spark, plan(url, lake, *kept), stop)
+        try:
+            yield
+        finally:
+            stop.set()
+            running.result()
+
+
+def equals(url: str, view: str, truth: str) -> bool:
+    """Whether the view comes to equal the aggregate."""
+    exists = f"select to_regclass('{view}') is not null"
+    return became(lambda: execute(url, exists) == [(True,)] and not differences(url, view, truth))
+
+
+def became(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 120
+    while not (met := condition()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return met
+
+
+def history(seed: int, steps: int) -> Iterator[str]:
+    """Random transactions."""
+    rng = random.Random(seed)
+
+    def value(text: str) -> str:
+        return "null" if rng.random() < 0.15 else text
+
+    for step in range(1, steps):
+        some = f"id % {rng.randint(2, 5)} = {rng.randint(0, 1)}"
+        low = rng.randint(1, 40)
+        region = value(f"'r{rng.randint(0, 3)}'")
+        insert = f"""
+            insert into orders
+            select i, {value(f"'r' || (i + {low}) % 4")},
+                   {value(f"date '2026-01-01' + i % {rng.randint(1, 3)}")},
+                   {value(f"i % {rng.randint(1, 6)}")}, {value(f"i * {low} / 7.0")},
+                   {value("i")}, {value("9223372036854775807 - i")},
+                   {value("case i % 9 when 0 then 'NaN' else i / 4.0 end")},
+                   {value("repeat('n', 3000) || i % 7")}, {value("now()")}
+            from generate_series({low}, {low + rng.randint(0, 9)}) i
+            on conflict (id) do update set amount = excluded.amount + 0.01"""
+        customer = f"""
+            insert into customers
+            select i, {value(f"'c' || i % {rng.randint(1, 3)}")}, round(i / 3.0, 5)
+            from generate_series({low % 6}, {low % 6 + 3}) i
+            on conflict (id) do update set country = excluded.country, weight = excluded.weight"""
+        yield rng.choice(
+            [
+                insert,
+                insert,
+                insert,
+                f"update orders set region = {region} where {some}",
+                f"update orders set amount = amount * 1.5, customer = customer + 1 where {some}",
+                f"update orders set id = id + {step * 1000} where {some} and id < 1000",
+                f"delete from orders where {some} and id % 7 = 0",
+                customer,
+                customer,
+                f"delete from customers where id = {rng.randint(0, 6)}",
+            ]
+        )
+
+
+def test_views_equal_the_aggregates(spark: SparkSession, url: str, lake: Lake) -> None:
+    """Whatever happens: rows that come, change, change their group and go; a truncate, an altered
+    table; while the pipeline runs and while it does not."""
+    make_tables(url)
+    steps = history(seed=6, steps=1000)
+
+    def some(count: int) -> list[str]:
+        return [next(steps) for _ in range(count)]
+
+    execute(url, *some(10))
+    rounds = (
+        some(8),
+        some(8),
+        ["begin; " + "; ".join(some(6)) + "; commit"],
+        ["truncate orders", *some(6)],
+        ["alter table orders add column more int default 7", *some(6)],
+    )
+    sizes = []
+    with kept_up(spark, url, lake, *VIEWS):
+        assert equals(url, "revenue", REVENUE)
+        for statements in rounds:
+            execute(url, *statements)
+            assert equals(url, "revenue", REVENUE)
+            assert equals(url, "countries", COUNTRIES)
+            sizes.append(execute(url, SIZES)[0])
+        ((generation,),) = execute(url, DUE)
+        assert became(lambda: execute(url, GENERATION) == [(generation + 1,)])
+    execute(url, *some(6))
+    keep(spark, url, lake, *VIEWS)
+    assert differences(url, "revenue", REVENUE) == []
+    assert differences(url, "countries", COUNTRIES) == []
+    groups, pairs = map(max, zip(*sizes, strict=True))
+    assert groups > 5
+    assert pairs > 1
+
+
+def by_region(orders: DataFrame) -> DataFrame:
+    return orders.groupBy("region").agg(views.count().alias("n"), views.sum("items").alias("items"))
+
+
+def by_region_later(orders: DataFrame) -> DataFrame:
+    return (
+        orders.where("items <> 3")
+        .groupBy("region")
+        .agg(views.count().alias("n"), views.max("items").alias("most"))
+    )
+
+
+def by_country(customers: DataFrame) -> DataFrame:
+    return customers.groupBy("country").agg(views.count().alias("n"))
+
+
+def broken(orders: DataFrame) -> DataFrame:
+    raise KeyError("no such thing")
+
+
+INSERT = "insert into orders (id, region, items) select i, 'r' || i % 2, i from generate_series"
+
+
+async def test_a_changed_function(spark: SparkSession, url: str, lake: Lake) -> None:
+    """Swapped in by one transaction, which a live query over the view sees; a large batch; a view
+    that fails beside it."""
+    make_tables(url)
+    execute(url, f"{INSERT}(1, 5) i")
+    first = define(by_region, key="region", name="totals")
+    await asyncio.to_thread(keep, spark, url, lake, first)
+    recorder = Recorder()
+    async with Hub(url) as hub:
+        await hub.live(live("totals", order=["region"], columns=["region", "n"]), recorder)
+        await recorder.until(lambda: [row["n"] for row in recorder.rows] == [2, 3])
+        execute(url, f"{INSERT}(6, {limits.SPARK_PART_CHANGES + 10}) i")
+        await asyncio.to_thread(keep, spark, url, lake, first)
+        half = (limits.SPARK_PART_CHANGES + 10) // 2
+        await recorder.until(lambda: [row["n"] for row in recorder.rows] == [half, half])
+        ((seq,),) = execute(url, "select max(seq) from headwater.log")
+        later = define(by_region_later, key="region", name="totals")
+        wrong = define(broken, key="region")
+        with pytest.raises(PipelineError, match="view broken: its function failed: KeyError"):
+            await asyncio.to_thread(keep, spark, url, lake, wrong, later)
+        await recorder.until(lambda: [row["n"] for row in recorder.rows] == [half, half - 1])
+    truth = """select region, count(*) as n, max(items) as most from orders where items <> 3
+               group by region"""
+    assert differences(url, "totals", truth) == []
+    changes = f"select count(distinct xid) from headwater.log where seq > {seq} and op <> 'R'"
+    assert execute(url, changes) == [(1,)]
+    connection = await connect(url, purpose="test")
+    (one,) = [each for each in await view_catalog.list_views(connection) if each.name == "totals"]
+    assert (one.state, one.rows, one.error) == ("live", 2, None)
+    await view_catalog.rebuild(connection, "public.totals")
+    assert (await view_catalog.list_views(connection))[-1].state == "due"
+    inner = "select count(*) from pg_class where relname ~ '^view_[0-9]+_[0-9]+_groups$'"
+    assert execute(url, inner) == [(1,)]
+    await view_catalog.drop(connection, "totals")
+    assert execute(url, inner) == [(0,)]
+    assert execute(url, "select to_regclass('totals')") == [(None,)]
+    with pytest.raises(ConfigError, match="there is no view totals"):
+        await view_catalog.drop(connection, "totals")
+    await connection.close()
+
+
+def test_a_batch_is_in_once(spark: SparkSession, url: str, lake: Lake, tmp_path: Path) -> None:
+    make_tables(url)
+    view = define(by_region, key="region", name="totals")
+    with pytest.raises(PipelineError, match="view orders: there is a table of that name"):
+        keep(spark, url, lake, define(by_country, key="country", name="orders"))
+    keep(spark, url, lake, view)
+    sink = ViewSink(view, lake, url, Checkpoint(str(tmp_path / "none")))
+    begin = sink.begin
+    sink.close()
+    execute(url, f"{INSERT}(1, 5) i")
+    planner = Planner(url)
+    end = Offset(planner.now())
+    planner.close()
+    checkpoint = Noted(begin, end)
+    source = spark.read.format("headwater").option("url", url).option("tables", "orders")
+    batch = source.option("since", str(begin.position)).option("until", str(end.position)).load()
+    for _ in range(2):
+        sink = ViewSink(view, lake, url, checkpoint)
+        sink.write(batch, 3)
+        sink.write(batch, 3)
+        with pytest.raises(PipelineError, match="older than view totals"):
+            sink.write(batch, 2)
+        sink.close()
+    assert execute(url, "select region, n from totals order by 1") == [("r0", 2), ("r1", 3)]
+
+
+class Noted(Checkpoint):
+    """A checkpoint whose third batch ends there."""
+
+    def __init__(self, begin: Offset, end: Offset) -> None:
+        super().__init__("noted")
+        self._offsets = (begin, end)
+
+    @property
+    def query_id(self) -> str:
+        return "one"
+
+    def offset(self, batch: int) -> Offset:
+        return self._offsets[batch == 3]
+
+
+WRONG: list[tuple[Any, str]] = [
+    (lambda orders: orders.groupBy("day").agg(views.count().alias("n")), "no column region"),
+    (lambda orders: orders.groupBy("region").agg(f.sum("items").alias("n")), "column n is neither"),
+    (lambda orders: orders.groupBy("region").agg(views.sum("note").alias("n")), "is no number"),
+    (
+        lambda orders: orders.select("region").groupBy("region").agg(views.count().alias("n")),
+        "the column weight is missing",
+    ),
+    (
+        lambda orders: orders.limit(3).groupBy("region").agg(views.count().alias("n")),
+        "Limit before the aggregate",
+    ),
+    (
+        lambda orders: orders.dropDuplicates().groupBy("region").agg(views.count().alias("n")),
+        "Deduplicate before",
+    ),
+    (
+        lambda orders: orders.groupBy("region").agg(views.count().alias("n")).limit(3),
+        "Limit after the aggregate",
+    ),
+    (
+        lambda orders: (
+            views.join(orders, orders.select("region", "weight"), "region")
+            .groupBy("region")
+            .agg(views.count().alias("n"))
+        ),
+        "joins its table with itself",
+    ),
+    (
+        lambda orders: views.join(orders, orders, "region", how="left"),
+        "cannot have a join of kind 'left'",
+    ),
+    (
+        lambda orders: orders.where(f.rand() < 0.5).groupBy("region").agg(views.count().alias("n")),
+        "something random",
+    ),
+    (
+        lambda orders: (
+            orders.where(f.col("day") < f.current_date())
+            .groupBy("region")
+            .agg(views.count().alias("n"))
+        ),
+        "or the present time",
+    ),
+    (lambda orders: 7, "returned int, not a DataFrame"),
+]
+
+
+def test_functions_that_cannot_be_views(spark: SparkSession) -> None:
+    columns = (
+        Column("id", "integer", "integer"),
+        Column("region", "text", "text"),
+        Column("day", "date", "date"),
+        Column("items", "integer", "integer"),
+        Column("note", "text", "text"),
+    )
+    table = Table(1, "public", "orders", columns, ("id",))
+    for function, message in WRONG:
+        view = define(function, key="region", name="wrong")
+        with pytest.raises(ConfigError, match=message) as error:
+            Function(view, spark).result({"orders": table})
+        assert str(error.value).startswith("view wrong")
+        assert error.value.hint
+    used = Function(define(by_region_later, key="region"), spark)
+    used.result({"orders": table})
+    assert used.used["orders"] >= {"region", "items"}
+    assert not used.used["orders"] & {"id", "day", "note"}
