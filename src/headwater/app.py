@@ -28,7 +28,7 @@ from headwater.log import cursors, maintenance
 from headwater.log.follow import follow
 from headwater.log.read import LogReader
 from headwater.model import Position, Table, Transaction
-from headwater.pipeline.definitions import View, define
+from headwater.pipeline.views.definitions import View, define
 from headwater.queries.events import EventName, Handler
 from headwater.queries.functions import Mutation, Query
 from headwater.queries.registry import Functions

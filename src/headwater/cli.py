@@ -50,7 +50,7 @@ from headwater.live.query import LiveQuery
 from headwater.logs import log_as_json
 from headwater.model import Position, Transaction
 from headwater.pipeline import doctor as pipeline_doctor
-from headwater.pipeline import view_catalog
+from headwater.pipeline.views import catalog as view_catalog
 from headwater.queries import explain as explain_
 from headwater.queries.analysis import Analysis
 from headwater.queries.statements import Executed, Statement

@@ -28,7 +28,7 @@ from headwater.model import (
     Unmatch,
     Update,
 )
-from headwater.pipeline.view_catalog import ViewStatus
+from headwater.pipeline.views.catalog import ViewStatus
 from headwater.protocol import plain
 
 if TYPE_CHECKING:

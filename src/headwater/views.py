@@ -11,6 +11,6 @@ PySpark is imported when one of them is called.
 
 from __future__ import annotations
 
-from headwater.pipeline.aggregates import avg, count, count_distinct, join, max, min, sum
+from headwater.pipeline.views.aggregates import avg, count, count_distinct, join, max, min, sum
 
 __all__ = ["avg", "count", "count_distinct", "join", "max", "min", "sum"]

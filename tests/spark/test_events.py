@@ -216,7 +216,6 @@ def test_a_checkpoint_that_was_put_back(
 def _job(**fields: Any) -> jobs.Job:
     given: dict[str, Any] = {
         "name": "events",
-        "transform": events.stored,
         "sink": events.EventsSink,
     }
     return jobs.Job(**(given | {"begin": events.last_offset} | fields))

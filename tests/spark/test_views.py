@@ -21,14 +21,15 @@ from headwater.database import connect
 from headwater.errors import ConfigError, PipelineError
 from headwater.hub.hub import Hub
 from headwater.model import Column, Table
-from headwater.pipeline import jobs, view_catalog
+from headwater.pipeline import jobs
 from headwater.pipeline.checkpoints import Checkpoint
-from headwater.pipeline.definitions import View, define
 from headwater.pipeline.lake import Lake
 from headwater.pipeline.offsets import Offset
 from headwater.pipeline.planning import Planner
-from headwater.pipeline.view_function import Function
-from headwater.pipeline.views import ViewSink
+from headwater.pipeline.views import catalog as view_catalog
+from headwater.pipeline.views.definitions import View, define
+from headwater.pipeline.views.function import Function
+from headwater.pipeline.views.sink import ViewSink
 from tests.hub import Recorder, live
 from tests.spark.lakes import execute
 

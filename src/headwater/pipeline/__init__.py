@@ -43,17 +43,8 @@
     replay     a table from its events once more
     targets    the table that a replay writes to, and how far it has come
 
-    aggregates what views are made of, as Spark columns
-    definitions  what a view is
-    results    what a view's function made: columns, types, whether it can be kept
-    weighted   changes as rows that come and go
     table_reading  tables as they are now, at one position
-    view_function  calls a view's function
-    view_state the rows of joined tables, kept in Spark
-    view_groups    what a batch adds to a view, as PostgreSQL reads it
-    view_tables    the PostgreSQL side of a view
-    view_catalog   views for people
-    views      keeps a view up to date
+    views      streaming views
 
 Installed with `headwater[spark]`.
 """

@@ -16,11 +16,11 @@ from headwater.metrics import PipelineMetrics
 from headwater.pipeline import connecting, jobs, shapes, standing
 from headwater.pipeline.answers import answer, answering
 from headwater.pipeline.checkpoints import LakeLock
-from headwater.pipeline.definitions import View
 from headwater.pipeline.lake import Lake
 from headwater.pipeline.progress import Reports, StreamProgress
 from headwater.pipeline.questions import AsOf
 from headwater.pipeline.session import LOCAL_MASTER, spark_folder, spark_session
+from headwater.pipeline.views.definitions import View
 from headwater.settings import Settings
 
 if TYPE_CHECKING:

@@ -25,14 +25,14 @@ from headwater.errors import ConfigError, HeadwaterError, PipelineError, ResyncR
 from headwater.metrics import PipelineMetrics
 from headwater.pipeline import events, maintenance
 from headwater.pipeline.checkpoints import Checkpoint, LakeLock, owner_name
-from headwater.pipeline.definitions import View
 from headwater.pipeline.keeping import Keeper
 from headwater.pipeline.lake import Lake
 from headwater.pipeline.offsets import Offset
 from headwater.pipeline.planning import Planner
 from headwater.pipeline.progress import Behind, Reports, StreamProgress
 from headwater.pipeline.sink import Sink
-from headwater.pipeline.views import ViewSink
+from headwater.pipeline.views.definitions import View
+from headwater.pipeline.views.sink import ViewSink
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +47,6 @@ class Job(msgspec.Struct, frozen=True):
     beginning of the log."""
 
     name: str
-    transform: Callable[[DataFrame], DataFrame]
     sink: Callable[[Lake, str, Checkpoint], Sink]
     begin: Callable[[Lake], Offset | None] = lambda lake: None
     tables: tuple[str, ...] = ()
@@ -63,7 +62,7 @@ class Job(msgspec.Struct, frozen=True):
     rows, and costs next to nothing to plan."""
 
 
-EVENTS = Job("events", events.stored, events.EventsSink, events.last_offset, reads_itself=True)
+EVENTS = Job("events", events.EventsSink, events.last_offset, reads_itself=True)
 
 JOBS: tuple[Job, ...] = (EVENTS,)
 
@@ -73,7 +72,6 @@ def view_job(view: View) -> Job:
     seen of its tables must be the same of all of them."""
     return Job(
         f"{_VIEW}{view.name}",
-        lambda changes: changes,
         partial(ViewSink, view),
         tables=view.sources,
         seconds=limits.VIEW_SECONDS,
@@ -359,7 +357,7 @@ class Stream:
         if self._job.reads_itself:
             changes = reader.load().where("false")
         else:
-            changes = self._job.transform(events.beyond(reader.load(), begin))
+            changes = events.beyond(reader.load(), begin)
         writer = changes.writeStream.foreachBatch(self._write).queryName(self._job.name)
         writer = writer.option("checkpointLocation", self._checkpoint.path)
         if self._plan.once:

@@ -63,6 +63,19 @@ def with_new(kept: Sequence[Shape], url: str) -> list[Shape]:
     return sorted([*kept, *new], key=lambda shape: shape.first_seen)
 
 
+def row_of(table: Table, first_seen: datetime) -> dict[str, Any]:
+    """A shape as a row of the lake's."""
+    return {
+        "id": table.id,
+        "relation": table.oid,
+        "schema_name": table.schema,
+        "table_name": table.name,
+        "columns": msgspec.json.encode(table.columns).decode(),
+        "key": msgspec.json.encode(table.key).decode(),
+        "first_seen": first_seen,
+    }
+
+
 def save(path: str, rows: Sequence[dict[str, Any]]) -> int:
     """Keep those of the shapes that are new."""
     delta.create(path, SHAPES)

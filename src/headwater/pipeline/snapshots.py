@@ -11,22 +11,19 @@ written last.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
-import psycopg
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
-from psycopg import sql
 
-from headwater.database import translated
-from headwater.errors import CaptureError
-from headwater.limits import CONNECT_TIMEOUT_SECONDS, SNAPSHOT_CHUNK_ROWS
+from headwater.limits import SNAPSHOT_CHUNK_ROWS
 from headwater.model import Position
 from headwater.pipeline import delta, shapes
-from headwater.pipeline.keys import key_expression
 from headwater.pipeline.planning import Planner
+from headwater.pipeline.table_reading import Reading, reading
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -156,103 +153,20 @@ def remove(places: Places, gone: Collection[Snapshot]) -> None:
 def take(places: Places, url: str, table: str | int) -> Snapshot:
     """Read the table itself, in one snapshot of the database. It is given by its name or relation.
     CaptureError unless it is captured: what came after could not be known."""
-    with translated(url), psycopg.connect(url, connect_timeout=CONNECT_TIMEOUT_SECONDS) as database:
-        relation, label = _captured(database, table)
-        database.commit()
-        database.execute("set transaction isolation level repeatable read, read only")
-        # Before the snapshot is taken, so that nobody alters the table in between.
-        database.execute(sql.SQL("lock table {} in access share mode").format(sql.SQL(label)))
-        for setting in FORMATS:
-            database.execute(setting)
-        found = database.execute(_HERE, {"relation": relation}).fetchone()
-        assert found is not None
-        log, snapshot, taken_at, image, *shape = found
-        position = Position.of_snapshot(log, snapshot)
-        _wait_for_disk(url)
-        shapes.save(places.shapes, [_shape_row(relation, taken_at, shape)])
-        taken_at = taken_at.astimezone(UTC)
-        number = number_of(taken_at)
-        snapshot = Snapshot(relation, number, position, taken_at, shape[0], 0, "table")
-        return write(places, snapshot, _rows(database, label, image, shape))
+    with reading(url, (table,)) as now:
+        found = now.tables[table].table
+        # The server must not forget in a crash what the lake remembers.
+        with closing(Planner(url)) as planner:
+            planner.now()
+        shapes.save(places.shapes, [shapes.row_of(found, now.at)])
+        number = number_of(now.at)
+        snapshot = Snapshot(found.oid, number, now.position, now.at, found.id, 0, "table")
+        return write(places, snapshot, _batches(now, table))
 
 
-def _captured(database: psycopg.Connection[Any], table: str | int) -> tuple[int, str]:
-    find = _FIND if isinstance(table, str) else _FIND_RELATION
-    row = database.execute(find, {"name": table}).fetchone()
-    if row is None or not row[2]:
-        raise CaptureError(
-            f"table {table} is not captured", hint=f"Enable it first: headwater enable {table}"
-        )
-    return row[0], row[1]
-
-
-def _wait_for_disk(url: str) -> None:
-    """The server must not forget in a crash what the lake remembers."""
-    planner = Planner(url)
-    try:
-        planner.now()
-    finally:
-        planner.close()
-
-
-def _shape_row(relation: int, first_seen: datetime, shape: list[Any]) -> dict[str, Any]:
-    id_, schema_name, table_name, columns, key = shape
-    return {
-        "id": id_,
-        "relation": relation,
-        "schema_name": schema_name,
-        "table_name": table_name,
-        "columns": columns,
-        "key": key,
-        "first_seen": first_seen,
-    }
-
-
-def _rows(
-    database: psycopg.Connection[Any], label: str, image: str, shape: list[Any]
-) -> Iterator[pa.RecordBatch]:
-    key = msgspec.json.decode(shape[4])
-    statement = sql.SQL(
-        "select {key}, i.image::text from (select {image} as image from {table} o) i"
-    ).format(key=key_expression("i.image", key), image=sql.SQL(image), table=sql.SQL(label))
-    with database.cursor("headwater_snapshot") as cursor:
-        cursor.execute(statement)
-        while rows := cursor.fetchmany(SNAPSHOT_CHUNK_ROWS):
-            keys, images = zip(*rows, strict=True)
-            arrays = [
-                pa.array(keys, pa.string()),
-                pa.array(images, pa.string()),
-                pa.array([shape[0]] * len(rows), pa.int64()),
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, names=["key", "image", "shape"])
-
-
-_FIND = """
-    select t.relid::bigint, t.relid::regclass::text, t.enabled
-    from headwater.tables t where t.relid = headwater.find_table(%(name)s)
-"""
-
-_FIND_RELATION = """
-    select t.relid::bigint, t.relid::regclass::text, t.enabled
-    from headwater.tables t join pg_class c on c.oid = t.relid where t.relid = %(name)s::oid
-"""
-
-# As capture pins them, so that the images are those that triggers would have written. With row
-# security off, a role that may not see every row gets an error instead of some of them.
-FORMATS = (
-    "set local timezone = 'UTC'",
-    "set local datestyle = 'ISO'",
-    "set local intervalstyle = 'iso_8601'",
-    "set local bytea_output = 'hex'",
-    "set local extra_float_digits = 1",
-    "set local lc_monetary = 'C'",
-    "set local row_security = off",
-)
-
-_HERE = """
-    select headwater.log_id(), pg_current_snapshot()::text, clock_timestamp(),
-           headwater.image('o', %(relation)s::oid, %(relation)s::oid),
-           headwater.shape_id(%(relation)s::oid), d ->> 'schema', d ->> 'name',
-           (d -> 'columns')::text, (d -> 'key')::text
-    from headwater.describe(%(relation)s::oid) d
-"""
+def _batches(now: Reading, table: str | int) -> Iterator[pa.RecordBatch]:
+    shape = pa.scalar(now.tables[table].table.id, pa.int64())
+    for keys, images in now.rows(table, SNAPSHOT_CHUNK_ROWS):
+        arrays = [pa.array(keys, pa.string()), pa.array(images, pa.string())]
+        names = ["key", "image", "shape"]
+        yield pa.RecordBatch.from_arrays([*arrays, pa.repeat(shape, len(keys))], names=names)

@@ -1,14 +1,14 @@
 """Reads captured tables as they are now, all of them at one position.
 
-A view is built from this, in one snapshot of the database: so it needs neither the lake nor to wait
-for it, and whatever the log does not tell (rows from before capture, a reset, a rewritten column)
-is in it.
+Snapshots and views are built from this, in one snapshot of the database: whatever the log does not
+tell (rows from before capture, a reset, a rewritten column) is in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -16,11 +16,10 @@ import psycopg
 from psycopg import sql
 
 from headwater.database import translated
-from headwater.errors import PipelineError
+from headwater.errors import CaptureError
 from headwater.limits import CONNECT_TIMEOUT_SECONDS
 from headwater.model import Column, Position, Table
 from headwater.pipeline.keys import key_expression
-from headwater.pipeline.snapshots import FORMATS
 
 
 class TableNow(msgspec.Struct, frozen=True):
@@ -32,14 +31,15 @@ class TableNow(msgspec.Struct, frozen=True):
 
 
 class Reading:
-    """One snapshot of the database."""
+    """One snapshot of the database, and when it was taken."""
 
-    def __init__(self, database: psycopg.Connection[Any], position: Position) -> None:
+    def __init__(self, database: psycopg.Connection[Any], position: Position, at: datetime) -> None:
         self._database = database
         self.position = position
-        self.tables: dict[str, TableNow] = {}
+        self.at = at
+        self.tables: dict[str | int, TableNow] = {}
 
-    def rows(self, name: str, at_once: int) -> Iterator[tuple[list[str], list[str]]]:
+    def rows(self, name: str | int, at_once: int) -> Iterator[tuple[list[str], list[str]]]:
         """Keys and images of a table's rows, so many at a time."""
         found = self.tables[name]
         statement = sql.SQL(
@@ -49,7 +49,7 @@ class Reading:
             image=sql.SQL(found.image),
             table=sql.SQL(found.label),
         )
-        with self._database.cursor("headwater_view") as cursor:
+        with self._database.cursor("headwater_rows") as cursor:
             cursor.execute(statement)
             while rows := cursor.fetchmany(at_once):
                 keys, images = zip(*rows, strict=True)
@@ -57,8 +57,9 @@ class Reading:
 
 
 @contextmanager
-def reading(url: str, names: tuple[str, ...], *, purpose: str) -> Iterator[Reading]:
-    """Tables in one snapshot, each of them captured. PipelineError for one that is not."""
+def reading(url: str, names: Iterable[str | int], *, purpose: str = "") -> Iterator[Reading]:
+    """Tables in one snapshot, each of them by its name or relation. CaptureError for one that is
+    not captured."""
     with translated(url), psycopg.connect(url, connect_timeout=CONNECT_TIMEOUT_SECONDS) as database:
         labels = {name: _captured(database, name, purpose) for name in dict.fromkeys(names)}
         database.commit()
@@ -68,21 +69,22 @@ def reading(url: str, names: tuple[str, ...], *, purpose: str) -> Iterator[Readi
             database.execute(sql.SQL("lock table {} in access share mode").format(sql.SQL(label)))
         for setting in FORMATS:
             database.execute(setting)
-        row = database.execute("select headwater.log_id(), pg_current_snapshot()::text").fetchone()
+        row = database.execute(_HERE).fetchone()
         assert row is not None
-        found = Reading(database, Position.of_snapshot(*row))
+        log, snapshot, at = row
+        found = Reading(database, Position.of_snapshot(log, snapshot), at.astimezone(UTC))
         for name, (relation, label) in labels.items():
             found.tables[name] = _described(database, relation, label)
         yield found
 
 
-def _captured(database: psycopg.Connection[Any], name: str, purpose: str) -> tuple[int, str]:
-    row = database.execute(_FIND, {"name": name}).fetchone()
+def _captured(database: psycopg.Connection[Any], name: str | int, purpose: str) -> tuple[int, str]:
+    find = _FIND if isinstance(name, str) else _FIND_RELATION
+    row = database.execute(find, {"name": name}).fetchone()
     if row is None or not row[2]:
-        gone = row is None
-        raise PipelineError(
-            f"{purpose}: {'there is no captured table' if gone else 'no longer captured:'} {name}",
-            hint=f"Enable it: headwater enable {name}",
+        raise CaptureError(
+            f"{purpose}{': ' if purpose else ''}table {name} is not captured",
+            hint=f"Enable it first: headwater enable {name}",
         )
     return row[0], row[1]
 
@@ -103,6 +105,25 @@ _FIND = """
     from headwater.tables t join pg_class c on c.oid = t.relid
     where t.relid = headwater.find_table(%(name)s)
 """
+
+_FIND_RELATION = """
+    select t.relid::bigint, t.relid::regclass::text, t.enabled
+    from headwater.tables t join pg_class c on c.oid = t.relid where t.relid = %(name)s::oid
+"""
+
+# As capture pins them, so that the images are those that triggers would have written. With row
+# security off, a role that may not see every row gets an error instead of some of them.
+FORMATS = (
+    "set local timezone = 'UTC'",
+    "set local datestyle = 'ISO'",
+    "set local intervalstyle = 'iso_8601'",
+    "set local bytea_output = 'hex'",
+    "set local extra_float_digits = 1",
+    "set local lc_monetary = 'C'",
+    "set local row_security = off",
+)
+
+_HERE = "select headwater.log_id(), pg_current_snapshot()::text, clock_timestamp()"
 
 _DESCRIBE = """
     select headwater.image('o', %(relation)s::oid, %(relation)s::oid),

@@ -22,10 +22,10 @@ from pyspark.sql.types import (
 
 from headwater import Headwater
 from headwater.errors import ConfigError
-from headwater.pipeline.aggregates import FIELDS, rows_field
-from headwater.pipeline.definitions import define
-from headwater.pipeline.results import Aggregate, Field, read_result
-from headwater.pipeline.view_groups import Groups, texts
+from headwater.pipeline.views.aggregates import FIELDS, rows_field
+from headwater.pipeline.views.definitions import define
+from headwater.pipeline.views.groups import Groups, texts
+from headwater.pipeline.views.results import Aggregate, Field, read_result
 
 
 def struct(kind: str, value: DataType, call: int = 0) -> StructType:

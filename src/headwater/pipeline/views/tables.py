@@ -28,10 +28,10 @@ from headwater.database import translate
 from headwater.errors import HeadwaterError, PipelineError
 from headwater.model import Position, Table
 from headwater.pipeline.crashes import crash_point
-from headwater.pipeline.definitions import ROW_ID, View
 from headwater.pipeline.offsets import Offset
-from headwater.pipeline.results import Aggregate, Result
-from headwater.pipeline.view_groups import Groups
+from headwater.pipeline.views.definitions import ROW_ID, View
+from headwater.pipeline.views.groups import Groups
+from headwater.pipeline.views.results import Aggregate, Result
 
 Database = psycopg.Connection[tuple[Any, ...]]
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater import limits
-from headwater.pipeline.results import Result
+from headwater.pipeline.views.results import Result
 
 
 class Groups(msgspec.Struct, frozen=True):

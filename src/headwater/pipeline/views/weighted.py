@@ -13,8 +13,8 @@ import msgspec
 import pyarrow as pa
 
 from headwater.model import Table
-from headwater.pipeline.aggregates import WEIGHT
 from headwater.pipeline.schemas import ImageReader, arrow_schema
+from headwater.pipeline.views.aggregates import WEIGHT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headwater.errors import ConfigError
-from headwater.pipeline.aggregates import FIELDS, WEIGHT, rows_field
-from headwater.pipeline.definitions import ROW_ID
+from headwater.pipeline.views.aggregates import FIELDS, WEIGHT, rows_field
+from headwater.pipeline.views.definitions import ROW_ID
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

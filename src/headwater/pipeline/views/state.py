@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headwater import limits
-from headwater.pipeline import weighted
 from headwater.pipeline.table_reading import Reading
-from headwater.pipeline.weighted import Source, Weigher
+from headwater.pipeline.views import weighted
+from headwater.pipeline.views.weighted import Source, Weigher
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

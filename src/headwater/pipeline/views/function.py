@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from headwater.errors import ConfigError, HeadwaterError, PipelineError
 from headwater.model import Table
-from headwater.pipeline import weighted
-from headwater.pipeline.aggregates import WEIGHT, Calls, calls
-from headwater.pipeline.definitions import View
-from headwater.pipeline.results import Result, check_plan, partials, read_result, used_columns
+from headwater.pipeline.views import weighted
+from headwater.pipeline.views.aggregates import WEIGHT, Calls, calls
+from headwater.pipeline.views.definitions import View
+from headwater.pipeline.views.results import Result, check_plan, partials, read_result, used_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -20,22 +20,22 @@ import pyarrow.compute as pc
 
 from headwater import limits
 from headwater.errors import HeadwaterError, InvalidQuery, PipelineError
-from headwater.pipeline import weighted
 from headwater.pipeline.checkpoints import Checkpoint
 from headwater.pipeline.crashes import crash_point
-from headwater.pipeline.definitions import View
 from headwater.pipeline.lake import Lake
 from headwater.pipeline.offsets import Offset
 from headwater.pipeline.planning import Planner
 from headwater.pipeline.reading import EVENTS, forget, read
-from headwater.pipeline.results import Result
 from headwater.pipeline.sink import Sink
 from headwater.pipeline.state import contained
 from headwater.pipeline.table_reading import Reading, reading
-from headwater.pipeline.view_function import Function
-from headwater.pipeline.view_state import TableState
-from headwater.pipeline.view_tables import Batch, Store, Tables
-from headwater.pipeline.weighted import CHANGES, Source
+from headwater.pipeline.views import weighted
+from headwater.pipeline.views.definitions import View
+from headwater.pipeline.views.function import Function
+from headwater.pipeline.views.results import Result
+from headwater.pipeline.views.state import TableState
+from headwater.pipeline.views.tables import Batch, Store, Tables
+from headwater.pipeline.views.weighted import CHANGES, Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
