@@ -68,24 +68,9 @@ def _work(
     views: tuple[View, ...],
     stop: Event,
 ) -> list[StreamProgress]:
-    root = _absolute(settings.lake)
-    # First of all: Spark takes seconds to start.
-    with LakeLock(root):
-        return _work_alone(url, root, settings, once, master, metrics_port, views, stop)
-
-
-def _work_alone(
-    url: str,
-    root: str,
-    settings: Settings,
-    once: bool,
-    master: str | None,
-    metrics_port: int | None,
-    views: tuple[View, ...],
-    stop: Event,
-) -> list[StreamProgress]:
-    metrics = PipelineMetrics()
-    with _spark(root, url, once, master or LOCAL_MASTER) as spark:
+    root, metrics = _absolute(settings.lake), PipelineMetrics()
+    # The lock first of all: Spark takes seconds to start.
+    with LakeLock(root), _spark(root, url, once, master or LOCAL_MASTER) as spark:
         if metrics_port is not None:
             _serve(metrics, metrics_port)
         plan = jobs.Plan(
