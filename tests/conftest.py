@@ -28,6 +28,14 @@ from headwater.embedded import EmbeddedPostgres
 _numbers = itertools.count(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts Spark again and again goes first, or the others would wait for it at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
+
+
+_LONG = ("tests/simulation/test_pipeline", "tests/integration/test_pipeline")
+
+
 class SparkTogether(LoadScopeScheduling):  # type: ignore[misc]
     """Gives tests out one by one, but those that share a Spark to one process. They are the largest
     group, with which xdist begins."""

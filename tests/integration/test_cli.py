@@ -223,6 +223,11 @@ def test_doctor(database: str) -> None:
         "tables": "ok",
         "notifications": "ok",
         "schema": "warn",
+        "Java": "ok",
+        "Spark": "ok",
+        "Spark Connect": "ok",
+        "lake": "ok",
+        "lock": "ok",
     }
     headwater("enable", "orders", "--url", database)
     psql(database, "alter table orders add column more int")

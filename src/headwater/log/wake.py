@@ -41,11 +41,15 @@ class Waker:
 
     async def __aenter__(self) -> Waker:
         connection = await connect(self._url, purpose="listener")
-        await connection.execute(f"listen {CHANNEL}")
-        cursor = await connection.execute("select current_setting('max_prepared_transactions')")
-        if await cursor.fetchone() != ("0",):
-            # There, writers send no NOTIFY: it would forbid them to prepare a transaction.
-            self.pace.never_sleep()
+        try:
+            await connection.execute(f"listen {CHANNEL}")
+            cursor = await connection.execute("select current_setting('max_prepared_transactions')")
+            if await cursor.fetchone() != ("0",):
+                # There, writers send no NOTIFY: it would forbid them to prepare a transaction.
+                self.pace.never_sleep()
+        except BaseException:
+            await connection.close()
+            raise
         self._listening = asyncio.create_task(self._listen(connection))
         return self
 
