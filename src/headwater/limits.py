@@ -521,6 +521,9 @@ left, and written by the next start."""
 PIPELINE_ERROR_CHARS_MAX = 2_000
 """Characters of an error that the progress of the pipeline keeps."""
 
+SPARK_MOVE_SECONDS = 300.0
+"""How often a stream without news moves its position past transactions that ended meanwhile."""
+
 SNAPSHOT_CHUNK_ROWS = 20_000
 """Rows that are taken from a table at a time when a snapshot of it is made."""
 

@@ -188,7 +188,10 @@ class Pipeline:
     def _start_due(self, *, last: bool) -> None:
         """Somebody asked for views to be built anew: that is done by the start of their streams."""
         views = {each.view: each for each in self._streams if each.view is not None}
-        for name in self._reports.due_views() if views and not last else ():
+        # With `once`, the start of a stream sees by itself that its view is due.
+        if not views or last or self._plan.once:
+            return
+        for name in self._reports.due_views():
             if name in views:
                 views[name].start_anew()
 
@@ -278,16 +281,19 @@ class Stream:
         self.error = explain(error, self._job.name, self._plan.lake.root)
         self._error_at = datetime.now(UTC)
         log.warning("Stream %s of the pipeline failed: %s", self._job.name, self.error)
+        self._start_at = time.monotonic() + self._pause
+        self._pause = min(self._pause * 2, limits.PIPELINE_RESTART_SECONDS[1])
         if not self.error.retryable or self._plan.once:
             self.state = "failed"
             return
         self.state = "waiting"
         self._restarts += 1
-        self._start_at = time.monotonic() + self._pause
-        self._pause = min(self._pause * 2, limits.PIPELINE_RESTART_SECONDS[1])
 
     def start_anew(self) -> None:
-        """Stop, and start again at the next look, also what failed for good."""
+        """Stop, and start again at the next look, also what failed for good; that not without a
+        pause."""
+        if self.state != "running" and time.monotonic() < self._start_at:
+            return
         if self._starting is None and self.state in ("running", "failed", "waiting"):
             self._stop_query()
             self._stopping, self._start_at, self.state = False, 0.0, "starting"

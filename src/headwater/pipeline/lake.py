@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
+from deltalake import DeltaTable
 
 from headwater.errors import (
     ConfigError,
@@ -86,6 +87,7 @@ class Lake:
         self._spark = spark
         self._url = url
         self._tail: Tail | None = None
+        self._version: int | None = None
 
     @classmethod
     def connect(cls, root: str) -> Lake:
@@ -145,12 +147,17 @@ class Lake:
         return self._here()._events(first, last, among=among)
 
     def _here(self) -> Lake:
-        """The lake with the end that the log has at this moment, which stays the same from one read
-        to the next."""
-        if self._url is None or self._tail is not None:
+        """The lake as it is, with the end that the log has at this moment: both stay the same from
+        one read to the next."""
+        if self._tail is not None or self._version is not None:
             return self
         here = Lake(self.root, self._spark, url=self._url)
-        here._tail = tail.look(self.events_path, self._url)
+        if self._url is not None:
+            here._tail = tail.look(self.events_path, self._url)
+        if here._tail is not None:
+            here._version = here._tail.version
+        elif (table := delta.open_table(self.events_path)) is not None:
+            here._version = table.version()
         return here
 
     def _events(
@@ -158,8 +165,7 @@ class Lake:
     ) -> DataFrame:
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        version = None if self._tail is None else self._tail.version
-        table = delta.open_table(self.events_path, version)
+        table = delta.open_table(self.events_path, self._version)
         if table is None:
             raise ConfigError(
                 f"there is no lake at {self.root}", hint="headwater pipeline run fills one."
@@ -188,7 +194,7 @@ class Lake:
         None where none of the last commits says. With a log, where that is."""
         if self._tail is not None:
             return self._tail.until
-        table = delta.open_table(self.events_path)
+        table = delta.open_table(self.events_path, self._version)
         found = None if table is None else delta.offset_of(table)
         return None if found is None else Offset.from_dict(msgspec.json.decode(found)).position
 
@@ -203,14 +209,15 @@ class Lake:
         """Keep the state of a table at a position up to which the lake has every event, so that
         later moments need not begin further back."""
         known = shapes.load(self.shapes_path)
-        return self.fold_relation(self._relation(known, table, position), position)
+        return self.fold_relation(self._here()._relation(known, table, position), position)
 
     def fold_relation(self, relation: int, position: Position) -> Snapshot:
         """The same for a table given by its relation. ResyncRequired where a schema change lies in
         between: only the table itself tells what became of its rows."""
         from pyspark.sql import functions as f
 
-        found = self._state_of(shapes.load(self.shapes_path), relation, position)
+        here = self._here()
+        found = here._state_of(shapes.load(self.shapes_path), relation, position)
         before = found.way.snapshot
         if len(found.passed) > 1:
             raise ResyncRequired(
@@ -220,14 +227,14 @@ class Lake:
         if before.position == position or not state.is_below(before, position):
             return before
         taken = self._snapshots(relation)
-        changes = self._between(before, taken, position)
+        changes = here._between(before, taken, position)
         (last,) = changes.agg(f.unix_micros(f.max("committed_at")).alias("at")).collect()
         if last["at"] is None:
             return before
         taken_at = max(_EPOCH + timedelta(microseconds=last["at"]), before.taken_at)
-        number = snapshots.number_of(taken_at)
-        while number in {each.snapshot for each in taken}:
-            number += 1
+        # Of this attempt alone, and young while it is being written.
+        present = snapshots.number_of(datetime.now(UTC))
+        number = max([present, *(each.snapshot + 1 for each in taken)])
         folded = Snapshot(relation, number, position, taken_at, found.way.shape, 0, "events")
         return snapshots.write_frame(self.places, folded, found.rows)
 
@@ -359,7 +366,11 @@ class Lake:
             ("relation", "=", str(snapshot.relation)),
             ("snapshot", "=", str(snapshot.snapshot)),
         ]
-        return delta.read(self.spark, self.places.rows, from_arrow_schema(snapshots.ROWS), wanted)
+        table = DeltaTable(self.places.rows)
+        if snapshot.rows and not delta.chosen_files(table, wanted):
+            raise Unavailable("a snapshot was removed while it was being read", hint="Ask again.")
+        schema = from_arrow_schema(snapshots.ROWS)
+        return delta.read(self.spark, self.places.rows, schema, wanted, table=table)
 
     def _snapshots(self, relation: int) -> list[Snapshot]:
         return [each for each in snapshots.load(self.places) if each.relation == relation]
@@ -374,6 +385,7 @@ class Lake:
         here = self._here()
         since, until = (each and state.aware(each) for each in (since, until))
         here._check_covered([each for each in (since, until) if isinstance(each, Position)])
+        here._check_told(since, until)
         relation = here._relation(here._shapes(), table, until or _END)
         return changes_.between(here._own(relation, since, until), since, until).orderBy("seq")
 
@@ -390,12 +402,29 @@ class Lake:
         here = self._here()
         begin = None if since is None else here.settle(since)
         end = here.settle(until)
+        here._check_told(begin, end)
         known = here._shapes()
         relation = here._relation(known, table, end)
         tables = {shape.table.id: shape.table for shape in known if shape.table.oid == relation}
         events = here._own(relation, since, until)
         rows = events.selectExpr("*", "unix_micros(at) as micros")
         return changes_.stretch(rows, tables, begin, end, after)
+
+    def _check_told(self, since: Moment | None, until: Moment | None) -> None:
+        """ResyncRequired where the lake does not have everything between two moments."""
+        if since is not None:
+            self._check_kept(since)
+        for gap in gaps.load(self.gaps_path):
+            is_beside = (since is not None and gap.is_after(since)) or (
+                until is not None and gap.is_before(until)
+            )
+            if not is_beside:
+                raise ResyncRequired(
+                    f"the lake misses what happened between {gap.since_at:%Y-%m-%d %H:%M:%S} and"
+                    f" {gap.until_at:%Y-%m-%d %H:%M:%S} UTC",
+                    hint="Take what lies before and after it apart, each with a since and an "
+                    "until.",
+                )
 
     def transactions(
         self, table: str, since: Moment | None = None, until: Moment | None = None
@@ -462,33 +491,32 @@ class Lake:
     # -------------------------------------------------------------------- which table
 
     def _relation(self, known: Iterable[Shape], name: str, when: Moment) -> int:
-        """The table that had the name at the moment; of several, one after the other, the last that
-        had begun by then."""
-        since: dict[int, datetime] = {}
-        for shape in shapes.named(known, name):
-            since.setdefault(shape.table.oid, shape.first_seen)
-        if not since:
+        """The table that had the name at the moment: of several, that of the last change that was
+        written under it."""
+        named = {each.table.id: each.table.oid for each in shapes.named(known, name)}
+        if not named:
             raise ConfigError(
                 f"the lake knows no table {name}",
                 hint=f"Capture it, and take a snapshot: headwater snapshot {name}",
             )
-        if len(since) == 1:
-            return next(iter(since))
-        if isinstance(when, Position):
-            return self._last_begun(list(since), when)
-        return [oid for oid, at in since.items() if at <= when or oid == next(iter(since))][-1]
+        if len(set(named.values())) == 1:
+            return next(iter(named.values()))
+        return self._last_written(named, when)
 
-    def _last_begun(self, relations: list[int], when: Position) -> int:
-        """The last one that has a snapshot or a change by the position: a new table comes when the
-        old one is gone."""
+    def _last_written(self, named: dict[int, int], when: Moment) -> int:
+        from pyspark.sql import functions as f
+
+        among = f"shape in ({', '.join(map(str, named))})"
+        events = self._events(among=among).filter(among)
+        if when != _END:
+            events = events.filter(changes_.inside(when))
+        latest = f.max_by("relation", f.struct("committed_at", "seq")).alias("relation")
+        (last,) = events.agg(latest).collect()
+        if last["relation"] is not None:
+            return int(last["relation"])
         taken = snapshots.load(self.places)
-        for relation in reversed(relations[1:]):
-            kept = (each for each in taken if each.relation == relation)
-            if any(when.covers(each.position) for each in kept):
-                return relation
-            if self._by(relation, when.log, when).limit(1).collect():
-                return relation
-        return relations[0]
+        kept = [each for each in taken if each.shape in named and state.is_below(each, when)]
+        return kept[-1].relation if kept else next(iter(named.values()))
 
     # -------------------------------------------------------------------- history, audit
 
@@ -535,7 +563,7 @@ class Lake:
         since, until = (None if each is None else _utc(each) for each in (since, until))
         whole = all(each is None or each.time() == datetime.min.time() for each in (since, until))
         if whole and delta.open_table(self.audit_path) is not None:
-            return audit.summary(self._rolled(since, until), by)
+            return audit.summary(self._here()._rolled(since, until), by)
         # What is counted from events must have them.
         self._check_kept(since or _BEGINNING)
         events = self.events(since and since.date(), until and until.date())
@@ -550,7 +578,14 @@ class Lake:
 
         bounds = ((">=", since), ("<", until))
         filters = [("day", sign, at.date().isoformat()) for sign, at in bounds if at is not None]
-        return delta.read(self.spark, self.audit_path, from_arrow_schema(audit.AUDIT), filters)
+        kept = delta.read(self.spark, self.audit_path, from_arrow_schema(audit.AUDIT), filters)
+        if self._tail is None or not self._tail.has_rows:
+            return kept
+        late = audit.roll_up(tail.changes(self.spark, self._tail))
+        for sign, at in bounds:
+            if at is not None:
+                late = late.filter(f"day {sign} date'{at.date()}'")
+        return kept.unionByName(late)
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

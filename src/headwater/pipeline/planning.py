@@ -52,6 +52,7 @@ class Planner:
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
         self._was_connected = False
         self._pair: Pair | None = None
+        self._move_at = time.monotonic() + limits.SPARK_MOVE_SECONDS
 
     # -------------------------------------------------------------------- positions
 
@@ -112,7 +113,18 @@ class Planner:
         if start.position.covers(until):
             return start
         pair = self._look(start.position, until)
-        return self._cut(pair, 0, rows_max) if pair.slots else start
+        if pair.slots:
+            return self._cut(pair, 0, rows_max)
+        return Offset(until) if self._should_move(start.position, until) else start
+
+    def _should_move(self, since: Position, until: Position) -> bool:
+        """Whether to go on although nothing is new, which makes an empty batch. A transaction that
+        was open has ended without a change: its id must not hold the position back until the log
+        is trimmed past it."""
+        if time.monotonic() < self._move_at or not since.xip or until.xmin < since.xmax:
+            return False
+        self._move_at = time.monotonic() + limits.SPARK_MOVE_SECONDS
+        return True
 
     def _cut(self, pair: Pair, after: int, rows_max: int | None) -> Offset:
         """Numbers are given out one by one: so many of them are at most so many rows."""
@@ -310,4 +322,5 @@ _RELATION = """
     select distinct relid::bigint from headwater.shapes
     where %(name)s in (table_name, schema_name || '.' || table_name)
       and (schema_name = 'public' or %(name)s like '%%.%%')
+       or relid = headwater.find_table(%(name)s)
 """

@@ -103,7 +103,7 @@ class Reports:
         try:
             return self._connected().execute(statement.encode(), values)
         except errors.QueryCanceled as error:
-            raise _TooLong from error
+            raise _TooLong("a statement about the pipeline's progress took too long") from error
         except psycopg.Error as error:
             self.close()
             raise translate(error, self._url) from error
@@ -125,7 +125,7 @@ class Reports:
             connection.close()
 
 
-class _TooLong(Exception):
+class _TooLong(DatabaseError):
     pass
 
 

@@ -20,6 +20,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -39,7 +40,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headwater.errors import ConfigError, HeadwaterError
+from headwater.errors import ConfigError, HeadwaterError, ResyncRequired
 from headwater.limits import SPARK_BATCH_CHANGES
 from headwater.model import Position
 from headwater.pipeline.offsets import Offset
@@ -195,9 +196,14 @@ class LogStream(_Log, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     _target: Position | None = None
 
+    @cached_property
+    def _initial(self) -> Offset:
+        """Asked for more than once, and the same each time: also for `now`."""
+        return Offset(self._begin())
+
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         with _saying_the_way_out():
-            return Offset(self._begin()).to_dict()
+            return self._initial.to_dict()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._options.rows_max)
@@ -215,13 +221,27 @@ class LogStream(_Log, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         with _saying_the_way_out():
-            return self._tasks(_offset(start), _offset(end))
+            first, last = _offset(start), _offset(end)
+            _check_same_begin(first, last)
+            return self._tasks(first, last)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition)
 
     def stop(self) -> None:
         self._planner.close()
+
+
+def _check_same_begin(start: Offset, end: Offset) -> None:
+    """Spark keeps where a batch ends. Of a stream's first one that was not finished it asks anew
+    where it begins: `now` is another position then, and what lies between would be left out."""
+    reached = end.until or end.position
+    if reached.covers(start.position) and (end.until is None or start.position == end.position):
+        return
+    raise ResyncRequired(
+        "the first batch of this stream was not finished, and where it began is not known any more",
+        hint="Begin with another checkpoint, and since= the position to begin at.",
+    )
 
 
 class LogBatch(_Log, DataSourceReader):

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 WEIGHT = "weight"
 """The column that every frame of a view has, from its tables to the aggregate."""
 
+SIDES = (f"{WEIGHT} of left", f"{WEIGHT} of right")
+"""What the weights of two frames are called while they are joined."""
+
 FIELDS: dict[str, tuple[str, ...]] = {
     "count": ("rows", "total"),
     "sum": ("rows", "total", "added", "removed", "values"),
@@ -93,7 +96,7 @@ def join(left: DataFrame, right: DataFrame, on: Any, how: str = "inner") -> Data
             f"a streaming view cannot have a join of kind {how!r}",
             hint="views.join is an inner join. Count the rows without a partner in another view.",
         )
-    one, two = f"{WEIGHT} of left", f"{WEIGHT} of right"
+    one, two = SIDES
     pairs = left.withColumnRenamed(WEIGHT, one).join(right.withColumnRenamed(WEIGHT, two), on)
     return pairs.withColumn(WEIGHT, f.col(f"`{one}`") * f.col(f"`{two}`")).drop(one, two)
 

@@ -48,8 +48,7 @@ async def rebuild(connection: Connection, name: str) -> None:
     """Have the pipeline build a view anew: the one that runs, or the next."""
     with translated():
         cursor = await connection.execute(
-            "update headwater.views set state = 'due' where name = %s and state <> 'new'"
-            " returning 1",
+            "update headwater.views set state = 'due' where name = %s returning 1",
             (_plain(name),),
         )
         if await cursor.fetchone() is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headwater.errors import ConfigError
-from headwater.pipeline.views.aggregates import FIELDS, WEIGHT, rows_field
+from headwater.pipeline.views.aggregates import FIELDS, SIDES, WEIGHT, rows_field
 from headwater.pipeline.views.definitions import ROW_ID
 
 if TYPE_CHECKING:
@@ -243,14 +243,18 @@ def _weighted(view: str, plan: Any, tables: int) -> int:
         return sum(below)
     if name == "Join":
         return _joined(view, plan, below, tables)
-    if name == "Union" and tables == 1:
-        return sum(below)
     raise _refused(view, name, "before the aggregate")
 
 
 def _joined(view: str, plan: Any, below: list[int], tables: int) -> int:
     if not all(below):
         return sum(below)
+    for child in _each(plan.children()):
+        if not any(each.name() in SIDES for each in _each(child.output())):
+            raise ConfigError(
+                f"view {view}: a join of its tables that is not views.join loses a weight",
+                hint="Use views.join(left, right, on).",
+            )
     kind = plan.joinType().sql()
     if kind not in ("INNER", "CROSS"):
         raise ConfigError(

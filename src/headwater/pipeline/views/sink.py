@@ -88,7 +88,12 @@ class ViewSink(Sink):
         with self._reading() as now:
             result = self._function.result({p: now.tables[t].table for p, t in self._view.tables})
             state = self._state
-            is_due = state.state != "live" or state.definition != self._view.digest(result.text)
+            shapes = {p: now.tables[t].table for p, t in self._view.tables}
+            is_due = (
+                state.state != "live"
+                or state.definition != self._view.digest(result.text)
+                or state.shapes != shapes
+            )
             # What a join needs of its tables is kept while the pipeline runs.
             if is_due or len(self._view.tables) > 1:
                 self._build(now, result, None)
@@ -213,6 +218,7 @@ class ViewSink(Sink):
         xids = changes.column("xid").to_pylist()
         changes = changes.filter(pa.array([not position.contains(xid) for xid in xids], pa.bool_()))
         if not changes.num_rows:
+            self._pass(batch)
             return 0
         kinds = zip(
             *(changes.column(c).to_pylist() for c in ("relation", "shape", "op")), strict=True
@@ -234,11 +240,11 @@ class ViewSink(Sink):
         self._apply(frames, folds, batch)
         return int(changes.num_rows)
 
-    def _write_large(self, changes: DataFrame, batch: Batch) -> None:
+    def _write_large(self, held: DataFrame, batch: Batch) -> None:
         from pyspark.sql import functions as f
 
         try:
-            changes = changes.where(~contained(self._built))
+            changes = held.where(~contained(self._built))
             whole = f.when(f.col("op").isin("truncate", "reset"), f.col("op")).otherwise("row")
             with self._function.executing():
                 kinds = changes.groupBy("relation", "shape", whole.alias("op")).count().collect()
@@ -259,7 +265,7 @@ class ViewSink(Sink):
             }
             self._apply(frames, folds, batch)
         finally:
-            changes.unpersist()
+            held.unpersist()
 
     def _tells_more(self, kinds: Iterable[tuple[int, int, str]]) -> bool:
         """Whether there is something in a batch that rows do not tell."""
@@ -273,12 +279,19 @@ class ViewSink(Sink):
         self, frames: Mapping[str, DataFrame], folds: Mapping[str, TableState], batch: Batch
     ) -> None:
         if not frames:
+            self._pass(batch)
             return
         result = self._tables.result
         changes = [self._function.aggregated(each, result) for each in self._terms(frames, folds)]
         self._state = self._store.apply(self._tables, self._state, changes, batch)
         crash_point("applied")
         self._states |= folds
+
+    def _pass(self, batch: Batch) -> None:
+        """Nothing in it is for this view. The first such batch is noted all the same: from then on
+        the checkpoint is worth something."""
+        if self._state.query_id is None:
+            self._state = self._store.apply(self._tables, self._state, (), batch)
 
     def _terms(
         self, frames: Mapping[str, DataFrame], folds: Mapping[str, TableState]

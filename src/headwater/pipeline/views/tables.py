@@ -146,6 +146,8 @@ class Store:
         """Empty tables for the next generation."""
         tables = Tables(self._view, state.number, state.generation + 1, result)
         with self.transaction() as database:
+            if _state(database, self._view.name).generation != state.generation:
+                raise self._shared()
             self._check_free(database, state)
             tables.drop(database)
             tables.create(database)
@@ -182,12 +184,21 @@ class Store:
         }
         with self.transaction() as database:
             before = _state(database, name)
+            if before.generation != tables.generation - 1:
+                raise self._shared()
             self._check_free(database, before)
             values["relation"] = tables.show(database, before)
             database.execute(_SWAP, values)
             if before.generation:
                 Tables(self._view, before.number, before.generation, before.columns).drop(database)
             return _state(database, name)
+
+    def _shared(self) -> PipelineError:
+        return PipelineError(
+            f"view {self._view.name} is written by somebody else, too",
+            hint="Two pipelines may keep the same view; let one of them do it.",
+            retryable=True,
+        )
 
     def _check_free(self, database: Database, state: State) -> None:
         name = sql.Identifier(self._view.schema, self._view.table).as_string(database)
@@ -206,10 +217,8 @@ class Store:
         """Add what a batch changed, with its number, in one transaction."""
         with self.transaction() as database:
             now = _state(database, self._view.name)
-            if now.generation != state.generation or now.batch != state.batch:
-                raise PipelineError(
-                    f"view {self._view.name} is written by somebody else, too", retryable=True
-                )
+            if _marker(now) != _marker(state):
+                raise self._shared()
             touched: dict[str, None] = {}
             for each in changes:
                 for part in Groups.of(tables.result, each):
@@ -234,6 +243,10 @@ class Store:
         )
 
 
+def _marker(state: State) -> tuple[object, ...]:
+    return state.generation, state.query_id, state.batch, state.batch_end
+
+
 def _connect(url: str) -> Database:
     return psycopg.connect(
         url,
@@ -242,7 +255,9 @@ def _connect(url: str) -> Database:
         application_name="headwater pipeline",
         client_encoding="utf8",
         prepare_threshold=2,
-        options="-c timezone=UTC -c jit=off -c client_min_messages=warning",
+        # Spark goes on once a batch is committed: it must be on disk then.
+        options="-c timezone=UTC -c jit=off -c client_min_messages=warning"
+        " -c synchronous_commit=on",
     )
 
 
@@ -461,8 +476,7 @@ class Tables:
 
     def _showing(self, *, some: bool) -> tuple[sql.Composed, ...]:
         names = [sql.Identifier(name) for name, _ in self.result.columns]
-        key = len(self.result.key)
-        shown = [_key(at) for at in range(key)]
+        shown = [_key(at) for at in range(len(self.result.key))]
         final = [self._final(at, each) for at, each in enumerate(self.result.aggregates)]
         listed = sql.SQL(", ").join
         only = sql.SQL(" and g.id = any(%(ids)s::text[]::uuid[])" if some else "")
@@ -483,9 +497,10 @@ class Tables:
             names=listed(names),
             values=listed([sql.SQL("g.{}").format(each) for each in shown] + final),
             only=only,
-            values_of=listed(names[key:]),
-            news=listed([sql.SQL("excluded.{}").format(name) for name in names[key:]]),
-            olds=listed([sql.SQL("v.{}").format(name) for name in names[key:]]),
+            # The key, too: another key may have the same digest, under another name or type.
+            values_of=listed(names),
+            news=listed([sql.SQL("excluded.{}").format(name) for name in names]),
+            olds=listed([sql.SQL("v.{}").format(name) for name in names]),
         )
         empty = sql.SQL("delete from {groups} g where g.rows = 0{only}").format(
             groups=self._groups, only=only
