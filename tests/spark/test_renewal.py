@@ -74,6 +74,9 @@ def test_a_gap(loss: str, says: str, spark: SparkSession, url: str, tmp_path: Pa
         assert rows_of(lake.as_of("orders", each.at)) == each.rows
     for each in (before, after):
         assert rows_of(lake.as_of("orders", each.position)) == each.rows
+    with pytest.raises(ResyncRequired, match="misses what happened"):
+        lake.transactions("orders", before.position)
+    assert len(list(lake.transactions("orders", quiet.position))) == 2
     for moment in (missed.at, missed.position):
         with pytest.raises((ResyncRequired, Unavailable), match="misses what happened"):
             lake.as_of("orders", moment)

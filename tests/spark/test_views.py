@@ -251,6 +251,10 @@ def by_region_later(orders: DataFrame) -> DataFrame:
     )
 
 
+def by_area(orders: DataFrame) -> DataFrame:
+    return orders.withColumnRenamed("region", "area").groupBy("area").agg(views.count().alias("n"))
+
+
 def by_country(customers: DataFrame) -> DataFrame:
     return customers.groupBy("country").agg(views.count().alias("n"))
 
@@ -288,6 +292,10 @@ async def test_a_changed_function(spark: SparkSession, url: str, lake: Lake) -> 
     assert differences(url, "totals", truth) == []
     changes = f"select count(distinct xid) from headwater.log where seq > {seq} and op <> 'R'"
     assert execute(url, changes) == [(1,)]
+    renamed = define(by_area, key="area", name="totals")
+    await asyncio.to_thread(keep, spark, url, lake, renamed)
+    truth = "select region as area, count(*) as n from orders group by region"
+    assert differences(url, "totals", truth) == []
     connection = await connect(url, purpose="test")
     (one,) = [each for each in await view_catalog.list_views(connection) if each.name == "totals"]
     assert (one.state, one.rows, one.error) == ("live", 2, None)
@@ -389,6 +397,10 @@ WRONG: list[tuple[Any, str]] = [
         "or the present time",
     ),
     (lambda orders: 7, "returned int, not a DataFrame"),
+    (
+        lambda orders: orders.union(orders).groupBy("region").agg(views.count().alias("n")),
+        "Union before the aggregate",
+    ),
 ]
 
 
