@@ -32,9 +32,12 @@ from deltalake import DeltaTable
 from pyspark.sql import functions as f
 
 from benchmarks import peers
+from benchmarks.groups import Crowd
 from benchmarks.measure import ORDERS, Result, execute, percentile, report, scratch_server
 from headwater.capture.postgres import schema
 from headwater.database import connect
+from headwater.hub.hub import Hub
+from headwater.live.query import LiveQuery
 from headwater.model import Position
 from headwater.pipeline import jobs, maintenance
 from headwater.pipeline.lake import Lake
@@ -94,10 +97,16 @@ def pipeline(
     """`headwater pipeline run`, ended with the block."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_")}
     environment |= {f"HEADWATER_{name.upper()}": value for name, value in settings.items()}
-    command = [sys.executable, "-m", "headwater", "pipeline", "run", "--url", url]
+    environment["HEADWATER_URL"] = url
+    command = [sys.executable, "-m", "headwater", "pipeline", "run"]
     command += ["--lake", str(lake), *arguments]
     log = lake.with_name(f"{lake.name}.log").open("w")
-    with log, subprocess.Popen(command, env=environment, text=True, stdout=log, stderr=log) as run:
+    with (
+        log,
+        subprocess.Popen(
+            command, env=environment, text=True, stdout=log, stderr=log, cwd=lake.parent
+        ) as run,
+    ):
         try:
             yield run
         finally:
@@ -370,6 +379,61 @@ def _time_as_of(lake: Lake, url: str, rows: int) -> float:
     return min(times[1:])
 
 
+# ------------------------------------------------------------------------ a view
+
+SHOP = """
+from headwater import Headwater, views
+
+hw = Headwater()
+
+
+@hw.view(key=["region"])
+def revenue(orders):
+    total = views.sum("amount").alias("revenue")
+    return orders.groupBy("region").agg(total, views.count().alias("orders"))
+"""
+
+
+def view(url: str, lake: Path, seconds: float) -> Result:
+    """A change now and then, until a live query over an aggregate of them has heard of it."""
+    lake.with_name("shop.py").write_text(SHOP)
+    with pipeline(url, lake, "--app", "shop:hw") as run:
+        latencies = asyncio.run(_heard(url, round(seconds * RATE), run))
+    p50, p95 = percentile(latencies, 0.5), percentile(latencies, 0.95)
+    return Result(
+        f"commit → live query over a view, {RATE:g} changes/s",
+        f"p50 {p50:.0f} ms, p95 {p95:.0f} ms",
+        "p50 under 150 ms",
+        p50 < 150,
+        f"{len(latencies)} changes, a sum and a count",
+    )
+
+
+async def _heard(url: str, count: int, run: subprocess.Popen[str]) -> list[float]:
+    crowd, rng = Crowd(), random.Random(SEED)
+    connection = await connect(url, purpose="benchmark")
+    while run.poll() is None:
+        cursor = await connection.execute("select from headwater.views where state = 'live'")
+        if cursor.rowcount:
+            break
+        await asyncio.sleep(0.2)
+
+    async def write(row: int) -> None:
+        await connection.execute(
+            "insert into orders (id, region, status, amount) values (%s, 1, 'open', 1.25)", (row,)
+        )
+
+    async with Hub(url) as hub:
+        await hub.live(LiveQuery.from_json({"table": "revenue"}), crowd)
+        times = []
+        for row in range(count + 10):
+            times.append(await crowd.further(1, write(row)))
+            await asyncio.sleep(rng.uniform(0.5, 1.5) / RATE)
+    await connection.close()
+    # The first ones wait for Java to compile.
+    return times[10:]
+
+
 # ------------------------------------------------------------------------ all of it
 
 
@@ -393,6 +457,8 @@ def run(
         for number, setting in enumerate(size.settings):
             url = database(server.url, f"trickle_{number}")
             results.append(trickle(url, folder / f"trickle_{number}", size.seconds, setting))
+        url = database(server.url, "view")
+        results.append(view(url, folder / "view", size.seconds))
         url = database(server.url, "history")
         with _spark(spark, folder) as session:
             results.append(as_of(session, url, folder / "history", size))
