@@ -29,10 +29,11 @@ from headwater.pipeline.lake import Lake
 from tests.spark.lakes import execute, in_lake, logged, make_orders
 
 SEED = int(os.environ.get("SEED") or random.randrange(10_000))
-KILLS = int(os.environ.get("HEADWATER_KILLS") or 6)
+KILLS = int(os.environ.get("HEADWATER_KILLS") or 3)
 WRITERS = 6
 AIMED = ("written", "applied", "committed", "applying", "uncounted", "")
-"""What each kill is aimed at, in turn; nothing for a random moment."""
+"""What each kill is aimed at, in turn and from one of them on that SEED says; nothing for a random
+moment."""
 
 
 class Writers:
@@ -192,7 +193,7 @@ def test_nothing_is_lost_or_doubled(url: str, tmp_path: Path) -> None:
     try:
         with open_writer(url):
             for number in range(KILLS):
-                if aim := AIMED[number % len(AIMED)]:
+                if aim := AIMED[(SEED + number) % len(AIMED)]:
                     process = pipeline.start(crash_at=f"{aim}:{chance.randint(1, 3)}")
                     ended = end_of(process)
                     assert ended == -signal.SIGKILL, (tmp_path / "log").read_text()

@@ -94,18 +94,19 @@ class Reports:
         }
         try:
             row = self._execute(_BEHIND, values).fetchone()
-        except _TooLong:
-            return None
+        except DatabaseError as error:
+            if isinstance(error.__cause__, errors.QueryCanceled):
+                return None
+            raise
         assert row is not None
         return Behind(row[0], float(row[1]))
 
     def _execute(self, statement: str, values: dict[str, Any]) -> psycopg.Cursor[tuple[Any, ...]]:
         try:
             return self._connected().execute(statement.encode(), values)
-        except errors.QueryCanceled as error:
-            raise _TooLong("a statement about the pipeline's progress took too long") from error
         except psycopg.Error as error:
-            self.close()
+            if not isinstance(error, errors.QueryCanceled):
+                self.close()
             raise translate(error, self._url) from error
 
     def _connected(self) -> psycopg.Connection[tuple[Any, ...]]:
@@ -123,10 +124,6 @@ class Reports:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-
-class _TooLong(DatabaseError):
-    pass
 
 
 def _measure(metrics: PipelineMetrics, stream: StreamProgress) -> None:
