@@ -358,11 +358,9 @@ def read(
     (SQL). Of the files that are left, it filters nothing."""
     files = chosen_files(table or DeltaTable(path, version=version), where)
     if not files:
-        from pyspark.sql import functions as f
-
         # Not createDataFrame, for which Spark starts Python workers.
-        nothing = (f.lit(None).cast(each.dataType).alias(each.name) for each in schema)
-        return spark.range(0).select(*nothing)
+        columns = ((each.dataType.simpleString(), each.name) for each in schema)
+        return spark.range(0).selectExpr(*(f"cast(null as {t}) as `{n}`" for t, n in columns))
     return spark.read.schema(schema).option("basePath", path).parquet(*files)
 
 

@@ -117,6 +117,12 @@ class Planner:
             return self._cut(pair, 0, rows_max)
         return Offset(until) if self._should_move(start.position, until) else start
 
+    def has_news(self, since: Position, until: Position) -> bool:
+        """Whether anything lies between two positions but changes of our own tables, such as the
+        pipeline's reports."""
+        (found,) = self._one(_NEWS, _between(since, until))
+        return bool(found)
+
     def _should_move(self, since: Position, until: Position) -> bool:
         """Whether to go on although nothing is new, which makes an empty batch. A transaction that
         was open has ended without a change: its id must not hold the position back until the log
@@ -299,6 +305,13 @@ _FIRST_SINCE = """
 _NEW = """
     (xid >= %(xmax)s::xid8 or xid = any(%(xip)s::xid8[])) and xid < %(end)s::xid8
     and pg_visible_in_snapshot(xid, %(until)s::pg_snapshot)
+"""
+
+_NEWS = f"""
+    select exists (
+      select from headwater.log
+      where {_NEW}
+        and shape not in (select id from headwater.shapes where schema_name = 'headwater'))
 """
 
 _LOOK = f"""

@@ -40,9 +40,9 @@ def look(path: str, url: str) -> Tail | None:
     offset = Offset.from_dict(msgspec.json.decode(told))
     planner = Planner(url, patience=0)
     try:
-        start = Offset(offset.position)
+        planner.check(offset.position)
         until = planner.now()
-        is_new = planner.latest(start, None, until) != start
+        is_new = planner.has_news(offset.position, until)
     finally:
         planner.close()
     return Tail(url, table.version(), offset, until, is_new)
