@@ -6,38 +6,30 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import (
     AbstractAsyncContextManager,
     aclosing,
-    asynccontextmanager,
     nullcontext,
-    suppress,
 )
-from importlib import import_module
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console, RenderableType
-from rich.text import Text
 
 from headwater import child as child_
 from headwater import demo as demo_
-from headwater import lake_commands, render, replay_commands
+from headwater import lake_commands, pipeline_commands, render, replay_commands
 from headwater.app import Headwater, database
 from headwater.capture.postgres import doctor as doctor_
 from headwater.capture.postgres import schema, triggers
 from headwater.client.connection import Connection as GatewayConnection
 from headwater.client.connection import connect as connect_gateway
-from headwater.command_options import DataDir, Embedded, Json, LakeFolder, Url
-from headwater.command_options import settings_for as _settings
-from headwater.command_options import spark_needed as _spark_needed
-from headwater.database import Connection, connect
+from headwater.command_options import DataDir, Embedded, Json, Url, settings_for
+from headwater.command_work import chosen_headwater, connected, err, load, out, run, say, show
 from headwater.embedded import default_data_dir
 from headwater.errors import (
     ConfigError,
@@ -50,11 +42,10 @@ from headwater.live.query import LiveQuery
 from headwater.logs import log_as_json
 from headwater.model import Position, Transaction
 from headwater.pipeline import doctor as pipeline_doctor
-from headwater.pipeline.views import catalog as view_catalog
 from headwater.queries import explain as explain_
 from headwater.queries.analysis import Analysis
 from headwater.queries.statements import Executed, Statement
-from headwater.settings import Settings, load_settings
+from headwater.settings import Settings
 from headwater.status import status as read_status
 from headwater.watch import link_to, watch_as_lines, watch_on_screen
 
@@ -71,46 +62,8 @@ app = typer.Typer(
 )
 app.add_typer(lake_commands.app)
 app.add_typer(replay_commands.app)
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False)
-
-
-@asynccontextmanager
-async def _connected(settings: Settings) -> AsyncIterator[Connection]:
-    async with database(settings) as url:
-        connection = await connect(url, purpose="cli")
-        try:
-            yield connection
-        finally:
-            await connection.close()
-
-
-def _run(
-    work: Coroutine[Any, Any, None],
-    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
-) -> None:
-    """Run to the end. SIGTERM ends it as Ctrl-C does, so that what was started is stopped."""
-
-    async def until_told() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        await work
-
-    with suppress(asyncio.CancelledError), asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(until_told())
-
-
-def _show(document: object, view: RenderableType, *, json: bool) -> None:
-    """The JSON goes out as it is: Rich would wrap it and read markup in it."""
-    if json:
-        print(render.as_json(document))
-    else:
-        out.print(view)
-
-
-def _say(document: dict[str, Any], text: str, *, json: bool) -> None:
-    _show(document, Text(text), json=json)
+app.add_typer(pipeline_commands.pipeline, name="pipeline")
+app.add_typer(pipeline_commands.views, name="view")
 
 
 @app.command()
@@ -123,10 +76,10 @@ def url(
     """
 
     async def work() -> None:
-        async with database(_settings(url, embedded, data_dir), keep_running=True) as found:
-            _say({"url": found}, found, json=json)
+        async with database(settings_for(url, embedded, data_dir), keep_running=True) as found:
+            say({"url": found}, found, json=json)
 
-    _run(work())
+    run(work())
 
 
 @app.command()
@@ -139,16 +92,16 @@ def init(
     """
 
     async def work() -> None:
-        async with _connected(_settings(url, embedded, data_dir)) as connection:
+        async with connected(settings_for(url, embedded, data_dir)) as connection:
             applied = await schema.install(connection)
         text = (
             f"Installed version {schema.LATEST} of the schema headwater."
             if applied
             else f"The schema headwater is there already, in version {schema.LATEST}."
         )
-        _say({"version": schema.LATEST, "applied": applied}, text, json=json)
+        say({"version": schema.LATEST, "applied": applied}, text, json=json)
 
-    _run(work())
+    run(work())
 
 
 Tables = Annotated[list[str], typer.Argument(metavar="TABLE…", help="One or more tables.")]
@@ -168,13 +121,13 @@ def enable(
     """
 
     async def work() -> None:
-        async with _connected(_settings(url, embedded, data_dir)) as connection:
+        async with connected(settings_for(url, embedded, data_dir)) as connection:
             await schema.install(connection)
             for name in tables:
                 label = await triggers.enable(connection, name)
-                _say({"table": label, "enabled": True}, f"Capturing {label}.", json=json)
+                say({"table": label, "enabled": True}, f"Capturing {label}.", json=json)
 
-    _run(work())
+    run(work())
 
 
 @app.command()
@@ -191,14 +144,14 @@ def disable(
     """
 
     async def work() -> None:
-        async with _connected(_settings(url, embedded, data_dir)) as connection:
+        async with connected(settings_for(url, embedded, data_dir)) as connection:
             await schema.require(connection)
             for name in tables:
                 label = await triggers.disable(connection, name)
                 text = f"No longer capturing {label}; subscriptions to it wait."
-                _say({"table": label, "enabled": False}, text, json=json)
+                say({"table": label, "enabled": False}, text, json=json)
 
-    _run(work())
+    run(work())
 
 
 @app.command()
@@ -211,12 +164,12 @@ def status(
     """
 
     async def work() -> None:
-        async with _connected(_settings(url, embedded, data_dir)) as connection:
+        async with connected(settings_for(url, embedded, data_dir)) as connection:
             await schema.require(connection)
             found = await read_status(connection)
-        _show(found, render.status_view(found), json=json)
+        show(found, render.status_view(found), json=json)
 
-    _run(work())
+    run(work())
 
 
 @app.command()
@@ -231,15 +184,15 @@ def doctor(
     """
 
     async def work() -> None:
-        settings = _settings(url, embedded, data_dir)
-        async with _connected(settings) as connection:
+        settings = settings_for(url, embedded, data_dir)
+        async with connected(settings) as connection:
             findings = await doctor_.examine(connection)
         findings = [*findings, *pipeline_doctor.examine(settings.lake)]
-        _show(findings, render.findings_view(findings), json=json)
+        show(findings, render.findings_view(findings), json=json)
         if any(finding.level == "fail" for finding in findings):
             raise typer.Exit(1)
 
-    _run(work())
+    run(work())
 
 
 @app.command()
@@ -273,14 +226,14 @@ def tail(
     async def work() -> None:
         position = _position(since)
         only = parse_conditions(where) if where else None
-        settings = _settings(url, embedded, data_dir)
+        settings = settings_for(url, embedded, data_dir)
         async with Headwater(settings=settings) as hw:
             if not json:
                 err.print(f"Following {', '.join(tables or ['every table'])}. Ctrl-C ends it.")
             feed = hw.changes(*(tables or []), where=only, since=position, cursor=cursor)
             await _print_changes(feed, json=json)
 
-    _run(work())
+    run(work())
 
 
 @app.command()
@@ -334,11 +287,11 @@ def watch(
             connecting = connect_gateway(gateway, token=token)
             await _watch(connecting, query, json=json)
             return
-        settings = _settings(url, embedded, data_dir)
+        settings = settings_for(url, embedded, data_dir)
         async with Headwater(settings=settings) as hw, Hub(hw.url) as hub:
             await _watch(connect_gateway("local", transport=link_to(hub)), query, json=json)
 
-    _run(work())
+    run(work())
 
 
 @app.command()
@@ -374,7 +327,7 @@ def explain(
                 hint="Write values into the statement, or $1, $2, … in their place.",
             )
         else:
-            found = await _explain_sql(query, _settings(url, embedded, data_dir))
+            found = await _explain_sql(query, settings_for(url, embedded, data_dir))
         documents = [render.explained(*each) for each in found]
         if json:
             for document in documents:
@@ -382,7 +335,7 @@ def explain(
         else:
             out.print(render.explained_view(documents))
 
-    _run(work())
+    run(work())
 
 
 async def _explain_sql(sql: str, settings: Settings) -> list[tuple[Executed, Analysis]]:
@@ -403,7 +356,7 @@ async def _explain_function(
             f"{name!r} is not SQL, and no application is given",
             hint="Give the statement in quotes, 'select …', or the application: --app shop:hw",
         )
-    hw = _load(program)
+    hw = load(program)
     query = hw.queries.get(name)
     if query is None:
         known = ", ".join(hw.queries) or "none"
@@ -489,7 +442,7 @@ def serve(
         child_.require()
 
     async def work() -> None:
-        hw = _headwater(program, url, embedded, data_dir)
+        hw = chosen_headwater(program, url, embedded, data_dir)
         settings = hw.settings
         address = host or settings.host
         asgi: ASGIApp = hw.asgi()
@@ -525,7 +478,7 @@ def serve(
                     deflate=bool(settings.compression),
                 )
 
-    _run(work(), server.new_event_loop)
+    run(work(), server.new_event_loop)
 
 
 def _pipeline_beside(
@@ -545,37 +498,6 @@ def _pipeline_beside(
     options = [*(("--app", program) if program else ()), *(("--json",) if json else ())]
     lake = child_.absolute(hw.settings.lake)
     return child_.kept_running(child_.Child(hw.url, lake, say, options=options, settings=same))
-
-
-def _headwater(
-    program: str | None, url: str | None, embedded: bool, data_dir: str | None
-) -> Headwater:
-    if program is None:
-        return Headwater(settings=_settings(url, embedded, data_dir))
-    if url is not None or embedded or data_dir is not None:
-        raise ConfigError(
-            f"{program} says itself which database it uses",
-            hint="Leave out --url, --embedded and --data-dir.",
-        )
-    return _load(program)
-
-
-def _load(program: str) -> Headwater:
-    """A Headwater object of a program, by where it is."""
-    module, _, name = program.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(import_module(module), name or "hw")
-    except ConfigError as error:  # it says itself what is wrong, and the way out
-        raise ConfigError(f"{program}: {error}", hint=error.hint) from error
-    except Exception as error:  # whatever somebody's program does when it is loaded
-        raise ConfigError(
-            f"cannot load {program}: {type(error).__name__}: {error}",
-            hint="Write module:name, as in shop:hw.",
-        ) from error
-    if not isinstance(found, Headwater):
-        raise ConfigError(f"{program} is not a Headwater object", hint="hw = Headwater(…)")
-    return found
 
 
 def _is_local(address: str) -> bool:
@@ -627,265 +549,11 @@ def demo(
                 for each in working:
                     each.cancel()
 
-    _run(work())
+    run(work())
 
 
 def _say_dimly(line: str) -> None:
     err.print(f"pipeline │ {line}", style="dim", markup=False, soft_wrap=True)
-
-
-pipeline = typer.Typer(
-    help="The data pipeline: every change into a Delta lake, on Spark.", no_args_is_help=True
-)
-app.add_typer(pipeline, name="pipeline")
-
-
-@pipeline.command("run")
-def pipeline_run(
-    once: Annotated[
-        bool, typer.Option("--once", help="Take everything that is there, and end.")
-    ] = False,
-    master: Annotated[
-        str | None, typer.Option(help="The Spark cluster; else this machine's cores.")
-    ] = None,
-    program: Annotated[
-        str | None,
-        typer.Option("--app", metavar="MODULE:NAME", help="The application whose views to keep."),
-    ] = None,
-    lake: LakeFolder = None,
-    metrics_port: Annotated[
-        int | None, typer.Option(help="Answer Prometheus on this port of 127.0.0.1.")
-    ] = None,
-    url: Url = None,
-    embedded: Embedded = False,
-    data_dir: DataDir = None,
-    json: Json = False,
-) -> None:
-    """Write every change to the lake, exactly once, and keep the views of an application, until
-    Ctrl-C.
-
-    Example: `headwater pipeline run --lake /var/lib/shop/lake --app shop:hw`
-    """
-    with _spark_needed():
-        from headwater.pipeline import application
-    if json:
-        log_as_json()
-    child_.end_with_parent()
-
-    async def work() -> None:
-        hw = _headwater(program, url, embedded, data_dir)
-        settings = msgspec.structs.replace(hw.settings, lake=lake or hw.settings.lake)
-        async with database(settings) as found:
-            connection = await connect(found, purpose="cli")
-            await schema.require(connection)
-            await connection.close()
-            if not json:
-                err.print(f"Writing to {settings.lake}. Ctrl-C ends it.", markup=False)
-            streams = await application.run(
-                found,
-                settings,
-                once=once,
-                master=master,
-                metrics_port=metrics_port,
-                views=hw.views.values(),
-            )
-        for stream in streams:
-            text = f"{stream.name}: {stream.changes} changes, at {stream.position or 'the start'}"
-            _say(msgspec.to_builtins(stream), text, json=json)
-
-    _run(work())
-
-
-@pipeline.command("warm")
-def pipeline_warm(json: Json = False) -> None:
-    """Make an archive of the classes that Spark loads, so that it starts faster on this machine.
-
-    Example: `headwater pipeline warm`
-    """
-    child_.require()
-    from headwater.pipeline import session, warming
-
-    if not json:
-        err.print("Running Spark once, to see what it loads. This takes about a minute …")
-    made = warming.warm(session.spark_folder()).path
-    size = made.stat().st_size
-    text = f"Spark now starts from {made} ({size // 1_000_000} MB)."
-    _say({"archive": str(made), "bytes": size}, text, json=json)
-
-
-@pipeline.command("resnapshot")
-def pipeline_resnapshot(
-    lake: LakeFolder = None,
-    url: Url = None,
-    embedded: Embedded = False,
-    data_dir: DataDir = None,
-    json: Json = False,
-) -> None:
-    """Go on from now, where the log was trimmed past the lake or the database was restored.
-
-    Every captured table is read anew. The lake keeps what it has, and knows what it misses.
-
-    Example: `headwater pipeline resnapshot --lake /var/lib/shop/lake`
-    """
-    with _spark_needed():
-        from headwater.pipeline.gaps import Gap
-        from headwater.pipeline.lake import Lake
-        from headwater.pipeline.renewal import resnapshot
-
-    async def work() -> None:
-        settings = _settings(url, embedded, data_dir, lake)
-        opened = Lake(settings.lake)
-        async with database(settings) as found:
-            for done in await asyncio.to_thread(lambda: list(resnapshot(opened, found))):
-                if isinstance(done, Gap):
-                    text = f"The lake misses what happened between {done.since} and {done.until}."
-                elif done.error is not None:
-                    text = f"{done.table}: {done.error}"
-                else:
-                    text = f"{done.table}: {done.rows} rows at {done.position}."
-                _say(_document(done), text, json=json)
-
-    _run(work())
-
-
-def _document(value: msgspec.Struct) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__struct_fields__}
-
-
-@pipeline.command("compact")
-def pipeline_compact(lake: LakeFolder = None, json: Json = False) -> None:
-    """Join the small files of the lake. A running pipeline does it by itself, now and then.
-
-    Example: `headwater pipeline compact --lake /var/lib/shop/lake`
-    """
-    with _spark_needed():
-        from headwater.pipeline import maintenance
-
-    for done in maintenance.compact(lake or load_settings().lake):
-        text = f"{done.table}: {done.files_before} files, now {done.files_after}."
-        _say(msgspec.to_builtins(done), text, json=json)
-
-
-@pipeline.command("vacuum")
-def pipeline_vacuum(
-    lake: LakeFolder = None,
-    keep: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Spare what is younger: '7 days'.")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Remove files that no longer belong to the lake. A running pipeline does it once a day.
-
-    Example: `headwater pipeline vacuum --keep '7 days'`
-    """
-    with _spark_needed():
-        from headwater.pipeline import maintenance
-
-    settings = load_settings(overrides={"lake": lake, "lake_vacuum": keep})
-    for done in maintenance.vacuum(settings.lake, settings.lake_vacuum_period):
-        _say(msgspec.to_builtins(done), f"{done.table}: {done.removed} files removed.", json=json)
-
-
-@pipeline.command("trim")
-def pipeline_trim(
-    lake: LakeFolder = None,
-    keep: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Keep events of this time: '90 days'.")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Remove events whose retention is over. A running pipeline does it once a day.
-
-    Example: `headwater pipeline trim --keep '90 days'`
-    """
-    with _spark_needed():
-        from headwater.pipeline import retention
-
-    settings = load_settings(overrides={"lake": lake, "lake_retention": keep})
-    period = settings.lake_retention_period
-    if period is None:
-        raise ConfigError(
-            "the lake keeps its events for ever: there is no lake_retention",
-            hint="Say how long: --keep '90 days', or lake_retention in headwater.toml.",
-        )
-    with lake_commands.opened(settings.lake) as found:
-        done = retention.trim(found, period)
-    text = f"{done.days} days and {done.snapshots} snapshots removed."
-    if done.held:
-        text += f" Older events are kept for want of a later snapshot of: {', '.join(done.held)}."
-    _say(msgspec.to_builtins(done), text, json=json)
-
-
-views = typer.Typer(
-    help="Streaming views: tables that the pipeline keeps up to date.", no_args_is_help=True
-)
-app.add_typer(views, name="view")
-ViewName = Annotated[str, typer.Argument(metavar="NAME", help="The view.")]
-
-
-@views.command("list")
-def view_list(
-    url: Url = None, embedded: Embedded = False, data_dir: DataDir = None, json: Json = False
-) -> None:
-    """Show the streaming views: state, rows, position, error.
-
-    Example: `headwater view list`
-    """
-
-    async def work() -> None:
-        async with _connected(_settings(url, embedded, data_dir)) as connection:
-            await schema.require(connection)
-            found = await view_catalog.list_views(connection)
-        _show(found, render.views_view(found), json=json)
-
-    _run(work())
-
-
-@views.command("rebuild")
-def view_rebuild(
-    name: ViewName,
-    url: Url = None,
-    embedded: Embedded = False,
-    data_dir: DataDir = None,
-    json: Json = False,
-) -> None:
-    """Have a view built anew from its tables, by the pipeline that runs or by the next.
-
-    Example: `headwater view rebuild revenue`
-    """
-
-    async def work() -> None:
-        async with _connected(_settings(url, embedded, data_dir)) as connection:
-            await schema.require(connection)
-            await view_catalog.rebuild(connection, name)
-        _say({"view": name, "state": "due"}, f"The pipeline will build {name} anew.", json=json)
-
-    _run(work())
-
-
-@views.command("drop")
-def view_drop(
-    name: ViewName,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    url: Url = None,
-    embedded: Embedded = False,
-    data_dir: DataDir = None,
-    json: Json = False,
-) -> None:
-    """Remove a view and its table. Take its function out of the application first.
-
-    Example: `headwater view drop revenue`
-    """
-    if not yes:
-        typer.confirm(f"Drop the view {name} and its table?", abort=True)
-
-    async def work() -> None:
-        async with _connected(_settings(url, embedded, data_dir)) as connection:
-            await schema.require(connection)
-            await view_catalog.drop(connection, name)
-        _say({"view": name, "dropped": True}, f"Dropped {name}.", json=json)
-
-    _run(work())
 
 
 @app.command()
@@ -904,9 +572,9 @@ def uninstall(
         typer.confirm("Remove Headwater's log, cursors and triggers from the database?", abort=True)
 
     async def work() -> None:
-        async with _connected(_settings(url, embedded, data_dir)) as connection:
+        async with connected(settings_for(url, embedded, data_dir)) as connection:
             removed = await schema.uninstall(connection)
         text = "Removed." if removed else "Headwater was not installed."
-        _say({"removed": removed}, text, json=json)
+        say({"removed": removed}, text, json=json)
 
-    _run(work())
+    run(work())
