@@ -19,7 +19,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 from pyspark.sql import functions as f
 
 from headwater import limits
@@ -160,13 +160,6 @@ class EventsSink(Sink):
             )
 
 
-def is_small(batch: DataFrame) -> bool:
-    """Whether the driver can take the batch: it was planned as one part of the log. Nothing is read
-    for this, and a wrong answer costs time only."""
-    parts: int = batch._jdf.rdd().getNumPartitions()
-    return parts <= 1
-
-
 def last_offset(lake: Lake) -> Offset | None:
     """How far the events in the lake go; None for a lake without events. PipelineError where the
     lake has events and no longer says."""
@@ -238,13 +231,3 @@ _NEW_SHAPES = """
     from headwater.shapes where id <> all(%s) and schema_name <> 'headwater'
     order by id, since
 """
-
-
-def open_events(lake: Lake) -> DeltaTable:
-    """The table `events`, for whoever wants to look after it. PipelineError where there is none."""
-    table = delta.open_table(lake.events_path)
-    if table is None:
-        raise PipelineError(
-            f"there is no lake at {lake.root}", hint="headwater pipeline run makes one."
-        )
-    return table
