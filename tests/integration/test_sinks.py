@@ -234,7 +234,9 @@ async def test_websocket(server: str) -> None:
 async def test_a_websocket_that_stops_reading_is_seen(server: str) -> None:
     app = Streams()
     async with SERVERS[server](app) as port:
-        async with websockets.connect(f"ws://127.0.0.1:{port}/ws", max_queue=1) as client:
+        async with websockets.connect(
+            f"ws://127.0.0.1:{port}/ws", max_queue=1, compression=None
+        ) as client:
             sink = await app.held.get()
             await stall(sink)
             client.transport.abort()
