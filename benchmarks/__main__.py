@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import capture, fanout, gateway, groups, live, pipeline, queries, reader
+from benchmarks import capture, fanout, gateway, groups, live, pipeline, queries, reader, topics
 from benchmarks.measure import report
 
 
@@ -16,6 +16,7 @@ def main() -> None:
     report("Streams", fanout.run(large=large))
     report("Reactive queries, from commit to client", queries.run(large=large))
     report("What reactive queries cost the hub", groups.run(large=large))
+    report("Topics, from signal to viewer", topics.run(large=large))
     report("The pipeline", pipeline.run(large=large))
     live.main()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
@@ -16,10 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import msgspec
 
 from headwater.capture.postgres import schema, triggers
+from headwater.channels.bus import NOTIFY, Bus
+from headwater.channels.definitions import ChannelDefinition, Channels, message_json, said
+from headwater.channels.notes import payloads
 from headwater.database import Connection, connect, translated
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import ConfigError, InvalidQuery, Unavailable
-from headwater.identity import Sharing
+from headwater.identity import ANONYMOUS, Identity, Sharing
 from headwater.limits import CURSOR_IDLE_SAVE_SECONDS, CURSOR_SAVE_SECONDS, WINDOW_ROWS_MAX
 from headwater.live.feed import FeedFilter
 from headwater.live.filter import Filter
@@ -29,10 +33,14 @@ from headwater.log.follow import follow
 from headwater.log.read import LogReader
 from headwater.model import Position, Table, Transaction
 from headwater.pipeline.views.definitions import View, define
+from headwater.queries.context import mutation_under_way
 from headwater.queries.events import EventName, Handler
 from headwater.queries.functions import Mutation, Query
+from headwater.queries.mutations import Mutations
 from headwater.queries.registry import Functions
 from headwater.settings import Settings, load_settings
+from headwater.topics.definitions import TopicDefinition, Topics
+from headwater.topics.text_streams import TextStream
 
 if TYPE_CHECKING:
     # A program that serves nothing does not wait for a web framework to be imported.
@@ -66,6 +74,11 @@ class Headwater:
         self.settings = settings or load_settings(overrides={"url": url, **overrides})
         self.gateway: Gateway | None = None
         """The running gateway, where `asgi` was asked for."""
+        self.topics = Topics()
+        """The declared topics; `topics.find("chat:42")` says which one a name belongs to."""
+        self.channels = Channels()
+        """The declared channels; `channels.find("room:1")` says which one a name belongs to."""
+        self._bus: Bus | None = None
         self._functions = Functions()
         self._views: dict[str, View] = {}
         self._tables: dict[str, Rules] = {}
@@ -198,6 +211,148 @@ class Headwater:
 
         return register
 
+    def topic(
+        self,
+        pattern: str,
+        /,
+        *,
+        entity: str | None = None,
+        table: str | None = None,
+        poke: bool = False,
+        parents: Mapping[str, str] | None = None,
+        access: Callable[..., Any] | None = None,
+        trusted: bool = False,
+        timeout: float | None = None,
+    ) -> TopicDefinition:
+        """Declare a topic such as `chat:{id}`. Used as a decorator, or with `access`, it is given
+        the function that says who may follow it; without one, everybody may whom the gateway lets
+        in.
+
+        It carries rows of `entity` whose keys are signalled (`signal`); or rows of `table`, whose
+        every change is a signal to the topic that its columns name; or with `poke` nothing but the
+        news. `parents` names further tables, each with the column that has the key of the row to
+        come along. Tables under row-level security need `trusted`: all who follow a topic get the
+        same rows. `timeout` is for the access function, in seconds.
+        """
+        if self._started:
+            raise ConfigError(
+                f"topic {pattern} is declared too late: Headwater is running",
+                hint="Declare it before `async with`, where the module begins.",
+            )
+        return self.topics.add(
+            TopicDefinition(
+                pattern,
+                entity=entity,
+                table=table,
+                poke=poke,
+                parents=parents,
+                access=access,
+                trusted=trusted,
+                timeout=timeout,
+            )
+        )
+
+    async def signal(self, topic: str, ids: Iterable[Any] = ()) -> None:
+        """Have the rows with these keys sent to whoever follows the topic: inside a mutation when
+        that commits, otherwise now."""
+        context = mutation_under_way()
+        if context is not None:
+            await context.signal(topic, ids)
+            return
+        runner = self._functions.runner
+        if runner is None:
+            raise ConfigError(
+                f"topic {topic} is signalled while Headwater is not running",
+                hint="Call it inside `async with hw:`, or in SQL: select headwater.signal(…).",
+            )
+        await runner.signal(topic, ids)
+
+    def text_stream(
+        self,
+        table: str,
+        /,
+        *,
+        id: Any,
+        column: str = "content",
+        state: str | None = "state",
+        values: Mapping[str, Any] | None = None,
+        text: str = "",
+        every: float = 0.1,
+        topic: str | None = None,
+        identity: Identity = ANONYMOUS,
+    ) -> TextStream:
+        """Write a text into a row while it comes, used with `async with`; `append` adds to it.
+
+        The whole text is written every so many seconds and at the end, and `streaming`, `done`,
+        `error` or `cancelled` into the column `state` (None for nowhere). The row must be there;
+        with `values` for its other columns it is inserted where it is not. `text` is what it begins
+        with. `topic` is signalled with each writing; one that is derived from the table needs no
+        signal. `identity` is who writes, for the log and as which database role.
+        """
+        return TextStream(
+            self._runner,
+            table,
+            id=id,
+            column=column,
+            state=state,
+            values=values,
+            text=text,
+            every=every,
+            topic=topic,
+            identity=identity,
+        )
+
+    def _runner(self) -> Mutations:
+        if self._functions.runner is None:
+            raise ConfigError(
+                "a text is streamed while Headwater is not running",
+                hint="Use it inside `async with hw:`.",
+            )
+        return self._functions.runner
+
+    def channel(
+        self,
+        pattern: str,
+        /,
+        *,
+        history: int = 50,
+        presence: bool = True,
+        access: Callable[..., Any] | None = None,
+        timeout: float | None = None,
+    ) -> ChannelDefinition:
+        """Declare a channel such as `room:{id}`: messages and presence between clients, of which
+        nothing is stored. Used as a decorator, or with `access`, it is given the function that says
+        who may join and publish; without one, everybody may whom the gateway lets in.
+
+        The last `history` messages are remembered while somebody follows it. With `presence`, those
+        who follow are told who is there. `timeout` is for the access function, in seconds.
+        """
+        if self._started:
+            raise ConfigError(
+                f"channel {pattern} is declared too late: Headwater is running",
+                hint="Declare it before `async with`, where the module begins.",
+            )
+        return self.channels.add(
+            ChannelDefinition(
+                pattern, history=history, presence=presence, access=access, timeout=timeout
+            )
+        )
+
+    async def publish(self, channel: str, data: Any) -> None:
+        """Publish on a channel, for whoever follows it at any gateway: inside a mutation when that
+        commits, otherwise now. Returns when the database has passed it on."""
+        self.channels.find(channel)
+        note, context = said(channel, message_json(data)), mutation_under_way()
+        if context is not None:
+            await context.execute(NOTIFY, payloads(note, secrets.token_hex(8), 0))
+        elif self._bus is not None:
+            await self._bus.send(note)
+        else:
+            raise ConfigError(
+                f"channel {channel} is published on while Headwater is not running",
+                hint="Call it inside `async with hw:`.",
+            )
+
     @overload
     def on(
         self, event: EventName, handler: HandlerT, /, *, parameters: bool = False
@@ -263,7 +418,7 @@ class Headwater:
         try:
             await self._stack.aclose()
         finally:
-            self._started, self.gateway = False, None
+            self._started, self.gateway, self._bus = False, None, None
 
     async def _start(self) -> None:
         self._url = await self._stack.enter_async_context(database(self.settings))
@@ -276,6 +431,12 @@ class Headwater:
         self._started = True
         self._functions.start(self.url, self.settings)
         self._stack.push_async_callback(self._functions.close)
+        self.topics.start(self._functions.direct)
+        self._stack.callback(self.topics.start, None)
+        self.channels.start(self._functions.direct)
+        self._stack.callback(self.channels.start, None)
+        if self.channels:
+            self._bus = await self._stack.enter_async_context(Bus(self.url))
         every = self.settings.maintenance_period.total_seconds()
         task = asyncio.create_task(maintenance.run(self.url, every=every))
         self._stack.push_async_callback(_cancelled, task)
@@ -283,6 +444,7 @@ class Headwater:
             await self._start_gateway()
 
     async def _start_gateway(self) -> None:
+        from headwater.channels.rooms import Rooms
         from headwater.gateway.gateway import Gateway
         from headwater.hub.hub import Hub
         from headwater.metrics import Metrics
@@ -298,6 +460,16 @@ class Headwater:
             events=self._functions.events,
         )
         await self._stack.enter_async_context(hub)
+        rooms: Rooms | None = None
+        if self._bus is not None:
+            rooms = Rooms(
+                self._bus,
+                period=self.settings.presence_period_seconds,
+                timeout=self.settings.presence_timeout_seconds,
+                metrics=metrics,
+                next_view=hub.lives.views.next_id,
+            )
+            await self._stack.enter_async_context(rooms)
         gateway = Gateway(
             hub,
             self.settings,
@@ -307,6 +479,9 @@ class Headwater:
             queries=self._functions.queries,
             mutations=self._functions.mutations,
             runner=self._functions.runner,
+            topics=self.topics,
+            channels=self.channels,
+            rooms=rooms,
         )
         self.gateway = await self._stack.enter_async_context(gateway)
 

@@ -141,12 +141,13 @@ SESSION_BEHIND_SECONDS_MAX = 60.0
 SESSION_IDLE_SECONDS_MAX = 300.0
 """A connection without a subscription is closed after this long."""
 
-SUBSCRIPTION_ID_CHARS_MAX = 100
-"""Characters in the id that a client gives a subscription. A longer one is refused."""
+SUBSCRIPTION_ID_CHARS_MAX = 200
+"""Characters in the id that a client gives a subscription; a topic's name fits. A longer one is
+refused."""
 
 SESSION_REQUESTS_MAX = 64
-"""Queries, mutations and waits that one session has under way. More are refused, to be asked again
-when one has been answered."""
+"""Queries, mutations, waits and messages to channels that one session has under way. More are
+refused, to be asked again when one has been answered."""
 
 WAIT_SECONDS_MAX = 30.0
 """How long a client may wait for a position to be sent. Then it is told to try again."""
@@ -177,6 +178,12 @@ KEEP_ALIVE_SECONDS = 60
 
 ACCEPT_BACKLOG = 2048
 """Connections that may wait to be accepted. More are refused by the operating system."""
+
+DEAD_CLIENT_SECONDS = 60.0
+"""A client whose machine does not acknowledge for this long what it was sent counts as gone."""
+
+SOCKET_PING_SECONDS = 20.0
+"""How often a WebSocket is pinged, and how long a client may take to answer. Then it is gone."""
 
 UNSENT_BYTES_MAX = 128 * 1024
 """Bytes that the operating system takes for a connection without sending them. More wait in the
@@ -290,6 +297,9 @@ something else is waited for, the feed is left instead, and gone on with later."
 CLIENT_DELIVERED_MAX = 100_000
 """Transactions beyond its position that a feed remembers. Older ones, forgotten, may come twice
 after a lost connection."""
+
+CLIENT_MESSAGES_MAX = 1_000
+"""Messages of a channel that wait for their reader. At the bound the oldest are dropped."""
 
 CLIENT_DIVERGED_MAX = 3
 """A live query that diverges so often in a row, each time from a fresh snapshot, has failed."""
@@ -457,6 +467,95 @@ when next needed."""
 READS_PER_TABLE_MAX = 16
 """Ways in which one execution may read a table. With more, every row that alters a used column
 counts."""
+
+# Topics
+TOPIC_CHARS_MAX = 200
+"""Characters in the name of a topic or channel. `headwater.signal` has the same bound. Longer ones
+are refused."""
+
+TOPIC_VALUE_CHARS_MAX = 100
+"""Characters that stand for one `{place}` of a pattern. A name with more does not match."""
+
+TOPIC_PATTERNS_MAX = 1_000
+"""Topics that an application may declare. More are refused."""
+
+SIGNAL_IDS_MAX = 10_000
+"""Ids in one signal. `headwater.signal` refuses more."""
+
+TOPIC_ROWS_MAX = 10_000
+"""Rows that a topic sends at once. With more its viewers are told a gap, and pull."""
+
+TOPIC_ASK_KEYS_MAX = 10_000
+"""Keys of one table that are put to the database in one statement of a flush."""
+
+STREAM_TOPICS_MAX = 100
+"""Topics that `GET /v1/stream` is opened with. More are refused; they can be added one by one."""
+
+STREAM_TOPICS_AT_ONCE = 8
+"""Topics of one stream that are being opened; the others wait."""
+
+STREAM_MARK_SECONDS = 0.5
+"""A stream of topics says at most this often where to resume. Who resumes is told again what came
+since."""
+
+TEXT_STREAM_CHARS_MAX = 1_000_000
+"""Characters in a text stream, which is written whole each time. More are refused."""
+
+TEXT_STREAM_END_SECONDS = 30.0
+"""How long the last writing of a text stream is tried while the database is away; then that is
+raised."""
+
+CLIENT_TOPIC_ROWS_MAX = 10_000
+"""Rows that a client keeps of a topic, and rows that wait for its reader. At the bound the oldest
+are forgotten; a reader is told to pull instead."""
+
+# Channels
+CHANNEL_PATTERNS_MAX = 1_000
+"""Channels that an application may declare. More are refused."""
+
+CHANNEL_MESSAGE_BYTES_MAX = 64 * 1024
+"""Bytes of a message on a channel, as JSON. A larger one is refused."""
+
+CHANNEL_STATE_BYTES_MAX = 4 * 1024
+"""Bytes of a member's state, as JSON. A larger one is refused."""
+
+CHANNEL_MEMBERS_MAX = 1_000
+"""Members that may be present on one channel. More are refused; to follow it is not."""
+
+CHANNEL_HISTORY_MAX = 1_000
+"""Messages that a channel may be declared to remember. More are refused."""
+
+CHANNEL_HISTORY_BYTES_MAX = 256 * 1024
+"""Bytes of messages that a gateway remembers of one channel. The oldest are forgotten first."""
+
+CHANNEL_RECALL_SECONDS = 0.5
+"""How long the first who follows a channel at a gateway waits for what another one remembers of it.
+Then the next is asked; if none answers, it begins with what is said from now on."""
+
+BUS_PAYLOAD_BYTES_MAX = 7_900
+"""Bytes in one NOTIFY between gateways; PostgreSQL takes less than 8,000. More are sent in
+parts."""
+
+BUS_NOTE_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes of all parts of what one gateway says to others. A longer one is left out."""
+
+BUS_WHOLE_BYTES = 64 * 1024
+"""Bytes of members after which a gateway that tells all of its own begins another part."""
+
+BUS_BATCH_BYTES = 256 * 1024
+"""Bytes that a gateway sends to the others in one transaction, beside the message that exceeds
+it."""
+
+BUS_QUEUE_BYTES_MAX = 16 * 1024 * 1024
+"""Bytes that wait to be sent to other gateways. Beyond, publishing is refused for now."""
+
+BUS_SENDERS_MAX = 10_000
+"""Gateways and programs of which it is remembered what came last. The one heard longest ago is
+forgotten."""
+
+BUS_SECONDS = 5.0
+"""How long the database may take to pass a message on. Then whoever publishes is told to try
+again."""
 
 # ------------------------------------------------------------------------ the pipeline
 

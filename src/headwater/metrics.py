@@ -39,6 +39,18 @@ class Metrics:
         self.query_sweep_found = counter(
             "query_sweep_found_total", "Results that only the sweep found to have changed"
         )
+        self.topics = gauge("topics", "Topics that somebody follows")
+        self.signals = counter("signals_total", "Signals read for topics that somebody follows")
+        self.signal_ids_refused = counter(
+            "signal_ids_refused_total", "Signalled ids that no key of their table can be"
+        )
+        self.channels = gauge("channels", "Channels that somebody follows")
+        self.channel_members = gauge("channel_members", "Members of channels that are here")
+        self.channel_messages = counter(
+            "channel_messages_total", "Messages heard for channels that somebody follows"
+        )
+        self.bus_up = gauge("bus_up", "1 while other gateways are heard")
+        self.bus_refused = counter("bus_refused_total", "Payloads that no gateway can have sent")
         self.replica_up = gauge("replica_up", "1 while queries are executed on the replica")
         self.replica_fallbacks = counter(
             "replica_fallbacks_total", "Queries executed on the database instead of the replica"

@@ -67,6 +67,8 @@ class Subscribed(_Message, frozen=True):
     """Whether it goes on behind the position that the client named; if not, a snapshot follows."""
     key: tuple[str, ...] = ()
     """A live query's primary key: what the values in each `key` are called."""
+    member: str | None = None
+    """Of a channel on which the client is present: which of its members the client is."""
 
 
 class Unsubscribed(_Message, frozen=True):
@@ -192,6 +194,75 @@ class Answer(_Message, frozen=True):
     value: Any = None
 
 
+class Upsert(msgspec.Struct, frozen=True, tag_field="op", tag="upsert"):
+    """A row of a topic is there, as it is now."""
+
+    entity: str
+    key: Key
+    row: Row
+
+
+class Remove(msgspec.Struct, frozen=True, tag_field="op", tag="remove"):
+    """A row is no longer there, or no longer of this topic."""
+
+    entity: str
+    key: Key
+
+
+class Topic(_Message, frozen=True):
+    """What was signalled on a topic in one flush: each row once, as it is then. `position` is where
+    to resume; it may lie before. Without `ops` it says no more than that."""
+
+    view: int
+    position: str
+    at: datetime
+    """When the last of the signals was given."""
+    ops: tuple[Upsert | Remove, ...]
+
+
+class Poke(_Message, frozen=True):
+    """Something changed that this topic stands for: pull."""
+
+    view: int
+    position: str
+    at: datetime
+
+
+class Message(_Message, frozen=True):
+    """Something was published on a channel. Only the last few are kept; a newcomer is sent those
+    first."""
+
+    view: int
+    id: str
+    """The same for everybody, whatever gateway they are at: who comes back may get it again."""
+    data: Any
+    at: datetime
+    user: str | None = None
+    """Who published it; None for the server."""
+    member: str | None = None
+    """The member that did, as `presence` names it."""
+
+
+class Member(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One who is present on a channel: one session of a user, with a state of its own choice."""
+
+    member: str
+    user: str | None = None
+    state: Any = None
+
+
+class Presence(_Message, frozen=True):
+    """Who is on a channel. With `whole`, `joined` is everybody, and replaces what was known;
+    otherwise `joined` came or changed their state, and `left` went. With `missed`, messages from
+    before may be missing."""
+
+    view: int
+    joined: tuple[Member, ...] = ()
+    left: tuple[str, ...] = ()
+    whole: bool = False
+    missed: bool = False
+
+
 class Error(_Message, frozen=True):
     """With `id`, that subscription or request is over. Without, it is about the last request, or
     about the connection when that is closed next."""
@@ -216,7 +287,7 @@ class Authenticated(_Message, frozen=True):
 
 ServerMessage: TypeAlias = (
     Hello | Subscribed | Unsubscribed | Snapshot | Deltas | Reset | Gap | Changes | Result | Failed
-    | Answer | Error | Keepalive | Authenticated
+    | Answer | Error | Keepalive | Authenticated | Topic | Poke | Message | Presence
 )  # fmt: skip
 
 
@@ -241,17 +312,27 @@ class QueryCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """Have rows sent as deltas by their key, as a live query's are, instead of whole results."""
 
 
+class ChannelCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A channel by its name. With `present`, join those who are on it, with a state."""
+
+    name: str
+    present: bool = False
+    state: Any = None
+
+
 class Subscribe(_Message, frozen=True, forbid_unknown_fields=True):
-    """Ask for a live query, a reactive query or a change feed; exactly one of `live`, `query` and
-    `changes`."""
+    """Ask for a live query, a reactive query, a change feed, a topic or a channel; exactly one of
+    `live`, `query`, `changes`, `topic` and `channel`."""
 
     id: str
     query: QueryCall | None = None
     live: dict[str, Any] | None = None
     """A live query as docs/reference/live-query.md describes it."""
     changes: ChangesQuery | None = None
+    topic: str | None = None
+    channel: ChannelCall | None = None
     since: str | None = None
-    """The position up to which the client already has the query's result."""
+    """The position up to which the client has the query's result, or the topic's signals."""
     batch: bool = True
     """False: one message per delta instead of one per flush."""
     overflow: Overflow | None = None
@@ -302,7 +383,27 @@ class Wait(_Message, frozen=True, forbid_unknown_fields=True):
     position: str
 
 
-ClientMessage: TypeAlias = Subscribe | Unsubscribe | Reanchor | Authenticate | Ask | Mutate | Wait
+class Publish(_Message, frozen=True, forbid_unknown_fields=True):
+    """Publish on the channel of the subscription `id`. With `request`, the answer has that id: it
+    comes when the message was passed on to all gateways."""
+
+    id: str
+    data: Any
+    request: str | None = None
+
+
+class SetState(_Message, frozen=True, forbid_unknown_fields=True, tag="state"):
+    """Change one's own state on the channel of the subscription `id`. With `request`, the answer
+    has that id."""
+
+    id: str
+    state: Any
+    request: str | None = None
+
+
+ClientMessage: TypeAlias = (
+    Subscribe | Unsubscribe | Reanchor | Authenticate | Ask | Mutate | Wait | Publish | SetState
+)
 
 
 # ------------------------------------------------------------------------ values
@@ -399,7 +500,9 @@ class Frame:
         # What failed, and an answer, say nothing about how far the client is.
         aside = isinstance(message, Failed | Answer)
         self.position: str | None = None if aside else getattr(message, "position", None)
-        self.is_step = isinstance(message, Deltas | Changes)
+        self.is_step = isinstance(message, Deltas | Changes | Topic | Poke | Message) or (
+            isinstance(message, Presence) and not message.whole
+        )
         """Whether it only makes sense to those who have all before it."""
 
     @cached_property
@@ -418,6 +521,14 @@ class Frame:
         return _event(type(message).__name__.lower(), self.json, id)
 
     @cached_property
+    def event(self) -> bytes:
+        """The same without an `id`, for a stream that says by a `Mark` where to resume."""
+        message = self.message
+        if isinstance(message, Keepalive):
+            return KEEPALIVE_SSE
+        return _event(type(message).__name__.lower(), self.json, None)
+
+    @cached_property
     def text(self) -> str:
         """The message as a WebSocket text."""
         return self.json.decode()
@@ -431,6 +542,11 @@ class Frame:
     def chunk(self) -> bytes:
         """The Server-Sent Event as a chunk of an HTTP/1.1 body, as it is on the wire."""
         return as_chunk(self.sse)
+
+    @cached_property
+    def event_chunk(self) -> bytes:
+        """The event without an `id` as a chunk of an HTTP/1.1 body."""
+        return as_chunk(self.event)
 
     @cached_property
     def line_chunk(self) -> bytes:
@@ -454,6 +570,19 @@ class Frame:
         return len(self.json)
 
 
+class Mark(Frame):
+    """Where a stream may be resumed, all of its subscriptions together: an SSE `id`, and no event.
+    One of them alone cannot tell how far the others are."""
+
+    def __init__(self, position: str) -> None:
+        super().__init__(Keepalive())
+        self.position = position
+
+    @cached_property
+    def event(self) -> bytes:
+        return f"id: {self.position}\n\n".encode()
+
+
 class _DeltaFrame(Frame):
     def __init__(self, batch: Deltas, delta: Step, last: bool) -> None:
         super().__init__(batch)
@@ -475,6 +604,10 @@ class _DeltaFrame(Frame):
     @cached_property
     def sse(self) -> bytes:
         return _event(type(self._delta).__name__.lower(), self.json, self.position)
+
+    @cached_property
+    def event(self) -> bytes:
+        return _event(type(self._delta).__name__.lower(), self.json, None)
 
 
 def _event(name: str, data: bytes, id: str | None) -> bytes:

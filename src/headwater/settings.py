@@ -56,6 +56,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     coalesce: str = "adaptive"
     """When changes are delivered: `adaptive`, or a quiet and a maximum time as in `50ms/200ms`."""
 
+    topic_window: str = "adaptive"
+    """How long signals of a topic are collected before they are sent: `adaptive`, which is no
+    longer than it takes, or a time as in `16 ms`."""
+
     query_timeout: str = "10 seconds"
     """How long a query may run, unless it says so itself."""
 
@@ -137,6 +141,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests_per_second: int = 100
     """Requests a second that one user, or one address without a user, may make in the long run."""
 
+    publishes_per_second: int = 50
+    """Messages and states a second that one session may send to channels in the long run."""
+
+    presence_period: str = "5 seconds"
+    """How often a gateway tells the others that it is there, where channels are declared."""
+
+    presence_timeout: str = "15 seconds"
+    """When the members of a gateway that was killed are gone, at the latest."""
+
     auth_secret: str | None = None
     """The shared secret of tokens signed with HS256, HS384 or HS512."""
 
@@ -185,6 +198,18 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return parse_duration(self.maintenance, name="maintenance")
 
     @property
+    def topic_window_period(self) -> timedelta:
+        """Zero for adaptive."""
+        if self.topic_window == "adaptive":
+            return timedelta(0)
+        period = parse_duration(self.topic_window, name="topic_window", least=0)
+        if period > timedelta(seconds=10):
+            raise ConfigError(
+                f"topic_window: {self.topic_window!r} is too long", hint="Ten seconds is the most."
+            )
+        return period
+
+    @property
     def keepalive_period(self) -> timedelta:
         return parse_duration(self.keepalive, name="keepalive")
 
@@ -195,6 +220,27 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def recheck_period(self) -> timedelta:
         return parse_duration(self.recheck, name="recheck")
+
+    @property
+    def presence_period_seconds(self) -> float:
+        period = parse_duration(self.presence_period, name="presence_period", least=0)
+        if period < timedelta(milliseconds=50):
+            raise ConfigError(
+                f"presence_period: {self.presence_period!r} is too short",
+                hint="50 ms is the least.",
+            )
+        return period.total_seconds()
+
+    @property
+    def presence_timeout_seconds(self) -> float:
+        timeout = parse_duration(self.presence_timeout, name="presence_timeout").total_seconds()
+        least = 3 * self.presence_period_seconds
+        if timeout < least:
+            raise ConfigError(
+                f"presence_timeout: {self.presence_timeout!r} is too short",
+                hint=f"Three times presence_period is the least: {least:g} seconds.",
+            )
+        return timeout
 
     @property
     def query_timeout_period(self) -> timedelta:
@@ -300,12 +346,13 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 def check(settings: Settings) -> None:
     """Raise ConfigError for a value that cannot work; the message names the setting."""
-    _ = settings.retention_period, settings.maintenance_period
+    _ = settings.retention_period, settings.maintenance_period, settings.topic_window_period
     _ = settings.keepalive_period, settings.drain_period, settings.recheck_period
     _ = settings.query_timeout_period, settings.mutation_timeout_period
     _ = settings.query_sweep_period, settings.replica_wait_period
     _ = settings.lake_interval_period, settings.lake_vacuum_period
     _ = settings.lake_retention_period
+    _ = settings.presence_timeout_seconds
     _ = settings.trusted_networks
     for name, low, high in _RANGES:
         if not low <= getattr(settings, name) <= high:
@@ -322,6 +369,7 @@ _RANGES = (
     ("sessions_per_ip", 1, 1_000_000),
     ("subscriptions_per_user", 1, 1_000_000),
     ("requests_per_second", 1, 1_000_000),
+    ("publishes_per_second", 1, 1_000_000),
     ("query_concurrency", 1, 1_000),
     ("mutation_connections", 1, 1_000),
     ("lake_snapshots", 0, 2**40),

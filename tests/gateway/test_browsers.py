@@ -130,7 +130,7 @@ async def test_an_event_source_resumes_by_itself(
     address: str, link: Cutter, connection: Connection
 ) -> None:
     """Node's EventSource is cut off, comes back with Last-Event-ID, and gets what it missed."""
-    if not _has_event_source():
+    if not has_event_source():
         pytest.skip("this machine has no Node.js with EventSource (20.18 or newer)")
     node = await asyncio.create_subprocess_exec(
         "node", "--experimental-eventsource", "--no-warnings", "-e", FOLLOW,
@@ -164,7 +164,7 @@ async def test_an_event_source_resumes_by_itself(
         await node.wait()
 
 
-def _has_event_source() -> bool:
+def has_event_source() -> bool:
     node = shutil.which("node")
     probe = "process.exit(typeof EventSource == 'function' ? 0 : 1)"
     command = [node or "", "--experimental-eventsource", "-e", probe]

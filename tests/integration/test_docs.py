@@ -30,7 +30,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -367,6 +367,97 @@ async def test_the_page_about_queries_and_mutations(url: str, tmp_path: Path) ->
                 await client.mutate("take_name", name="ann")
             with pytest.raises(Forbidden, match="only for admins"):
                 await client.mutate("close_region", region=7)
+
+
+TOPICS = ROOT / "docs" / "howto" / "topics.md"
+
+TOPICS_TABLES = """
+    create table messages (
+      id int generated always as identity primary key, chat_id int, body text, state text);
+    create table members (chat_id int, name text);
+    create table people (id int primary key, name text);
+    create table tasks (id int primary key, project int, done bool, assignee int);
+    insert into members values (42, 'anybody');
+    insert into people values (1, 'Ann');
+    insert into tasks values (12, 7, false, 1);
+"""
+TOPICS_MORE = """
+@hw.query
+async def messages(ctx, chat: int) -> list:
+    return await ctx.fetch("select * from messages where chat_id = %s order by id", chat)
+
+hw.table("tasks")
+"""
+
+
+async def test_the_page_about_topics(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its topics and functions, in one program, served; its client, and its text stream."""
+    parts = [b.text for b in blocks(TOPICS) if b[:2] == ("python", "app")]
+    (client_text,) = [b.text for b in blocks(TOPICS) if b[:2] == ("python", "client")]
+    program = re.sub(r'Headwater\("[^"]+"\)', "Headwater()", "\n".join(parts)) + TOPICS_MORE
+    (tmp_path / "chat.py").write_text(program)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(TOPICS_TABLES.encode())
+    with serving(url, tmp_path, program="chat:hw") as gateway:
+        async with asyncio.timeout(WAIT_SECONDS), connect(gateway.url) as client:
+            asked = await client.mutate("ask", chat=42, question="why?")
+            here: dict[str, Any] = {}
+            exec(program.replace("Headwater()", f"Headwater({url!r})"), here)
+
+            async def tokens() -> AsyncIterator[str]:
+                yield "because"
+
+            async with (
+                here["hw"],
+                client.topic("chat:42") as chat,
+                client.topic("project:7") as project,
+                client.topic("board:7") as board,
+                client.topic("org:7") as org,
+            ):
+                viewing = asyncio.create_task(run_snippet(client_text, "page", {"client": client}))
+                await here["answer"](asked.value, tokens())
+                await viewing
+                async for _ in chat:
+                    if [row["state"] for row in chat.rows("messages")] == ["done"]:
+                        break
+                await client.mutate("finish_task", id=12)
+                for topic in (project, board):
+                    ops = await anext(topic.__aiter__())
+                    assert ("tasks", (12,)) in [(op.entity, op.key) for op in ops]
+                assert board.rows("people") == [{"id": 1, "name": "Ann"}]
+                await here["hw"].signal("org:7")
+                assert (await anext(org.__aiter__())).pull
+                with pytest.raises(Forbidden):
+                    async with client.topic("chat:1"):
+                        pass
+    shown = capsys.readouterr().out
+    assert "'why?'" in shown
+
+
+CHANNELS = ROOT / "docs" / "howto" / "channels.md"
+
+
+async def test_the_page_about_channels(url: str, tmp_path: Path) -> None:
+    functions = [b.text for b in blocks(CHANNELS) if b[:2] == ("python", "app")]
+    clients = [b.text for b in blocks(CHANNELS) if b[:2] == ("python", "client")]
+    program = re.sub(r'Headwater\("[^"]+"\)', "Headwater()", "\n".join(functions))
+    (tmp_path / "rooms.py").write_text(program)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("create table rooms (id int primary key, is_open boolean)")
+        connection.execute("insert into rooms values (1, true), (2, false)")
+    with serving(url, tmp_path, program="rooms:hw") as gateway:
+        async with asyncio.timeout(WAIT_SECONDS), connect(gateway.url) as client:
+            for text in clients:
+                await run_snippet(text, "page", {"client": client})
+            with pytest.raises(Forbidden, match="you may not join channel room:2"):
+                await client.channel("room:2").__aenter__()
+            async with client.channel("room:1") as room:
+                await client.mutate("close_room", id=1)
+                async for message in room:
+                    if message.data == {"closed": True}:
+                        break
 
 
 def test_there_are_snippets() -> None:

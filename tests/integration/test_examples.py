@@ -20,6 +20,8 @@ import httpx
 import pytest
 
 from headwater import Refused, Unauthorized, connect
+from tests.gateway.chat import EventSource, following
+from tests.gateway.shop import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WAIT_SECONDS = 60.0
@@ -87,6 +89,32 @@ async def test_an_example(example: Path, url: str) -> None:
             async with running("\n".join([*before, write]), url) as writer:
                 assert await writer.wait() == 0
             await heard(follower, r'"delta":"enter"|"type":"result".*"title":"Sweep"')
+
+
+async def test_the_chat(url: str) -> None:
+    """Two viewers in terminals and one like a browser see an answer grow; a late one sees it whole,
+    and nobody follows a chat that is not there."""
+    async with served(EXAMPLES / "chat.py", url) as address:
+        _, watch, ask = commands(EXAMPLES / "chat.py")
+        watch = f"CHAT_URL=http://{address}/live exec {watch}"
+        source = EventSource(f"http://{address}/live", "chat:1,chat:9")
+        async with running(watch, url) as ann, running(watch, url) as bob, following(source):
+            for viewer in (ann, bob):
+                await heard(viewer, "watching chat:1")
+            async with running(ask.replace("localhost:8000", address), url) as asking:
+                assert await asking.wait() == 0
+            for viewer in (ann, bob):
+                await heard(viewer, r"you: Why is the sky blue\? \(done\)")
+                await heard(viewer, r"model: .+ \(streaming\)")
+                await heard(viewer, r"model: You ask: .* nobody knows\. \(done\)")
+            await until(lambda: {row["state"] for row in source.rows.values()} == {"done"})
+            assert source.shrunk == []
+            assert source.batches > 3
+            assert source.errors == {"chat:9": "forbidden"}
+            async with running(watch, url) as late:
+                await heard(late, r"nobody knows\. \(done\)")
+        async with httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as http:
+            assert "EventSource" in (await http.get("/")).text
 
 
 async def token_of(user: str, password: str, address: str) -> str:

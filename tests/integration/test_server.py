@@ -16,7 +16,12 @@ from starlette.types import Receive, Scope, Send
 from headwater.errors import ConfigError, Unavailable
 from headwater.gateway import server
 from headwater.gateway.server import serve
-from headwater.limits import REQUEST_BYTES_MAX, REQUEST_HEAD_BYTES_MAX, SINK_LOW_BYTES
+from headwater.limits import (
+    DEAD_CLIENT_SECONDS,
+    REQUEST_BYTES_MAX,
+    REQUEST_HEAD_BYTES_MAX,
+    SINK_LOW_BYTES,
+)
 from tests.serving import FRAMES, Streams, ask, connected, large_frame, on_both_loops, ours
 
 # Listening -------------------------------------------------------------------------------------
@@ -42,6 +47,16 @@ async def test_every_address_of_a_name() -> None:
             _, writer = await asyncio.open_connection(str(address[0]), port)
             writer.close()
             await writer.wait_closed()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux knows it")
+def test_a_client_that_vanished_is_noticed_before_the_system_gives_up() -> None:
+    (listening,) = server._listen("127.0.0.1", 0)
+    with listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            timeout = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert timeout == DEAD_CLIENT_SECONDS * 1000
 
 
 async def test_as_many_open_files_as_the_system_allows() -> None:

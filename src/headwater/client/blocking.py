@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+from headwater.client.channel_state import ChannelMessage
+from headwater.client.channels import Channel
 from headwater.client.connection import Connection, Token, Transport, connect
 from headwater.client.feed_state import FeedTransaction
 from headwater.client.links import Opener
 from headwater.client.results import Results
 from headwater.client.rows_state import Batch
 from headwater.client.subscriptions import Feed, Live, Subscription
+from headwater.client.topic_state import Ops
+from headwater.client.topics import Topic
 from headwater.errors import ConfigError, HeadwaterError
 from headwater.model import Cursor, Key, Row
+from headwater.protocol import Member
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -188,6 +193,57 @@ class BlockingFeed(_Blocking[Feed]):
         return self._loop.iterate(self._inner.__aiter__())
 
 
+class BlockingTopic(_Blocking[Topic]):
+    """`headwater.client.Topic`, blocking."""
+
+    @property
+    def position(self) -> str | None:
+        return self._inner.position
+
+    def rows(self, entity: str) -> list[Row]:
+        async def rows() -> list[Row]:
+            return self._inner.rows(entity)
+
+        return self._loop.call(rows())
+
+    def fill(self, entity: str, rows: Iterable[Row], key: str | Sequence[str] = "id") -> None:
+        async def fill() -> None:
+            self._inner.fill(entity, rows, key)
+
+        self._loop.call(fill())
+
+    def __iter__(self) -> Iterator[Ops]:
+        return self._loop.iterate(self._inner.__aiter__())
+
+
+class BlockingChannel(_Blocking[Channel]):
+    """`headwater.client.Channel`, blocking."""
+
+    @property
+    def member(self) -> str | None:
+        return self._inner.member
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return self._inner.members
+
+    @property
+    def missed(self) -> int:
+        return self._inner.missed
+
+    def __iter__(self) -> Iterator[ChannelMessage]:
+        return self._loop.iterate(self._inner.__aiter__())
+
+    def presence(self) -> Iterator[tuple[Member, ...]]:
+        return self._loop.iterate(self._inner.presence())
+
+    def publish(self, data: Any) -> None:
+        self._loop.call(self._inner.publish(data))
+
+    def set_state(self, state: Any) -> None:
+        self._loop.call(self._inner.set_state(state))
+
+
 def _blocking(
     method: Callable[Concatenate[Connection, _P], _Inner],
     outer: Callable[[_Loop, _Inner], _Outer],
@@ -256,6 +312,8 @@ class BlockingConnection:
     live = _blocking(Connection.live, BlockingLive)
     changes = _blocking(Connection.changes, BlockingFeed)
     subscribe = _blocking(Connection.subscribe, BlockingResults)
+    topic = _blocking(Connection.topic, BlockingTopic)
+    channel = _blocking(Connection.channel, BlockingChannel)
     query = _answered(Connection.query)
     mutate = _answered(Connection.mutate)
     wait_for = _answered(Connection.wait_for)

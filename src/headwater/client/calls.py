@@ -1,4 +1,4 @@
-"""Waits for the answers to what is asked once: queries, mutations and waits.
+"""Waits for the answers to what is asked once: queries, mutations, waits, what is said on channels.
 
 `requests` knows what becomes of a call when the connection is lost; this keeps who waits for it. At
 most `limits.CLIENT_CALLS_AT_ONCE` are under way, further ones wait for one to be answered. Who is
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from headwater.client.requests import Call, Requests, Settled
+from headwater.client.requests import Call, Requests, Settled, id_of
 from headwater.limits import CLIENT_CALLS_AT_ONCE
 from headwater.protocol import Answer, ClientMessage, ServerMessage
 
@@ -40,14 +40,15 @@ class Calls:
         async with self._room:
             self._check()
             call = self._requests.add(call)
+            id = id_of(call)
             answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-            self._waiting[call.id] = answered
+            self._waiting[id] = answered
             self._send(call)
             try:
                 return await answered
             finally:
-                self._requests.forget(call.id)
-                del self._waiting[call.id]
+                self._requests.forget(id)
+                del self._waiting[id]
 
     def sending(self, message: ClientMessage) -> bool:
         """The message is about to be sent; False if it should not be any more."""

@@ -28,6 +28,7 @@ from headwater.client.arguments import (
 )  # fmt: skip
 from headwater.client.backoff import Backoff
 from headwater.client.calls import Calls
+from headwater.client.channels import Channel
 from headwater.client.links import Link, Opener, gateway_url, open_sse, open_websocket
 from headwater.client.refusals import error_of
 from headwater.client.results import Mutated, Results
@@ -37,15 +38,19 @@ from headwater.client.session import (
     Doubted,
     Event,
     Failed,
+    Gathered,
     Ready,
     Received,
     Replaced,
+    Said,
     Send,
     Session,
     Stale,
     State,
+    Told,
 )
 from headwater.client.subscriptions import Feed, Live, Subscription
+from headwater.client.topics import Topic
 from headwater.errors import (
     ConfigError,
     ConnectionFailed,
@@ -70,13 +75,16 @@ from headwater.protocol import (
     Authenticate,
     Authenticated,
     ChangesQuery,
+    ChannelCall,
     ClientMessage,
     Error,
     FeedFormat,
     Hello,
     Mutate,
+    Publish,
     QueryCall,
     ServerMessage,
+    SetState,
     Wait,
 )
 
@@ -275,6 +283,14 @@ class Connection:
         """
         return Results(self, QueryCall(name, call_arguments(args, named), delta))
 
+    def topic(self, name: str, /) -> Topic:
+        """Follow a topic, from now on: rows as they are signalled, or pokes."""
+        return Topic(self, name)
+
+    def channel(self, name: str, *, present: bool = False, state: Any = None) -> Channel:
+        """Follow a channel. With `present`, or a state for others to see, as one of its members."""
+        return Channel(self, ChannelCall(name, present or state is not None, state))
+
     # -------------------------------------------------------------------- for subscriptions
 
     def begin(self, subscription: Subscription) -> None:
@@ -316,6 +332,9 @@ class Connection:
             self._outbox.put_nowait(message)
         if self._holding is not None:
             self._holding.wake()
+
+    async def speak(self, message: Publish | SetState) -> None:
+        await self._calls.ask(message)
 
     def resume(self, feed: Feed) -> None:
         if not self._session.is_asked(feed.state):
@@ -496,12 +515,22 @@ class Connection:
             case Send(message):
                 self._send(message)
             case Ready(state):
-                if isinstance(feed := self._subscriptions.get(state), Feed):
-                    feed.ready(self._new_backoff())
+                if isinstance(begun := self._subscriptions.get(state), Feed | Topic):
+                    begun.ready(self._new_backoff())
+            case Said(state, message):
+                if isinstance(channel := self._subscriptions.get(state), Channel):
+                    channel.received(message)
+            case Gathered(state):
+                if isinstance(channel := self._subscriptions.get(state), Channel):
+                    channel.gathered()
+                    channel.ready(self._new_backoff())
             case Changed(state, batch):
                 self._changed(state, batch)
             case Replaced(state):
                 self._changed(state)
+            case Told(state, ops):
+                if isinstance(topic := self._subscriptions.get(state), Topic):
+                    topic.received(ops)
             case Stale(state, error):
                 logger.warning("%s may be out of date: %s", state.name, error)
             case Doubted(state, error):

@@ -52,8 +52,10 @@ from headwater.protocol import (
     Hello,
     Keepalive,
     Mutate,
+    Publish,
     Reanchor,
     ServerMessage,
+    SetState,
     Subscribe,
     Unsubscribe,
     Wait,
@@ -297,6 +299,8 @@ class _SseLink:
                 await self._arrived.put([_answer(id, body)])
             case Authenticate():
                 await self._arrived.put([_authenticated(body)])
+            case Publish(request=str(id)) | SetState(request=str(id)):
+                await self._arrived.put([Answer(id, "")])
 
     async def _refused(self, message: ClientMessage, response: httpx.Response) -> None:
         read = error_of_mutation if isinstance(message, Mutate) else error_in_body
@@ -307,6 +311,8 @@ class _SseLink:
             raise _hung_up(refusal, response.status_code)
         if isinstance(message, Subscribe | Ask | Mutate | Wait):
             refusal = msgspec.structs.replace(refusal, id=message.id)
+        elif isinstance(message, Publish | SetState):
+            refusal = msgspec.structs.replace(refusal, id=message.request)
         if not isinstance(message, Unsubscribe):
             await self._arrived.put([refusal])
 
@@ -332,6 +338,10 @@ class _SseLink:
                 return await self._post(f"{self._address}/mutation/{_quoted(name)}", args)
             case Wait(id, position):
                 return await self._post(f"{session}/wait", {"id": id, "position": position})
+            case Publish(id, data):
+                return await self._post(f"{session}/publish", {"id": id, "data": data})
+            case SetState(id, state):
+                return await self._post(f"{session}/state", {"id": id, "state": state})
             case _:
                 assert_never(message)
 

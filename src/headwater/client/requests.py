@@ -1,9 +1,10 @@
-"""What a client asks once: queries, mutations and waits, from the question to its answer.
+"""What a client asks once: queries, mutations, waits and what it says on channels, from the
+question to its answer.
 
 Pure. A connection may be lost between the two. To ask for a query or a wait again is safe, and so
 they are asked again on the next connection. A mutation is sent once: if it was sent and not
-answered, nobody here knows whether it has happened, and that is its outcome. Ids begin with a
-letter, so that they are never those of subscriptions.
+answered, nobody here knows whether it has happened, and that is its outcome; so it is with what is
+said on a channel. Ids begin with a letter, so that they are never those of subscriptions.
 """
 
 from __future__ import annotations
@@ -15,9 +16,24 @@ import msgspec
 from headwater.client.refusals import LOOK_FIRST, error_of
 from headwater.errors import ConnectionFailed
 from headwater.limits import CLIENT_CALL_ATTEMPTS_MAX
-from headwater.protocol import Answer, Ask, ClientMessage, Error, Mutate, ServerMessage, Wait
+from headwater.protocol import (
+    Answer,
+    Ask,
+    ClientMessage,
+    Error,
+    Mutate,
+    Publish,
+    ServerMessage,
+    SetState,
+    Wait,
+)
 
-Call: TypeAlias = Ask | Mutate | Wait
+Call: TypeAlias = Ask | Mutate | Wait | Publish | SetState
+
+
+def id_of(call: Call) -> str:
+    """The id that its answer has."""
+    return (call.request or "") if isinstance(call, Publish | SetState) else call.id
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -38,9 +54,11 @@ class Requests:
     def add(self, call: Call) -> Call:
         """Begin a call: the same under an id of its own, to be sent."""
         self._number += 1
-        call = msgspec.structs.replace(call, id=f"r{self._number}")
-        self._calls[call.id] = call
-        self._attempts[call.id] = 0
+        id = f"r{self._number}"
+        field = "request" if isinstance(call, Publish | SetState) else "id"
+        call = msgspec.structs.replace(call, **{field: id})
+        self._calls[id] = call
+        self._attempts[id] = 0
         return call
 
     def forget(self, id: str) -> None:
@@ -52,9 +70,10 @@ class Requests:
         """The message is about to be sent; False if it should not be any more."""
         if not isinstance(message, Call):
             return True
-        if message.id not in self._calls:
+        id = id_of(message)
+        if id not in self._calls:
             return False
-        self._attempts[message.id] += 1
+        self._attempts[id] += 1
         return True
 
     def connected(self) -> list[Call]:
@@ -77,7 +96,10 @@ class Requests:
         over = list[Settled]()
         for id, call in list(self._calls.items()):
             if isinstance(call, Mutate) and self._attempts[id]:
-                over.append(Settled(id, _outcome_unknown(call)))
+                over.append(Settled(id, _outcome_unknown(f"mutation {call.name!r}")))
+            elif isinstance(call, Publish | SetState):
+                # It names a subscription of that connection.
+                over.append(Settled(id, _outcome_unknown("what was said on a channel")))
             elif self._attempts[id] >= CLIENT_CALL_ATTEMPTS_MAX:
                 over.append(Settled(id, _too_often(call)))
         for settled in over:
@@ -91,9 +113,9 @@ class Requests:
         return settled
 
 
-def _outcome_unknown(call: Mutate) -> ConnectionFailed:
+def _outcome_unknown(what: str) -> ConnectionFailed:
     error = ConnectionFailed(
-        f"the connection was lost before mutation {call.name!r} was answered",
+        f"the connection was lost before {what} was answered",
         hint=LOOK_FIRST,
         code="outcome_unknown",
     )
@@ -101,7 +123,7 @@ def _outcome_unknown(call: Mutate) -> ConnectionFailed:
     return error
 
 
-def _too_often(call: Call) -> ConnectionFailed:
+def _too_often(call: Ask | Mutate | Wait) -> ConnectionFailed:
     what = "wait_for" if isinstance(call, Wait) else f"query {call.name!r}"
     return ConnectionFailed(
         f"the connection was lost {CLIENT_CALL_ATTEMPTS_MAX} times before {what} was answered",

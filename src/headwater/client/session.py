@@ -14,10 +14,12 @@ from typing import TypeAlias
 
 import msgspec
 
+from headwater.client.channel_state import ChannelMessage, ChannelState
 from headwater.client.feed_state import READ_AGAIN, FeedState, FeedTransaction
 from headwater.client.query_state import QueryState
 from headwater.client.refusals import error_of
 from headwater.client.rows_state import Batch, LiveState, QueryRowsState, RowsState
+from headwater.client.topic_state import Ops, TopicState
 from headwater.errors import Diverged, HeadwaterError, ResyncRequired
 from headwater.protocol import (
     Changes,
@@ -25,17 +27,21 @@ from headwater.protocol import (
     Deltas,
     Error,
     Gap,
+    Message,
+    Poke,
+    Presence,
     Reset,
     Result,
     ServerMessage,
     Snapshot,
     Subscribe,
     Subscribed,
+    Topic,
     Unsubscribe,
 )
 from headwater.protocol import Failed as FailedMessage
 
-State: TypeAlias = LiveState | QueryState | QueryRowsState | FeedState
+State: TypeAlias = LiveState | QueryState | QueryRowsState | FeedState | TopicState | ChannelState
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -71,6 +77,26 @@ class Received(msgspec.Struct, frozen=True):
     transactions: list[FeedTransaction]
 
 
+class Told(msgspec.Struct, frozen=True):
+    """A topic brought something."""
+
+    state: TopicState
+    ops: Ops
+
+
+class Said(msgspec.Struct, frozen=True):
+    """Something was published on a channel."""
+
+    state: ChannelState
+    message: ChannelMessage
+
+
+class Gathered(msgspec.Struct, frozen=True):
+    """Others are on a channel now."""
+
+    state: ChannelState
+
+
 class Failed(msgspec.Struct, frozen=True):
     """The subscription is over on the server. If the error is retryable, ask again later."""
 
@@ -91,7 +117,9 @@ class Send(msgspec.Struct, frozen=True):
     message: ClientMessage
 
 
-Event: TypeAlias = Ready | Changed | Replaced | Stale | Received | Doubted | Failed | Send
+Event: TypeAlias = (
+    Ready | Changed | Replaced | Stale | Received | Told | Said | Gathered | Doubted | Failed | Send
+)
 
 
 class Session:
@@ -117,7 +145,7 @@ class Session:
         self._number += 1
         wire_id = str(self._number)
         self._by_wire_id[wire_id] = state
-        if isinstance(state, FeedState):
+        if isinstance(state, FeedState | TopicState | ChannelState):
             return state.subscribe(wire_id)
         return state.subscribe(wire_id, resume=resume)
 
@@ -167,6 +195,12 @@ class Session:
                 return [e for state in self._on(message.view) for e in _doubt(state, message)]
             case Changes():
                 return [e for state in self._on(message.view) for e in _deliver(state, message)]
+            case Topic() | Poke():
+                return [e for state in self._on(message.view) for e in _tell(state, message)]
+            case Message():
+                return [e for state in self._on(message.view) for e in _say(state, message)]
+            case Presence():
+                return [e for state in self._on(message.view) for e in _gather(state, message)]
             case Gap():
                 return [e for state in self._on(message.view) for e in self._gap(state, message)]
             case Error(id=str(wire_id)) if wire_id in self._by_wire_id:
@@ -182,6 +216,9 @@ class Session:
         state = self._by_wire_id.get(message.id)
         if state is None:
             return []
+        if isinstance(state, TopicState):
+            ops = state.subscribed(message)
+            return [Ready(state)] if ops is None else [Ready(state), Told(state, ops)]
         state.subscribed(message)
         return [Ready(state)]
 
@@ -201,6 +238,8 @@ class Session:
                 yield Failed(state, error)
 
     def _gap(self, state: State, message: Gap) -> Iterator[Event]:
+        if isinstance(state, TopicState):
+            yield from _tell(state, message)
         if not isinstance(state, FeedState):
             return
         try:
@@ -230,6 +269,22 @@ def _doubt(state: State, message: FailedMessage) -> Iterator[Event]:
 def _deliver(state: State, message: Changes) -> Iterator[Event]:
     if isinstance(state, FeedState) and (transactions := state.receive(message)):
         yield Received(state, transactions)
+
+
+def _tell(state: State, message: Topic | Poke | Gap) -> Iterator[Event]:
+    if isinstance(state, TopicState) and (ops := state.receive(message)) is not None:
+        yield Told(state, ops)
+
+
+def _say(state: State, message: Message) -> Iterator[Event]:
+    if isinstance(state, ChannelState) and (said := state.receive(message)):
+        yield Said(state, said)
+
+
+def _gather(state: State, message: Presence) -> Iterator[Event]:
+    if isinstance(state, ChannelState):
+        state.gather(message)
+        yield Gathered(state)
 
 
 def _lost_feed() -> ResyncRequired:

@@ -22,7 +22,7 @@ from headwater.client.rows_state import Batch, LiveState
 from headwater.client.session import State
 from headwater.errors import ConfigError
 from headwater.model import Cursor, Key, Row
-from headwater.protocol import ChangesQuery
+from headwater.protocol import ChangesQuery, Publish, SetState
 
 _Self = TypeVar("_Self", bound="Subscription")
 _Value = TypeVar("_Value")
@@ -42,6 +42,9 @@ class Owner(Protocol):
 
     def resume(self, feed: Feed) -> None:
         """A feed that was left has room again."""
+
+    async def speak(self, message: Publish | SetState) -> None:
+        """Say something on a channel, and wait until it is answered."""
 
 
 class Subscription:

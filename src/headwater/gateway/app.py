@@ -48,7 +48,7 @@ from headwater.gateway.requests import (
 )
 from headwater.gateway.session import error_message
 from headwater.gateway.tracing import parent_of
-from headwater.protocol import Authenticate, Subscribe, Wait
+from headwater.protocol import Authenticate, Publish, SetState, Subscribe, Wait
 
 GatewayOf = Callable[[], Gateway]
 """Finds the running gateway, or raises Unavailable: an app may be mounted before it runs."""
@@ -81,6 +81,8 @@ def create_app(
         route(subscription, unsubscribe, "DELETE"),
         route(subscription, reanchor, "PATCH"),
         route("/v1/sessions/{session}/wait", wait, "POST"),
+        route("/v1/sessions/{session}/publish", publish, "POST"),
+        route("/v1/sessions/{session}/state", set_state, "POST"),
         route("/v1/sessions/{session}/token", refresh, "POST"),
         route("/v1/tickets", ticket, "POST"),
         WebSocketRoute("/v1/ws", _socket(gateway_of)),
@@ -337,6 +339,22 @@ async def wait(gateway: Gateway, request: Request) -> Response:
     wish = await read_json(request, Wait)
     connection.start(gateway.calls.begin(connection, wish))
     return Response(status_code=202)
+
+
+async def publish(gateway: Gateway, request: Request) -> Response:
+    """Publish on the channel of a subscription. Answered when it was passed on to all gateways."""
+    connection = await _connection(gateway, request)
+    wish = await read_json(request, Publish)
+    await gateway.channels.publish(connection, wish.id, wish.data)
+    return Response(status_code=204)
+
+
+async def set_state(gateway: Gateway, request: Request) -> Response:
+    """Have another state on the channel of a subscription."""
+    connection = await _connection(gateway, request)
+    wish = await read_json(request, SetState)
+    gateway.channels.set_state(connection, wish.id, wish.state)
+    return Response(status_code=204)
 
 
 async def refresh(gateway: Gateway, request: Request) -> Response:

@@ -9,7 +9,13 @@ from typing import Any
 
 from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
 from headwater.gateway.quotas import Lease
-from headwater.gateway.session import FeedSubscription, Session, Subscription, error_message
+from headwater.gateway.session import (
+    ChannelSubscription,
+    FeedSubscription,
+    Session,
+    Subscription,
+    error_message,
+)
 from headwater.gateway.sinks import Sink
 from headwater.hub.subscriber import Access
 from headwater.identity import Identity
@@ -128,8 +134,11 @@ class Connection:
     # -------------------------------------------------------------------- said by the session
 
     def fell_behind(self, subscription: Subscription) -> None:
-        policy = subscription.policy if isinstance(subscription, FeedSubscription) else "conflate"
-        self._metrics.overflows.labels(policy).inc()
+        match subscription:
+            case FeedSubscription(policy=policy) | ChannelSubscription(policy=policy):
+                self._metrics.overflows.labels(policy).inc()
+            case _:
+                self._metrics.overflows.labels("conflate").inc()
 
     def caught_up(self, subscription: Subscription) -> None:
         if self._caught_up is not None:

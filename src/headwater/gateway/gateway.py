@@ -17,6 +17,8 @@ from typing import Any
 
 from opentelemetry.context import Context
 
+from headwater.channels.definitions import Channels
+from headwater.channels.rooms import Rooms
 from headwater.errors import (
     InvalidQuery,
     NotFound,
@@ -27,15 +29,18 @@ from headwater.gateway.access import Authorize
 from headwater.gateway.addresses import Proxies
 from headwater.gateway.auth import Authenticator, Credentials, missing
 from headwater.gateway.calls import Calls
+from headwater.gateway.channels import ChannelDesk
 from headwater.gateway.connection import Connection, no_session
 from headwater.gateway.quotas import Quotas
 from headwater.gateway.rights import Rights, together
 from headwater.gateway.session import (
     AnySubscription,
+    ChannelSubscription,
     FeedSubscription,
     LiveSubscription,
     QuerySubscription,
     Session,
+    TopicSubscription,
 )
 from headwater.gateway.tickets import Ticket, Tickets
 from headwater.gateway.tracing import traced
@@ -53,15 +58,20 @@ from headwater.metrics import Metrics
 from headwater.model import Position
 from headwater.protocol import (
     VERSION,
+    Answer,
     Authenticated,
     ChangesQuery,
+    ChannelCall,
     Hello,
+    Publish,
     QueryCall,
+    SetState,
     Subscribe,
 )
 from headwater.queries.functions import Mutation, Query
 from headwater.queries.mutations import Mutations
 from headwater.settings import Settings
+from headwater.topics.definitions import Topics
 
 logger = logging.getLogger(__name__)
 
@@ -80,18 +90,24 @@ class Gateway:
         queries: Mapping[str, Query] = {},
         mutations: Mapping[str, Mutation] = {},
         runner: Mutations | None = None,
+        topics: Topics | None = None,
+        channels: Channels | None = None,
+        rooms: Rooms | None = None,
     ) -> None:
         """`queries` and `mutations` are what clients may call, by name; `runner` is what mutations
-        run on."""
+        run on; `topics` and `channels` are those that they may follow, `rooms` where channels
+        are."""
         self.hub = hub
         self.calls = Calls(hub, queries, mutations, runner)
         self.settings = settings
         self.metrics = metrics or Metrics()
         self.quotas = Quotas(settings)
+        self.channels = ChannelDesk(channels or Channels(), rooms, self.quotas)
         self.proxies = Proxies(settings)
         self.stopping = False
         self._authenticator = Authenticator.from_settings(settings)
-        self._rights = Rights(hub, authorize)
+        self._topics = Topics() if topics is None else topics
+        self._rights = Rights(hub, authorize, self._topics)
         self._tickets = Tickets(url)
         self._connections: dict[str, Connection] = {}
         self._slots: list[dict[Connection, None]] = [{} for _ in range(KEEPALIVE_SLOTS)]
@@ -233,12 +249,18 @@ class Gateway:
         trace_id: str | None,
     ) -> None:
         match subscription:
+            case TopicSubscription():
+                await self._open_topic(connection, subscription, wish)
             case LiveSubscription():
                 await self._open_live(connection, subscription, wish)
             case QuerySubscription():
                 await self._open_query(connection, subscription, wish, trace_id)
             case FeedSubscription():
                 await self._open_feed(connection, subscription, wish)
+            case ChannelSubscription():
+                identity = connection.session.identity
+                await self.channels.open(connection, subscription, wish)
+                self._opened_with(connection, subscription, {}, identity)
 
     async def _until_open(
         self,
@@ -321,6 +343,27 @@ class Gateway:
         self._opened_with(connection, subscription, accesses, identity)
         subscription.opened(handle)
 
+    async def _open_topic(
+        self, connection: Connection, subscription: TopicSubscription, wish: Subscribe
+    ) -> None:
+        if subscription.policy == "conflate":
+            raise InvalidQuery(
+                "a topic sends each row once as it is: there is nothing to conflate",
+                path="overflow",
+                hint="Use pause or drop.",
+            )
+        if wish.verify:
+            raise InvalidQuery("messages of a topic carry no hash", path="verify")
+        since = read_position(wish.since)
+        definition, places = self._topics.find(subscription.topic)
+        identity = connection.session.identity
+        access = await self._rights.of_topic(identity, definition, places)
+        handle = await self.hub.topics.subscribe(
+            subscription.topic, definition, subscription, since, access=access
+        )
+        self._opened_with(connection, subscription, {}, identity)
+        subscription.opened(handle)
+
     def _opened_with(
         self,
         connection: Connection,
@@ -342,6 +385,23 @@ class Gateway:
                 f"this session has no live query {id!r:.100}", code="subscription_unknown"
             )
         await subscription.handle.reanchor(after)
+
+    async def speak(self, connection: Connection, message: Publish | SetState) -> None:
+        """Publish on a channel, or have another state there; answered where that is asked for."""
+        request = message.request
+        if request is not None:
+            connection.begin_request(request)
+        try:
+            match message:
+                case Publish(id, data):
+                    await self.channels.publish(connection, id, data)
+                case SetState(id, state):
+                    self.channels.set_state(connection, id, state)
+        finally:
+            if request is not None:
+                connection.end_request(request)
+        if request is not None:
+            connection.session.say(Answer(request, str(self.hub.position or "")))
 
     # -------------------------------------------------------------------- time passes
 
@@ -389,7 +449,7 @@ class Gateway:
         for transport in ("sse", "websocket", "ndjson"):
             self.metrics.sessions.labels(transport).set(transports[transport])
         kinds = Counter(s.kind for c in connections for s in c.session.subscriptions.values())
-        for kind in ("live", "query", "changes"):
+        for kind in ("live", "query", "changes", "topic", "channel"):
             self.metrics.subscriptions.labels(kind).set(kinds[kind])
         self.metrics.stalled_bytes.set(sum(c.session.buffered for c in connections))
         return self.metrics.render()
@@ -400,14 +460,18 @@ def _same_user(one: Identity, other: Identity) -> bool:
 
 
 def _subscription(session: Session, wish: Subscribe) -> AnySubscription:
-    match wish.live, wish.query, wish.changes:
-        case dict(), None, None:
+    match wish.live, wish.query, wish.changes, wish.topic, wish.channel:
+        case dict(), None, None, None, None:
             return LiveSubscription(session, wish.id, batch=wish.batch)
-        case None, QueryCall(), None:
+        case None, QueryCall(), None, None, None:
             return QuerySubscription(session, wish.id, batch=wish.batch)
-        case None, None, ChangesQuery():
+        case None, None, ChangesQuery(), None, None:
             return FeedSubscription(session, wish.id, wish.overflow or "pause")
-    raise InvalidQuery("expected exactly one of live, query and changes")
+        case None, None, None, str(topic), None:
+            return TopicSubscription(session, wish.id, wish.overflow or "pause", topic)
+        case None, None, None, None, ChannelCall():
+            return ChannelSubscription(session, wish.id)
+    raise InvalidQuery("expected exactly one of live, query, changes, topic and channel")
 
 
 def _check_conflated(wish: Subscribe, what: str) -> None:

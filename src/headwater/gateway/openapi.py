@@ -23,20 +23,26 @@ from headwater.protocol import (
     Failed,
     Gap,
     Hello,
+    Message,
+    Poke,
+    Presence,
+    Publish,
     Reset,
     Result,
+    SetState,
     Snapshot,
     Subscribe,
     Subscribed,
+    Topic,
     Unsubscribed,
     Wait,
 )
 from headwater.queries.functions import Function, Mutation, Query
 
-_BODIES = (LiveBody, Subscribe, ReanchorBody, Wait, Authenticate)
+_BODIES = (LiveBody, Subscribe, ReanchorBody, Wait, Authenticate, Publish, SetState)
 _MESSAGES = (
     Hello, Subscribed, Unsubscribed, Snapshot, Deltas, Reset, Gap, Changes, Result, Failed, Answer,
-    Error, Authenticated,
+    Error, Authenticated, Topic, Poke, Message, Presence,
 )  # fmt: skip
 _REF = "#/components/schemas/{name}"
 
@@ -91,7 +97,7 @@ _REFUSALS = {
     "400": "The request does not make sense; the code and message say where.",
     "401": "The token is missing or does not hold.",
     "403": "The user may not do this.",
-    "404": "There is no such table, query, mutation, session or subscription.",
+    "404": "There is no such table, query, mutation, topic, session or subscription.",
     "408": "The body took too long to come.",
     "410": "The log no longer reaches back to the position.",
     "413": "The body is too large.",
@@ -131,7 +137,8 @@ def _document(queries: tuple[Query, ...], mutations: tuple[Mutation, ...]) -> di
         "info": {
             "title": "Headwater",
             "version": str(VERSION),
-            "description": "Live queries, reactive queries and change feeds over a database.",
+            "description": "Live queries, reactive queries, change feeds and topics over a "
+            "database.",
         },
         "paths": paths,
         "components": {
@@ -187,7 +194,16 @@ def _paths() -> dict[str, Any]:
             "a reactive query", [_NAME], _ANY_ARGUMENTS
         ),
         "/v1/mutation/{name}": _mutation_path("a mutation", [_NAME], _ANY_ARGUMENTS, {}),
-        "/v1/stream": {"get": _operation("Open a session", _stream())},
+        "/v1/stream": {
+            "get": _operation(
+                "Open a session",
+                _stream(),
+                parameters=[
+                    _parameter("topics", "query", "Topics to begin with, separated by commas."),
+                    *_RESUME,
+                ],
+            )
+        },
         "/v1/sessions/{session}/subscriptions": {
             "post": _operation(
                 "Add a subscription to a session",
@@ -214,6 +230,23 @@ def _paths() -> dict[str, Any]:
                 {"202": {"description": "The answer comes through the stream."}},
                 parameters=[session],
                 body=_ref("Wait"),
+            )
+        },
+        "/v1/sessions/{session}/publish": {
+            "post": _operation(
+                "Publish on a channel that the session follows",
+                _empty("204"),
+                parameters=[session],
+                body=_ref("Publish"),
+                only=_ALL,
+            )
+        },
+        "/v1/sessions/{session}/state": {
+            "post": _operation(
+                "Have another state on a channel",
+                _empty("204"),
+                parameters=[session],
+                body=_ref("SetState"),
             )
         },
         "/v1/sessions/{session}/token": {

@@ -18,7 +18,7 @@ from headwater.limits import QUOTA_RETRY_SECONDS, RATE_BURST_SECONDS, RATE_OWNER
 from headwater.settings import Settings
 
 Owner: TypeAlias = tuple[str, str]
-"""Whom something counts for: ("user", account) or ("address", network)."""
+"""Whom something counts for: ("user", account), ("address", network) or ("session", id)."""
 
 
 class Quotas:
@@ -29,6 +29,7 @@ class Quotas:
         self._sessions: Counter[Owner] = Counter()
         self._subscriptions: Counter[Owner] = Counter()
         self._rate = Rate(settings.requests_per_second)
+        self._publish_rate = Rate(settings.publishes_per_second)
 
     def session(self, user: str | None, address: str) -> Lease:
         """One more connection; LimitExceeded `sessions_per_user` or `sessions_per_ip`."""
@@ -59,10 +60,22 @@ class Quotas:
                 retry_after=wait,
             )
 
+    def publish(self, session: str, now: float) -> None:
+        """One more message or state for a channel; LimitExceeded `publish_rate` when they come too
+        fast."""
+        if wait := self._publish_rate.take(("session", session), now):
+            raise LimitExceeded(
+                f"more than {self._settings.publishes_per_second} messages and states a second",
+                hint=f"Try again in {wait:.3g} s. The setting is publishes_per_second.",
+                code="publish_rate",
+                retry_after=wait,
+            )
+
     @property
     def entries(self) -> int:
         """How many owners are remembered, for those who watch memory."""
-        return len(self._sessions) + len(self._subscriptions) + len(self._rate)
+        rates = len(self._rate) + len(self._publish_rate)
+        return len(self._sessions) + len(self._subscriptions) + rates
 
 
 class Lease:

@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 from headwater.errors import Forbidden, HeadwaterError, InvalidQuery
 from headwater.gateway.access import Authorize, decide
 from headwater.gateway.connection import Connection
 from headwater.gateway.session import (
     AnySubscription,
+    ChannelSubscription,
     FeedSubscription,
     LiveSubscription,
     QuerySubscription,
+    TopicSubscription,
 )
 from headwater.hub.hub import Hub
 from headwater.hub.subscriber import Access
 from headwater.identity import Identity
 from headwater.limits import RECHECKS_AT_ONCE, RECONNECT_SECONDS
 from headwater.live.filter import EVERYTHING
+from headwater.topics.definitions import TopicDefinition, Topics
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +36,10 @@ logger = logging.getLogger(__name__)
 class Rights:
     """The rights of all connections of a gateway."""
 
-    def __init__(self, hub: Hub, authorize: Authorize | None) -> None:
+    def __init__(self, hub: Hub, authorize: Authorize | None, topics: Topics) -> None:
         self._hub = hub
         self._authorize = authorize
+        self._topics = topics
 
     async def of(self, identity: Identity, tables: list[str]) -> dict[str, Access]:
         """What a user may see of each table. The rule hears the table's own name, however the
@@ -55,13 +60,28 @@ class Rights:
             )
         return {}
 
+    async def of_topic(
+        self, identity: Identity, definition: TopicDefinition, places: Mapping[str, str]
+    ) -> Access:
+        """As whom a topic is followed; Forbidden where that is not allowed. Its access function
+        decides; for one without, the rule about tables must allow all of their rows."""
+        await self._topics.check(definition, places, identity)
+        if definition.access is None and self._authorize is not None:
+            for name in definition.tables:
+                known = await self._hub.tables.find(name, captured=False)
+                access = await decide(self._authorize, identity, known.table.label)
+                if access.where != EVERYTHING:
+                    raise _some_rows(definition, name)
+        return Access(identity.role, identity.claims_json)
+
     # -------------------------------------------------------------------- and again
 
     async def recheck_all(self, connections: list[Connection]) -> None:
         """Ask the application again; where it has no rule, the hub looks at the database's own."""
-        if self._authorize is not None:
-            at_once = asyncio.Semaphore(RECHECKS_AT_ONCE)
-            await asyncio.gather(*(self.recheck(each, at_once) for each in connections))
+        if self._authorize is None:
+            connections = [each for each in connections if _asks_the_application(each)]
+        at_once = asyncio.Semaphore(RECHECKS_AT_ONCE)
+        await asyncio.gather(*(self.recheck(each, at_once) for each in connections))
 
     async def recheck_until_decided(self, connection: Connection) -> None:
         while True:
@@ -86,6 +106,11 @@ class Rights:
         try:
             if isinstance(subscription, QuerySubscription):
                 await self._change_identity(subscription)
+            elif isinstance(subscription, TopicSubscription):
+                await self._follow_again(connection, subscription)
+            elif isinstance(subscription, ChannelSubscription):
+                assert subscription.handle is not None, "its rights are looked at once it is open"
+                await subscription.handle.recheck(connection.session.identity)
             else:
                 await self._decide_again(connection, subscription)
         except HeadwaterError as error:
@@ -109,6 +134,14 @@ class Rights:
             await subscription.handle.change_identity(identity)
             subscription.identity = identity
 
+    async def _follow_again(self, connection: Connection, subscription: TopicSubscription) -> None:
+        definition, places = self._topics.find(subscription.topic)
+        access = await self.of_topic(connection.session.identity, definition, places)
+        handle = subscription.handle
+        if handle is not None and handle.access != access:
+            await self._hub.topics.admit(definition, access)
+            handle.access = access
+
     async def _decide_again(
         self, connection: Connection, subscription: LiveSubscription | FeedSubscription
     ) -> None:
@@ -128,6 +161,18 @@ class Rights:
             )
         (access,) = accesses.values()
         await subscription.handle.change_access(access)
+
+
+def _asks_the_application(connection: Connection) -> bool:
+    subscriptions = connection.session.subscriptions.values()
+    return any(isinstance(each, TopicSubscription | ChannelSubscription) for each in subscriptions)
+
+
+def _some_rows(definition: TopicDefinition, table: str) -> Forbidden:
+    return Forbidden(
+        f"topic {definition.pattern.text} carries whole rows of {table}, and you may see some only",
+        hint="Give the topic an access function, which then decides alone.",
+    )
 
 
 def together(accesses: dict[str, Access]) -> Access:

@@ -29,11 +29,13 @@ from headwater.errors import ConfigError, Unavailable
 from headwater.gateway.sinks import TRANSPORT_EXTENSION, Listener
 from headwater.limits import (
     ACCEPT_BACKLOG,
+    DEAD_CLIENT_SECONDS,
     KEEP_ALIVE_SECONDS,
     REQUEST_BYTES_MAX,
     REQUEST_HEAD_BYTES_MAX,
     REQUEST_HEAD_SECONDS,
     SINK_CLOSE_SECONDS,
+    SOCKET_PING_SECONDS,
     UNSENT_BYTES_MAX,
 )
 
@@ -65,6 +67,8 @@ async def serve(
         http=StreamingProtocol,
         ws=SocketProtocol,
         ws_max_size=REQUEST_BYTES_MAX,
+        ws_ping_interval=SOCKET_PING_SECONDS,
+        ws_ping_timeout=SOCKET_PING_SECONDS,
         ws_per_message_deflate=deflate,
         log_config=None,
         log_level="warning",
@@ -306,6 +310,9 @@ def _listen_at(family: int, address: tuple[Any, ...]) -> socket.socket:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Connections inherit it.
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Otherwise a client that vanished stays for long.
+            timeout = round(DEAD_CLIENT_SECONDS * 1000)
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout)
         listening.setblocking(False)
         listening.bind(address)
         # Accepting begins later; but another process on the port is an error now.

@@ -4,7 +4,8 @@ Pure: no await, no clock, no I/O of its own; frames go to a sink that never bloc
 much it still holds. The rule: a session holds at most `SESSION_QUEUE_BYTES_MAX` and one frame. A
 subscription whose frame no longer fits *falls behind*, gets nothing more, and recovers by its
 policy once the client has taken what there was: a live query with a reset to its present state, a
-reactive query with its present result, a change feed with a gap or with what the log has kept.
+reactive query with its present result, a change feed with a gap or with what the log has kept, a
+channel with who is there and what is remembered.
 Nobody else notices.
 """
 
@@ -85,6 +86,21 @@ class FeedHandle(Protocol):
     def resume(self) -> None: ...
 
 
+class TopicHandle(FeedHandle, Protocol):
+    """The same about a topic."""
+
+    access: Access
+
+    @property
+    def is_live(self) -> bool: ...
+
+
+class ChannelHandle(StateHandle, Protocol):
+    """The same about a channel."""
+
+    def recheck(self, identity: Identity) -> Awaitable[None]: ...
+
+
 class Subscription:
     """One subscription of a session: a `Subscriber` for the hub.
 
@@ -97,6 +113,9 @@ class Subscription:
         "_alone", "_position", "_skipped", "batch", "behind", "give_up", "handle", "id", "over",
         "session", "view",
     )  # fmt: skip
+
+    member: str | None = None
+    """Who of a channel's members it is."""
 
     def __init__(self, session: Session, id: str, *, batch: bool = True) -> None:
         self.session = session
@@ -125,7 +144,7 @@ class Subscription:
             return
         self.session.change_view(self, view)
         self._alone = self.view == view
-        self.session.say(Subscribed(self.id, self.view, resumed, key))
+        self.session.say(Subscribed(self.id, self.view, resumed, key, self.member))
 
     def deliver(self, frame: Frame) -> None:
         # Thousands of times for one change of a popular query: few calls, nothing looked up twice.
@@ -320,14 +339,69 @@ class FeedSubscription(Subscription):
             self.handle.pause()
 
 
-AnySubscription: TypeAlias = LiveSubscription | QuerySubscription | FeedSubscription
+class TopicSubscription(FeedSubscription):
+    """A topic. Behind, it is told that it missed something (`drop`), or gets each row of it later,
+    as it is then (`pause`)."""
+
+    __slots__ = ("topic",)
+    handle: TopicHandle | None
+    kind = "topic"
+
+    def __init__(self, session: Session, id: str, policy: Overflow, topic: str) -> None:
+        super().__init__(session, id, policy)
+        self.topic = topic
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the client has been sent everything up to the last flush."""
+        return not self.behind and self.handle is not None and self.handle.is_live
+
+    def deliver(self, frame: Frame) -> None:
+        super().deliver(frame)
+        on_told = self.session.on_told
+        if on_told is not None and frame.position and not self.over:
+            on_told(frame.position)
+
+
+class ChannelSubscription(Subscription):
+    """A channel. Behind, it misses messages; then it is told who is there, and those messages that
+    are still remembered."""
+
+    __slots__ = ("member",)
+    handle: ChannelHandle | None
+    kind = "channel"
+    policy: Overflow = "drop"
+
+    def __init__(self, session: Session, id: str) -> None:
+        super().__init__(session, id)
+        self.member = None
+
+    def opened(self, handle: ChannelHandle) -> None:
+        self.handle = handle
+        if self.over:
+            handle.close()
+
+    def recover(self) -> None:
+        self.catch_up()
+        if self.handle is not None:
+            self.handle.resync("overflow")
+
+
+AnySubscription: TypeAlias = (
+    LiveSubscription
+    | QuerySubscription
+    | FeedSubscription
+    | TopicSubscription
+    | ChannelSubscription
+)
 
 
 class Session:
     """One connection. It exists before its outlet does: what is said meanwhile waits."""
 
     __slots__ = (
-        "_alias", "_around", "_behind", "_views", "id", "identity", "outlet", "subscriptions",
+        "_alias", "_around", "_behind", "_views", "id", "identity", "on_told", "outlet",
+        "subscriptions",
     )  # fmt: skip
 
     def __init__(self, id: str, identity: Identity, around: Surroundings) -> None:
@@ -336,6 +410,8 @@ class Session:
         self._around = around
         self.subscriptions: dict[str, AnySubscription] = {}
         self.outlet: Outlet = _Waiting()
+        self.on_told: Callable[[str], None] | None = None
+        """Hears how far a topic is, whenever one has been told something."""
         self._views: set[int] = set()
         self._alias = 0
         self._behind: dict[Subscription, None] = {}

@@ -91,8 +91,10 @@ async def open_stream(
     content_type: ContentType,
     headers: Iterable[Header] = (),
     encoding: str | None = None,
+    marked: bool = False,
 ) -> Sink:
-    """Start a response that goes on until its sink is closed. To a HEAD request only its head."""
+    """Start a response that goes on until its sink is closed. To a HEAD request only its head. If
+    it is `marked`, events have no `id`: a `Mark` says where to resume."""
     compressor = _compressor(encoding)
     connection: Connection | None = (scope.get("extensions") or {}).get(TRANSPORT_EXTENSION)
     chunked = scope.get("http_version") != "1.0"
@@ -102,9 +104,10 @@ async def open_stream(
     await send(head | {"headers": [*_stream_headers(content_type, encoding), *headers]})
     sink: Sink
     if connection is None or scope["method"] == "HEAD":
-        sink = AsgiSink(receive, send, _form(content_type), compressor)
+        sink = AsgiSink(receive, send, _form(content_type, marked), compressor)
     else:
-        sink = TransportSink(connection, send, content_type, compressor, chunked=chunked)
+        form = _wire_form(content_type, compressor, chunked, marked)
+        sink = TransportSink(connection, send, form, compressor, chunked=chunked)
     if scope["method"] == "HEAD":
         sink.close()
     return sink
@@ -126,18 +129,25 @@ def _compressor(encoding: str | None) -> Compressor | None:
     return None if encoding is None else compressor(encoding)
 
 
-def _form(content_type: ContentType) -> Callable[[Frame], bytes]:
-    return attrgetter("sse" if content_type == "text/event-stream" else "line")
+_FORMS = {
+    ("text/event-stream", False): ("sse", "chunk"),
+    ("text/event-stream", True): ("event", "event_chunk"),
+    ("application/x-ndjson", False): ("line", "line_chunk"),
+}
+"""What a frame is called as it is, and as a chunk; by content type, and whether it is marked."""
+
+
+def _form(content_type: ContentType, marked: bool) -> Callable[[Frame], bytes]:
+    return attrgetter(_FORMS[content_type, marked][0])
 
 
 def _wire_form(
-    content_type: ContentType, compressor: Compressor | None, chunked: bool
+    content_type: ContentType, compressor: Compressor | None, chunked: bool, marked: bool
 ) -> Callable[[Frame], bytes]:
     """How a frame is written to a transport. Uncompressed, these are bytes that all share."""
-    plain = _form(content_type)
+    plain = _form(content_type, marked)
     if compressor is None:
-        shared = attrgetter("chunk" if content_type == "text/event-stream" else "line_chunk")
-        return shared if chunked else plain
+        return attrgetter(_FORMS[content_type, marked][1]) if chunked else plain
     add = compressor.add
     if chunked:
         return lambda frame: as_chunk(add(plain(frame)))
@@ -156,7 +166,7 @@ class TransportSink:
         self,
         connection: Connection,
         send: Send,
-        content_type: ContentType,
+        form: Callable[[Frame], bytes],
         compressor: Compressor | None,
         *,
         chunked: bool,
@@ -166,7 +176,7 @@ class TransportSink:
         self._transport = connection.transport
         self._write = connection.transport.write
         self._send = send
-        self._form = _wire_form(content_type, compressor, chunked)
+        self._form = form
         self._compressor = compressor
         self._chunked = chunked
         self._behind = False

@@ -7,6 +7,7 @@ in a stream of status 200.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import msgspec
@@ -18,9 +19,10 @@ from headwater.errors import InvalidQuery
 from headwater.gateway.bodies import LiveBody
 from headwater.gateway.compression import negotiate
 from headwater.gateway.connection import Connection
-from headwater.gateway.gateway import Gateway
+from headwater.gateway.gateway import Gateway, read_position
 from headwater.gateway.requests import Caller, admit, flag, parameter, parse_json, read_json
 from headwater.gateway.sinks import ContentType, open_stream
+from headwater.gateway.topic_streams import follow, topic_names
 from headwater.gateway.tracing import parent_of
 from headwater.live.filter import to_json
 from headwater.live.filter_text import parse_conditions
@@ -33,7 +35,7 @@ LINES: ContentType = "application/x-ndjson"
 class Stream:
     """A response without end: the messages of a connection, which ends with it."""
 
-    __slots__ = ("_connection", "_content_type", "_encoding", "_gateway")
+    __slots__ = ("_connection", "_content_type", "_encoding", "_gateway", "_marked")
 
     def __init__(
         self,
@@ -41,8 +43,10 @@ class Stream:
         connection: Connection,
         content_type: ContentType,
         encoding: str | None,
+        marked: bool,
     ) -> None:
         self._gateway = gateway
+        self._marked = marked
         self._connection = connection
         self._content_type = content_type
         self._encoding = encoding
@@ -50,7 +54,12 @@ class Stream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             sink = await open_stream(
-                scope, receive, send, content_type=self._content_type, encoding=self._encoding
+                scope,
+                receive,
+                send,
+                content_type=self._content_type,
+                encoding=self._encoding,
+                marked=self._marked,
             )
             self._connection.attach(sink)
             await sink.closed()
@@ -64,9 +73,11 @@ async def _open(
     caller: Caller,
     wish: Subscribe | None,
     content_type: ContentType = EVENTS,
+    topics: Sequence[str] = (),
 ) -> Stream:
-    """A stream, if need be with a subscription that has begun. What was needed to get there is
-    forgotten while it lasts: it may be one of very many, and last for days."""
+    """A stream, if need be with a subscription that has begun, or with topics that will. What was
+    needed to get there is forgotten while it lasts: it may be one of very many, and last for
+    days."""
     transport = "sse" if content_type == EVENTS else "ndjson"
     connection = gateway.open(caller.identity, address=caller.address, transport=transport)
     try:
@@ -76,7 +87,10 @@ async def _open(
         gateway.release(connection)
         raise
     encoding = negotiate(request.headers.get("accept-encoding", ""), gateway.settings.compression)
-    return Stream(gateway, connection, content_type, encoding)
+    if topics:
+        since = request.headers.get("last-event-id") or parameter(request, "since")
+        follow(gateway, connection, topics, since, parent_of(request.headers))
+    return Stream(gateway, connection, content_type, encoding, marked=bool(topics))
 
 
 async def live(gateway: Gateway, request: Request) -> Response | Stream:
@@ -171,11 +185,14 @@ def _choice(request: Request, name: str, choices: Any) -> Any:
 
 
 async def session(gateway: Gateway, request: Request) -> Response | Stream:
-    """`GET /v1/stream`: a connection whose subscriptions come and go by other requests."""
+    """`GET /v1/stream`: a connection whose subscriptions come and go by other requests. With
+    `topics=chat:42,org:7` it begins with these; one that is refused is an `error` in the stream."""
     if request.method == "HEAD":
         return Response(media_type=EVENTS)
     caller = await admit(gateway, request)
-    return await _open(gateway, request, caller, None)
+    topics = topic_names(parameter(request, "topics"))
+    read_position(request.headers.get("last-event-id") or parameter(request, "since"))
+    return await _open(gateway, request, caller, None, topics=topics)
 
 
 def _required(request: Request, name: str) -> str:

@@ -26,7 +26,9 @@ from headwater.protocol import (
     Authenticate,
     ClientMessage,
     Mutate,
+    Publish,
     Reanchor,
+    SetState,
     Subscribe,
     Unsubscribe,
     Wait,
@@ -130,6 +132,8 @@ async def _obey(gateway: Gateway, connection: Connection, message: ClientMessage
                 await gateway.reanchor(connection, id, after)
             case Ask() | Mutate() | Wait():
                 await gateway.calls.begin(connection, message)
+            case Publish() | SetState():
+                await gateway.speak(connection, message)
             case Authenticate(token):
                 session.say(await gateway.authenticate(connection, token))
     except HeadwaterError as error:
@@ -140,6 +144,11 @@ async def _obey(gateway: Gateway, connection: Connection, message: ClientMessage
 
 def _ended(connection: Connection, message: ClientMessage) -> str | None:
     """The subscription or request that an error is the end of."""
-    if not isinstance(message, Subscribe | Ask | Mutate | Wait) or connection.uses(message.id):
-        return None
-    return message.id
+    match message:
+        case Subscribe(id) | Ask(id) | Mutate(id) | Wait(id):
+            pass
+        case Publish(request=str(id)) | SetState(request=str(id)):
+            pass
+        case _:
+            return None
+    return None if connection.uses(id) else id

@@ -10,10 +10,11 @@ flush, and nobody else notices.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import msgspec
 import psycopg
 from opentelemetry import trace
 
@@ -28,6 +29,7 @@ from headwater.live.streamed import Streamed
 from headwater.live.window import Window
 from headwater.log.progress import flush as flush_wal
 from headwater.log.read import Batch, LogReader
+from headwater.log.signals import is_signals
 from headwater.model import Change, Transaction
 from headwater.protocol import Frame
 
@@ -77,7 +79,8 @@ class Flusher:
 
     async def _take(self, batch: Batch, started: float) -> None:
         hub = self._hub
-        new = list(hub.progress.new(batch))
+        everything = list(hub.progress.new(batch))
+        new = list(_changes_of(everything))
         steps = self._route(new)
         hub.groups.flushed(new)
         if hub.lives.openings.can_start:
@@ -91,11 +94,13 @@ class Flusher:
             hub.metrics.questions.labels("visibility").inc(asked)
         if hub.feeds:
             await hub.feeds.meet({change.table for each in new for change in each.changes})
+        handout = await hub.topics.prepare(everything, self._connection, self._allow_any_plan)
         hub.durable_before = hub.progress.durable
         hub.progress.advance(batch)
         hub.begin_step(batch.position)
         try:
             hub.feeds.flushed(new)
+            hub.topics.hand_out(handout)
             for step in steps.values():
                 self._apply(step)
             await self._settle(steps.values())
@@ -108,8 +113,9 @@ class Flusher:
         self._emit(steps.values())
         hub.end_step()
         hub.groups.tell(new)
-        if new:
-            self._measure(new, len(steps), time.perf_counter() - started)
+        if everything:
+            took = time.perf_counter() - started
+            self._measure(everything[-1].at, new, len(steps), took)
 
     def _apply(self, step: Step) -> None:
         """A fault in one view harms nobody else."""
@@ -120,13 +126,13 @@ class Flusher:
                 logger.exception("view %d cannot take its changes", step.view.id)
                 step.error = error
 
-    def _measure(self, new: list[Transaction], views: int, took: float) -> None:
+    def _measure(self, written: datetime, new: list[Transaction], views: int, took: float) -> None:
         metrics, now = self._hub.metrics, time.time()
         changes = sum(len(transaction.changes) for transaction in new)
         metrics.flushes.inc()
         metrics.changes.inc(changes)
         metrics.flush_seconds.observe(took)
-        metrics.lag_seconds.observe(max(0.0, now - new[-1].at.timestamp()))
+        metrics.lag_seconds.observe(max(0.0, now - written.timestamp()))
         attributes = {"headwater.changes": changes, "headwater.views": views}
         began = int((now - took) * 1e9)
         tracer.start_span("headwater.flush", attributes=attributes, start_time=began).end()
@@ -257,6 +263,17 @@ class Flusher:
                 view.attach(subscription)
                 if frame is not None:
                     subscription.hand(frame)
+
+
+def _changes_of(transactions: Iterable[Transaction]) -> Iterator[Transaction]:
+    """Without the signals, which concern topics only."""
+    for transaction in transactions:
+        if not any(is_signals(change.table) for change in transaction.changes):
+            yield transaction
+            continue
+        changes = tuple(each for each in transaction.changes if not is_signals(each.table))
+        if changes:
+            yield msgspec.structs.replace(transaction, changes=changes)
 
 
 def fan_out(subscribers: Iterable[LiveSubscription], frame: Frame, flush: int) -> None:

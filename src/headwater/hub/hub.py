@@ -36,12 +36,13 @@ from headwater.hub.lives import Lives
 from headwater.hub.recheck import recheck_for_ever
 from headwater.hub.subscriber import Access, Subscriber
 from headwater.hub.tables import FORMATS, Tables
+from headwater.hub.topics import Topics
 from headwater.live.query import LiveQuery, Rules
 from headwater.log.follow import link, reconnect_pause
 from headwater.log.progress import Progress
 from headwater.log.wake import Waker
 from headwater.metrics import Metrics
-from headwater.model import Position
+from headwater.model import Position, Table
 from headwater.queries.events import Events
 from headwater.settings import Settings
 
@@ -85,6 +86,8 @@ class Hub:
         self.lives = Lives(self, rules or {})
         self.feeds = Feeds(self)
         self.groups = Groups(self, settings or Settings(), events or Events())
+        window = (settings or Settings()).topic_window_period
+        self.topics = Topics(self, window.total_seconds())
         self.position: Position | None = None
         self.position_text = ""
         self.flushes = 0
@@ -113,6 +116,7 @@ class Hub:
         self._task = asyncio.create_task(self._run())
         self.spawn(recheck_for_ever(self, self._recheck))
         self.spawn(self.groups.sweep_for_ever())
+        self.spawn(self.topics.listener.run())
         await self._attempted.wait()
         return self
 
@@ -127,6 +131,7 @@ class Hub:
         await self.lives.close()
         await self.groups.close()
         self.feeds.close()
+        self.topics.close()
         await self.tables.close()
 
     async def _run(self) -> None:
@@ -134,7 +139,8 @@ class Hub:
         attempt = 0
         while True:
             try:
-                async with link(self.url, options=FORMATS) as (connection, reader, waker):
+                linked = link(self.url, _everything, options=FORMATS)
+                async with linked as (connection, reader, waker):
                     progress = Progress() if self._lost_track else self.progress
                     restarted = await progress.begin(connection, reader)
                     self.progress, self._lost_track = progress, False
@@ -142,6 +148,7 @@ class Hub:
                         self.restarts += 1
                         self.lives.forget_positions()
                         self.groups.forget_positions()
+                        self.topics.restarted()
                     self._waker = waker
                     attempt = 0
                     await self._follow(Flusher(self, connection, reader), waker)
@@ -192,9 +199,11 @@ class Hub:
         self.lives.read_all_again()
         self.groups.read_all_again()
         self.feeds.gap()
+        self.topics.gap()
 
     def leap(self, position: Position) -> None:
         """More is new than a flush takes. The views are read as of this position instead."""
+        self.topics.fell_behind()
         behind, self.position = self.position, position
         self.position_text = str(position)
         self.progress.leap(position)
@@ -212,6 +221,11 @@ class Hub:
         """Flush at once."""
         if self._waker is not None:
             self._waker.wake()
+
+    def heard(self) -> None:
+        """Somebody signalled, or may have."""
+        if self._waker is not None:
+            self._waker.heard()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run beside everything else, and end with the hub."""
@@ -317,6 +331,11 @@ class Hub:
         self.completed = self.begun
         self._flushed.set()
         self._between.set()
+
+
+def _everything(table: Table) -> bool:
+    """Signals, too."""
+    return True
 
 
 def _said(error: HeadwaterError) -> str:

@@ -55,7 +55,7 @@ class Question:
     def of_need(
         cls, known: KnownTable, query: BoundQuery, need: Need, scope: Scope | None
     ) -> Question:
-        return cls(known, _images(known, statement(query, need)), scope)
+        return cls(known, images(known, statement(query, need)), scope)
 
     @property
     def steps(self) -> Iterator[tuple[str, Sequence[Any]]]:
@@ -74,7 +74,8 @@ class Question:
             yield "set local role none"
 
 
-def _images(known: KnownTable, rows: Sql) -> Sql:
+def images(known: KnownTable, rows: Sql) -> Sql:
+    """A statement's rows as the log would hold them."""
     image = known.image.replace("%", "%%")
     return rows.wrapped(f"select ({image})::text from (", ") o")
 
@@ -82,7 +83,7 @@ def _images(known: KnownTable, rows: Sql) -> Sql:
 def of_keys(known: KnownTable, keys: Sequence[Key], scope: Scope | None) -> Question:
     """Which of the rows with these keys can be seen. Of most tables only the key is read."""
     rows = select_keys(known.table, tuple(keys), whole=not known.plain)
-    return Question(known, _images(known, rows), scope, keys_only=known.plain)
+    return Question(known, images(known, rows), scope, keys_only=known.plain)
 
 
 Answer: TypeAlias = list[Row] | psycopg.Error

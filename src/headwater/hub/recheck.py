@@ -58,6 +58,7 @@ async def recheck(hub: Hub) -> None:
             if not view.removed:
                 await _recheck_view(hub, view, known)
     await hub.groups.recheck()
+    await hub.topics.recheck()
     for feed in list(hub.feeds):
         for subscription in list(feed.subscribers):
             for oid in list(feed.tables):

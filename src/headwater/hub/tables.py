@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import psycopg
@@ -22,6 +22,9 @@ from headwater.log.follow import is_lost
 from headwater.log.images import ImageDecoder
 from headwater.model import Column, Table
 from headwater.protocol import Wire
+
+_Asked: TypeAlias = tuple[str, bool]
+"""A name, and whether only a table of that name counts that is enabled."""
 
 FORMATS = (
     "-c datestyle=ISO -c intervalstyle=iso_8601 -c bytea_output=hex -c extra_float_digits=1"
@@ -68,16 +71,17 @@ class Tables:
     def __init__(self, url: str) -> None:
         self._url = url
         self._connection: Connection | None = None
-        self._wanted: dict[str, asyncio.Future[KnownTable]] = {}
+        self._wanted: dict[_Asked, asyncio.Future[KnownTable]] = {}
         self._task: asyncio.Task[None] | None = None
         self._shapes: dict[int, KnownTable] = {}
         self.lock = asyncio.Lock()
 
-    async def find(self, name: str) -> KnownTable:
-        """The enabled table of that name; CaptureError if there is none."""
-        future = self._wanted.get(name)
+    async def find(self, name: str, *, captured: bool = True) -> KnownTable:
+        """The enabled table of that name, or any that has a key; CaptureError if there is none."""
+        asked = name, captured
+        future = self._wanted.get(asked)
         if future is None:
-            future = self._wanted[name] = asyncio.get_running_loop().create_future()
+            future = self._wanted[asked] = asyncio.get_running_loop().create_future()
             if self._task is None or self._task.done():
                 self._task = asyncio.create_task(self._look_up())
         return await asyncio.shield(future)
@@ -121,7 +125,7 @@ class Tables:
         self._refuse(self._wanted)
         await self._disconnect()
 
-    def _refuse(self, wanted: dict[str, asyncio.Future[KnownTable]]) -> None:
+    def _refuse(self, wanted: dict[_Asked, asyncio.Future[KnownTable]]) -> None:
         for future in wanted.values():
             _resolve(future, Unavailable("the hub is stopping", hint="Try again elsewhere."))
 
@@ -139,22 +143,23 @@ class Tables:
             except asyncio.CancelledError:
                 self._refuse(wanted)
                 raise
-            for name, future in wanted.items():
-                _resolve(future, found.get(name) or _not_enabled(name))
+            for asked, future in wanted.items():
+                _resolve(future, found.get(asked) or _not_enabled(*asked))
 
-    async def _found(self, names: list[str]) -> dict[str, KnownTable | HeadwaterError]:
+    async def _found(self, asked: list[_Asked]) -> dict[_Asked, KnownTable | HeadwaterError]:
         try:
             shapes = list(self._shapes)
-            rows = await self.ask(_LOOK_UP, (names, shapes, shapes))
+            names, captured = [name for name, _ in asked], [only for _, only in asked]
+            rows = await self.ask(_LOOK_UP, (names, captured, shapes, shapes))
         except psycopg.Error as error:
-            if len(names) == 1:
-                return {names[0]: _no_table(names[0], error)}
+            if len(asked) == 1:
+                return {asked[0]: _no_table(asked[0][0], error)}
             # One of them is no name at all; the others shall not suffer.
-            alone = [await self._found([name]) for name in names]
-            return {name: found for each in alone for name, found in each.items()}
+            alone = [await self._found([one]) for one in asked]
+            return {one: found for each in alone for one, found in each.items()}
         except HeadwaterError as error:
-            return dict.fromkeys(names, error)
-        return {name: self._known(*row) for name, *row in rows}
+            return dict.fromkeys(asked, error)
+        return {(name, captured): self._known(*row) for name, captured, *row in rows}
 
     def _known(
         self, shape: int, secured: bool, oid: int, description: dict[str, Any] | None, image: str
@@ -188,7 +193,12 @@ def _resolve(future: asyncio.Future[KnownTable], found: KnownTable | HeadwaterEr
         future.set_result(found)
 
 
-def _not_enabled(name: str) -> CaptureError:
+def _not_enabled(name: str, captured: bool) -> CaptureError:
+    if not captured:
+        return CaptureError(
+            f"there is no table {name} with a primary key",
+            hint="Check the spelling and the schema (sales.orders), and that it has a key.",
+        )
     return CaptureError(
         f"table {name} is not enabled", hint=f"Enable it first: headwater enable {name}"
     )
@@ -207,12 +217,16 @@ def _no_table(name: str, error: psycopg.Error) -> HeadwaterError:
 
 _LOOK_UP = """
     with found as materialized (
-      select asked.name, t.relid, headwater.shape_id(t.relid) as shape, c.relrowsecurity
-      from unnest(%s::text[]) asked (name)
-      join headwater.tables t on t.relid = headwater.find_table(asked.name) and t.enabled
-      join pg_class c on c.oid = t.relid
+      select asked.name, asked.captured, c.oid as relid, headwater.shape_id(c.oid) as shape,
+             c.relrowsecurity
+      from unnest(%s::text[], %s::boolean[]) asked (name, captured)
+      join pg_class c on c.oid = headwater.find_table(asked.name)
+      where case when asked.captured
+            then exists (select from headwater.tables t where t.relid = c.oid and t.enabled)
+            else c.relkind in ('r', 'p') and exists (
+              select from pg_index i where i.indrelid = c.oid and i.indisprimary) end
     )
-    select name, shape, relrowsecurity, relid::bigint,
+    select name, captured, shape, relrowsecurity, relid::bigint,
            case when shape <> all (%s::bigint[]) then headwater.describe(relid) end,
            case when shape <> all (%s::bigint[]) then headwater.image('o', relid, relid) end
     from found

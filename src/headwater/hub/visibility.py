@@ -8,7 +8,7 @@ it. One question a flush for each scope and table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import islice
 
@@ -16,7 +16,7 @@ import psycopg
 
 from headwater import limits
 from headwater.database import Connection
-from headwater.errors import Forbidden, HeadwaterError
+from headwater.errors import Forbidden
 from headwater.hub.live import LiveView
 from headwater.hub.questions import Question, Scope, ask_in_flush, of_keys
 from headwater.hub.steps import Step
@@ -147,12 +147,21 @@ async def _rights(tables: Tables, oid: int, secured: bool, role: str) -> _Rights
     return _Rights(whole, columns, bypasses)
 
 
-async def feed_rights(tables: Tables, oid: int, label: str, secured: bool, access: Access) -> None:
-    """Forbidden unless everything in the table may be seen: a feed carries every row whole."""
+async def feed_rights(
+    tables: Tables,
+    oid: int,
+    label: str,
+    secured: bool,
+    access: Access,
+    no: Callable[[str], Forbidden] | None = None,
+) -> None:
+    """Forbidden unless everything in the table may be seen: a feed carries every row whole. `no`
+    says it for something else that does."""
+    no = no or _no_feed
     role = access.role
     if role is None:
         if secured:
-            raise _no_feed(label)
+            raise no(label)
         return
     rights = await _rights(tables, oid, secured, role)
     if not rights.table:
@@ -160,10 +169,10 @@ async def feed_rights(tables: Tables, oid: int, label: str, secured: bool, acces
             f"role {role} may not read {label}", hint=f'grant select on {label} to "{role}"'
         )
     if secured and not rights.bypasses:
-        raise _no_feed(label)
+        raise no(label)
 
 
-def _no_feed(label: str) -> HeadwaterError:
+def _no_feed(label: str) -> Forbidden:
     return Forbidden(
         f"{label} is guarded by row-level security, and a change feed would show every row",
         hint="Use a live query, or a database role that row-level security does not apply to.",

@@ -131,6 +131,12 @@ def _python_type(name: str) -> Any:
     return Any if known is None else known | None
 
 
+def python_type(name: str) -> Any:
+    """The type in Python of a column's values; Any for those that PostgreSQL's own text stands
+    for."""
+    return _TYPES.get(name, Any)
+
+
 def _map(convert: Callable[[Any], Any], value: Any) -> Any:
     return [_map(convert, item) for item in value] if isinstance(value, list) else convert(value)
 

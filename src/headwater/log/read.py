@@ -32,6 +32,7 @@ from headwater.limits import (
     TRANSACTION_PART_CHANGES,
 )
 from headwater.log.images import ImageDecoder
+from headwater.log.signals import is_signals
 from headwater.model import NOBODY, Actor, Change, Column, Op, Position, Table, Transaction
 
 
@@ -85,7 +86,8 @@ class Batch(msgspec.Struct, frozen=True):
 class LogReader:
     """Reads the log through connections that its caller owns; remembers shapes and slots.
 
-    `wants` leaves out the tables nobody asked for before their images are decoded.
+    `wants` leaves out the tables nobody asked for before their images are decoded; without it, only
+    signals are left out, which are no changes.
     """
 
     def __init__(self, log: str, wants: Callable[[Table], bool] | None = None) -> None:
@@ -224,7 +226,7 @@ class LogReader:
         for id_, oid, schema, name, columns, key in await cursor.fetchall():
             typed = msgspec.convert(columns, tuple[Column, ...])
             table = Table(id_, schema, name, typed, tuple(key), oid)
-            wanted = self._wants is None or self._wants(table)
+            wanted = not is_signals(table) if self._wants is None else self._wants(table)
             self._shapes[id_] = (table, ImageDecoder(table)) if wanted else None
 
     def _assemble(

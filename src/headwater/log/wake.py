@@ -72,6 +72,11 @@ class Waker:
         if self._listening.done():
             self._listening.result()
 
+    def heard(self) -> None:
+        """A writer sent NOTIFY on another channel, to which somebody else listens for us."""
+        self.pace.woken(time.monotonic())
+        self._event.set()
+
     def wake(self) -> None:
         """Have a sleeping reader read at once, for reasons of its own."""
         self._hurry = True

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError, Future
+from contextvars import ContextVar
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -23,6 +24,7 @@ from headwater.identity import Identity
 from headwater.queries.events import Events, QueryEvent
 from headwater.queries.placeholders import placed
 from headwater.queries.sending import Fetched, Sending
+from headwater.queries.signals import SIGNAL, ids_of
 from headwater.queries.statements import Executed
 
 Kind = Literal["query", "mutation"]
@@ -89,6 +91,11 @@ class Context(Caller):
         row = _only(await self._send(sql, args, named))
         return None if row is None else next(iter(row.values()), None)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the function has returned, and nothing can be sent any more."""
+        return self._closed
+
     def close(self) -> None:
         """From here on every use raises: the function has returned, or took too long. A statement
         that is under way is given up; the connection stays locked until it is."""
@@ -154,6 +161,16 @@ def _code(error: BaseException) -> str:
     return "cancelled" if isinstance(error, asyncio.CancelledError) else "failed"
 
 
+writing: ContextVar[MutationContext | None] = ContextVar("headwater_writing", default=None)
+"""The mutation inside which we are. A task that it started has it still when it is over."""
+
+
+def mutation_under_way() -> MutationContext | None:
+    """The mutation inside which we are, and which is not over."""
+    context = writing.get()
+    return None if context is None or context.is_over else context
+
+
 class MutationContext(Context):
     """A context that can write."""
 
@@ -163,6 +180,10 @@ class MutationContext(Context):
     async def execute(self, sql: str, /, *args: Any, **named: Any) -> int:
         """Execute a statement; how many rows it wrote or found."""
         return (await self._send(sql, args, named)).count
+
+    async def signal(self, topic: str, ids: Iterable[Any] = ()) -> None:
+        """Have the rows with these keys sent to whoever follows the topic, if this commits."""
+        await self._send(SIGNAL, (topic, ids_of(ids)), {})
 
     @property
     def connection(self) -> Connection:
@@ -214,6 +235,11 @@ class BlockingContext(Caller):
     def execute(self, sql: str, /, *args: Any, **named: Any) -> int:
         """Execute a statement; how many rows it wrote or found. In mutations only."""
         return self.wait(self.writing.execute(sql, *args, **named))
+
+    def signal(self, topic: str, ids: Iterable[Any] = ()) -> None:
+        """Have the rows with these keys sent to whoever follows the topic, if this commits. In
+        mutations only."""
+        self.wait(self.writing.signal(topic, ids))
 
     @property
     def writing(self) -> MutationContext:

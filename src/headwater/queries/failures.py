@@ -126,6 +126,9 @@ def _of_database(
                 code="conflict",
                 hint=_AGAIN[function.kind],
             )
+        case errors.InvalidParameterValue() if said.startswith("headwater: "):
+            # What headwater.signal was given; that may have come from the caller.
+            return InvalidQuery(said.removeprefix("headwater: "), hint=error.diag.message_hint)
         case errors.InsufficientPrivilege() if identity.role is not None:
             return Forbidden(
                 f"role {identity.role}: {said}",

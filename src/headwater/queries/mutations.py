@@ -8,7 +8,7 @@ knows (`outcome_unknown`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import msgspec
@@ -17,16 +17,17 @@ from psycopg.pq import TransactionStatus
 
 from headwater.database import Connection
 from headwater.errors import HeadwaterError, LimitExceeded, Unavailable
-from headwater.identity import Identity
+from headwater.identity import ANONYMOUS, Identity
 from headwater.limits import COMMIT_SECONDS
 from headwater.model import Position
 from headwater.queries.acting import actor, as_whom, begin, statement_timeout, trace_id_of
-from headwater.queries.context import MutationContext
+from headwater.queries.context import MutationContext, writing
 from headwater.queries.events import Events
 from headwater.queries.failures import as_callers_see
 from headwater.queries.functions import Arguments, Mutation
 from headwater.queries.pool import Pool, PoolBusy
 from headwater.queries.running import bounded
+from headwater.queries.signals import ids_of
 from headwater.settings import Settings
 
 
@@ -63,6 +64,11 @@ class Mutations:
             return msgspec.Raw(mutation.encode(value))
 
         return await self._run(mutation, arguments, identity, trace_id, encoded)
+
+    async def signal(self, topic: str, ids: Iterable[Any] = ()) -> None:
+        """Signal a topic, in a transaction of its own."""
+        arguments = Arguments({"topic": topic, "ids": ids_of(ids)}, ())
+        await self._run(_SIGNAL, arguments, ANONYMOUS, None, lambda value: value)
 
     async def close(self) -> None:
         await self._pool.close()
@@ -108,7 +114,11 @@ class Mutations:
                     trace_id=trace_id,
                     events=self._events,
                 )
-                value = finish(await bounded(mutation, context, arguments, seconds))
+                token = writing.set(context)
+                try:
+                    value = finish(await bounded(mutation, context, arguments, seconds))
+                finally:
+                    writing.reset(token)
                 return value, await _uninterrupted(_commit(connection, mutation))
         except PoolBusy:
             raise self._busy(mutation, seconds) from None
@@ -119,6 +129,13 @@ class Mutations:
             code="mutations_busy",
             hint="Raise the setting mutation_connections, or make mutations quicker.",
         )
+
+
+async def _signal(ctx: MutationContext, topic: str, ids: list[str]) -> None:
+    await ctx.signal(topic, ids)
+
+
+_SIGNAL = Mutation("signal", _signal)
 
 
 async def _commit(connection: Connection, mutation: Mutation) -> Position:

@@ -27,7 +27,8 @@ class Functions:
         self.events = Events()
         self.runner: Mutations | None = None
         """Runs mutations; None while Headwater does not run."""
-        self._direct: Direct | None = None
+        self.direct: Direct | None = None
+        """Runs queries by themselves; None while Headwater does not run."""
 
     # -------------------------------------------------------------------- registering
 
@@ -103,12 +104,12 @@ class Functions:
     def start(self, url: str, settings: Settings) -> None:
         """From here on functions can be called."""
         self.runner = Mutations(url, settings, events=self.events)
-        self._direct = Direct(url, settings, events=self.events)
+        self.direct = Direct(url, settings, events=self.events)
 
     async def close(self) -> None:
         """No calls any more."""
-        runner, direct = self.runner, self._direct
-        self.runner = self._direct = None
+        runner, direct = self.runner, self.direct
+        self.runner = self.direct = None
         if runner is not None and direct is not None:
             await runner.close()
             await direct.close()
@@ -116,7 +117,7 @@ class Functions:
 
     async def _call(self, function: Function, arguments: Arguments, identity: Identity) -> Any:
         """Run a function by itself, called from Python."""
-        if self.runner is None or self._direct is None:
+        if self.runner is None or self.direct is None:
             raise ConfigError(
                 f"{function.label} is called while Headwater is not running",
                 hint="Call it inside `async with hw:`, or with a context as its first argument.",
@@ -125,7 +126,7 @@ class Functions:
             value, _ = await self.runner.run(function, arguments, identity)
             return value
         assert isinstance(function, Query)
-        return await self._direct.run(function, arguments, identity)
+        return await self.direct.run(function, arguments, identity)
 
 
 def _name(given: str | Body | None, body: Body) -> str:

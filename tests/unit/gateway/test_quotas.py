@@ -180,3 +180,17 @@ def test_more_owners_than_can_be_counted(monkeypatch: pytest.MonkeyPatch) -> Non
         assert taken(rate, 0.0, str(number)) == 20
         assert len(rate) <= 100
     assert taken(rate, 0.0, "999") == 0
+
+
+def test_messages_of_a_session_that_come_too_fast() -> None:
+    quotas = Quotas(Settings(publishes_per_second=5))
+    for _ in range(10):
+        quotas.publish("s1", 0.0)
+    with pytest.raises(LimitExceeded, match="more than 5 messages and states a second") as caught:
+        quotas.publish("s1", 0.0)
+    assert code(caught) == "publish_rate"
+    quotas.publish("s2", 0.0)
+    quotas.publish("s1", 0.2)
+    quotas.request("ann", HERE, 1000.0)
+    quotas.publish("s3", 1000.0)
+    assert quotas.entries == 2

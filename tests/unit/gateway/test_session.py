@@ -10,6 +10,7 @@ import pytest
 
 from headwater.errors import Forbidden, InvalidQuery, LimitExceeded, NotFound
 from headwater.gateway.session import (
+    ChannelSubscription,
     FeedSubscription,
     LiveSubscription,
     QuerySubscription,
@@ -27,10 +28,13 @@ from headwater.protocol import (
     Failed,
     Frame,
     Gap,
+    Message,
+    Presence,
     Reset,
     ResetReason,
     Result,
     Snapshot,
+    Subscribed,
 )
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -162,6 +166,30 @@ def feed(session: Session, policy: Any, id: str = "f") -> tuple[FeedSubscription
     handle = Handle(subscription)
     subscription.opened(handle)
     return subscription, handle
+
+
+class ChannelHandle(Handle):
+    """That of a channel."""
+
+    def state(self, reason: ResetReason) -> Frame:
+        return Frame(Presence(self.subscription.view, whole=True))
+
+    def recheck(self, identity: Identity) -> Awaitable[None]:
+        raise NotImplementedError
+
+
+def channel(session: Session, id: str = "c") -> tuple[ChannelSubscription, Handle]:
+    subscription = ChannelSubscription(session, id)
+    session.add(subscription)
+    subscription.member = "m1"
+    subscription.subscribed(7, key=(), resumed=False)
+    handle = ChannelHandle(subscription)
+    subscription.opened(handle)
+    return subscription, handle
+
+
+def said(number: int) -> Frame:
+    return Frame(Message(7, f"g:{number}", number, AT))
 
 
 def deltas(position: str, view: int = 1) -> Frame:
@@ -553,3 +581,49 @@ def test_closing_tells_the_hub(session: Session, around: Around) -> None:
 def test_an_error_says_when_to_try_again() -> None:
     message = error_message(LimitExceeded("too many", code="rate", retry_after=2.5), id="a")
     assert (message.code, message.retryable, message.retry_after_secs) == ("rate", True, 2.5)
+
+
+class TestChannels:
+    def test_the_client_is_told_which_member_it_is(self, session: Session, client: Client) -> None:
+        channel(session)
+        assert client.messages == [Subscribed("c", 7, member="m1")]
+
+    def test_one_that_is_slow_misses_messages_and_then_gets_the_present_state(
+        self, session: Session, client: Client, around: Around
+    ) -> None:
+        subscription, handle = channel(session)
+        subscription.deliver(said(1))
+        client.stops_reading()
+        for number in (2, 3):
+            subscription.deliver(said(number))
+        subscription.deliver(Frame(Presence(7, left=("m2",))))
+        client.reads_again()
+        # Who was left out of something is told nothing that rests on it.
+        subscription.deliver(said(4))
+        assert client.got == ["subscribed", "message"]
+        session.drained()
+        subscription.deliver(said(5))
+        assert handle.asked == ["resync overflow"]
+        assert client.got[2:] == ["presence", "message"]
+        assert around.told == ["c fell behind", "c caught up"]
+
+    def test_one_that_is_slow_again_at_once(self, session: Session, client: Client) -> None:
+        subscription, handle = channel(session)
+        client.stops_reading()
+        subscription.deliver(said(1))
+        client.reads_again()
+        client.send = lambda frame: client.stops_reading()  # type: ignore[method-assign]
+        session.drained()
+        subscription.deliver(said(2))
+        assert subscription.behind
+        client.reads_again()
+        session.drained()
+        assert handle.asked == ["resync overflow", "resync overflow"]
+
+    def test_one_that_is_over_before_it_is_open_is_closed(self, session: Session) -> None:
+        subscription = ChannelSubscription(session, "c")
+        session.add(subscription)
+        session.remove("c")
+        handle = ChannelHandle(subscription)
+        subscription.opened(handle)
+        assert handle.asked == ["close"]

@@ -32,7 +32,10 @@ async def examine(connection: Connection) -> list[Finding]:
         await _notifications(connection),
     ]
     if await _value(connection, _HIDDEN):
-        hint = "As the role that installed it: grant usage on schema headwater to …"
+        hint = (
+            "As the role that installed it: grant usage on schema headwater, and select on its"
+            " tables, to …"
+        )
         return [
             *findings,
             Finding("schema", "fail", "this role may not use schema headwater", hint),
@@ -44,7 +47,9 @@ async def examine(connection: Connection) -> list[Finding]:
 
 
 _HIDDEN = """
-    select not has_schema_privilege(oid, 'USAGE') from pg_namespace where nspname = 'headwater'
+    select not (has_schema_privilege(n.oid, 'USAGE') and has_table_privilege(c.oid, 'SELECT'))
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = 'headwater' and c.relname = 'migrations'
 """
 
 

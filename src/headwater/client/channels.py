@@ -1,0 +1,119 @@
+"""What a program holds of a channel: `Channel`.
+
+Messages wait for their reader, at most `limits.CLIENT_MESSAGES_MAX` of them: a reader that falls
+behind misses the oldest, for nothing holds up those who publish.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from headwater import limits
+from headwater.client.channel_state import ChannelMessage, ChannelState
+from headwater.client.subscriptions import Owner, Subscription
+from headwater.errors import ConfigError, ConnectionFailed, HeadwaterError
+from headwater.protocol import ChannelCall, Member, Publish, SetState
+
+
+class Channel(Subscription):
+    """A channel that is followed.
+
+    ```python
+    async with hw.channel("room:1", state={"name": "Ann"}) as room:
+        await room.publish({"text": "hello"})
+        async for message in room: ...
+    ```
+    """
+
+    state: ChannelState
+
+    def __init__(self, owner: Owner, call: ChannelCall) -> None:
+        super().__init__(owner)
+        self.dropped = 0
+        """How many messages were missed because their reader fell behind."""
+        self._call = call
+        self._waiting: deque[ChannelMessage] = deque()
+        self._version = 0
+        self.state = ChannelState(call)
+
+    def _begin(self) -> None:
+        self.state = ChannelState(self._call)
+        self._waiting.clear()
+        super()._begin()
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Who is there now, each with a state of its own."""
+        return tuple(self.state.members.values())
+
+    @property
+    def member(self) -> str | None:
+        """Which of the members this is; None if it is not one."""
+        return self.state.member
+
+    @property
+    def missed(self) -> int:
+        """How often messages may have been lost on the way here, since it is followed."""
+        return self.state.missed
+
+    async def __aiter__(self) -> AsyncGenerator[ChannelMessage, None]:
+        """What is remembered, then every message as it comes."""
+        async with self:
+            while True:
+                while not self._waiting:
+                    if not await self.waiting():
+                        return
+                yield self._waiting.popleft()
+
+    async def presence(self) -> AsyncGenerator[tuple[Member, ...], None]:
+        """Who is there, and again when that has changed. A slow reader skips to the latest."""
+        async with self:
+            seen = -1
+            while True:
+                while self._version == seen:
+                    if not await self.waiting():
+                        return
+                seen = self._version
+                yield self.members
+
+    async def publish(self, data: Any) -> None:
+        """Say something to everybody who follows the channel. Returns when it was passed on to all
+        gateways. If the connection is lost before that is known, ConnectionFailed with the code
+        `outcome_unknown` is raised."""
+        await self._begun()
+        await self._owner.speak(Publish(self.state.wire_id, data))
+
+    async def set_state(self, state: Any) -> None:
+        """Have others see this from now on."""
+        await self._begun()
+        before, self.state.call = self.state.call, ChannelCall(self.state.name, True, state)
+        try:
+            await self._owner.speak(SetState(self.state.wire_id, state))
+        except ConnectionFailed:
+            await self._begun()  # on the next connection it is there with this state
+        except HeadwaterError:
+            self.state.call = before
+            raise
+
+    async def _begun(self) -> None:
+        """Wait until it is followed, after a lost connection again."""
+        while self.state.is_due and await self.waiting():
+            pass
+        if self._over:
+            raise ConfigError(
+                "a channel is spoken on while it is followed",
+                hint="Use `async with hw.channel(…) as room: await room.publish(…)`.",
+            )
+
+    def received(self, message: ChannelMessage) -> None:
+        self._waiting.append(message)
+        if len(self._waiting) > limits.CLIENT_MESSAGES_MAX:
+            self._waiting.popleft()
+            self.dropped += 1
+        self.wake()
+
+    def gathered(self) -> None:
+        self._version += 1
+        self.wake()

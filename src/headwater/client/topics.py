@@ -1,0 +1,72 @@
+"""What a program holds of a topic. A slow reader gets what it missed at once, each row once, as it
+is by then: what waits for it is bounded by the rows that there are, not by how often they change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+
+from headwater.client.subscriptions import Owner, Subscription
+from headwater.client.topic_state import Ops, TopicState, Waiting
+from headwater.model import Row
+
+
+class Topic(Subscription):
+    """A topic that is followed.
+
+    ```python
+    async with hw.topic("chat:42") as chat:
+        chat.fill("messages", await hw.query("messages", chat=42))
+        async for ops in chat:
+            show(chat.rows("messages"))
+    ```
+    """
+
+    state: TopicState
+
+    def __init__(self, owner: Owner, name: str) -> None:
+        super().__init__(owner)
+        self.name = name
+        self.state = TopicState(name)
+        self._first = Waiting()
+        self._readers: dict[Waiting, None] = {}
+
+    def _begin(self) -> None:
+        self.state, self._first = TopicState(self.name), Waiting()
+        super()._begin()
+
+    @property
+    def position(self) -> str | None:
+        """What has been told is complete up to here; None while that is not known."""
+        return self.state.position
+
+    def rows(self, entity: str) -> list[Row]:
+        """The rows of a table that the topic has told of and that are still there, and those it was
+        filled with, in the order in which they were first heard of."""
+        return self.state.rows.of(entity)
+
+    def fill(self, entity: str, rows: Iterable[Row], key: str | Sequence[str] = "id") -> None:
+        """Say which rows there are: what was there before, or after a `pull`. Read them once the
+        topic is followed. Of those that the topic has told of since, what it said counts. `key` is
+        the primary key."""
+        self.state.rows.fill(entity, rows, (key,) if isinstance(key, str) else key)
+
+    async def __aiter__(self) -> AsyncGenerator[Ops, None]:
+        """What the topic brings, from when it is followed on. The first reader gets what came
+        between."""
+        async with self:
+            waiting, self._first = self._first, Waiting()
+            self._readers[waiting] = None
+            try:
+                while True:
+                    while not waiting:
+                        if not await self.waiting():
+                            return
+                    yield waiting.take()
+            finally:
+                del self._readers[waiting]
+
+    def received(self, ops: Ops) -> None:
+        for reader in self._readers or (self._first,):
+            reader.add(ops)
+        self.wake()

@@ -1,0 +1,131 @@
+"""A stream that begins with topics: `GET /v1/stream?topics=chat:42,org:7`, for EventSource.
+
+Each topic is opened by itself: one that is refused is an `error` in the stream, and the others do
+not notice. An EventSource resumes all of them from one position, its `Last-Event-ID`. So events
+have no `id` of their own: a mark says one now and then, when everything up to it has been sent for
+every topic. Who resumes from it may be told something twice, and misses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import lru_cache
+
+from opentelemetry.context import Context
+
+from headwater import limits
+from headwater.errors import DatabaseError, HeadwaterError, InvalidQuery, Unavailable
+from headwater.gateway.connection import Connection
+from headwater.gateway.faults import unforeseen
+from headwater.gateway.gateway import Gateway
+from headwater.gateway.session import Session, TopicSubscription, error_message
+from headwater.limits import RECONNECT_SECONDS, STREAM_TOPICS_AT_ONCE, STREAM_TOPICS_MAX
+from headwater.protocol import Mark, Subscribe
+
+
+def topic_names(text: str | None) -> list[str]:
+    """The names in a parameter, each once.
+
+    >>> topic_names("chat:42, org:7,chat:42")
+    ['chat:42', 'org:7']
+    """
+    found = [name for each in (text or "").split(",") if (name := each.strip(" "))]
+    names = list(dict.fromkeys(found))
+    if len(names) > STREAM_TOPICS_MAX:
+        raise InvalidQuery(
+            f"expected at most {STREAM_TOPICS_MAX} topics, got {len(names):,}",
+            path="topics",
+            hint="Add the others to the session: POST /v1/sessions/{session}/subscriptions.",
+        )
+    return names
+
+
+def follow(
+    gateway: Gateway,
+    connection: Connection,
+    topics: Sequence[str],
+    since: str | None,
+    parent: Context | None = None,
+) -> None:
+    """Have a connection follow these topics; each is its subscription's id."""
+    marks = Marks(connection.session, topics)
+    if since is None and gateway.hub.ready:
+        # None of them begins before this: who is cut off before the first mark resumes from here.
+        connection.session.outlet.send(_mark_at(str(gateway.hub.topics.place.durable)))
+    at_once = asyncio.Semaphore(STREAM_TOPICS_AT_ONCE)
+
+    async def subscribe(wish: Subscribe) -> None:
+        async with at_once:
+            await gateway.subscribe(connection, wish, parent=parent)
+
+    async def begin(wish: Subscribe) -> None:
+        error = await _until_decided(subscribe, wish)
+        if error is not None:
+            id = None if connection.uses(wish.id) else wish.id
+            connection.session.say(error_message(error, id=id))
+        marks.decided(wish.id)
+
+    for topic in topics:
+        connection.start(begin(Subscribe(topic, topic=topic, since=since)))
+
+
+async def _until_decided(
+    subscribe: Callable[[Subscribe], Awaitable[None]], wish: Subscribe
+) -> HeadwaterError | None:
+    """Subscribe; what is wrong with it. While the database is away, that is tried again: an
+    EventSource cannot ask twice."""
+    pause, longest = RECONNECT_SECONDS
+    while True:
+        try:
+            await subscribe(wish)
+        except (Unavailable, DatabaseError) as error:
+            if not error.retryable:
+                return error
+        except HeadwaterError as error:
+            return error
+        except Exception:
+            return unforeseen()
+        else:
+            return None
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, longest)
+
+
+class Marks:
+    """Says where the topics of a session may be resumed, all of them together."""
+
+    def __init__(self, session: Session, topics: Iterable[str]) -> None:
+        self._session = session
+        self._awaited = set(topics)
+        self._position: str | None = None
+        self._is_due = False
+        self._pause = 0.0
+        session.on_told = self._told
+
+    def decided(self, topic: str) -> None:
+        """It has begun, or was refused."""
+        self._awaited.discard(topic)
+        if self._position is not None:
+            self._told(self._position)
+
+    def _told(self, position: str) -> None:
+        # A flush tells one topic after the other, without a pause: mark it when all were told. The
+        # first mark is not waited for: who is cut off without one has nothing to resume from.
+        self._position = position
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_later(self._pause, self._mark)
+
+    def _mark(self) -> None:
+        self._is_due = False
+        assert self._position is not None
+        subscriptions = self._session.subscriptions.values()
+        topics = [each for each in subscriptions if isinstance(each, TopicSubscription)]
+        if not self._awaited and topics and all(each.is_complete for each in topics):
+            self._session.outlet.send(_mark_at(self._position))
+            self._pause = limits.STREAM_MARK_SECONDS
+
+
+_mark_at = lru_cache(maxsize=64)(Mark)
+"""The same for all streams, encoded once."""

@@ -1,0 +1,48 @@
+"""Gives signals: inside a mutation in its transaction, else in one of its own.
+
+A signal is a row of the log, written by `headwater.signal` in the database, which also checks the
+topic's name. What it names is sent when its transaction commits, and never when it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from headwater.errors import ConfigError
+
+SIGNAL = "select headwater.signal(%s, %s::text[])"
+
+
+def ids_of(keys: Iterable[Any]) -> list[str]:
+    """Keys as signals name them: one value as its text, several as a JSON array.
+
+    >>> ids_of([7, "b", (7, "b")])
+    ['7', 'b', '[7,"b"]']
+    """
+    if isinstance(keys, str | bytes):
+        raise ConfigError("the ids of a signal are a text", hint='Give a list: ["42"].')
+    return [_id_of(key) for key in keys]
+
+
+def _id_of(key: Any) -> str:
+    match key:
+        case list() | tuple():
+            return msgspec.json.encode(key).decode()
+        case bool():
+            return "true" if key else "false"
+        case str() | int() | float() | Decimal() | UUID():
+            return str(key)
+        case datetime() | date() | time():
+            return key.isoformat()
+        case bytes():
+            return "\\x" + key.hex()
+    raise ConfigError(
+        f"{type(key).__name__} is no key that a signal can name",
+        hint="Give the primary keys of rows; those of several columns as tuples.",
+    )

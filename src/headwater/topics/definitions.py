@@ -1,0 +1,199 @@
+"""What an application declares: which names are topics, what they carry, and who may follow them.
+
+A topic carries rows of one table, or nothing but the news that something changed (`poke`). Rows are
+named by signals (`entity`), or each change of a row is a signal to the topic that its own columns
+name (`table`). Whoever follows one is asked about by a function that is called like a query, with
+the values in the places of the name as arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from headwater.errors import ConfigError, Forbidden, InvalidQuery, NotFound
+from headwater.identity import Identity
+from headwater.limits import TOPIC_PATTERNS_MAX
+from headwater.queries.arguments import Arguments, Signature, key_of, parameters_of, told
+from headwater.queries.functions import Body, Query
+from headwater.queries.results import Returns
+from headwater.topics.patterns import Pattern, check_name
+
+BodyT = TypeVar("BodyT", bound=Callable[..., Any])
+
+
+class Asking(Protocol):
+    """Runs a query by itself for somebody, as `queries.running.Direct` does."""
+
+    async def run(self, query: Query, arguments: Arguments, identity: Identity) -> Any: ...
+
+
+class AccessCheck(Query):
+    """The function that says who may follow a topic."""
+
+    def __init__(self, pattern: Pattern, body: Body, *, timeout: float | None = None) -> None:
+        label = f"topic {pattern.text}"
+        signature = Signature(label, parameters_of(body, label))
+        super().__init__(
+            pattern.text,
+            body,
+            signature=signature,
+            returns=Returns(label),
+            timeout=timeout,
+        )
+        if set(signature.names) != set(pattern.names):
+            raise ConfigError(
+                f"{label}: its function takes {', '.join(signature.names) or 'nothing'}, and the"
+                f" pattern has {', '.join(pattern.names) or 'no places'}",
+                hint="Its arguments after the context are the places of the pattern.",
+            )
+
+    @property
+    def label(self) -> str:
+        return f"topic {self.name}"
+
+    def read(self, places: Mapping[str, str]) -> Arguments:
+        """The arguments, from texts; InvalidQuery names the one that is wrong."""
+        try:
+            read = msgspec.convert(dict(places), self.signature.struct, strict=False)
+        except msgspec.ValidationError as error:
+            path, reason = told(error)
+            raise InvalidQuery(reason, path="topic" + path.removeprefix("$")) from None
+        values = {name: getattr(read, name) for name in self.signature.names}
+        return Arguments(values, key_of(values))
+
+
+class TopicDefinition:
+    """One topic pattern of an application. As a decorator it takes the function that says who may
+    follow; without one, everybody may whom the gateway lets in."""
+
+    def __init__(
+        self,
+        pattern: str,
+        *,
+        entity: str | None = None,
+        table: str | None = None,
+        poke: bool = False,
+        parents: Mapping[str, str] | None = None,
+        access: Body | None = None,
+        trusted: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        self.pattern = Pattern(pattern)
+        if [bool(entity), bool(table), poke].count(True) != 1:
+            raise ConfigError(
+                f"topic {pattern}: it carries exactly one of entity, table and poke",
+                hint='hw.topic("chat:{id}", entity="messages"), or table="messages" to have its '
+                "changes signalled by themselves, or poke=True to send no data.",
+            )
+        if table and not self.pattern.names:
+            raise ConfigError(
+                f"topic {pattern}: it has no place that a column of {table} could fill",
+                hint=f'Name the columns: hw.topic("chat:{{chat_id}}", table="{table}").',
+            )
+        if poke and parents:
+            raise ConfigError(f"topic {pattern}: a poke carries no rows, so it has no parents")
+        self.table = table
+        """Changes of its rows are signals; None for a topic that the application signals."""
+        self.entity = table or entity
+        """The table whose rows it carries; None for a poke."""
+        self.poke = poke
+        self.parents: dict[str, str] = dict(parents or {})
+        """Tables whose rows come along, each with the column of the entity that has their key."""
+        self.trusted = trusted
+        """Carries rows whatever row-level security and grants say of who follows it."""
+        self.timeout = timeout
+        self.access: AccessCheck | None = None
+        if access is not None:
+            self(access)
+
+    def __repr__(self) -> str:
+        return f"<topic {self.pattern.text}>"
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Those whose rows it carries; none for a poke."""
+        return () if self.entity is None else (self.entity, *self.parents)
+
+    def __call__(self, function: BodyT, /) -> BodyT:
+        """Have the function say who may follow: it is called with a context and the places of the
+        name, and says True or False."""
+        if self.access is not None:
+            raise ConfigError(f"topic {self.pattern.text} has an access function already")
+        self.access = AccessCheck(self.pattern, function, timeout=self.timeout)
+        return function
+
+    def read(self, places: Mapping[str, str]) -> Arguments:
+        """What its access function is called with; InvalidQuery for places that do not fit."""
+        if self.access is None:
+            return Arguments(dict(places), key_of(dict(places)))
+        return self.access.read(places)
+
+
+class Topics:
+    """The topics of an application, by pattern."""
+
+    def __init__(self) -> None:
+        self._definitions: dict[str, TopicDefinition] = {}
+        self._asking: Asking | None = None
+
+    def __iter__(self) -> Iterator[TopicDefinition]:
+        return iter(self._definitions.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._definitions)
+
+    def add(self, definition: TopicDefinition) -> TopicDefinition:
+        """ConfigError for a pattern that another one equals; of two that overlap, the first
+        counts."""
+        text = definition.pattern.text
+        other = self._definitions.get(definition.pattern.skeleton)
+        if other is not None:
+            raise ConfigError(
+                f"topic {text} matches the same names as {other.pattern.text}",
+                hint="Begin each with a word of its own: chat:{id}, room:{id}.",
+            )
+        if len(self._definitions) >= TOPIC_PATTERNS_MAX:
+            raise ConfigError(
+                f"more than {TOPIC_PATTERNS_MAX:,} topics", hint="Let one pattern match many names."
+            )
+        self._definitions[definition.pattern.skeleton] = definition
+        return definition
+
+    def find(self, name: str) -> tuple[TopicDefinition, dict[str, str]]:
+        """The topic of that name, and what stands in its places. InvalidQuery for what is no name,
+        NotFound for one that no pattern matches."""
+        check_name(name)
+        for definition in self:
+            if (places := definition.pattern.match(name)) is not None:
+                return definition, places
+        raise NotFound(
+            f"there is no topic {name!r:.220}",
+            hint="Topics are declared in the application, with hw.topic.",
+            code="topic_unknown",
+        )
+
+    # -------------------------------------------------------------------- who may follow
+
+    def start(self, asking: Asking | None) -> None:
+        """From here on access functions can be asked; None for no longer."""
+        self._asking = asking
+
+    async def check(
+        self, definition: TopicDefinition, places: Mapping[str, str], identity: Identity
+    ) -> None:
+        """Forbidden unless this user may follow the topic now. Raises what the function raises, as
+        callers of queries are told it."""
+        arguments = definition.read(places)
+        if definition.access is None:
+            return
+        if self._asking is None:
+            raise ConfigError("topics are followed while Headwater runs")
+        if await self._asking.run(definition.access, arguments, identity) is not True:
+            name = definition.pattern.fill(places)
+            raise Forbidden(
+                f"you may not follow topic {name}",
+                hint="The application's access function said no.",
+            )

@@ -1,0 +1,331 @@
+"""A text that grows: what a language model says, written into one column while it says it.
+
+Tokens are collected, and the whole text is written every so often, by one statement at a time: so
+writing again does no harm, nothing older comes after something newer, and who follows the row sees
+its text grow and never shrink. When it ends, however it ends, all that there is gets written, and
+the row says how: `done`, `error` or `cancelled`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from psycopg import sql
+
+from headwater import limits
+from headwater.errors import ConfigError, HeadwaterError, InvalidQuery, LimitExceeded, NotFound
+from headwater.identity import Identity
+from headwater.queries.context import MutationContext
+from headwater.queries.functions import Arguments, Mutation
+from headwater.queries.mutations import Mutations
+
+logger = logging.getLogger(__name__)
+
+
+class TextStream:
+    """What `Headwater.text_stream` gives, to be used with `async with`."""
+
+    def __init__(
+        self,
+        runner_of: Callable[[], Mutations],
+        table: str,
+        *,
+        id: Any,
+        column: str,
+        state: str | None,
+        values: Mapping[str, Any] | None,
+        text: str,
+        every: float,
+        topic: str | None,
+        identity: Identity,
+    ) -> None:
+        if not every > 0:
+            raise ConfigError(f"every: {every} leaves no time", hint="It is in seconds, as in 0.1.")
+        self._runner_of = runner_of
+        self._row = _Row(table, id, column, state, values)
+        self._every = every
+        self._topic = topic
+        self._identity = identity
+        self._parts: list[str] = []
+        self._chars = 0
+        self._writing = asyncio.Lock()
+        self._news = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._error: HeadwaterError | None = None
+        self._add(text)
+
+    @property
+    def text(self) -> str:
+        """All that was appended so far."""
+        if len(self._parts) > 1:
+            self._parts = ["".join(self._parts)]
+        return self._parts[0]
+
+    def append(self, token: str) -> None:
+        """The text goes on so. Never waits; raises why the text could not be written, if that is
+        for good."""
+        if self._error is not None:
+            raise self._error
+        if self._task is None or self._ending.is_set():
+            raise ConfigError(
+                "a text stream is appended to inside its block",
+                hint="async with hw.text_stream(…) as out: out.append(token)",
+            )
+        self._add(token)
+        self._news.set()
+
+    async def flush(self) -> None:
+        """Write what there is, now."""
+        if self._task is None or self._ending.is_set():
+            raise ConfigError("a text stream is flushed inside its block")
+        await self._write("streaming")
+
+    async def __aenter__(self) -> TextStream:
+        if self._task is not None:
+            raise ConfigError("a text stream is entered once", hint="Call hw.text_stream again.")
+        await self._row.look(self._run)
+        try:
+            await self._write("streaming")
+        except asyncio.CancelledError:
+            # It may have been written all the same, and there is no block to leave.
+            with suppress(HeadwaterError):
+                await _seen_to_its_end(self._write("cancelled"))
+            raise
+        self._task = asyncio.create_task(self._write_often())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        state = "done"
+        if error is not None:
+            state = "error" if isinstance(error, Exception) else "cancelled"
+        try:
+            await _seen_to_its_end(self._end(state))
+        except HeadwaterError as failure:
+            if error is None:
+                raise
+            logger.error("%s was not written to its end: %s", self._row.label, failure)
+
+    # -------------------------------------------------------------------- what there is
+
+    def _add(self, token: str) -> None:
+        """Refuse what the database would, before it is too late to leave it out."""
+        if "\0" in token:
+            raise InvalidQuery("a text holds a NUL, which PostgreSQL cannot")
+        try:
+            token.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidQuery(
+                f"a text holds half a character: {error.reason}",
+                hint="Decode the bytes of a model incrementally.",
+            ) from None
+        if self._chars + len(token) > limits.TEXT_STREAM_CHARS_MAX:
+            raise LimitExceeded(
+                f"a text stream has at most {limits.TEXT_STREAM_CHARS_MAX:,} characters",
+                code="too_large",
+                hint="Begin another row.",
+            )
+        self._parts.append(token)
+        self._chars += len(token)
+
+    # -------------------------------------------------------------------- writing
+
+    async def _write_often(self) -> None:
+        """As soon as there is something, and then not before `every` has passed."""
+        while True:
+            await self._news.wait()
+            if self._ending.is_set():
+                return
+            self._news.clear()
+            try:
+                await self._write("streaming")
+            except HeadwaterError as error:
+                if not _passes(error):
+                    self._error = error
+                    return
+                logger.warning("%s is written later: %s", self._row.label, error)
+                self._news.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._every):
+                    await self._ending.wait()
+
+    async def _end(self, state: str) -> None:
+        self._ending.set()
+        self._news.set()
+        if self._task is not None:
+            await self._task
+        loop = asyncio.get_running_loop()
+        until = loop.time() + limits.TEXT_STREAM_END_SECONDS
+        while True:
+            try:
+                await self._write(state)
+                return
+            except HeadwaterError as error:
+                if not _passes(error) or loop.time() > until:
+                    raise
+            await asyncio.sleep(self._every)
+
+    async def _write(self, state: str) -> None:
+        async with self._writing:
+            written = await self._run(
+                _WRITE,
+                statement=self._row.statement,
+                values=self._row.values(self.text, state),
+                topic=self._topic,
+                id=self._row.id,
+            )
+        if not written:
+            raise NotFound(
+                f"{self._row.label} is not there",
+                hint="Insert it before, or give the other columns: values={…}.",
+            )
+
+    async def _run(self, mutation: Mutation, **arguments: Any) -> Any:
+        runner = self._runner_of()
+        value, _ = await runner.run(mutation, Arguments(arguments, ()), self._identity)
+        return value
+
+
+class _Row:
+    """The row whose column is written, and the statement that does it."""
+
+    def __init__(
+        self,
+        table: str,
+        id: Any,
+        column: str,
+        state: str | None,
+        others: Mapping[str, Any] | None,
+    ) -> None:
+        self.id = id
+        self.statement = ""
+        self._table = table
+        self._key = tuple(id) if isinstance(id, list | tuple) else (id,)
+        self._written = (column,) if state is None else (column, state)
+        self._others = None if others is None else dict(others)
+
+    @property
+    def label(self) -> str:
+        return f"{self._table} {self.id}"
+
+    def values(self, text: str, state: str) -> list[Any]:
+        """What goes into the statement."""
+        written = [text, state][: len(self._written)]
+        return [*written, *self._key, *(self._others or {}).values()]
+
+    async def look(self, run: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        """Find the table; ConfigError where it does not fit."""
+        found = await run(_LOOK, table=self._table)
+        if found is None:
+            raise ConfigError(f"there is no table {self._table}")
+        missing = {*self._written, *(self._others or {})} - set(found["columns"])
+        if missing:
+            raise ConfigError(
+                f"table {self._table} has no column {min(missing)}",
+                hint="The text goes into column=…, how it stands into state=… (None for nowhere).",
+            )
+        key: list[str] = found["key"]
+        if len(key) != len(self._key):
+            columns = ", ".join(key) or "no column"
+            raise ConfigError(
+                f"the primary key of {self._table} is {columns}, and the id {self.id!r:.100}",
+                hint="The id of a key of several columns is a tuple.",
+            )
+        table = _name(found["schema"], found["name"])
+        self.statement = (
+            _update(table, self._written, key)
+            if self._others is None
+            else _upsert(table, self._written, key, list(self._others))
+        ).as_string()
+
+
+def _update(table: sql.Composable, written: Sequence[str], key: Sequence[str]) -> sql.Composed:
+    return sql.SQL("update {} set {} where {}").format(
+        table,
+        sql.SQL(", ").join(_each("{} = %s", written)),
+        sql.SQL(" and ").join(_each("{} = %s", key)),
+    )
+
+
+def _upsert(
+    table: sql.Composable, written: Sequence[str], key: Sequence[str], others: Sequence[str]
+) -> sql.Composed:
+    columns = [*written, *key, *others]
+    return sql.SQL("insert into {} ({}) values ({}) on conflict ({}) do update set {}").format(
+        table,
+        sql.SQL(", ").join(map(_name, columns)),
+        sql.SQL(", ").join([sql.SQL("%s")] * len(columns)),
+        sql.SQL(", ").join(map(_name, key)),
+        sql.SQL(", ").join(_each("{0} = excluded.{0}", written)),
+    )
+
+
+def _name(*names: str) -> sql.Composable:
+    # A percent sign in a name is not a placeholder.
+    return sql.SQL(sql.Identifier(*names).as_string().replace("%", "%%"))
+
+
+def _each(pattern: Any, names: Sequence[str]) -> list[sql.Composed]:
+    return [sql.SQL(pattern).format(_name(name)) for name in names]
+
+
+async def _look(ctx: MutationContext, table: str) -> Any:
+    return await ctx.fetch_one(_TABLE, table)
+
+
+async def _write(
+    ctx: MutationContext, statement: str, values: list[Any], topic: str | None, id: Any
+) -> int:
+    written = await ctx.execute(statement, *values)
+    if written and topic is not None:
+        await ctx.signal(topic, [id])
+    return written
+
+
+_LOOK = Mutation("text_stream", _look)
+_WRITE = Mutation("text_stream", _write)
+
+_TABLE = """
+    select n.nspname::text as schema, c.relname::text as name,
+           array(select a.attname::text from pg_attribute a
+                 where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped) as columns,
+           array(select a.attname::text
+                 from pg_index i cross join unnest(i.indkey) with ordinality k(number, place)
+                 join pg_attribute a on a.attrelid = c.oid and a.attnum = k.number
+                 where i.indrelid = c.oid and i.indisprimary order by k.place) as key
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where c.oid = to_regclass(%s)
+"""
+
+
+def _passes(error: HeadwaterError) -> bool:
+    """Whether to write again is worth it. Nobody may know whether a commit came through, but then
+    the same text is written twice."""
+    return error.retryable or error.code == "outcome_unknown"
+
+
+async def _seen_to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Done whole, even if whoever waits for it is cancelled meanwhile, or once more."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except HeadwaterError:
+            break
+    if cancelled is not None:
+        task.exception()
+        raise cancelled
+    task.result()

@@ -1,0 +1,175 @@
+"""A topic as a client knows it: rows folded from what it is told, and from what it was filled
+with."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from headwater import limits
+from headwater.client.session import Event, Failed, Ready, Send, Session, Told
+from headwater.client.topic_state import Ops, TopicRows, TopicState, Waiting
+from headwater.errors import ConfigError, Forbidden
+from headwater.protocol import Error, Gap, Poke, Remove, Subscribe, Subscribed, Topic, Upsert
+
+AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+def put(id: int, body: str) -> Upsert:
+    return Upsert("messages", (id,), {"id": id, "body": body})
+
+
+def gone(id: int) -> Remove:
+    return Remove("messages", (id,))
+
+
+def bodies(rows: TopicRows) -> dict[int, str]:
+    return {row["id"]: row["body"] for row in rows.of("messages")}
+
+
+def begun(session: Session) -> TopicState:
+    state = TopicState("chat:1")
+    session.add(state)
+    assert session.subscribe(state) == Subscribe("1", topic="chat:1")
+    assert state.is_due
+    assert session.receive(Subscribed("1", 5)) == [Ready(state)]
+    assert not state.is_due
+    return state
+
+
+def test_messages_become_ops() -> None:
+    session = Session()
+    state = begun(session)
+    said: list[tuple[Any, list[Event]]] = [
+        (Topic(5, "p1", AT, ()), []),
+        (Topic(5, "p2", AT, (put(1, "a"),)), [Told(state, Ops((put(1, "a"),), "p2", AT))]),
+        (Topic(6, "p3", AT, (put(2, "b"),)), []),
+        (Poke(5, "p4", AT), [Told(state, Ops((), "p4", AT, pull=True))]),
+        (Gap(5, "p5", None, "resync"), [Told(state, Ops((), "p5", pull=True))]),
+    ]
+    for message, events in said:
+        assert session.receive(message) == events
+    assert state.position == "p5"
+    assert bodies(state.rows) == {1: "a"}
+
+
+def test_a_lost_connection_is_resumed_from_the_position() -> None:
+    session = Session()
+    state = begun(session)
+    session.receive(Topic(5, "p2", AT, (put(1, "a"),)))
+    again = session.connected()
+    assert again == [Send(Subscribe("2", topic="chat:1", since="p2"))]
+    assert session.receive(Subscribed("2", 9, resumed=True)) == [Ready(state)]
+
+
+def test_two_on_the_same_topic_are_both_resumed() -> None:
+    session = Session()
+    one, other = begun(session), TopicState("chat:1")
+    session.add(other)
+    session.subscribe(other)
+    session.receive(Subscribed("2", -1))
+    session.receive(Topic(5, "p2", AT, ()))
+    session.receive(Topic(-1, "p3", AT, ()))
+    assert session.connected() == [
+        Send(Subscribe("3", topic="chat:1", since="p2")),
+        Send(Subscribe("4", topic="chat:1", since="p3")),
+    ]
+    assert (one.position, other.position) == ("p2", "p3")
+
+
+def test_who_never_heard_a_position_must_pull() -> None:
+    session = Session()
+    state = begun(session)
+    assert session.connected() == [Send(Subscribe("2", topic="chat:1"))]
+    told = Told(state, Ops((), None, pull=True))
+    assert session.receive(Subscribed("2", 9)) == [Ready(state), told]
+    assert session.receive(Topic(9, "p1", AT, ())) == []
+
+
+def test_a_refusal_ends_it() -> None:
+    session = Session()
+    state = begun(session)
+    (event,) = session.receive(Error("forbidden", "not for you", id="1"))
+    assert isinstance(event, Failed)
+    assert event.state is state
+    assert isinstance(event.error, Forbidden)
+
+
+def test_rows_are_folded() -> None:
+    rows = TopicRows()
+    rows.take([put(1, "a"), put(2, "b")])
+    rows.take([put(1, "aa"), gone(2), gone(3)])
+    rows.take([Upsert("chats", (1,), {"id": 1})])
+    assert bodies(rows) == {1: "aa"}
+    assert rows.of("chats") == [{"id": 1}]
+
+
+def test_what_the_topic_told_counts_more_than_what_was_read() -> None:
+    rows = TopicRows()
+    rows.take([put(2, "newer"), gone(3), put(4, "new"), Upsert("chats", (1,), {"id": 1})])
+    read = [{"id": id, "body": "read"} for id in (1, 2, 3)]
+    rows.fill("messages", read, ("id",))
+    assert bodies(rows) == {1: "read", 2: "newer", 4: "new"}
+    assert [row["id"] for row in rows.of("messages")] == [1, 2, 4]
+    assert rows.of("chats") == [{"id": 1}]
+
+
+def test_after_a_gap_what_is_read_counts() -> None:
+    rows = TopicRows()
+    rows.fill("messages", [{"id": 1, "body": "old"}], ("id",))
+    rows.take([put(2, "told"), put(3, "told")])
+    rows.doubt()
+    assert bodies(rows) == {1: "old", 2: "told", 3: "told"}
+    rows.take([put(3, "told since")])
+    rows.fill("messages", [{"id": id, "body": "read"} for id in (2, 3)], ("id",))
+    assert bodies(rows) == {2: "read", 3: "told since"}
+
+
+def test_a_key_that_rows_do_not_have() -> None:
+    with pytest.raises(ConfigError, match="no column uuid"):
+        TopicRows().fill("messages", [{"id": 1}], ("uuid",))
+
+
+def test_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CLIENT_TOPIC_ROWS_MAX", 3)
+    rows = TopicRows()
+    rows.take([put(id, "a") for id in range(5)])
+    assert list(bodies(rows)) == [2, 3, 4]
+
+
+def test_rows_that_are_gone_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CLIENT_TOPIC_ROWS_MAX", 5)
+    rows = TopicRows()
+    rows.take([put(id, "a") for id in range(3)])
+    for id in range(10, 30):
+        rows.take([put(id, "a"), Remove("messages", (id,))])
+    assert list(bodies(rows)) == [0, 1, 2]
+
+
+def test_a_reader_gets_each_row_once_and_the_latest() -> None:
+    waiting = Waiting()
+    assert not waiting
+    waiting.add(Ops((put(1, "a"), put(2, "b")), "p1", AT))
+    waiting.add(Ops((put(1, "aa"),), "p2"))
+    assert waiting.take() == Ops((put(2, "b"), put(1, "aa")), "p2", AT)
+    assert not waiting
+    waiting.add(Ops((), "p3", pull=True))
+    assert waiting
+    assert waiting.take() == Ops((), "p3", AT, pull=True)
+
+
+def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CLIENT_TOPIC_ROWS_MAX", 3)
+    waiting = Waiting()
+    waiting.add(Ops(tuple(put(id, "a") for id in range(4)), "p1", AT))
+    assert waiting.take() == Ops((), "p1", AT, pull=True)
+
+
+def test_ops_are_iterated() -> None:
+    ops = Ops((put(1, "a"), gone(2)), "p1", AT)
+    assert [*ops] == [put(1, "a"), gone(2)]
+    assert (len(ops), bool(ops), bool(Ops((), "p1")), bool(Ops((), "p1", pull=True))) == (
+        2, True, False, True,
+    )  # fmt: skip
