@@ -704,3 +704,17 @@ async def test_foreign_key_cascades(orders: Connection, probe: LogProbe) -> None
     await probe.changes()
     await run(orders, "delete from orders")
     assert sorted(await probe.story()) == [("delete", 1), ("delete", 7)]
+
+
+async def test_a_nul_inside_json(connection: Connection, probe: LogProbe) -> None:
+    """PostgreSQL stores it in json, and cannot take the value out again: a write must not fail."""
+    await run(connection, "create table notes (id int primary key, data json)")
+    await enable(connection, "notes")
+    await probe.story()
+    for statement in (
+        r"""insert into notes values (1, '{"a": "\u0000"}')""",
+        r"""update notes set data = '{"a": "b\u0000"}'""",
+        "delete from notes",
+    ):
+        await run(connection, statement)
+    assert await probe.story() == [("insert", 1), ("update", 1), ("delete", 1)]

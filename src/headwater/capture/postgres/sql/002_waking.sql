@@ -58,6 +58,11 @@ begin
     perform pg_notify('headwater', head || '*#' || first_seq || '-' || last_seq);
     return;
   end if;
+  -- A NUL in a json value can be stored, and not be taken out again.
+  if strpos(concat(before, after), '\u0000') > 0 then
+    perform pg_notify('headwater', head || '#' || last_seq);
+    return;
+  end if;
   detail := concat(
     (select string_agg(headwater.notice_field(coalesce(after, before) ->> k.name), ',' order by k.ordinality)
      from unnest(key_columns) with ordinality k (name, ordinality)),
