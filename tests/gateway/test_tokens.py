@@ -29,7 +29,7 @@ QUERY = json.dumps({"table": "orders", "limit": 1})
 
 
 def claims(**changed: Any) -> dict[str, Any]:
-    whole = {"sub": "ann", "aud": "shop", "tenant": "acme", "exp": time.time() + 600, **changed}
+    whole = {"sub": "ann", "aud": "shop", "tenant": "acme", "exp": time.time() + 3600, **changed}
     return {name: value for name, value in whole.items() if value is not None}
 
 

@@ -660,7 +660,7 @@ async def test_the_place_moves_while_there_is_always_something_collected(
             await asyncio.sleep(0.01)
         assert len(places) > 5
         for viewer in viewers:
-            await viewer.until(lambda viewer=viewer: len(viewer.bodies()) == 15)
+            await viewer.until_ops(15)
 
 
 async def test_who_resumes_while_a_flush_reads_rows_misses_nothing(
