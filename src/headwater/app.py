@@ -234,11 +234,7 @@ class Headwater:
         come along. Tables under row-level security need `trusted`: all who follow a topic get the
         same rows. `timeout` is for the access function, in seconds.
         """
-        if self._started:
-            raise ConfigError(
-                f"topic {pattern} is declared too late: Headwater is running",
-                hint="Declare it before `async with`, where the module begins.",
-            )
+        self._check_in_time(f"topic {pattern}")
         return self.topics.add(
             TopicDefinition(
                 pattern,
@@ -251,6 +247,13 @@ class Headwater:
                 timeout=timeout,
             )
         )
+
+    def _check_in_time(self, label: str) -> None:
+        if self._started:
+            raise ConfigError(
+                f"{label} is declared too late: Headwater is running",
+                hint="Declare it before `async with`, where the module begins.",
+            )
 
     async def signal(self, topic: str, ids: Iterable[Any] = ()) -> None:
         """Have the rows with these keys sent to whoever follows the topic: inside a mutation when
@@ -327,11 +330,7 @@ class Headwater:
         The last `history` messages are remembered while somebody follows it. With `presence`, those
         who follow are told who is there. `timeout` is for the access function, in seconds.
         """
-        if self._started:
-            raise ConfigError(
-                f"channel {pattern} is declared too late: Headwater is running",
-                hint="Declare it before `async with`, where the module begins.",
-            )
+        self._check_in_time(f"channel {pattern}")
         return self.channels.add(
             ChannelDefinition(
                 pattern, history=history, presence=presence, access=access, timeout=timeout

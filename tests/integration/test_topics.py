@@ -650,7 +650,7 @@ async def test_positions_do_not_pass_what_is_collected(url: str, chats: Connecti
 async def test_the_place_moves_while_there_is_always_something_collected(
     url: str, chats: Connection
 ) -> None:
-    async with Hub(url, settings=Settings(topic_window="60 ms")) as hub:
+    async with Hub(url, settings=Settings(topic_window="200 ms")) as hub:
         viewers = [await follow(hub, f"room:{n}", DERIVED) for n in range(4)]
         places = set()
         for step in range(60):
