@@ -472,15 +472,64 @@ _encode_sorted: Callable[[object], bytes] = msgspec.json.Encoder(order="sorted")
 
 
 def result_hash(rows: Iterable[tuple[Key, Row]]) -> int:
-    """CRC-32 over `[key, row]` of every row as JSON, columns sorted by name, rows in order.
+    """CRC-32 over `[key, row]` of every row as JSON, columns sorted by name, rows in order; numbers
+    as `number_text` writes them, as not all readers of JSON can tell 1.0 from 1.
 
     >>> result_hash([((1,), {"id": 1, "name": "a"})])
     1897706822
     """
     checksum = 0
     for key, row in rows:
-        checksum = crc32(_encode_sorted((key, row)), checksum)
+        checksum = crc32(_encode_sorted((_hashed(key), _hashed(row))), checksum)
     return checksum
+
+
+def _hashed(value: Any) -> Any:
+    match value:
+        case float() if math.isfinite(value):
+            return msgspec.Raw(number_text(value).encode())
+        case list() | tuple():
+            return [_hashed(item) if type(item) in _HOLDS_FLOATS else item for item in value]
+        case dict():
+            return {
+                name: _hashed(item) if type(item) in _HOLDS_FLOATS else item
+                for name, item in value.items()
+            }
+    return value
+
+
+_HOLDS_FLOATS = {float, list, tuple, dict}
+
+
+def number_text(value: float) -> str:
+    """A finite float as ECMAScript writes numbers (RFC 8785, 3.2.2.3): the fewest digits that tell
+    it from all others.
+
+    >>> [number_text(value) for value in (1.0, -0.0, 0.1, 1e-7, 1e20, 1.5e21)]
+    ['1', '0', '0.1', '1e-7', '100000000000000000000', '1.5e+21']
+    """
+    if value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
+    sign, digits, point = _digits(value)
+    count = len(digits)
+    if count <= point <= 21:
+        return sign + digits + "0" * (point - count)
+    if 0 < point <= 21:
+        return f"{sign}{digits[:point]}.{digits[point:]}"
+    if -6 < point <= 0:
+        return f"{sign}0.{'0' * -point}{digits}"
+    fraction = f".{digits[1:]}" if count > 1 else ""
+    return f"{sign}{digits[0]}{fraction}e{point - 1:+d}"
+
+
+def _digits(value: float) -> tuple[str, str, int]:
+    """The sign, the digits that `repr` finds, and how many of them are before the point."""
+    whole, _, exponent = repr(abs(value)).partition("e")
+    before, _, after = whole.partition(".")
+    digits = (before + after).lstrip("0")
+    point = len(before + after) - len(after) + int(exponent or 0)
+    point -= len(before + after) - len(digits)
+    return "-" if value < 0 else "", digits.rstrip("0"), point
 
 
 # ------------------------------------------------------------------------ frames

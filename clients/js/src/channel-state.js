@@ -1,0 +1,96 @@
+/**
+ * A channel: who is on it, which of them this client is, and what was published last. After a lost
+ * connection the gateway tells what it remembers once more; what was delivered is known by its id.
+ *
+ * @typedef {import("./protocol.js").Member} Member
+ * @typedef {import("./protocol.js").ChannelMessage} ChannelMessage
+ */
+
+import { MESSAGES_SEEN_MAX } from "./limits.js";
+import { shared } from "./shared.js";
+import { Value } from "./store.js";
+
+export class ChannelState {
+  wireId = "";
+  /** @type {number | undefined} */
+  view;
+  /** @type {undefined} */
+  position;
+  /** @type {undefined} */
+  error;
+  /** The latest message. @type {ChannelMessage | undefined} */
+  value;
+  /** Which of the members this is. @type {string | undefined} */
+  member;
+  /** In the order in which they came. */
+  members = new Value(/** @type {readonly Member[]} */ (Object.freeze([])));
+  /** How often messages may have been lost: with a connection, or as the gateway says. */
+  missed = 0;
+  waiting = true;
+  #call;
+  /** The ids of the latest messages, oldest first. @type {Set<string>} */
+  #seen = new Set();
+
+  /** @param {import("./protocol.js").ChannelCall} call */
+  constructor(call) {
+    this.name = call.name;
+    this.#call = call;
+  }
+
+  /** It was asked for, and who is there is not known yet. */
+  get isDue() {
+    return this.view === undefined || this.waiting;
+  }
+
+  /** @param {string} wireId @returns {import("./protocol.js").Subscribe} */
+  subscribe(wireId) {
+    if (!this.isDue) this.missed += 1;
+    this.wireId = wireId;
+    this.view = undefined;
+    this.waiting = true;
+    return { type: "subscribe", id: wireId, channel: this.#call };
+  }
+
+  /** @param {import("./protocol.js").Subscribed} message */
+  subscribed(message) {
+    this.view = message.view;
+    this.member = message.member ?? undefined;
+  }
+
+  /** The state that the next connection begins with. @param {any} state */
+  setState(state) {
+    this.#call = { ...this.#call, present: true, state };
+  }
+
+  /**
+   * What was published and not delivered before.
+   *
+   * @param {import("./protocol.js").ViewMessage} message
+   * @returns {ChannelMessage[]}
+   */
+  receive(message) {
+    if (message.type === "presence") this.#gather(message);
+    if (message.type !== "message" || this.#seen.has(message.id)) return [];
+    this.#seen.add(message.id);
+    if (this.#seen.size > MESSAGES_SEEN_MAX) {
+      const [oldest] = this.#seen;
+      this.#seen.delete(oldest);
+    }
+    this.value = message;
+    return [message];
+  }
+
+  /** @param {import("./protocol.js").Presence} message */
+  #gather({ joined = [], left = [], whole = false, missed = false }) {
+    if (whole) this.waiting = false;
+    if (missed) this.missed += 1;
+    const before = new Map(this.members.value.map((each) => [each.member, each]));
+    const members = new Map(whole ? [] : before);
+    for (const each of joined) members.set(each.member, shared(before.get(each.member), each));
+    for (const member of left) members.delete(member);
+    const present = [...members.values()];
+    const same =
+      present.length === before.size && present.every((each, i) => each === this.members.value[i]);
+    if (!same) this.members.set(Object.freeze(present));
+  }
+}

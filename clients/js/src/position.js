@@ -1,0 +1,48 @@
+/**
+ * A place in the log: a database snapshot, and the log it belongs to. It contains the transactions
+ * that were visible in its snapshot: those below `xmin`, and those below `xmax` that are not in
+ * `xip`. To programs it is a text; only the client looks inside.
+ *
+ * @typedef {{log: string, xmin: number, xmax: number, xip: number[]}} Position
+ */
+
+const POSITION =
+  /^([0-9a-f]{1,16})-([0-9]{1,20}):([0-9]{1,20}):((?:[0-9]{1,20}(?:,[0-9]{1,20})*)?)$/;
+
+/** Read a position; throws for what is none. @param {string} text @returns {Position} */
+export function parsePosition(text) {
+  const found = POSITION.exec(text);
+  if (!found) throw new RangeError(`'${text}' is not a position: expected LOG-XMIN:XMAX:XIP,…`);
+  const [, log, xmin, xmax, xip] = found;
+  return {
+    log,
+    xmin: Number(xmin),
+    xmax: Number(xmax),
+    xip: xip ? xip.split(",").map(Number) : [],
+  };
+}
+
+/**
+ * Whether a transaction had ended as of the position.
+ *
+ * @param {Position} position
+ * @param {number} xid
+ */
+export function contains(position, xid) {
+  return xid < position.xmin || (xid < position.xmax && !position.xip.includes(xid));
+}
+
+/**
+ * Whether all that is in `earlier` is in `later` too.
+ *
+ * @param {string} later
+ * @param {string} earlier
+ */
+export function covers(later, earlier) {
+  const [one, other] = [parsePosition(later), parsePosition(earlier)];
+  return (
+    one.log === other.log &&
+    one.xmax >= other.xmax &&
+    one.xip.every((xid) => xid >= other.xmax || other.xip.includes(xid))
+  );
+}

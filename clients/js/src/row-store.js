@@ -1,0 +1,52 @@
+/**
+ * One row of a live query, by its key: who watches it is told when that row changes, and not when
+ * others do.
+ */
+
+import { keyText } from "./replica.js";
+import { Store } from "./store.js";
+
+export class RowStore extends Store {
+  #source;
+  #key;
+  #watched;
+  /** @type {import("./protocol.js").Row | undefined} */
+  #last;
+
+  /**
+   * @param {{state: any}} source
+   * @param {import("./protocol.js").Key} key
+   * @param {Map<string, RowStore>} watched where it stands while somebody listens
+   */
+  constructor(source, key, watched) {
+    super();
+    this.#source = source;
+    this.#key = key;
+    this.#watched = watched;
+  }
+
+  /** The row; undefined while there is none. @returns {import("./protocol.js").Row | undefined} */
+  get value() {
+    return this.#source.state.replica.row(this.#key);
+  }
+
+  /** @override @param {() => void} listener @returns {() => void} */
+  subscribe(listener) {
+    const watched = this.#watched.get(keyText(this.#key));
+    if (watched && watched !== this) return watched.subscribe(listener);
+    if (!this.isWatched) this.#last = this.value;
+    this.#watched.set(keyText(this.#key), this);
+    const end = super.subscribe(listener);
+    return () => {
+      end();
+      if (!this.isWatched) this.#watched.delete(keyText(this.#key));
+    };
+  }
+
+  /** The row may have changed. */
+  refresh() {
+    const { value } = this;
+    if (value !== this.#last) this.changed();
+    this.#last = value;
+  }
+}

@@ -1,0 +1,173 @@
+/** The hooks, message by message: what is shown when the gateway says this and then that. */
+
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { test } from "node:test";
+import { createElement, useState } from "react";
+
+import { render } from "./screen.js";
+import { until } from "./stage.js";
+import { wired } from "./wire.js";
+import { useLiveQuery, useMutation, usePresence, useTopic } from "../src/react.js";
+
+const $ = createElement;
+/** @param {number} n */
+const position = (n) => `1-${n}:${n}:`;
+const at = "2026-01-31T12:00:00Z";
+/** @param {number} id @param {number} index */
+const enter = (id, index) => ({ delta: "enter", key: [id], row: { id }, index, cursor: [id] });
+const ids = (/** @type {readonly any[]} */ rows = []) => rows.map(({ id }) => id).join(" ");
+
+/** A list with one row, to which a mutation adds another. @param {import("node:test").TestContext} t */
+async function list(t) {
+  const wire = wired(t);
+  /** @type {any} */
+  let add;
+  /** @type {string[]} */
+  const shown = [];
+  const List = () => {
+    const optimistic = (/** @type {any} */ local, /** @type {any} */ { id }) =>
+      local.live("rows", (/** @type {any[]} */ rows) => [...rows, { id }]);
+    const [mutate, { pending }] = useMutation("add", { optimistic });
+    add = mutate;
+    const text = ids(useLiveQuery("rows").rows);
+    if (shown.at(-1) !== text) shown.push(text);
+    return `${text}${pending ? " …" : ""}`;
+  };
+  const page = render(t, wire.hw, $(List));
+  const { id } = await wire.next("subscribe");
+  wire.say({ type: "subscribed", id, view: 1, key: ["id"] });
+  wire.say({ type: "snapshot", view: 1, position: position(10), rows: [enter(1, 0)] });
+  await until(() => page.text === "1");
+  shown.splice(0, shown.length, "1");
+  const deltas = (/** @type {number} */ n, /** @type {any[]} */ ...deltas) =>
+    wire.say({ type: "deltas", view: 1, position: position(n), at, deltas });
+  const answer = ({ id = "" }, /** @type {number} */ n) =>
+    wire.say({ type: "answer", id, position: position(n), value: null });
+  return { ...wire, page, shown, add: (/** @type {string} */ id) => add({ id }), deltas, answer };
+}
+
+test("the row comes before the answer", async (t) => {
+  const { page, shown, add, next, deltas, answer } = await list(t);
+  add("new");
+  const mutate = await next("mutate");
+  deltas(12, enter(2, 1));
+  await until(() => page.text === "1 new …");
+  answer(mutate, 12);
+  await until(() => page.text === "1 2");
+  assert.deepEqual(shown, ["1", "1 new", "1 2"]);
+});
+
+test("the answer comes before the row, and others' rows before both", async (t) => {
+  const { page, shown, add, next, deltas, answer } = await list(t);
+  add("new");
+  answer(await next("mutate"), 12);
+  await until(() => page.text === "1 new");
+  deltas(11, enter(3, 1));
+  deltas(12, enter(2, 1));
+  await until(() => page.text === "1 2 3");
+  assert.deepEqual(shown, ["1", "1 new", "1 2 3"]);
+});
+
+test("the answer's position has more than the row that came: the wait says that it is there", async (t) => {
+  const { page, shown, add, next, deltas, answer } = await list(t);
+  add("new");
+  answer(await next("mutate"), 13);
+  deltas(12, enter(2, 1));
+  const wait = await next("wait");
+  assert.equal(wait.position, position(13));
+  assert.equal(page.text, "1 new");
+  answer(wait, 13);
+  await until(() => page.text === "1 2");
+  assert.deepEqual(shown, ["1", "1 new", "1 2"]);
+});
+
+test("two mutations, one of them refused", async (t) => {
+  const { page, shown, add, next, deltas, answer, say } = await list(t);
+  add("new");
+  const first = await next("mutate");
+  add("newer").catch(() => {});
+  const second = await next("mutate");
+  await until(() => page.text === "1 new newer …");
+  say({ type: "error", id: second.id, code: "refused", message: "no" });
+  await until(() => page.text === "1 new …");
+  deltas(12, enter(2, 1));
+  answer(first, 12);
+  await until(() => page.text === "1 2");
+  assert.deepEqual(shown, ["1", "1 new", "1 new newer", "1 new", "1 2"]);
+});
+
+test("a topic, and its flushes", async (t) => {
+  const { hw, next, say } = wired(t);
+  /** @type {any[]} */
+  const flushes = [];
+  const Topic = () => {
+    const { status, value } = useTopic("chat:1", { onOps: (ops) => flushes.push(ops) });
+    return `${status} ${ids(value?.messages)}`;
+  };
+  const page = render(t, hw, $(Topic));
+  const { id, topic } = await next("subscribe");
+  assert.equal(topic, "chat:1");
+  say({ type: "subscribed", id, view: 1 });
+  await until(() => page.text === "live ");
+  const ops = [{ op: "upsert", entity: "messages", key: [7], row: { id: 7 } }];
+  say({ type: "topic", view: 1, position: position(11), at, ops });
+  await until(() => page.text === "live 7");
+  assert.deepEqual(flushes, [ops]);
+});
+
+test("presence: who is there, one's own state, and messages", async (t) => {
+  const { hw, sent, next, say } = wired(t);
+  /** @type {any} */
+  let hook;
+  /** @type {any} */
+  let set;
+  /** @type {any[]} */
+  const heard = [];
+  const Room = () => {
+    const [state, setState] = useState({ typing: false });
+    set = setState;
+    // Another object each time, and the same state.
+    hook = usePresence("room:1", { ...state }, { onMessage: ({ data }) => heard.push(data) });
+    return hook.members.map((/** @type {any} */ each) => `${each.user}:${each.state.typing}`).join(" ");
+  };
+  const page = render(t, hw, $(Room));
+  const { id, channel } = await next("subscribe");
+  assert.deepEqual(channel, { name: "room:1", present: true, state: { typing: false } });
+  say({ type: "subscribed", id, view: 1 });
+  const ann = { member: "a", user: "ann", state: { typing: false } };
+  const bob = { member: "b", user: "bob", state: { typing: true } };
+  say({ type: "presence", view: 1, joined: [ann, bob], whole: true });
+  await until(() => page.text === "ann:false bob:true");
+  assert.deepEqual(sent, [], "the state is known");
+  set({ typing: true });
+  const told = await next("state");
+  assert.deepEqual(told.state, { typing: true });
+  say({ type: "answer", id: told.request, position: position(11) });
+  say({ type: "presence", view: 1, joined: [{ ...ann, state: { typing: true } }], left: ["b"] });
+  await until(() => page.text === "ann:true");
+  const published = hook.publish("hello");
+  const publish = await next("publish");
+  assert.equal(publish.data, "hello");
+  say({ type: "answer", id: publish.request, position: position(11) });
+  await published;
+  say({ type: "message", view: 1, id: "m1", data: "hi", at });
+  await until(() => heard.length);
+  assert.deepEqual(heard, ["hi"]);
+  assert.deepEqual(sent, [], "nothing more was said");
+});
+
+test("every hook is in the reference, and the examples are those of the application", async () => {
+  const root = new URL("../../../", import.meta.url);
+  const read = (/** @type {string} */ path) => readFile(new URL(path, root), "utf8");
+  const reference = await read("docs/reference/react.md");
+  const modules = [await import("../src/react.js"), await import("../src/tanstack.js")];
+  for (const name of modules.flatMap(Object.keys)) assert.match(reference, new RegExp(`\`<?${name}\\b`));
+  const sources = ["main.jsx", "App.jsx", "Board.jsx", "PlaceOrder.jsx", "orders.js"];
+  const files = await Promise.all(sources.map((name) => read(`examples/react/src/${name}`)));
+  const known = new Set(files.join("\n").split("\n"));
+  const examples = [...(await read("docs/howto/react.md")).matchAll(/^```jsx example\n(.*?)^```/gms)];
+  const lines = examples.flatMap(([, text]) => text.split("\n")).filter((line) => !known.has(line));
+  assert.deepEqual(lines, []);
+  assert.ok(examples.length > 5);
+});

@@ -1,0 +1,293 @@
+/**
+ * Tabs that share a connection. The tabs are clients in this process: Node has BroadcastChannel, and
+ * `Locks` stands for the browser's. tests/browser has the same in Chromium.
+ */
+
+import assert from "node:assert/strict";
+import { setMaxListeners } from "node:events";
+import { test } from "node:test";
+
+import { connect, HeadwaterError } from "../src/index.js";
+import { groupOf, identityOf, sharedByTabs } from "../src/tabs.js";
+import { Gateway } from "./gateway.js";
+import { until } from "./stage.js";
+
+/** Web Locks, as far as tabs need them. */
+class Locks {
+  /** @type {Map<string, {run: () => void, drop: (error: unknown) => void}[]>} */
+  #queues = new Map();
+
+  /** @param {string} name @param {any} options @param {any} [callback] @returns {Promise<any>} */
+  request(name, options, callback) {
+    return new Promise((resolve, reject) => {
+      const queue = this.#queues.get(name) ?? [];
+      this.#queues.set(name, queue);
+      const leave = () => {
+        const wasFirst = queue[0] === entry;
+        if (queue.includes(entry)) queue.splice(queue.indexOf(entry), 1);
+        if (wasFirst) queue[0]?.run();
+      };
+      let isHeld = false;
+      const entry = {
+        run: () => {
+          isHeld = true;
+          queueMicrotask(() => Promise.resolve(callback({})).finally(leave).then(resolve));
+        },
+        drop: reject,
+      };
+      if (options.signal) setMaxListeners(0, options.signal);
+      options.signal?.addEventListener("abort", () => {
+        if (isHeld) return;
+        leave();
+        reject(options.signal.reason);
+      });
+      if (options.steal) {
+        const [holder] = queue.splice(0, 1);
+        queue.unshift(entry);
+        holder?.drop(new Error("stolen"));
+        entry.run();
+        return;
+      }
+      queue.push(entry);
+      if (queue[0] === entry) entry.run();
+    });
+  }
+}
+
+/**
+ * So many tabs of one browser.
+ *
+ * @param {import("node:test").TestContext} t
+ * @param {Gateway} gateway
+ * @param {number} count
+ */
+function open(t, gateway, count) {
+  const locks = new Locks();
+  const transport = sharedByTabs(gateway.open, "test", locks, "ann");
+  const tabs = Array.from({ length: count }, () =>
+    connect(`http://${t.name.replaceAll(" ", "-")}`, {
+      transport,
+      backoff: { seconds: [0.01, 0.05] },
+      onError: () => {},
+    }),
+  );
+  t.after(() => tabs.forEach((tab) => tab.close()));
+  return { tabs, locks, transport };
+}
+
+/** @param {import("../src/index.js").Live} live */
+const ids = (live) => live.value?.map((row) => row.id);
+
+test("tabs share one link", async (t) => {
+  const gateway = new Gateway();
+  const { tabs } = open(t, gateway, 5);
+  const lives = tabs.map((tab) => tab.live("orders"));
+  await Promise.all(lives.map((live) => live.ready));
+  assert.equal(gateway.links.size, 1);
+  const placed = await tabs[3].mutate("place", { id: 7 });
+  assert.equal(placed.value, 7);
+  await until(() => lives.every((live) => ids(live)?.length === 1));
+  for (const live of lives) assert.deepEqual(ids(live), [7]);
+});
+
+test("what one tab has written the others know of", async (t) => {
+  const gateway = new Gateway();
+  const { tabs } = open(t, gateway, 3);
+  await until(() => tabs.every((tab) => tab.status.value === "open"));
+  const { position } = await tabs[1].mutate("place", { id: 1 });
+  await until(() => tabs.every((tab) => tab.written.value === position));
+});
+
+test("another tab takes over when the leader closes", async (t) => {
+  const gateway = new Gateway();
+  const { tabs } = open(t, gateway, 4);
+  const lives = tabs.map((tab) => tab.live("orders"));
+  await Promise.all(lives.map((live) => live.ready));
+  for (let round = 1; round < 4; round++) {
+    // The first that is open leads: locks are given in order.
+    tabs[round - 1].close();
+    await until(() => gateway.links.size === 1 && gateway.opened === round + 1);
+    gateway.place(round);
+    const left = lives.slice(round);
+    await until(() => left.every((live) => live.status === "live" && ids(live)?.length === round));
+  }
+  assert.deepEqual(ids(lives[3]), [1, 2, 3]);
+});
+
+test("a tab that leaves takes its subscriptions with it", async (t) => {
+  const gateway = new Gateway();
+  const { tabs } = open(t, gateway, 3);
+  const lives = tabs.map((tab) => tab.live("orders"));
+  await Promise.all(lives.map((live) => live.ready));
+  assert.equal(gateway.subscriptions, 3);
+  tabs[1].close();
+  await until(() => gateway.subscriptions === 2);
+});
+
+test("when the link is lost all tabs connect again, over one", async (t) => {
+  const gateway = new Gateway();
+  const { tabs } = open(t, gateway, 4);
+  const lives = tabs.map((tab) => tab.live("orders"));
+  await Promise.all(lives.map((live) => live.ready));
+  for (const link of [...gateway.links]) link.cut();
+  await until(() => tabs.every((tab) => tab.reconnects === 1));
+  await until(() => lives.every((live) => live.status === "live"));
+  assert.equal(gateway.links.size, 1);
+  gateway.place(1);
+  await until(() => lives.every((live) => ids(live)?.length === 1));
+});
+
+test("a leader that does not react is relieved", { timeout: 20_000 }, async (t) => {
+  const gateway = new Gateway();
+  const locks = new Locks();
+  const transport = sharedByTabs(gateway.open, "test", locks, "ann");
+  const name = groupOf("test", "http://frozen", undefined, "ann");
+  /** @type {unknown} */
+  let stolen;
+  // A tab that holds the lock and says nothing.
+  locks.request(name, {}, () => new Promise(() => {})).catch((error) => (stolen = error));
+  const hw = connect("http://frozen", { transport, onError: () => {} });
+  t.after(() => hw.close());
+  await hw.live("orders").ready;
+  assert.ok(stolen);
+});
+
+test("tabs of other users have another connection", async () => {
+  const token = (/** @type {object} */ claims) =>
+    ["e30", Buffer.from(JSON.stringify(claims)).toString("base64url"), "x"].join(".");
+  const ann = identityOf(token({ sub: "änn", exp: 1, iat: 2 }));
+  assert.equal(ann, identityOf(token({ exp: 7, sub: "änn", jti: "z" })));
+  assert.notEqual(ann, identityOf(token({ sub: "ben", exp: 1 })));
+  assert.equal(identityOf("opaque"), "opaque");
+  assert.equal(identityOf(undefined), "");
+});
+
+test("without an identity nothing is shared: a cookie may be another user's by now", async (t) => {
+  const gateway = new Gateway();
+  const transport = sharedByTabs(gateway.open, "test", new Locks());
+  const tabs = [1, 2].map(() => connect("http://cookie", { transport, onError: () => {} }));
+  t.after(() => tabs.forEach((tab) => tab.close()));
+  await until(() => gateway.links.size === 2);
+  assert.notEqual(
+    groupOf("test", "http://cookie", undefined, "ann"),
+    groupOf("test", "http://cookie", undefined, "ben"),
+  );
+});
+
+test("where locks are refused a tab connects alone", async (t) => {
+  const gateway = new Gateway();
+  const locks = { request: () => Promise.reject(new Error("denied")) };
+  const transport = sharedByTabs(gateway.open, "test", /** @type {any} */ (locks), "ann");
+  const hw = connect("http://denied", { transport, onError: () => {} });
+  t.after(() => hw.close());
+  assert.equal((await hw.mutate("place", { id: 7 })).value, 7);
+});
+
+test("a tab that goes does not take the link with it while changes are under way", async (t) => {
+  const gateway = new Gateway();
+  const { tabs } = open(t, gateway, 3);
+  const lives = tabs.map((tab) => tab.live("orders"));
+  await Promise.all(lives.map((live) => live.ready));
+  gateway.instead = (message) => message.type === "unsubscribe";
+  tabs[1].close();
+  await until(() => gateway.heard.some((message) => message.type === "unsubscribe"));
+  gateway.place(1);
+  await until(() => ids(lives[0])?.length === 1 && ids(lives[2])?.length === 1);
+  assert.equal(gateway.opened, 1);
+});
+
+test("mutations are not sent again by the next leader", async (t) => {
+  const gateway = new Gateway();
+  const { tabs } = open(t, gateway, 2);
+  await until(() => tabs.every((tab) => tab.status.value === "open"));
+  gateway.instead = (message) => message.type === "mutate";
+  const outcomes = /** @type {string[]} */ ([]);
+  for (let id = 0; id < 40; id++) {
+    tabs[1].mutate("place", { id }).catch((error) => outcomes.push(error.code));
+  }
+  const sent = () => gateway.heard.filter(({ type }) => type === "mutate").map(({ args }) => args.id);
+  await until(() => sent().length === 32);
+  tabs[0].close();
+  await until(() => sent().length >= 40 && outcomes.length === 32);
+  assert.equal(new Set(sent()).size, 40);
+  assert.equal(sent().length, 40);
+});
+
+test("a leader that freezes after it has greeted is relieved", { timeout: 30_000 }, async (t) => {
+  const gateway = new Gateway();
+  const locks = new Locks();
+  const transport = sharedByTabs(gateway.open, "test", locks, "ann");
+  const group = groupOf("test", "http://freezes", undefined, "ann");
+  locks.request(group, {}, () => new Promise(() => {})).catch(() => {});
+  const room = new BroadcastChannel(group);
+  t.after(() => room.close());
+  let greeted = 0;
+  // It greets, and that is all that is ever heard of it.
+  room.onmessage = (/** @type {any} */ { data }) => {
+    if (greeted++) return;
+    const inbox = new BroadcastChannel(`${group} ${data.from}`);
+    const message = { type: "hello", session: "s", version: 1, keepalive: 600 };
+    inbox.postMessage({ leader: "frozen", message });
+    inbox.close();
+  };
+  const hw = connect("http://freezes", { transport, onError: () => {} });
+  t.after(() => hw.close());
+  await hw.live("orders").ready;
+  assert.equal(gateway.opened, 1);
+});
+
+test("tabs together have no more calls under way than a session may", async (t) => {
+  const gateway = new Gateway();
+  const { tabs } = open(t, gateway, 3);
+  await until(() => tabs.every((tab) => tab.status.value === "open"));
+  /** @type {(() => void)[]} */
+  const held = [];
+  gateway.instead = ({ type, id }, link) =>
+    type === "query" &&
+    held.push(() => link.say({ type: "answer", id, position: gateway.position, value: 1 }));
+  const asked = tabs.flatMap((tab) => Array.from({ length: 30 }, () => tab.query("count")));
+  await until(() => held.length === 60);
+  await tabs[1].live("orders").ready;
+  assert.equal(held.length, 60);
+  for (const answer of held.splice(0)) answer();
+  await until(() => held.length === 30);
+  for (const answer of held) answer();
+  assert.equal((await Promise.all(asked)).length, 90);
+});
+
+test("tabs that follow send what one that leads does", async (t) => {
+  const gateway = new Gateway();
+  const { tabs } = open(t, gateway, 2);
+  await until(() => tabs.every((tab) => tab.status.value === "open"));
+  const money = { cents: 1250, toJSON: () => "12.50" };
+  for (const tab of tabs) await tab.mutate("place", { id: 1, money, f: () => {} });
+  const sent = gateway.heard.map(({ args }) => args);
+  assert.deepEqual(sent, [1, 2].map(() => ({ id: 1, money: "12.50" })));
+});
+
+test("a tab whose token has ended does not end the others", async (t) => {
+  const gateway = new Gateway();
+  const token = (/** @type {object} */ claims) =>
+    ["e30", Buffer.from(JSON.stringify(claims)).toString("base64url"), "x"].join(".");
+  const [old, fresh] = [1, 2].map((exp) => token({ sub: "ann", exp }));
+  const refusal = new HeadwaterError("token_expired", "it has ended");
+  let hasEnded = false;
+  /** @type {import("../src/links.js").Opener} */
+  const opener = (url, own, ends) => {
+    if (!hasEnded || own !== old) return gateway.open(url, own, ends);
+    setTimeout(() => ends.signal.aborted || ends.onClose(refusal), 20);
+    return { send() {} };
+  };
+  const transport = sharedByTabs(opener, "test", new Locks());
+  const [first, second] = [old, fresh].map((own) => {
+    const backoff = { seconds: /** @type {[number, number]} */ ([0.001, 0.002]) };
+    const hw = connect("http://ended", { transport, token: own, backoff, onError: () => {} });
+    t.after(() => hw.close());
+    return hw;
+  });
+  await until(() => [first, second].every((tab) => tab.status.value === "open"));
+  hasEnded = true;
+  for (const link of [...gateway.links]) link.cut(refusal);
+  await until(() => gateway.opened >= 2 && second.status.value === "open");
+  assert.equal((await second.mutate("place", { id: 7 })).value, 7);
+});

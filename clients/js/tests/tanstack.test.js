@@ -1,0 +1,144 @@
+/** The cache of TanStack Query, kept up to date. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { QueryClient, QueryObserver } from "@tanstack/query-core";
+
+import { client, reset, sql, until } from "./stage.js";
+import { wired } from "./wire.js";
+import { syncLive, syncTopic } from "../src/tanstack.js";
+
+/**
+ * What a component would be given.
+ *
+ * @param {import("node:test").TestContext} t
+ * @param {QueryClient} cache
+ * @param {any} options
+ */
+function observed(t, cache, options) {
+  /** @type {QueryObserver<any>} */
+  const observer = new QueryObserver(cache, options);
+  t.after(observer.subscribe(() => {}));
+  return { get: () => observer.getCurrentResult() };
+}
+
+test("a live query's rows are the data, without a function to fetch them", async (t) => {
+  const url = await reset();
+  await sql("insert into orders (region, amount) values (1, 10), (1, 20)");
+  const cache = new QueryClient();
+  const query = { table: "orders", order: [["id", "asc"]] };
+  const stop = syncLive(cache, ["orders"], client(t, url), query);
+  const shown = observed(t, cache, { queryKey: ["orders"] });
+  assert.equal(shown.get().status, "pending");
+  await until(() => shown.get().status === "success");
+  const [first] = shown.get().data;
+  await sql("update orders set amount = 21 where id = 2");
+  await until(() => shown.get().data[1].amount === "21.00");
+  assert.equal(shown.get().data[0], first, "what did not change is the same object");
+  assert.equal(shown.get().isStale, false);
+  stop();
+  await sql("update orders set amount = 22 where id = 2");
+  assert.equal(shown.get().data[1].amount, "21.00");
+});
+
+test("a live query that is refused is the query's error", async (t) => {
+  const cache = new QueryClient();
+  const hw = client(t, await reset());
+  t.after(syncLive(cache, ["nothing"], hw, "nowhere"));
+  const shown = observed(t, cache, { queryKey: ["nothing"] });
+  await until(() => shown.get().status === "error");
+  assert.equal(/** @type {any} */ (shown.get().error).code, "capture");
+});
+
+const upsert = (/** @type {number} */ id, /** @type {string} */ text, entity = "messages") => ({
+  op: "upsert",
+  entity,
+  key: [id],
+  row: { id, text },
+});
+const remove = (/** @type {number} */ id) => ({ op: "remove", entity: "messages", key: [id] });
+
+/**
+ * Messages that are fetched, and a topic that tells of them.
+ *
+ * @param {import("node:test").TestContext} t
+ * @param {{isFollowed?: boolean}} [options] whether it is before anything is fetched
+ */
+async function chat(t, { isFollowed = true } = {}) {
+  const { hw, next, say } = wired(t);
+  const cache = new QueryClient();
+  /** @type {((rows: any[]) => void)[]} */
+  const fetches = [];
+  const queryFn = () => new Promise((resolve) => fetches.push(resolve));
+  const show = () => observed(t, cache, { queryKey: ["chat"], queryFn });
+  let shown = isFollowed ? undefined : show();
+  t.after(syncTopic(cache, ["chat"], hw, "chat:1", { entity: "messages" }));
+  const { id } = await next("subscribe");
+  const begin = () => say({ type: "subscribed", id, view: 1 });
+  if (isFollowed) {
+    begin();
+    await hw.topic("chat:1").ready;
+    shown = show();
+  }
+  const at = "2026-01-31T12:00:00Z";
+  const tell = (/** @type {any[]} */ ...ops) =>
+    say({ type: "topic", view: 1, position: "1-9:9:", at, ops });
+  const texts = () => shown?.get().data?.map((/** @type {any} */ row) => row.text).join(" ");
+  const poke = () => say({ type: "poke", view: 1, position: "1-9:9:", at });
+  return { fetches, begin, tell, poke, texts };
+}
+
+test("rows of a topic are replaced, added and removed in what was fetched", async (t) => {
+  const { fetches, tell, texts } = await chat(t);
+  fetches[0]([{ id: 1, text: "a" }, { id: 2, text: "b" }, { id: 3, text: "c" }]);
+  await until(() => texts() === "a b c");
+  tell(upsert(2, "B"), upsert(4, "d"), remove(1), upsert(5, "e", "others"));
+  await until(() => texts() === "B c d");
+});
+
+test("what is told during a fetch is not lost by its result", async (t) => {
+  const { fetches, tell, texts } = await chat(t);
+  tell(upsert(1, "A"), upsert(2, "b"));
+  tell(remove(3));
+  fetches[0]([{ id: 1, text: "a" }, { id: 3, text: "c" }]);
+  await until(() => texts() === "A b");
+});
+
+test("a poke has the rows fetched again", async (t) => {
+  const { fetches, poke, texts } = await chat(t);
+  fetches[0]([{ id: 1, text: "a" }]);
+  await until(() => texts() === "a");
+  poke();
+  await until(() => fetches.length === 2);
+  fetches[1]([{ id: 1, text: "A" }]);
+  await until(() => texts() === "A");
+});
+
+test("a poke during a fetch has one more follow", async (t) => {
+  const { fetches, poke, texts } = await chat(t);
+  poke();
+  fetches[0]([{ id: 1, text: "a" }]);
+  await until(() => fetches.length === 2);
+  fetches[1]([{ id: 1, text: "A" }]);
+  await until(() => texts() === "A");
+});
+
+test("what happened between a fetch and the beginning of the topic is fetched", async (t) => {
+  const { fetches, begin, texts } = await chat(t, { isFollowed: false });
+  fetches[0]([{ id: 1, text: "a" }]);
+  await until(() => texts() === "a");
+  begin();
+  await until(() => fetches.length === 2);
+  fetches[1]([{ id: 1, text: "A" }]);
+  await until(() => texts() === "A");
+});
+
+test("a fetch that the topic begins during has one more follow", async (t) => {
+  const { fetches, begin, texts } = await chat(t, { isFollowed: false });
+  begin();
+  await until(() => fetches.length === 1);
+  fetches[0]([{ id: 1, text: "a" }]);
+  await until(() => fetches.length === 2);
+  fetches[1]([{ id: 1, text: "A" }]);
+  await until(() => texts() === "A");
+});

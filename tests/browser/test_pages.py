@@ -1,0 +1,39 @@
+"""What a gateway serves to browsers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Page
+
+from headwater.testing.served import Served, serving
+
+
+@pytest.fixture
+def served(url: str, tmp_path: Path) -> Iterator[Served]:
+    with serving(url, tmp_path) as gateway:
+        yield gateway
+
+
+async def test_a_page_of_the_gateway_imports_the_client(served: Served, page: Page) -> None:
+    await page.goto(f"{served.url}/console/")
+    names = await page.evaluate("async () => Object.keys(await import('/client/index.js'))")
+    assert names
+
+
+def test_files_are_asked_about_and_found_the_same(served: Served) -> None:
+    first = served.get("/client/index.js")
+    assert first.headers["content-type"].startswith("text/javascript")
+    assert first.headers["cache-control"] == "no-cache"
+    assert "default-src 'none'" in first.headers["content-security-policy"]
+    again = served.get("/client/index.js", headers={"if-none-match": first.headers["etag"]})
+    assert again.status_code == 304
+
+
+@pytest.mark.parametrize("path", ["/client/%2e%2e/app.py", "/client/nothing"])
+def test_nothing_else_is_served(served: Served, path: str) -> None:
+    answer = served.get(path)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "path"

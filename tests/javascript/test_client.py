@@ -1,0 +1,70 @@
+"""The JavaScript client against a real gateway: pytest sets the stage, `node --test` plays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headwater.embedded import EmbeddedPostgres
+from tests.conftest import FAST, fresh_database, passable_folder
+from tests.javascript.stage import staged
+from tests.node import node, packages
+
+CLIENT = Path(__file__).parents[2] / "clients" / "js"
+
+ALONE = ("unit", "tabs")
+STAGED = ("client", "reconnect")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedPostgres]:
+    """A PostgreSQL of one's own, to restart."""
+    with passable_folder() as folder, EmbeddedPostgres(folder / "data", settings=FAST) as server:
+        yield server
+
+
+def run(name: str, **environment: str) -> None:
+    # Node 20 has a WebSocket only for whoever asks.
+    command = [
+        str(node()),
+        "--experimental-websocket",
+        "--test",
+        str(CLIENT / "tests" / f"{name}.test.js"),
+    ]
+    done = subprocess.run(
+        command,
+        cwd=CLIENT,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", STAGED)
+def test_on_a_stage(name: str, server: EmbeddedPostgres, tmp_path: Path) -> None:
+    with (
+        fresh_database(server.url, installed=True) as database,
+        staged(server, database, tmp_path) as control,
+    ):
+        run(name, HEADWATER_STAGE=control)
+
+
+def test_types() -> None:
+    packages(CLIENT)
+    command = [str(node()), "node_modules/typescript/bin/tsc", "--project", "."]
+    done = subprocess.run(command, cwd=CLIENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_alone(name: str) -> None:
+    run(name)
