@@ -691,3 +691,60 @@ them."""
 
 VIEW_COLUMNS_REMEMBERED = 1_000
 """Aggregates of columns that are remembered between the calls of views' functions."""
+
+ACTIVITY_ROWS_MAX = 200
+"""Sessions, and as many views, that a gateway writes down for those who look: the costliest."""
+
+ACTIVITY_DETAIL_CHARS_MAX = 2_000
+"""Of what is written down of one of them. The rest is cut off."""
+
+ACTIVITY_VIEWS_SHOWN_MAX = 50
+"""Views that are named of one session."""
+
+ACTIVITY_SILENT_PERIODS = 5
+"""After so many periods without a word from it, a gateway's rows are removed by the others."""
+
+ACTIVITY_SECONDS_MAX = 10.0
+"""How long writing it down may take. Then it is given up until the next time."""
+
+ACTIVITY_TURN_ITEMS = 1_000
+"""Sessions or views that are looked through for it in one go, while everything else waits."""
+
+ADMIN_REQUESTS_AT_ONCE = 4
+"""Questions of admins that a gateway puts to the database at a time; others wait."""
+
+ADMIN_SECONDS_MAX = 5.0
+"""How long such a question may take. A search in the log says how far it came."""
+
+ADMIN_LOG_ROWS_MAX = 500
+"""Changes that one search in the log answers with."""
+
+ADMIN_LOG_STEP_ROWS_MIN = 50
+"""Changes that a search in the log looks at in one step where these are large."""
+
+ADMIN_LOG_STEP_ROWS = 500
+"""Changes that it looks at in its first step."""
+
+ADMIN_LOG_STEP_ROWS_MAX = 20_000
+"""Changes that it looks at in one step where these are small."""
+
+ADMIN_LOG_BYTES_MAX = 4_000_000
+"""Of the rows that one search in the log answers with; the answer says how to go on."""
+
+ADMIN_RATE_ROWS_MAX = 50_000
+"""The newest changes, among which those of the last minute are counted for each table."""
+
+ADMIN_TABLES_MAX = 1_000
+"""Tables that are listed."""
+
+ADMIN_HISTORY_ROWS_MAX = 500
+"""Versions of a record that are told, from the log or from the lake: the newest."""
+
+ADMIN_IMAGE_CHARS_MAX = 50_000
+"""The largest row that a search in the log shows. Of larger ones it says that they are."""
+
+ADMIN_LAKE_REQUESTS_AT_ONCE = 1
+"""Questions of admins that a gateway puts to the lake at a time; others wait."""
+
+ADMIN_LAKE_SECONDS_MAX = 60.0
+"""How long the lake may take to tell a record's history."""

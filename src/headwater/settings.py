@@ -189,6 +189,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     auth_cookie: str | None = None
     """A cookie that may carry the token."""
 
+    admin_claim: str = "headwater_admin"
+    """The claim that makes its bearer an admin, where it is `true`."""
+
+    activity: str = "2 seconds"
+    """How often a gateway writes down its sessions and views while an admin looks; 0 for never."""
+
     @property
     def retention_period(self) -> timedelta | None:
         return None if self.retention is None else parse_duration(self.retention, name="retention")
@@ -241,6 +247,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 hint=f"Three times presence_period is the least: {least:g} seconds.",
             )
         return timeout
+
+    @property
+    def activity_period(self) -> timedelta:
+        """Zero for never."""
+        if self.activity.strip() == "0":
+            return timedelta(0)
+        return parse_duration(self.activity, name="activity")
 
     @property
     def query_timeout_period(self) -> timedelta:
@@ -348,7 +361,7 @@ def check(settings: Settings) -> None:
     """Raise ConfigError for a value that cannot work; the message names the setting."""
     _ = settings.retention_period, settings.maintenance_period, settings.topic_window_period
     _ = settings.keepalive_period, settings.drain_period, settings.recheck_period
-    _ = settings.query_timeout_period, settings.mutation_timeout_period
+    _ = settings.query_timeout_period, settings.mutation_timeout_period, settings.activity_period
     _ = settings.query_sweep_period, settings.replica_wait_period
     _ = settings.lake_interval_period, settings.lake_vacuum_period
     _ = settings.lake_retention_period
@@ -398,6 +411,10 @@ def _check_auth(settings: Settings) -> None:
     _check_names("auth_algorithms", settings.auth_algorithms, ALGORITHMS)
     if not settings.auth_user_claim:
         raise ConfigError("auth_user_claim: a name is needed", hint="It is sub unless you say so.")
+    if not settings.admin_claim:
+        raise ConfigError(
+            "admin_claim: a name is needed", hint="It is headwater_admin unless you say so."
+        )
     if settings.auth_secret is not None and len(settings.auth_secret.encode()) < SECRET_BYTES_MIN:
         raise ConfigError(
             f"auth_secret: shorter than {SECRET_BYTES_MIN} bytes, so it can be guessed",

@@ -1,4 +1,4 @@
-"""Where a request comes from, as quotas count it. Pure.
+"""Where a request comes from, as quotas count it, and where it says that it goes. Pure.
 
 A proxy puts the address it was called from at the end of `X-Forwarded-For`, behind what its own
 caller wrote there. So only the part that trusted proxies wrote is believed: from the right, up to
@@ -58,6 +58,18 @@ def counted(address: str) -> str:
     """
     found = _read(address)
     return str(ip_network((found, 64), strict=False)) if isinstance(found, IPv6Address) else address
+
+
+def is_local_name(host: str | None) -> bool:
+    """Whether no name server is needed to get from this name to an address.
+
+    >>> is_local_name("localhost"), is_local_name("127.0.0.1"), is_local_name("evil.example")
+    (True, True, False)
+    """
+    try:
+        return host == "localhost" or bool(ip_address(host or ""))
+    except ValueError:
+        return False
 
 
 _WITH_PORT = re.compile(r"\[(?P<six>[^]]*)\](?::\d+)?|(?P<four>[\d.]+):\d+")

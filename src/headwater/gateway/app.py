@@ -6,9 +6,8 @@ not foresee becomes a 500 with an id, and the details go to the log only.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from ipaddress import ip_address
 
 import msgspec
 from starlette.applications import Starlette
@@ -17,7 +16,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -33,7 +32,9 @@ from headwater.errors import (
     TimedOut,
     Unauthorized,
 )
-from headwater.gateway import openapi, streams, websocket
+from headwater.gateway import openapi, pages, streams, websocket
+from headwater.gateway.addresses import is_local_name
+from headwater.gateway.admins import LOCAL_ONLY
 from headwater.gateway.auth import Credentials
 from headwater.gateway.bodies import ReanchorBody
 from headwater.gateway.connection import Connection
@@ -62,12 +63,13 @@ def create_app(
     *,
     origins: tuple[str, ...] = (),
     lifespan: Lifespan[Starlette] | None = None,
+    more: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """The app over a gateway. `lifespan` runs where it is served by itself, not where it is
-    mounted."""
+    mounted. `more` are further routes."""
 
     def route(path: str, handler: Handler, *methods: str) -> Route:
-        return Route(path, _Endpoint(gateway_of, handler), methods=methods)
+        return Route(path, Endpoint(gateway_of, handler), methods=methods)
 
     subscription = "/v1/sessions/{session}/subscriptions/{id:path}"
     routes = [
@@ -90,6 +92,8 @@ def create_app(
         Route("/healthz", healthy),
         route("/readyz", ready, "GET"),
         route("/openapi.json", described, "GET"),
+        *more,
+        *pages.routes(),
     ]
     allowed = Middleware(
         CORSMiddleware,
@@ -112,7 +116,7 @@ def create_app(
     )
 
 
-class _Endpoint:
+class Endpoint:
     """A handler as an ASGI app, with errors turned into responses."""
 
     def __init__(self, gateway_of: GatewayOf, handler: Handler) -> None:
@@ -139,7 +143,8 @@ class LocalOnly:
     """The app for those who call this machine by its number or `localhost`.
 
     A page can have its own name point at this machine, and would then be of the same origin as a
-    gateway that asks nobody for a token. A number it cannot have.
+    gateway that asks nobody for a token. A number it cannot have. Those who are let in may be
+    admins (`admins.is_here`); in any other app around the gateway, nobody is without a token.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -147,7 +152,7 @@ class LocalOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or is_local_name(HTTPConnection(scope).url.hostname):
-            await self._app(scope, receive, send)
+            await self._app({**scope, LOCAL_ONLY: True}, receive, send)
         elif scope["type"] == "websocket":
             await _deny(WebSocket(scope, receive, send), _FOREIGN, refusal(_FOREIGN))
         else:
@@ -159,18 +164,6 @@ _FOREIGN = Forbidden(
     code="host",
     hint="Configure authentication, or serve everybody with --insecure.",
 )
-
-
-def is_local_name(host: str | None) -> bool:
-    """Whether no name server is needed to get from this name to an address.
-
-    >>> is_local_name("localhost"), is_local_name("127.0.0.1"), is_local_name("evil.example")
-    (True, True, False)
-    """
-    try:
-        return host == "localhost" or bool(ip_address(host or ""))
-    except ValueError:
-        return False
 
 
 def _socket(gateway_of: GatewayOf) -> Callable[[WebSocket], Awaitable[None]]:
@@ -213,7 +206,7 @@ def refusal(error: HeadwaterError) -> Response:
     message = error_message(error)
     fields = {name: getattr(message, name) for name in _ERROR_FIELDS}
     document = {"error": {name: value for name, value in fields.items() if value is not None}}
-    return _json(document, status=_status(error), headers=headers)
+    return json_answer(document, status=_status(error), headers=headers)
 
 
 _ERROR_FIELDS = ("code", "message", "hint", "retryable", "retry_after_secs")
@@ -265,7 +258,7 @@ async def _no_such_path(request: Request, error: Exception) -> Response:
     return response
 
 
-def _json(
+def json_answer(
     document: object, *, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
     body = msgspec.json.encode(document)
@@ -285,7 +278,7 @@ async def ask(gateway: Gateway, request: Request) -> Response:
         after=parameter(request, "after"),
         parent=parent_of(request.headers),
     )
-    return _json(answer)
+    return json_answer(answer)
 
 
 async def mutate(gateway: Gateway, request: Request) -> Response:
@@ -298,7 +291,7 @@ async def mutate(gateway: Gateway, request: Request) -> Response:
         caller.identity,
         parent=parent_of(request.headers),
     )
-    return _json(answer)
+    return json_answer(answer)
 
 
 # ------------------------------------------------------------------------ sessions
@@ -315,7 +308,9 @@ async def subscribe(gateway: Gateway, request: Request) -> Response:
     wish = await read_json(request, Subscribe)
     await gateway.subscribe(connection, wish, parent=parent_of(request.headers))
     subscription = connection.session.subscriptions.get(wish.id)
-    return _json({"id": wish.id, "view": subscription.view if subscription else None}, status=201)
+    return json_answer(
+        {"id": wish.id, "view": subscription.view if subscription else None}, status=201
+    )
 
 
 async def unsubscribe(gateway: Gateway, request: Request) -> Response:
@@ -364,14 +359,14 @@ async def refresh(gateway: Gateway, request: Request) -> Response:
     body = await read_json(request, Authenticate)
     identity = await gateway.identify(Credentials(body.token))
     connection = gateway.find(request.path_params["session"], identity)
-    return _json(await gateway.authenticate(connection, body.token))
+    return json_answer(await gateway.authenticate(connection, body.token))
 
 
 async def ticket(gateway: Gateway, request: Request) -> Response:
     """A ticket to open one stream with, for those who cannot send headers."""
     caller = await admit(gateway, request)
     made = await gateway.issue_ticket(caller.identity)
-    return _json({"ticket": made.text, "expires_at": made.expires_at}, status=201)
+    return json_answer({"ticket": made.text, "expires_at": made.expires_at}, status=201)
 
 
 # ------------------------------------------------------------------------ for operators
@@ -383,15 +378,15 @@ async def metrics(gateway: Gateway, request: Request) -> Response:
 
 async def healthy(request: Request) -> Response:
     """The process answers."""
-    return _json({"status": "ok"})
+    return json_answer({"status": "ok"})
 
 
 async def ready(gateway: Gateway, request: Request) -> Response:
     """Whether clients should be sent here."""
     if gateway.trouble is not None:
-        return _json({"status": "unavailable", "reason": gateway.trouble}, status=503)
-    return _json({"status": "ok", "position": str(gateway.hub.position)})
+        return json_answer({"status": "unavailable", "reason": gateway.trouble}, status=503)
+    return json_answer({"status": "ok", "position": str(gateway.hub.position)})
 
 
 async def described(gateway: Gateway, request: Request) -> Response:
-    return _json(openapi.document(gateway.calls.queries, gateway.calls.mutations))
+    return json_answer(openapi.document(gateway.calls.queries, gateway.calls.mutations))

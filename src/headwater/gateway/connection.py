@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
+from datetime import UTC, datetime
 from typing import Any
 
 from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
@@ -37,8 +38,8 @@ class Connection:
 
     __slots__ = (
         "_active_at", "_behind_since", "_caught_up", "_lease", "_leases", "_metrics", "_requests",
-        "_room", "_tasks", "accesses", "address", "closing", "expiry", "openings", "session",
-        "sink", "transport",
+        "_room", "_tasks", "accesses", "address", "closing", "expiry", "here", "openings",
+        "session", "since", "sink", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -50,10 +51,14 @@ class Connection:
         transport: str,
         lease: Lease,
         metrics: Metrics,
+        here: bool = False,
     ) -> None:
         self.session = Session(id, identity, self)
         self.address = address
+        self.here = here
+        """Whether its client sits at this machine (`admins.is_here`)."""
         self.transport = transport
+        self.since = datetime.now(UTC)
         self.sink: Sink | None = None
         self.accesses: dict[str, dict[str, Access]] = {}
         """By subscription and table: what its rights were when last looked at."""

@@ -26,6 +26,7 @@ from headwater.errors import (
     Unavailable,
 )
 from headwater.gateway.access import Authorize
+from headwater.gateway.activity import TABLE, Activity
 from headwater.gateway.addresses import Proxies
 from headwater.gateway.auth import Authenticator, Credentials, missing
 from headwater.gateway.calls import Calls
@@ -107,9 +108,12 @@ class Gateway:
         self.stopping = False
         self._authenticator = Authenticator.from_settings(settings)
         self._topics = Topics() if topics is None else topics
-        self._rights = Rights(hub, authorize, self._topics)
+        self._rights = Rights(hub, settings, authorize, self._topics)
         self._tickets = Tickets(url)
         self._connections: dict[str, Connection] = {}
+        self.activity = Activity(
+            hub, self.metrics, self._connections.values, settings.activity_period
+        )
         self._slots: list[dict[Connection, None]] = [{} for _ in range(KEEPALIVE_SLOTS)]
         self._opened = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -117,6 +121,7 @@ class Gateway:
     async def __aenter__(self) -> Gateway:
         self._start(self._keep_alive())
         self._start(self._recheck_often())
+        self._start(self.activity.run())
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -164,8 +169,11 @@ class Gateway:
 
     # -------------------------------------------------------------------- connections
 
-    def open(self, identity: Identity, *, address: str, transport: str) -> Connection:
-        """A connection, within the quotas. Whoever opens it releases it."""
+    def open(
+        self, identity: Identity, *, address: str, transport: str, here: bool = False
+    ) -> Connection:
+        """A connection, within the quotas. Whoever opens it releases it. `here` says that its
+        client sits at this machine."""
         if self.stopping:
             raise Unavailable("the gateway is stopping", hint="Connect again in a moment.")
         lease = self.quotas.session(identity.account, address)
@@ -176,6 +184,7 @@ class Gateway:
             transport=transport,
             lease=lease,
             metrics=self.metrics,
+            here=here,
         )
         self._connections[connection.session.id] = connection
         self._opened += 1
@@ -192,6 +201,7 @@ class Gateway:
         if self._connections.pop(connection.session.id, None) is not None:
             for slot in self._slots:
                 slot.pop(connection, None)
+            self.activity.ended(connection)
             connection.release()
 
     def find(self, session: str, identity: Identity) -> Connection:
@@ -290,7 +300,7 @@ class Gateway:
         assert wish.live is not None
         query = LiveQuery.from_json(wish.live)
         identity = connection.session.identity
-        accesses = await self._rights.of(identity, [query.table])
+        accesses = await self._rights.of(connection, [query.table])
         handle = await self.hub.live(
             query,
             subscription,
@@ -300,6 +310,8 @@ class Gateway:
         )
         self._opened_with(connection, subscription, accesses, identity)
         subscription.opened(handle)
+        if handle.is_of(*TABLE):
+            self.activity.look()
 
     async def _open_query(
         self,
@@ -338,7 +350,7 @@ class Gateway:
         assert wish.changes is not None
         query = _feed_query(wish.changes)
         identity = connection.session.identity
-        accesses = await self._rights.of_feed(identity, query.tables)
+        accesses = await self._rights.of_feed(connection, query.tables)
         handle = await self.hub.feed(query, subscription, access=together(accesses))
         self._opened_with(connection, subscription, accesses, identity)
         subscription.opened(handle)

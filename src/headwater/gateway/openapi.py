@@ -111,6 +111,8 @@ _ALL = tuple(_REFUSALS)
 _USUAL = tuple(status for status in _ALL if status not in ("422", "500", "504"))
 """What any request may be answered with: those left out come from an application's function."""
 
+_ASKED = (*_USUAL, "504")
+
 
 def document(
     queries: Mapping[str, Query] | None = None, mutations: Mapping[str, Mutation] | None = None
@@ -263,6 +265,59 @@ def _paths() -> dict[str, Any]:
                 _answer("201", "The ticket, for the parameter `ticket`."),
             )
         },
+        "/v1/admin/overview": {
+            "get": _operation(
+                "For admins: the gateway, the log and what is wrong",
+                _answer("200", "As it is now."),
+                only=_ASKED,
+            )
+        },
+        "/v1/admin/tables": {
+            "get": _operation(
+                "For admins: every table, captured or not",
+                _answer("200", "The tables."),
+                only=_ASKED,
+            )
+        },
+        "/v1/admin/log": {
+            "get": _operation(
+                "For admins: search the log, newest first",
+                _answer("200", "What was found; `before` goes on from there."),
+                parameters=[
+                    _parameter("table", "query", "Changes of this table."),
+                    _parameter(
+                        "op", "query", "Of this kind.",
+                        {"enum": ["insert", "update", "delete", "truncate", "reset"]},
+                    ),
+                    _parameter("key", "query", "Of the row with this key: `7`, or `7,2026`."),
+                    _parameter("user", "query", "Made by this user."),
+                    _parameter("text", "query", "With this text anywhere in the row."),
+                    *_SEARCH,
+                ],
+                only=_ASKED,
+            )
+        },
+        "/v1/admin/history/{table}/{key}": {
+            "get": _operation(
+                "For admins: what became of a row",
+                _answer("200", "Its changes in the log, and what the lake knows."),
+                parameters=[
+                    _parameter("table", "path", "The table."),
+                    _parameter("key", "path", "The row's key: `7`, or `7,2026`."),
+                    _parameter("lake", "query", "Whether to ask the lake, too.", _FLAG),
+                    *_SEARCH,
+                ],
+                only=_ASKED,
+            )
+        },
+        "/v1/admin/explain": {
+            "get": _operation(
+                "For admins: how a live query is served",
+                _answer("200", "Its place in the router, its first read, the index for it."),
+                parameters=[_json_parameter("q", _ref("LiveQuery"))],
+                only=_ASKED,
+            )
+        },
         "/metrics": {"get": _plain_operation("Metrics for Prometheus", "text/plain")},
         "/healthz": {"get": _plain_operation("Whether the process answers", "application/json")},
         "/readyz": {
@@ -296,6 +351,14 @@ def _json_parameter(name: str, schema: dict[str, Any], *, required: bool = True)
     content = {"application/json": {"schema": schema}}
     return {"name": name, "in": "query", "required": required, "content": content}
 
+
+_SEARCH = [
+    _parameter("before", "query", "Where an earlier answer ended."),
+    _parameter(
+        "limit", "query", "At most so many.",
+        {"type": "integer", "minimum": 1, "maximum": limits.ADMIN_LOG_ROWS_MAX},
+    ),
+]  # fmt: skip
 
 _NAME = _parameter("name", "path", "The name it is registered under.")
 _ANY_ARGUMENTS = {"type": "object"}

@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import HTTPConnection, Request
 
 from headwater.errors import Forbidden, InvalidQuery, LimitExceeded
+from headwater.gateway.admins import is_here
 from headwater.gateway.auth import find_token
 from headwater.gateway.gateway import Gateway
 from headwater.identity import Identity
@@ -23,12 +24,16 @@ Body = TypeVar("Body")
 class Caller:
     """Who makes a request, and from where."""
 
-    __slots__ = ("address", "by_cookie", "identity")
+    __slots__ = ("address", "by_cookie", "here", "identity")
 
-    def __init__(self, identity: Identity, address: str, *, by_cookie: bool = False) -> None:
+    def __init__(
+        self, identity: Identity, address: str, *, by_cookie: bool = False, here: bool = False
+    ) -> None:
         self.identity = identity
         self.address = address
         self.by_cookie = by_cookie
+        self.here = here
+        """Whether it sits at this machine (`admins.is_here`)."""
 
 
 async def admit(gateway: Gateway, request: HTTPConnection) -> Caller:
@@ -43,7 +48,8 @@ async def admit(gateway: Gateway, request: HTTPConnection) -> Caller:
     identity = await gateway.identify(found)
     if identity.account is not None:
         gateway.count_request(identity.account, address)
-    return Caller(identity, address, by_cookie=found.from_cookie)
+    here = is_here(request, settings)
+    return Caller(identity, address, by_cookie=found.from_cookie, here=here)
 
 
 def counted_address(gateway: Gateway, request: HTTPConnection) -> str:

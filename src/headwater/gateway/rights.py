@@ -1,7 +1,8 @@
 """What a connection may see of a table: decided when it subscribes, and again every now and then.
 
-What a reactive query tells is its own decision, and that of the database: with a new token it goes
-on for who its caller is now.
+Tables of Headwater itself are for admins, whatever the application's rule says of them; they are
+read as Headwater's own role. What a reactive query tells is its own decision, and that of the
+database: with a new token it goes on for who its caller is now.
 Not to know is not to allow. What cannot be decided just now, because the database is away, stays as
 it is until it can; whatever else goes wrong ends the subscription.
 """
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 
 from headwater.errors import Forbidden, HeadwaterError, InvalidQuery
 from headwater.gateway.access import Authorize, decide
+from headwater.gateway.admins import is_admin, not_admin
 from headwater.gateway.connection import Connection
 from headwater.gateway.session import (
     AnySubscription,
@@ -28,31 +30,48 @@ from headwater.hub.subscriber import Access
 from headwater.identity import Identity
 from headwater.limits import RECHECKS_AT_ONCE, RECONNECT_SECONDS
 from headwater.live.filter import EVERYTHING
+from headwater.settings import Settings
 from headwater.topics.definitions import TopicDefinition, Topics
 
 logger = logging.getLogger(__name__)
+
+_ALL = ""
+"""Stands for all tables, of which an admin's feed has every row. No table has this name."""
 
 
 class Rights:
     """The rights of all connections of a gateway."""
 
-    def __init__(self, hub: Hub, authorize: Authorize | None, topics: Topics) -> None:
+    def __init__(
+        self, hub: Hub, settings: Settings, authorize: Authorize | None, topics: Topics
+    ) -> None:
         self._hub = hub
+        self._settings = settings
         self._authorize = authorize
         self._topics = topics
 
-    async def of(self, identity: Identity, tables: list[str]) -> dict[str, Access]:
-        """What a user may see of each table. The rule hears the table's own name, however the
-        client spelled it."""
+    async def of(self, connection: Connection, tables: list[str]) -> dict[str, Access]:
+        """What a connection may see of each table. The rule hears the table's own name, however
+        the client spelled it."""
+        identity = connection.session.identity
         accesses = {}
         for name in tables:
-            known = await self._hub.tables.find(name)
-            accesses[name] = await decide(self._authorize, identity, known.table.label)
+            table = (await self._hub.tables.find(name)).table
+            if table.is_system:
+                if not self._is_admin(connection, identity):
+                    raise not_admin(self._settings, f"table {table.label}")
+                accesses[name] = Access()
+            else:
+                accesses[name] = await decide(self._authorize, identity, table.label)
         return accesses
 
-    async def of_feed(self, identity: Identity, tables: tuple[str, ...]) -> dict[str, Access]:
+    async def of_feed(self, connection: Connection, tables: tuple[str, ...]) -> dict[str, Access]:
+        """The same of the tables of a feed; of everything, where none is named."""
         if tables:
-            return await self.of(identity, list(tables))
+            return await self.of(connection, list(tables))
+        identity = connection.session.identity
+        if self._is_admin(connection, identity):
+            return {_ALL: Access(whole=True)}
         if self._authorize is not None or identity.role is not None:
             raise InvalidQuery(
                 "name the tables: what you may see is decided for each of them",
@@ -73,6 +92,9 @@ class Rights:
                 if access.where != EVERYTHING:
                     raise _some_rows(definition, name)
         return Access(identity.role, identity.claims_json)
+
+    def _is_admin(self, connection: Connection, identity: Identity) -> bool:
+        return is_admin(self._settings, identity, here=connection.here)
 
     # -------------------------------------------------------------------- and again
 
@@ -146,21 +168,34 @@ class Rights:
         self, connection: Connection, subscription: LiveSubscription | FeedSubscription
     ) -> None:
         known = connection.accesses[subscription.id]
-        accesses = await self.of(connection.session.identity, list(known))
+        if isinstance(subscription, FeedSubscription):
+            accesses = await self._of_feed_again(connection, known)
+        else:
+            accesses = await self.of(connection, list(known))
         if accesses != known and not subscription.over:
             await self._change_access(subscription, accesses)
             if not subscription.over:
                 connection.accesses[subscription.id] = accesses
 
+    async def _of_feed_again(
+        self, connection: Connection, known: dict[str, Access]
+    ) -> dict[str, Access]:
+        try:
+            return await self.of_feed(connection, tuple(name for name in known if name != _ALL))
+        except InvalidQuery:  # All tables, and no longer an admin.
+            raise _changed() from None
+
     async def _change_access(
         self, subscription: LiveSubscription | FeedSubscription, accesses: dict[str, Access]
     ) -> None:
         if isinstance(subscription, FeedSubscription) or subscription.handle is None:
-            raise Forbidden(
-                "what you may see has changed", code="access_changed", hint="Subscribe again."
-            )
+            raise _changed()
         (access,) = accesses.values()
         await subscription.handle.change_access(access)
+
+
+def _changed() -> Forbidden:
+    return Forbidden("what you may see has changed", code="access_changed", hint="Subscribe again.")
 
 
 def _asks_the_application(connection: Connection) -> bool:

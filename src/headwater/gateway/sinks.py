@@ -36,6 +36,11 @@ class Sink(Protocol):
     on_drain: Callable[[], None] | None
     """Called when `buffered` has fallen to SINK_LOW_BYTES after having been above."""
 
+    sent: int
+    """Frames so far."""
+    sent_bytes: int
+    """Of these frames, as they are handed on: before WebSocket compression, after ours."""
+
     @property
     def buffered(self) -> int:
         """Bytes that the network has not taken yet; may be 0 for less than SINK_LOW_BYTES."""
@@ -159,7 +164,8 @@ class TransportSink:
 
     __slots__ = (
         "_behind", "_chunked", "_compressor", "_connection", "_form", "_is_lost", "_is_open",
-        "_send", "_transport", "_waiter", "_write", "on_drain",
+        "_send", "_transport", "_waiter", "_write", "on_drain", "sent",
+        "sent_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -172,6 +178,7 @@ class TransportSink:
         chunked: bool,
     ) -> None:
         self.on_drain: Callable[[], None] | None = None
+        self.sent = self.sent_bytes = 0
         self._connection = connection
         self._transport = connection.transport
         self._write = connection.transport.write
@@ -198,7 +205,10 @@ class TransportSink:
         if self._behind and self.buffered > SINK_BYTES_MAX:
             self.abort()
         if self._is_open:
-            self._write(self._form(frame))
+            data = self._form(frame)
+            self._write(data)
+            self.sent += 1
+            self.sent_bytes += len(data)
 
     def close(self) -> None:
         self._is_open = False
@@ -282,6 +292,7 @@ class _QueuedSink(ABC):
 
     def __init__(self, send: Send) -> None:
         self.on_drain: Callable[[], None] | None = None
+        self.sent = self.sent_bytes = 0
         self._send = send
         self._queue = deque[Frame]()
         self._bytes = 0
@@ -301,6 +312,8 @@ class _QueuedSink(ABC):
         if self._is_open:
             self._queue.append(frame)
             self._bytes += frame.size
+            self.sent += 1
+            self.sent_bytes += frame.size
             self._wake.set()
 
     def close(self) -> None:

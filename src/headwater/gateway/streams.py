@@ -79,7 +79,9 @@ async def _open(
     needed to get there is forgotten while it lasts: it may be one of very many, and last for
     days."""
     transport = "sse" if content_type == EVENTS else "ndjson"
-    connection = gateway.open(caller.identity, address=caller.address, transport=transport)
+    connection = gateway.open(
+        caller.identity, address=caller.address, transport=transport, here=caller.here
+    )
     try:
         if wish is not None:
             await gateway.subscribe(connection, wish, parent=parent_of(request.headers))

@@ -54,7 +54,9 @@ class _Socket(WebSocketSink):
 async def serve(gateway: Gateway, websocket: WebSocket) -> None:
     """Serve one connection until it ends. Raises what refuses it, before it is accepted."""
     caller = await admit(gateway, websocket)
-    connection = gateway.open(caller.identity, address=caller.address, transport="websocket")
+    connection = gateway.open(
+        caller.identity, address=caller.address, transport="websocket", here=caller.here
+    )
     try:
         await websocket.accept()
         await _converse(gateway, websocket, connection)

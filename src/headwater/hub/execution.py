@@ -79,7 +79,9 @@ class Execution:
         began = time.perf_counter()
         fenced = self._needs_fence(group)
         value, error = await self._call(connection, group, executed, fenced)
-        self.metrics.query_seconds.observe(time.perf_counter() - began)
+        took = time.perf_counter() - began
+        self.metrics.query_seconds.observe(took)
+        group.cost.ran(took)
         group.losses = 0
         outcome = Outcome(moment, reason, value=value, error=error, seen=seen)
         outcome = await self._with_reads(outcome, group, executed)

@@ -18,6 +18,7 @@ import msgspec
 from headwater import limits
 from headwater.errors import Forbidden, HeadwaterError, InvalidQuery
 from headwater.hub.catch_up import FeedSubscription
+from headwater.hub.costs import Cost
 from headwater.hub.subscriber import Access, Subscriber
 from headwater.hub.tables import KnownTable
 from headwater.hub.visibility import feed_rights
@@ -66,6 +67,7 @@ class FeedView:
         self.filter: FeedFilter | None = None
         self.guard: FeedGuard | None = None
         self.subscribers: dict[FeedSubscription, None] = {}
+        self.cost = Cost()
 
     def wants(self, table: Table) -> bool:
         return table.oid in self.tables
@@ -73,8 +75,10 @@ class FeedView:
     def may_meet(self, table: Table) -> bool:
         """Whether this is new and its own, if all may read it: it follows everything, or the table
         has the name of one that it follows."""
-        known = table.oid in self.tables
-        return not known and (self.everything or (table.schema, table.name) in self.names)
+        if table.oid in self.tables:
+            return False
+        everything = self.everything and not table.is_system
+        return everything or (table.schema, table.name) in self.names
 
     def seen(self, transaction: Transaction) -> Transaction | None:
         """What of a transaction the feed carries. Raises InvalidQuery or Undecided where that
@@ -132,7 +136,9 @@ class Feeds:
                 "a filter needs exactly one table", path="where", hint="Open a feed for each."
             )
         identity = (
-            frozenset(known.table.oid for known in tables) if query.tables else access.role,
+            frozenset(known.table.oid for known in tables)
+            if query.tables
+            else (access.role, access.whole),
             repr(filters),
             query.format,
         )
@@ -205,6 +211,8 @@ class Feeds:
             frame = self.frame(view, seen, self._hub.progress.durable) if seen or quiet else None
             for subscription in tuple(view.subscribers):
                 subscription.flushed(seen, frame)
+            if frame is not None and seen:
+                view.cost.sent(frame, len(view.subscribers))
 
     def frame(
         self, view: FeedView, transactions: Sequence[Transaction], position: Position
@@ -291,7 +299,7 @@ _ENABLED = """
     select format('%I.%I', n.nspname, c.relname)
     from headwater.tables t
     join pg_class c on c.oid = t.relid join pg_namespace n on n.oid = c.relnamespace
-    where t.enabled
+    where t.enabled and n.nspname <> 'headwater'
 """
 _SECURED = """
     select case when n.nspname = 'public' then relname else n.nspname || '.' || relname end,

@@ -120,15 +120,19 @@ class Flusher:
     def _apply(self, step: Step) -> None:
         """A fault in one view harms nobody else."""
         if step.error is None:
+            began = time.perf_counter()
             try:
                 step.apply()
             except Exception as error:
                 logger.exception("view %d cannot take its changes", step.view.id)
                 step.error = error
+            if step.changes:
+                step.view.cost.ran(time.perf_counter() - began)
 
     def _measure(self, written: datetime, new: list[Transaction], views: int, took: float) -> None:
         metrics, now = self._hub.metrics, time.time()
-        changes = sum(len(transaction.changes) for transaction in new)
+        # What Headwater itself writes down is not what anybody means by changes.
+        changes = sum(not each.table.is_system for one in new for each in one.changes)
         metrics.flushes.inc()
         metrics.changes.inc(changes)
         metrics.flush_seconds.observe(took)
@@ -221,6 +225,7 @@ class Flusher:
         hub.emitting = True
         for view, frame in frames:
             fan_out(view.subscribers, frame, hub.flushes)
+            view.cost.sent(frame, len(view.subscribers))
         for view, frame in frames:
             if not view.removed:
                 hub.lives.recents.add(view.recent, frame, hub.position_text)

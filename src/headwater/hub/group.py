@@ -20,6 +20,7 @@ import msgspec
 from headwater import limits
 from headwater.errors import HeadwaterError
 from headwater.hub.arrival import Arrival
+from headwater.hub.costs import Cost
 from headwater.hub.subscriber import Subscriber
 from headwater.identity import Identity
 from headwater.model import Position
@@ -63,7 +64,7 @@ class Group:
     """The shared state behind the same calls."""
 
     __slots__ = (
-        "_digest", "_rows", "analyses", "answered_at", "arguments", "changed_at", "delayed",
+        "_digest", "_rows", "analyses", "answered_at", "arguments", "changed_at", "cost", "delayed",
         "error", "everything", "id", "identity", "joining", "key", "losses", "query", "reads",
         "reason", "result", "retries", "seen", "since", "state", "statements", "subscribers",
         "told_error", "touched_at", "trace_id", "uncaptured", "waiters",
@@ -107,6 +108,7 @@ class Group:
         self.losses = 0
         """How often its connection was lost while it was executed, one after the other."""
         self.delayed: asyncio.TimerHandle | None = None
+        self.cost = Cost()
         self._digest = b""
         self._rows: Rows | None = None
 

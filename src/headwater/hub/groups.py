@@ -285,11 +285,12 @@ class Groups:
             self._touch_all(self.analyst.forget(altered))
 
     def tell(self, transactions: Iterable[Transaction]) -> None:
-        """Tell the application of the changes."""
+        """Tell the application of the changes, of its own tables."""
         if self._events.wanted("change"):
             for transaction in transactions:
                 for change in transaction.changes:
-                    self._events.emit(_change_event(change, transaction.position))
+                    if not change.table.is_system:
+                        self._events.emit(_change_event(change, transaction.position))
 
     def _touch(self, group: Group, flush: int, reason: Reason = "change") -> None:
         group.touched_at = flush
@@ -412,6 +413,7 @@ class Groups:
             frame = group.present(False, None)
             for subscription in whole:
                 subscription.deliver(frame)
+            group.cost.sent(frame, len(whole))
         by_row = [each for each in subscribers if each.delta]
         if not by_row:
             group.forget_rows()  # nobody was told of them, or who was begins again
@@ -419,6 +421,7 @@ class Groups:
         if deltas is not None:
             for subscription in by_row:
                 subscription.deliver(deltas)
+            group.cost.sent(deltas, len(by_row))
 
     def _row_deltas(self, group: Group, recovered: bool) -> Frame | None:
         if recovered:

@@ -17,6 +17,7 @@ import msgspec
 from headwater import limits
 from headwater.errors import HeadwaterError
 from headwater.hub.arrival import Arrival
+from headwater.hub.costs import Cost
 from headwater.hub.questions import Scope
 from headwater.hub.recent import Recent
 from headwater.hub.subscriber import Access, Subscriber
@@ -53,7 +54,7 @@ class LiveView(View):
     """The shared state behind identical live queries."""
 
     __slots__ = (
-        "_whole", "known", "live", "openings", "recent", "removed", "verifiers",
+        "_whole", "cost", "known", "live", "openings", "recent", "removed", "verifiers",
         "waiting", "wish",
     )  # fmt: skip
 
@@ -70,23 +71,34 @@ class LiveView(View):
         self.waiting: list[LiveSubscription] = []
         self.recent = Recent()
         self.verifiers = 0
+        self.cost = Cost()
         self._whole: dict[ResetReason | None, Frame] = {}
 
     # -------------------------------------------------------------------- what it shows
 
     def info(self) -> ViewInfo:
-        held = self.state.buffered if isinstance(self.state, Window) else len(self.state.members)
-        told = sum(len(opening.told) for opening in self.openings)
         return ViewInfo(
             self.id,
             self.query.table.label,
             self.wish.to_json(),
             self.query.mode,
             None if self.scope is None else self.scope.role,
-            len(self.subscribers) + len(self.waiting) + told,
-            held,
+            self.followers,
+            self.held,
             self.live,
         )
+
+    @property
+    def followers(self) -> int:
+        """How many follow it, or will when its result is there."""
+        told = sum(len(opening.told) for opening in self.openings)
+        return len(self.subscribers) + len(self.waiting) + told
+
+    @property
+    def held(self) -> int:
+        """Rows in memory; of a streamed result, their keys."""
+        state = self.state
+        return state.buffered if isinstance(state, Window) else len(state.members)
 
     def rows(self) -> tuple[Enter, ...]:
         """The visible rows as they are sent."""
@@ -274,6 +286,14 @@ class LiveSubscription:
     def view(self) -> int:
         assert self.target is not None, "it has not begun"
         return self.target.id
+
+    def is_of(self, schema: str, name: str) -> bool:
+        """Whether it is over this table."""
+        view = self.target
+        return view is not None and (view.known.table.schema, view.known.table.name) == (
+            schema,
+            name,
+        )
 
     def close(self) -> None:
         """End it; nothing is delivered any more."""

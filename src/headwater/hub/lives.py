@@ -66,6 +66,11 @@ class Lives:
     def __iter__(self) -> Iterator[LiveView]:
         return iter(list(self.views))
 
+    def is_followed(self, schema: str, name: str) -> bool:
+        """Whether anybody follows a live query over a table."""
+        shapes = self._shapes.get((schema, name), {})
+        return any(view.followers for views in shapes.values() for view in views)
+
     # -------------------------------------------------------------------- joining
 
     async def join(
@@ -78,7 +83,7 @@ class Lives:
     ) -> LiveSubscription:
         """Take part in a live query; see `Hub.live`."""
         subscription = LiveSubscription(self, query, subscriber, access, verify)
-        bound = await self._bind(query, access)
+        bound = await self.bind(query, access)
         await self._hub.between()
         self._join(subscription, *bound, since=since)
         try:
@@ -88,8 +93,15 @@ class Lives:
             raise
         return subscription
 
-    async def _bind(self, query: LiveQuery, access: Access) -> Bound:
+    async def bind(self, query: LiveQuery, access: Access) -> Bound:
         """The query, checked against its table as it is now, and as whom it is read."""
+        wish, bound, known = await self.check(query, access)
+        return wish, bound, known, await scope_of(self._hub.tables, known, bound, access)
+
+    async def check(
+        self, query: LiveQuery, access: Access
+    ) -> tuple[LiveQuery, BoundQuery, KnownTable]:
+        """The query, checked against its table as it is now, whoever may read that."""
         if not self._hub.ready:
             raise self._hub.unavailable()
         known = await self._hub.tables.find(query.table)
@@ -100,7 +112,7 @@ class Lives:
             wish = msgspec.structs.replace(query, where=query.where & access.where)
         # What the authorisation hook adds may use any column.
         bound = BoundQuery(wish, known.table, msgspec.structs.replace(rules, filterable=None))
-        return wish, bound, known, await scope_of(self._hub.tables, known, bound, access)
+        return wish, bound, known
 
     def _join(
         self,
@@ -334,7 +346,7 @@ class Lives:
         while True:
             await self._hub.until_ready()
             try:
-                return await self._bind(query, access)
+                return await self.bind(query, access)
             except Unavailable:
                 await asyncio.sleep(limits.RECONNECT_SECONDS[0])
 
@@ -493,7 +505,7 @@ class Lives:
         while True:
             old = (subscription.query, subscription.access)
             query, access = changed(*old)
-            bound = await self._bind(query, access)
+            bound = await self.bind(query, access)
             await self._hub.between()
             if subscription.query is old[0] and subscription.access is old[1]:
                 break  # else it moved meanwhile, and what it left shall not come back

@@ -17,11 +17,13 @@ class Access(msgspec.Struct, frozen=True):
 
     `role` is the database role it reads as, None for Headwater's own; `claims` is the JSON text
     that policies find in `request.jwt.claims`. Only rows that match `where` are ever its own.
+    `whole` is for admins, whom row-level security hides nothing of a change feed from.
     """
 
     role: str | None = None
     claims: str = "{}"
     where: Filter = EVERYTHING
+    whole: bool = False
 
 
 class Subscriber(Protocol):

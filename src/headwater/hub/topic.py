@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from headwater import limits
+from headwater.hub.costs import Cost
 from headwater.hub.tables import KnownTable
 from headwater.hub.topic_rows import KeyReader
 from headwater.log.signals import channel_of, is_signals
@@ -80,7 +81,7 @@ class TopicView:
     are still being collected."""
 
     __slots__ = (
-        "channel", "definition", "due", "id", "name", "pending", "safe", "subscribers",
+        "channel", "cost", "definition", "due", "id", "name", "pending", "safe", "subscribers",
     )  # fmt: skip
 
     def __init__(self, id: int, name: str, definition: TopicDefinition) -> None:
@@ -92,6 +93,7 @@ class TopicView:
         self.pending: News | None = None
         self.due = 0.0
         self.safe: Place | None = None
+        self.cost = Cost()
 
     def settle(self, news: News, rows: Mapping[Key, Row], known: KnownTable) -> None:
         """Say of each row that was named what was read of it."""

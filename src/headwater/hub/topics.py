@@ -307,6 +307,7 @@ class Topics:
                 frame = view.frame(news, text, handout.parents_of(news))
                 for subscription in tuple(view.subscribers):
                     subscription.deliver(frame)
+                view.cost.sent(frame, len(view.subscribers))
         for subscription, news in handout.joining.items():
             parents = handout.parents_of(news)
             subscription.join(subscription.topic.frame(news, text, parents))

@@ -160,7 +160,7 @@ async def feed_rights(
     no = no or _no_feed
     role = access.role
     if role is None:
-        if secured:
+        if secured and not access.whole:
             raise no(label)
         return
     rights = await _rights(tables, oid, secured, role)

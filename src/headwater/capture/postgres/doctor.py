@@ -42,7 +42,7 @@ async def examine(connection: Connection) -> list[Finding]:
         ]
     findings.append(await _installation(connection))
     if await schema.installed_version(connection) == schema.LATEST:
-        findings += [_table(table) for table in await triggers.list_tables(connection)]
+        findings += [of_table(table) for table in await triggers.list_tables(connection)]
     return findings
 
 
@@ -181,7 +181,8 @@ async def _notifications(connection: Connection) -> Finding:
     return Finding("notifications", "ok", "the queue is all but empty")
 
 
-def _table(table: triggers.CapturedTable) -> Finding:
+def of_table(table: triggers.CapturedTable) -> Finding:
+    """How it stands with a table that was enabled."""
     topic = f"table {table.name}"
     if not table.exists:
         return Finding(topic, "warn", "was enabled and no longer exists")

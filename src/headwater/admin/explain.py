@@ -1,0 +1,152 @@
+"""How a live query is served: where the router files it, what its first read is, which index helps.
+
+Whether an index serves a query is asked of the planner with table scans and sorts made expensive:
+on a small table it would rather read all of it, whatever indexes there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import psycopg
+
+from headwater.database import Connection
+from headwater.hub.hub import Hub
+from headwater.hub.subscriber import Access
+from headwater.live.filter import EVERYTHING
+from headwater.live.filter_sql import Sql
+from headwater.live.filter_terms import HIGHEST, LOWEST, Between, Equal, Term, terms
+from headwater.live.query import BoundQuery, LiveQuery
+from headwater.live.statements import statement
+from headwater.live.view import new_state
+
+
+class Filed(msgspec.Struct, frozen=True):
+    """A term that the router files a query under."""
+
+    index: str
+    """`equality`, a hash map; or `range`, an interval structure."""
+    column: str
+    text: str
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What the planner would do now."""
+
+    scan: str
+    sorts: bool
+    rows: float
+    cost: float
+
+
+class Explained(msgspec.Struct, frozen=True):
+    """`filed` is None where every change of the table is looked at. `index` is one that could serve
+    the first read; `serves_filter` and `serves_order` say what of it; `suggestion` what would."""
+
+    table: str
+    key: tuple[str, ...]
+    mode: str
+    filed: list[Filed] | None
+    sql: str
+    values: list[str]
+    plan: Plan
+    index: str | None
+    serves_filter: bool
+    serves_order: bool
+    suggestion: str | None
+
+
+async def explain(hub: Hub, connection: Connection, query: LiveQuery) -> Explained:
+    """Raises what subscribing would, but for what it says of the subscriber's rights: no row is
+    read."""
+    _, bound, known = await hub.lives.check(query, Access())
+    (need, *_) = new_state(bound).needs
+    first = statement(bound, need)
+    now = await _plan(connection, first)
+    async with connection.transaction(force_rollback=True):
+        await connection.execute("set local enable_seqscan = off")
+        await connection.execute("set local enable_sort = off")
+        best = await _plan(connection, first)
+    nodes = list(_nodes(best))
+    index = next((node["Index Name"] for node in nodes if "Index Name" in node), None)
+    serves_order = not any("Sort" in node["Node Type"] for node in nodes)
+    filters = bound.where != EVERYTHING
+    serves_filter = index is not None and not any("Filter" in node for node in nodes)
+    filed = terms(bound.where, bound.table)
+    return Explained(
+        known.table.label,
+        known.table.key,
+        bound.mode,
+        None if filed is None else [_filed(term) for term in filed],
+        *_shown(first),
+        _read(now),
+        index,
+        serves_filter or not filters,
+        serves_order,
+        None if (serves_filter or not filters) and serves_order else _suggestion(bound, filed),
+    )
+
+
+def _filed(term: Term) -> Filed:
+    match term:
+        case Equal(column, value):
+            text = f"{column} is null" if value is None else f"{column} = {value}"
+            return Filed("equality", column, text)
+        case Between(column, low, high):
+            parts = [column]
+            if low != LOWEST:
+                parts.insert(0, f"{low[1]} ≤")
+            if high != HIGHEST:
+                parts.append(f"≤ {high[1]}")
+            return Filed("range", column, " ".join(parts))
+
+
+def _shown(sql: Sql) -> tuple[str, list[str]]:
+    """The statement with numbered placeholders, and their values."""
+    text = sql.text
+    for number in range(1, len(sql.values) + 1):
+        text = text.replace("%s", f"${number}", 1)
+    return text.replace("%%", "%"), [str(value) for value in sql.values]
+
+
+async def _plan(connection: Connection, sql: Sql) -> dict[str, Any]:
+    async with psycopg.AsyncClientCursor(connection) as cursor:
+        await cursor.execute(f"explain (format json) {sql.text}".encode(), sql.values)
+        row = await cursor.fetchone()
+    assert row is not None
+    plan: dict[str, Any] = row[0][0]["Plan"]
+    return plan
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from _nodes(child)
+
+
+def _read(plan: dict[str, Any]) -> Plan:
+    nodes = list(_nodes(plan))
+    scans = [node for node in nodes if "Scan" in node["Node Type"]]
+    names = [
+        f"{node['Node Type']} {node.get('Index Name', '')}".strip() for node in scans or nodes[:1]
+    ]
+    return Plan(
+        ", ".join(dict.fromkeys(names)),
+        any("Sort" in node["Node Type"] for node in nodes),
+        plan["Plan Rows"],
+        plan["Total Cost"],
+    )
+
+
+def _suggestion(query: BoundQuery, filed: tuple[Term, ...] | None) -> str:
+    """An index that begins with what must be equal and goes on with the order; a range comes last,
+    or it would keep the index from serving the order."""
+    equal = [term.column for term in filed or () if isinstance(term, Equal)]
+    ordered = [str(by) for by in query.order.by]
+    names = [by.partition(" ")[0].strip('"') for by in ordered]
+    ranged = [t.column for t in filed or () if isinstance(t, Between) and t.column not in names]
+    first = [column for column in dict.fromkeys(equal) if column not in names]
+    columns = ", ".join([*first, *ordered, *dict.fromkeys(ranged)])
+    return f"create index on {query.table.label} ({columns})"

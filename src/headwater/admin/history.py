@@ -1,0 +1,91 @@
+"""What became of a record: from the log, and what is older from the lake.
+
+The lake is asked where a pipeline runs beside it whose Spark answers; starting one for a question
+takes longer than a page waits, so otherwise the answer is the command that does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from headwater.admin.search import Found
+from headwater.errors import TimedOut
+from headwater.limits import ADMIN_HISTORY_ROWS_MAX, ADMIN_LAKE_SECONDS_MAX
+from headwater.pipeline import standing
+from headwater.pipeline.questions import History, ask
+
+
+class Version(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A version of a record in the lake."""
+
+    at: datetime | None
+    op: str
+    before: msgspec.Raw | None = None
+    after: msgspec.Raw | None = None
+    user: str | None = None
+    function: str | None = None
+    trace: str | None = None
+
+
+class Record(msgspec.Struct, frozen=True):
+    """`lake` has what the lake knows, where it was asked and could answer; `command` is how to ask
+    it otherwise."""
+
+    log: Found
+    lake: list[Version] | None
+    command: str
+    trouble: str | None = None
+
+
+def command(table: str, key: tuple[str, ...]) -> str:
+    """What to type for the whole history.
+
+    >>> command("sales.orders", ("7", "a b"))
+    "headwater history sales.orders 7 'a b'"
+    """
+    return shlex.join(["headwater", "history", table, *key])
+
+
+async def from_lake(
+    lake: str, table: str, key: tuple[str, ...], turns: asyncio.Semaphore
+) -> list[Version] | None:
+    """What the lake knows of a record, newest first; None where no pipeline answers. `turns` are of
+    those who ask it: each keeps a thread for as long as it takes."""
+    try:
+        async with asyncio.timeout(ADMIN_LAKE_SECONDS_MAX), turns:
+            return await asyncio.to_thread(_ask, lake, History(table, key, plain=True))
+    except TimeoutError:
+        raise TimedOut(
+            f"the lake did not answer within {ADMIN_LAKE_SECONDS_MAX:.0f} seconds",
+            hint=f"Ask it by itself: {command(table, key)}",
+        ) from None
+
+
+def _ask(lake: str, question: History) -> list[Version] | None:
+    service = standing.find(lake)
+    if service is None:
+        return None
+    found = ask(service, question, patience=ADMIN_LAKE_SECONDS_MAX)
+    newest = found.slice(max(0, found.num_rows - ADMIN_HISTORY_ROWS_MAX))
+    return [_version(row) for row in reversed(newest.to_pylist())]
+
+
+def _version(row: dict[str, Any]) -> Version:
+    return Version(
+        row["valid_from"],
+        row["op"],
+        _raw(row["before"]),
+        _raw(row["after"]),
+        row["user_id"],
+        row["function_name"],
+        row["trace_id"],
+    )
+
+
+def _raw(text: str | None) -> msgspec.Raw | None:
+    return None if text is None else msgspec.Raw(text.encode())

@@ -1,0 +1,227 @@
+"""The paths below `/v1/admin/`, for admins only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import TypeAlias
+
+import msgspec
+import psycopg
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from headwater import status
+from headwater.admin.explain import explain as explained
+from headwater.admin.history import Record, command, from_lake
+from headwater.admin.search import Search, search
+from headwater.admin.tables import list_tables
+from headwater.capture.postgres import doctor, triggers
+from headwater.capture.postgres.doctor import Finding
+from headwater.database import Connection, connect, translated
+from headwater.errors import HeadwaterError, InvalidQuery, TimedOut
+from headwater.gateway.admins import is_admin, not_admin
+from headwater.gateway.app import Endpoint, GatewayOf, Handler, json_answer
+from headwater.gateway.gateway import Gateway
+from headwater.gateway.requests import Caller, admit, flag, parameter, parse_json
+from headwater.limits import (
+    ADMIN_HISTORY_ROWS_MAX,
+    ADMIN_LAKE_REQUESTS_AT_ONCE,
+    ADMIN_REQUESTS_AT_ONCE,
+    ADMIN_SECONDS_MAX,
+)
+from headwater.live.query import LiveQuery
+from headwater.log import cursors
+from headwater.log.cursors import Cursor
+from headwater.status import LogStatus
+
+Answering: TypeAlias = Callable[["Asking"], Awaitable[object]]
+"""What answers a question, with something that can be JSON."""
+
+Finishing: TypeAlias = Callable[[Gateway, Request, object], Awaitable[object]]
+"""What adds to an answer that for which no database is needed."""
+
+
+def routes(gateway_of: GatewayOf) -> list[BaseRoute]:
+    """The paths, over a gateway."""
+    at_once = asyncio.Semaphore(ADMIN_REQUESTS_AT_ONCE)
+    lake_turns = asyncio.Semaphore(ADMIN_LAKE_REQUESTS_AT_ONCE)
+
+    async def with_lake(gateway: Gateway, request: Request, answer: object) -> object:
+        assert isinstance(answer, Record)
+        return await ask_lake(gateway, request, answer, lake_turns)
+
+    def route(path: str, answering: Answering, finishing: Finishing | None = None) -> Route:
+        endpoint = Endpoint(gateway_of, _for_admins(answering, at_once, finishing))
+        return Route(f"/v1/admin{path}", endpoint, methods=["GET"])
+
+    return [
+        route("/overview", overview),
+        route("/tables", tables),
+        route("/log", log),
+        route("/history/{table}/{key:path}", history, with_lake),
+        route("/explain", explain),
+    ]
+
+
+class Asking:
+    """A question of an admin, and a connection to answer it by."""
+
+    def __init__(
+        self, gateway: Gateway, request: Request, caller: Caller, connection: Connection
+    ) -> None:
+        self.gateway = gateway
+        self.request = request
+        self.caller = caller
+        self.connection = connection
+
+    def parameter(self, name: str) -> str | None:
+        """A parameter of the URL; None when it is missing or empty."""
+        found: str | None = parameter(self.request, name)
+        if found is not None and "\0" in found:
+            raise InvalidQuery("a NUL is in it, which is in no row", path=name)
+        return found
+
+
+def _for_admins(
+    answering: Answering, at_once: asyncio.Semaphore, finishing: Finishing | None
+) -> Handler:
+    async def handle(gateway: Gateway, request: Request) -> Response:
+        caller = await admit(gateway, request)
+        if not is_admin(gateway.settings, caller.identity, here=caller.here):
+            raise not_admin(gateway.settings, "the console's data")
+        async with at_once, _connected(gateway.hub.url) as connection:
+            try:
+                with translated():
+                    answer = await answering(Asking(gateway, request, caller, connection))
+            except HeadwaterError as error:
+                if isinstance(error.__cause__, psycopg.errors.QueryCanceled):
+                    raise TimedOut(
+                        f"the database took longer than {2 * ADMIN_SECONDS_MAX:.0f} seconds",
+                        hint="It is busy; ask again.",
+                    ) from error
+                raise
+        if finishing is not None:
+            answer = await finishing(gateway, request, answer)
+        return json_answer(answer, headers={"cache-control": "no-store"})
+
+    return handle
+
+
+@asynccontextmanager
+async def _connected(url: str) -> AsyncIterator[Connection]:
+    options = f"-c statement_timeout={ADMIN_SECONDS_MAX * 2000:.0f} -c jit=off"
+    connection = await connect(url, purpose="admin", options=options)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+# ------------------------------------------------------------------------ answers
+
+
+class Overview(msgspec.Struct, frozen=True):
+    """The gateway that was asked, the log, and what `headwater doctor` finds wrong."""
+
+    version: str
+    gateway: str
+    user: str | None
+    authentication: bool
+    activity_seconds: float
+    lake: str
+    log: LogStatus
+    cursors: list[Cursor]
+    findings: list[Finding]
+
+
+async def overview(asking: Asking) -> Overview:
+    """What the console shows first. It also has the tables captured that its live queries are
+    over, unless somebody disabled them."""
+    gateway, connection = asking.gateway, asking.connection
+    findings = [found for found in await doctor.examine(connection) if found.level != "ok"]
+    for name in ("headwater.activity", "headwater.pipeline"):
+        findings += await _captured(connection, name)
+    return Overview(
+        version("headwater"),
+        gateway.activity.gateway,
+        asking.caller.identity.user,
+        gateway.settings.has_auth,
+        gateway.settings.activity_period.total_seconds(),
+        gateway.settings.lake,
+        await status.log_status(connection),
+        await cursors.list_all(connection),
+        findings,
+    )
+
+
+async def _captured(connection: Connection, name: str) -> list[Finding]:
+    cursor = await connection.execute(
+        "select from headwater.tables where relid = %s::regclass", (name,)
+    )
+    if await cursor.fetchone() is not None:
+        return []
+    try:
+        await triggers.enable(connection, name)
+    except HeadwaterError as error:
+        return [Finding(f"table {name}", "warn", f"cannot be followed: {error}", error.hint)]
+    return []
+
+
+async def tables(asking: Asking) -> object:
+    """Every table, captured or not."""
+    return await list_tables(asking.connection)
+
+
+async def log(asking: Asking) -> object:
+    """The newest changes that fit."""
+    names = ("table", "op", "key", "user", "text", "before")
+    wish = Search(**{name: asking.parameter(name) for name in names}, limit=_limit(asking, 100))
+    return await search(asking.connection, wish)
+
+
+def _limit(asking: Asking, default: int) -> int:
+    text = asking.parameter("limit")
+    if text is not None and not text.isdecimal():
+        raise InvalidQuery(f"expected a number, got {text!r:.100}", path="limit")
+    return default if text is None else int(text[:9])
+
+
+async def history(asking: Asking) -> Record:
+    """What became of a record, as the log knows it."""
+    table, key = asking.request.path_params["table"], asking.request.path_params["key"]
+    if "\0" in table + key:
+        raise InvalidQuery("a NUL is in it, which is in no row", path="key")
+    limit = _limit(asking, ADMIN_HISTORY_ROWS_MAX)
+    wish = Search(table=table, key=key, before=asking.parameter("before"), limit=limit)
+    found = await search(asking.connection, wish)
+    flag(asking.request, "lake", False)  # What is wrong with it is said at once.
+    return Record(found, None, command(table, tuple(key.split(","))))
+
+
+async def ask_lake(
+    gateway: Gateway, request: Request, record: Record, turns: asyncio.Semaphore
+) -> Record:
+    """With `lake=true`, also what only the lake knows. It may take a minute, for which no database
+    connection and no place of other questions is kept."""
+    if not flag(request, "lake", False):
+        return record
+    table, key = request.path_params["table"], tuple(request.path_params["key"].split(","))
+    try:
+        lake = await from_lake(gateway.settings.lake, table, key, turns)
+    except HeadwaterError as error:
+        return msgspec.structs.replace(record, trouble=str(error))
+    trouble = None if lake is not None else "no pipeline runs here that could answer"
+    return msgspec.structs.replace(record, lake=lake, trouble=trouble)
+
+
+async def explain(asking: Asking) -> object:
+    """How a live query is served."""
+    text = asking.parameter("q")
+    if text is None:
+        raise InvalidQuery("a live query in JSON is expected", path="q")
+    query = LiveQuery.from_json(parse_json(text, dict, path="q"))
+    return await explained(asking.gateway.hub, asking.connection, query)

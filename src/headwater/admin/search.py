@@ -1,0 +1,291 @@
+"""Searches the log, newest first, for as long as it may take.
+
+The log has no index by table or key: a search looks at its changes step by step, from the newest
+transaction back. When its time is over it says how far it came, and goes on from there when asked.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import datetime
+from typing import Any, Literal, get_args
+
+import msgspec
+from psycopg import sql
+
+from headwater.database import Connection
+from headwater.errors import CaptureError, InvalidQuery
+from headwater.limits import (
+    ADMIN_IMAGE_CHARS_MAX,
+    ADMIN_LOG_BYTES_MAX,
+    ADMIN_LOG_ROWS_MAX,
+    ADMIN_LOG_STEP_ROWS,
+    ADMIN_LOG_STEP_ROWS_MAX,
+    ADMIN_LOG_STEP_ROWS_MIN,
+    ADMIN_SECONDS_MAX,
+)
+
+Op = Literal["insert", "update", "delete", "truncate", "reset"]
+_CODES = {"insert": "I", "update": "U", "delete": "D", "truncate": "T", "reset": "R"}
+
+
+class Search(msgspec.Struct, frozen=True):
+    """What to look for. `key` is the row's key as people write it, `7` or `7,2026`; `text` stands
+    anywhere in the row, in either case; `before` is the cursor of an answer."""
+
+    table: str | None = None
+    op: str | None = None
+    key: str | None = None
+    user: str | None = None
+    text: str | None = None
+    before: str | None = None
+    limit: int = 100
+
+
+class Logged(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A change as it stands in the log. Rows that are too large to be shown are left out."""
+
+    cursor: str
+    at: datetime
+    table: str
+    op: str
+    key: msgspec.Raw | None = None
+    before: msgspec.Raw | None = None
+    after: msgspec.Raw | None = None
+    changed: list[str] | None = None
+    user: str | None = None
+    function: str | None = None
+    trace: str | None = None
+    cut: bool = False
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What was found. With `before`, there is more to look at: `searched_to` is how far it came."""
+
+    changes: list[Logged]
+    looked_at: int
+    before: str | None
+    searched_to: datetime | None
+
+
+async def search(connection: Connection, wish: Search) -> Found:
+    """The newest changes that fit. InvalidQuery for what makes no sense, CaptureError for a table
+    that the log does not know."""
+    if not 1 <= wish.limit <= ADMIN_LOG_ROWS_MAX:
+        raise InvalidQuery(f"expected 1 to {ADMIN_LOG_ROWS_MAX}", path="limit")
+    conditions, values = await _conditions(connection, wish)
+    found: list[Logged] = []
+    upper, looked_at = _cursor(wish.before), 0
+    room, step = ADMIN_LOG_BYTES_MAX, ADMIN_LOG_STEP_ROWS
+    until = time.monotonic() + ADMIN_SECONDS_MAX
+    while True:
+        began = time.monotonic()
+        lower, at, count = await _step(connection, upper, step)
+        looked_at += count
+        values |= {"upper": upper, "lower": lower, "limit": wish.limit - len(found)}
+        bounds = [_BELOW] if upper else []
+        where = sql.SQL(" and ").join([*bounds, *([_ABOVE] if lower else []), *conditions])
+        cursor = await connection.execute(_FOUND.format(where=where, **_IMAGES), _flat(values))
+        for row in await cursor.fetchall():
+            found.append(_logged(*row))
+            room -= _size(found[-1])
+            if room <= 0:
+                break
+        if room <= 0 or len(found) == wish.limit:
+            return Found(found, looked_at, found[-1].cursor, found[-1].at)
+        if lower is None:
+            return Found(found, looked_at, None, None)
+        upper, now = lower, time.monotonic()
+        if now > until:
+            return Found(found, looked_at, f"{upper[0]}.{upper[1]}", at)
+        step = next_step(step, now - began)
+
+
+def next_step(step: int, seconds: float) -> int:
+    """How many changes to look at next, after so many took so long: rows differ in size by far.
+
+    >>> next_step(500, 0.1), next_step(500, 0.5), next_step(500, 2.0), next_step(60, 2.0)
+    (1000, 500, 125, 50)
+    """
+    if seconds < 0.25:
+        return min(step * 2, ADMIN_LOG_STEP_ROWS_MAX)
+    return max(step // 4, ADMIN_LOG_STEP_ROWS_MIN) if seconds > 1 else step
+
+
+def _size(logged: Logged) -> int:
+    images = (logged.key, logged.before, logged.after)
+    return sum(len(bytes(image)) for image in images if image is not None)
+
+
+Mark = tuple[int, int]
+"""Transaction and number: where in the log."""
+
+
+async def _step(
+    connection: Connection, upper: Mark | None, rows: int
+) -> tuple[Mark | None, datetime | None, int]:
+    """How far down one step goes; None to the end, and how many changes that are at most."""
+    where = _BELOW if upper else sql.SQL("true")
+    values = _flat({"upper": upper, "offset": rows - 1})
+    cursor = await connection.execute(_STEP.format(where=where), values)
+    row = await cursor.fetchone()
+    if row is not None:
+        return (int(row[0]), row[1]), row[2], rows
+    cursor = await connection.execute(_REST.format(where=where), values)
+    rest = await cursor.fetchone()
+    assert rest is not None
+    return None, None, rest[0]
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    flat = dict(values)
+    for name in ("upper", "lower"):
+        mark = flat.pop(name, None)
+        if mark is not None:
+            flat |= {f"{name}_xid": str(mark[0]), f"{name}_seq": mark[1]}
+    return flat
+
+
+def _cursor(text: str | None) -> Mark | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,19})\.(\d{1,18})", text)
+    if match is None:
+        raise InvalidQuery(
+            f"{text!r:.100} is no cursor", path="before", hint="Use `before` of an answer."
+        )
+    return int(match[1]), int(match[2])
+
+
+async def _conditions(
+    connection: Connection, wish: Search
+) -> tuple[list[sql.Composable], dict[str, Any]]:
+    conditions: list[sql.Composable] = []
+    values: dict[str, Any] = {"cut": ADMIN_IMAGE_CHARS_MAX}
+    if wish.table is None:
+        conditions.append(sql.SQL("s.schema_name <> 'headwater'"))
+    else:
+        conditions.append(sql.SQL("l.shape = any(%(shapes)s)"))
+        values["shapes"] = await _shapes(connection, wish.table)
+    if wish.op is not None:
+        if wish.op not in get_args(Op):
+            raise InvalidQuery(
+                f"there is no operation {wish.op!r:.100}",
+                path="op",
+                hint=f"Use: {', '.join(get_args(Op))}.",
+            )
+        conditions.append(sql.SQL("l.op = %(op)s"))
+        values["op"] = _CODES[wish.op]
+    if wish.user is not None:
+        conditions.append(sql.SQL("l.user_id = %(user)s"))
+        values["user"] = wish.user
+    if wish.key is not None:
+        conditions.append(_KEY)
+        values |= {"key": [wish.key], "parts": wish.key.split(",")}
+    if wish.text is not None:
+        conditions.append(_TEXT)
+        values["text"] = wish.text
+    return conditions, values
+
+
+async def _shapes(connection: Connection, name: str) -> list[int]:
+    cursor = await connection.execute(_SHAPES, {"name": name})
+    shapes = [id for (id,) in await cursor.fetchall()]
+    if not shapes:
+        raise CaptureError(
+            f"the log knows no table {name!r:.100}",
+            hint=f"A table is in the log once it is enabled: headwater enable {name:.100}",
+        )
+    return shapes
+
+
+def _logged(
+    xid: str,
+    seq: int,
+    at: datetime,
+    schema: str,
+    table: str,
+    op: str,
+    key: str | None,
+    before: str | None,
+    after: str | None,
+    changed: list[str] | None,
+    user: str | None,
+    function: str | None,
+    trace: str | None,
+    cut: bool,
+) -> Logged:
+    return Logged(
+        f"{xid}.{seq}",
+        at,
+        table if schema == "public" else f"{schema}.{table}",
+        op,
+        _raw(key),
+        _raw(before),
+        _raw(after),
+        changed,
+        user,
+        function,
+        trace,
+        cut,
+    )
+
+
+def _raw(text: str | None) -> msgspec.Raw | None:
+    """As it is: numbers keep their digits."""
+    return None if text is None else msgspec.Raw(text.encode())
+
+
+_BELOW = sql.SQL("(l.xid, l.seq) < (%(upper_xid)s::xid8, %(upper_seq)s)")
+_ABOVE = sql.SQL("(l.xid, l.seq) >= (%(lower_xid)s::xid8, %(lower_seq)s)")
+
+_STEP = sql.SQL("""
+    select l.xid::text, l.seq, l.at from headwater.log l where {where}
+    order by l.xid desc, l.seq desc offset %(offset)s limit 1
+""")
+_REST = sql.SQL("select count(*) from headwater.log l where {where}")
+
+# A row of type json may have a NUL, escaped, and then PostgreSQL cannot look inside.
+_IMAGES = {
+    name: sql.SQL(
+        r"case when strpos({image}::text, '\u0000') = 0 then {image}"
+        r" else replace({image}::text, '\u0000', '\ufffd')::json end"
+    ).format(image=sql.Identifier("l", name))
+    for name in ("before", "after")
+}
+
+_FOUND = sql.SQL("""
+    select l.xid::text, l.seq, l.at, s.schema_name, s.table_name,
+           case l.op when 'I' then 'insert' when 'U' then 'update' when 'D' then 'delete'
+                     when 'T' then 'truncate' else 'reset' end,
+           case when l.op in ('I', 'U', 'D')
+                then headwater.key_of(coalesce(i.after, i.before), s.key)::text end,
+           case when length(l.before::text) <= %(cut)s then l.before::text end,
+           case when length(l.after::text) <= %(cut)s then l.after::text end,
+           case when l.op = 'U' then headwater.changed_columns(i.before, i.after) end,
+           nullif(l.user_id, ''), nullif(l.function_name, ''), nullif(l.trace_id, ''),
+           greatest(length(l.before::text), length(l.after::text)) > %(cut)s is true
+    from headwater.log l
+    cross join lateral (select * from headwater.shapes where id = l.shape limit 1) s
+    cross join lateral (select {before}, {after}) i (before, after)
+    where {where}
+    order by l.xid desc, l.seq desc limit %(limit)s
+""")
+
+_KEY = sql.SQL("""(
+    select given.key = %(key)s::text[] or given.key = %(parts)s::text[]
+    from (select array(
+      select value from json_each_text(headwater.key_of(coalesce(i.after, i.before), s.key)))
+    ) given (key))""")
+
+_TEXT = sql.SQL("""(
+    strpos(lower(l.after::text), lower(%(text)s)) > 0
+    or strpos(lower(l.before::text), lower(%(text)s)) > 0)""")
+
+_SHAPES = """
+    select distinct id from headwater.shapes
+    where relid = headwater.find_table(%(name)s)::oid
+       or case when schema_name = 'public' then table_name
+               else schema_name || '.' || table_name end = %(name)s
+"""

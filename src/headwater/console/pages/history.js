@@ -1,0 +1,111 @@
+/** What became of a record: its versions, the newest first, with what changed in each. */
+
+import { ask, exact } from "../api.js";
+import { changeItem } from "../changes.js";
+import { fill, h, head, labelled, say, trouble } from "../dom.js";
+import { count, key as keyText } from "../format.js";
+import { tail } from "../live.js";
+import { captured, suggesting } from "../names.js";
+
+/** @param {HTMLElement} page @param {any} context */
+export function open(page, context) {
+  const { signal, parameters, refused } = context;
+  const table = suggesting({ required: true, placeholder: "orders", value: parameters.get("table") ?? "" });
+  const key = h("input", { type: "text", required: true, placeholder: "42, or 7,2026", autocomplete: "off", value: parameters.get("key") ?? "" });
+  const list = h("ol", { class: "changes", "aria-label": "Versions" });
+  const state = h("p", { class: "muted", role: "status" }, "Name a table and a key, or select a key in the change log.");
+  const lake = h("div");
+  /** @type {(() => void) | undefined} */
+  let feed;
+
+  async function show() {
+    const [name, id] = [table.field.value.trim(), key.value.trim()];
+    const path = `history/${encodeURIComponent(name)}/${encodeURIComponent(id)}`;
+    feed?.();
+    fill(list);
+    list.removeAttribute("data-live");
+    fill(lake);
+    say(state, "Reading the log…");
+    try {
+      const found = await ask(path, {}, signal, exact);
+      const versions = found.log.changes;
+      fill(list, versions.map((/** @type {any} */ change) => changeItem(change, { linked: false, whole: true })));
+      say(state, words(versions.length, found.log.before));
+      fill(lake, lakePart(path, found, signal, refused));
+      feed = tail(context, name, {
+        change: (change) => add(id, change),
+        begun: () => list.setAttribute("data-live", ""),
+        over: () => list.removeAttribute("data-live"),
+      });
+    } catch (error) {
+      if (signal.aborted) return;
+      refused(error);
+      say(state, "");
+      fill(list, h("li", {}, trouble(/** @type {any} */ (error))));
+    }
+  }
+
+  /** @param {string} id @param {any} change */
+  function add(id, change) {
+    if (keyText(change.key) !== id) return;
+    const item = changeItem(change, { linked: false, whole: true });
+    item.classList.add("fresh");
+    list.prepend(item);
+    say(state, words(list.children.length));
+  }
+
+  page.append(
+    head("Record history", "What became of a row: every version that the log has, with what changed and by whom. What is older is in the lake."),
+    h("section", { class: "card" },
+      h("form", { onsubmit: (/** @type {Event} */ event) => { event.preventDefault(); void show(); } },
+        h("div", { class: "fields" },
+          labelled("Table", [table.field, table.list]), labelled("Key", key),
+          h("div", { class: "actions" }, h("button", {}, "Show")),
+        ),
+      ),
+    ),
+    h("section", { class: "card" }, state, list, lake),
+  );
+  if (table.field.value && key.value) void show();
+  captured(signal).then((tables) => table.suggest(tables.map(({ name }) => name)), () => undefined);
+}
+
+/** @param {number} versions @param {string | null} [older] */
+function words(versions, older) {
+  if (!versions) return "The log has no change of this record.";
+  return `${count(versions)} ${versions === 1 ? "version" : "versions"} in the log${older ? ", and maybe older ones" : ""}.`;
+}
+
+/** @param {string} path @param {any} found @param {AbortSignal} signal @param {(error: any) => void} refused */
+function lakePart(path, found, signal, refused) {
+  const place = h("div", { class: "page" });
+  const button = h("button", { type: "button", class: "quiet", onclick: read }, "Ask the lake");
+  fill(place, h("div", { class: "actions" }, button, h("span", { class: "muted" }, "All versions since the pipeline began.")));
+
+  async function read() {
+    button.disabled = true;
+    say(button, "Asking…");
+    try {
+      const { lake, trouble: why } = await ask(path, { lake: true, limit: 1 }, signal, exact);
+      if (lake) {
+        fill(place, h("h2", {}, `${count(lake.length)} versions in the lake`),
+          h("ol", { class: "changes", "aria-label": "Versions in the lake" }, lake.map((/** @type {any} */ version) =>
+            changeItem({ ...version, table: "" }, { linked: false, whole: true }))));
+      } else fill(place, elsewhere(why, found.command));
+    } catch (error) {
+      if (signal.aborted) return;
+      refused(error);
+      fill(place, trouble(/** @type {any} */ (error)));
+    }
+  }
+
+  return place;
+}
+
+/** @param {string} why @param {string} command */
+function elsewhere(why, command) {
+  return h("div", { class: "note" },
+    h("p", {}, `The lake cannot be asked from here: ${why}.`),
+    h("p", { class: "hint" }, "This command asks it: ", h("code", {}, command)),
+  );
+}

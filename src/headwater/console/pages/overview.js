@@ -1,0 +1,170 @@
+/** Rates, latencies and counts of all gateways; the log; what is wrong. */
+
+import { card, fill, h, head, say } from "../dom.js";
+import { age, bytes, count, moment, period, rate, seconds } from "../format.js";
+import { Grid } from "../grid.js";
+import { follow } from "../live.js";
+import { plot, Series } from "../plot.js";
+
+// Kept while other pages are looked at.
+const changes = new Series();
+const messages = new Series();
+const middle = new Series();
+const upper = new Series();
+/** By gateway, what its row said before. @type {Map<string, any>} */
+const before = new Map();
+/** By gateway, what that means a second. @type {Map<string, {changes: number, messages: number, bytes: number}>} */
+const rates = new Map();
+
+/** @param {HTMLElement} page @param {any} context */
+export function open(page, context) {
+  const { info } = context;
+  const tiles = new Tiles([
+    "Changes", "Messages sent", "Bytes sent", "Latency", "Sessions", "Subscriptions", "Live queries", "Waiting",
+  ]);
+  const plots = [
+    plot("Changes a second", rate, [changes]),
+    plot("Messages a second", rate, [messages]),
+    plot("Latency from commit", seconds, [middle, upper], ["half of all", "99 %"]),
+  ];
+  const gateways = new Grid("Gateways", COLUMNS, {
+    key: (row) => row.gateway,
+    empty: info.activity_seconds ? "Waiting for the first report." : "The setting activity is 0: gateways write nothing down.",
+  });
+  fill(
+    page,
+    head("Overview", `Everything that gateways of this database are doing now, written down every ${seconds(info.activity_seconds)}.`),
+    tiles.element,
+    card(null, h("div", { class: "plots" }, plots.map((each) => each.element))),
+    card("Gateways", gateways.element),
+    h("div", { class: "columns" }, problems(info.findings), log(info)),
+    info.cursors.length > 0 && card("Cursors", cursors(info.cursors)),
+  );
+  const draw = () => plots.forEach((each) => each.draw());
+  follow(context, page, { table: "headwater.activity", where: [["kind", "=", "gateway"]], limit: 100 }, (rows) => {
+    rows.forEach(take);
+    for (const gateway of rates.keys()) {
+      if (!rows.some((row) => row.gateway === gateway)) rates.delete(gateway);
+    }
+    gateways.update(rows);
+    tell(tiles, rows);
+    draw();
+  });
+  const timer = setInterval(draw, 1000);
+  context.signal.addEventListener("abort", () => clearInterval(timer));
+  draw();
+}
+
+/** @param {any} row */
+function take(row) {
+  const then = before.get(row.gateway);
+  before.set(row.gateway, row);
+  const passed = then ? (Date.parse(row.updated_at) - Date.parse(then.updated_at)) / 1000 : 0;
+  if (passed <= 0 || passed > 60) return;
+  const changed = (row.detail.changes - then.detail.changes) / passed;
+  const sent = Math.max(0, row.sent - then.sent) / passed;
+  rates.set(row.gateway, { changes: changed, messages: sent, bytes: Math.max(0, row.bytes - then.bytes) / passed });
+  const at = Date.parse(row.updated_at);
+  // Every gateway reads the whole log; what each sends is its own.
+  changes.add(at, Math.max(...values("changes")));
+  messages.add(at, sum(values("messages")));
+  middle.add(at, row.detail.lag?.p50);
+  upper.add(at, row.detail.lag?.p99);
+}
+
+/** @param {"changes" | "messages" | "bytes"} name */
+const values = (name) => [...rates.values()].map((each) => each[name]);
+
+/** @param {number[]} numbers */
+const sum = (numbers) => numbers.reduce((all, each) => all + each, 0);
+
+/** @param {Tiles} tiles @param {readonly any[]} rows */
+function tell(tiles, rows) {
+  const known = rates.size > 0;
+  const lag = rows.map((row) => row.detail.lag).find(Boolean);
+  tiles.set("Changes", known ? rate(Math.max(...values("changes"))) : "–", "a second");
+  tiles.set("Messages sent", known ? rate(sum(values("messages"))) : "–", "a second");
+  tiles.set("Bytes sent", known ? bytes(sum(values("bytes"))) : "–", "a second");
+  tiles.set("Latency", lag ? seconds(lag.p50) : middle.last === undefined ? "–" : seconds(middle.last), lag ? `99 %: ${seconds(lag.p99)}` : "half of all");
+  const gateways = `at ${rows.length} ${rows.length === 1 ? "gateway" : "gateways"}`;
+  tiles.set("Sessions", count(sum(rows.map((row) => row.detail.sessions))), gateways);
+  tiles.set("Subscriptions", count(sum(rows.map((row) => row.subscriptions))), "of all kinds");
+  tiles.set("Live queries", count(sum(rows.map((row) => row.detail.views))), "shared ones once");
+  tiles.set("Waiting", bytes(sum(rows.map((row) => row.waiting))), "for slow clients");
+}
+
+class Tiles {
+  /** @type {Map<string, {value: any, small: any}>} */
+  #tiles = new Map();
+
+  /** @param {string[]} names */
+  constructor(names) {
+    this.element = h("dl", { class: "tiles" }, names.map((name) => {
+      const value = h("span", {}, "–");
+      const small = h("small");
+      this.#tiles.set(name, { value, small });
+      return h("div", { class: "tile" }, h("dt", {}, name), h("dd", {}, value), h("dd", {}, small));
+    }));
+  }
+
+  /** @param {string} name @param {string} value @param {string} [small] */
+  set(name, value, small = "") {
+    const tile = this.#tiles.get(name);
+    if (!tile) return;
+    say(tile.value, value);
+    say(tile.small, small);
+  }
+}
+
+const COLUMNS = [
+  { name: "Gateway", show: (/** @type {any} */ row) => [row.name, " ", h("span", { class: "muted" }, `process ${row.detail.pid}`)] },
+  { name: "Up for", number: true, show: (/** @type {any} */ row) => age(row.since) },
+  { name: "Sessions", number: true, show: (/** @type {any} */ row) => count(row.detail.sessions) },
+  { name: "Subscriptions", number: true, show: (/** @type {any} */ row) => count(row.subscriptions) },
+  { name: "Messages", number: true, show: (/** @type {any} */ row) => count(row.sent) },
+  { name: "Flush", number: true, show: (/** @type {any} */ row) => seconds(row.detail.flush?.p50) },
+  { name: "Read anew", number: true, show: (/** @type {any} */ row) => count(row.detail.resyncs) },
+  { name: "Fell behind", number: true, show: (/** @type {any} */ row) => count(row.detail.overflows) },
+  { name: "Refused", number: true, show: (/** @type {any} */ row) => count(row.detail.refused) },
+];
+
+/** @param {any[]} findings */
+function problems(findings) {
+  const listed = findings.map((found) =>
+    h("li", { class: `problem ${found.level}` },
+      h("p", {}, h("strong", {}, found.topic), ": ", found.detail),
+      found.hint && h("p", { class: "hint" }, found.hint),
+    ),
+  );
+  return card(
+    "What could be better",
+    listed.length ? h("ul", { class: "page" }, listed) : h("p", { class: "empty" }, "Nothing: headwater doctor is content."),
+  );
+}
+
+/** @param {any} info */
+function log({ log, version, user }) {
+  const facts = [
+    ["Position", h("code", {}, log.position)],
+    ["Size", bytes(log.bytes)],
+    ["Oldest change", log.oldest ? moment(log.oldest) : "none"],
+    ["Kept for", period(log.retention)],
+    ["Readers", `${log.readers}${log.polling ? ", one of them polls: writers send no NOTIFY" : ", woken by NOTIFY"}`],
+    ["Version", version],
+    user && ["You", user],
+  ].filter(Boolean);
+  return card("Log", h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])));
+}
+
+/** @param {any[]} cursors */
+function cursors(cursors) {
+  const grid = new Grid("Cursors", [
+    { name: "Cursor", show: (row) => row.name },
+    { name: "Saved", number: true, show: (row) => age(row.saved_at) },
+    { name: "Position", show: (row) => h("code", {}, row.position) },
+    { name: "", show: (row) => row.lost && h("span", { class: "badge bad" }, "fell off the log") },
+  ], { key: (row) => row.name });
+  grid.update(cursors);
+  return grid.element;
+}
+

@@ -1,0 +1,223 @@
+/** Builds a live query, runs it, and shows its rows, every delta, and how it is served. */
+
+import { ask } from "../api.js";
+import { card, fill, h, head, labelled, say, trouble } from "../dom.js";
+import { count, moment, pretty, short, value } from "../format.js";
+import { captured, suggesting } from "../names.js";
+import { QueryForm } from "../query-form.js";
+
+const DELTAS_MAX = 200;
+const CELL_MAX = 120;
+
+/** @param {HTMLElement} page @param {any} context */
+export function open(page, { client, signal, parameters, refused }) {
+  const table = suggesting({ required: true, placeholder: "orders", oninput: () => columnsOf() });
+  const form = new QueryForm(() => write(json, form.query(table.field.value.trim())));
+  const json = h("textarea", { class: "code", spellcheck: "false", rows: 9, oninput: () => fromJson() });
+  const wrong = h("p", { class: "muted", role: "status" });
+  const rows = h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Result" });
+  const state = h("p", { class: "muted", role: "status" }, "Not running.");
+  const deltas = h("ol", { class: "changes", "aria-label": "Deltas" });
+  const served = h("div", { class: "page" }, h("p", { class: "empty" }, "Run a query to see how it is served."));
+  const stop = h("button", { type: "button", class: "quiet", disabled: true, onclick: () => end() }, "Stop");
+  /** @type {any[]} */
+  let tables = [];
+  /** @type {any} */
+  let live;
+
+  table.field.addEventListener("input", () => write(json, form.query(table.field.value.trim())));
+
+  function columnsOf() {
+    form.suggest(tables.find(({ name }) => name === table.field.value.trim())?.columns ?? []);
+  }
+
+  /** @param {any} query */
+  function take(query) {
+    table.field.value = query.table ?? "";
+    columnsOf();
+    say(wrong, form.take(query) ? "" : "This query has parts that the form cannot show; it runs as it is written here.");
+  }
+
+  function fromJson() {
+    try {
+      take(JSON.parse(json.value));
+    } catch {
+      say(wrong, "This is not JSON yet.");
+    }
+  }
+
+  function end() {
+    live?.close();
+    live = undefined;
+    stop.disabled = true;
+    say(state, "Not running.");
+  }
+
+  async function run() {
+    end();
+    /** @type {any} */
+    let query;
+    try {
+      query = JSON.parse(json.value);
+    } catch (error) {
+      fill(rows, trouble({ message: `the query is not JSON: ${/** @type {any} */ (error).message}` }));
+      return;
+    }
+    fill(deltas);
+    fill(rows);
+    say(state, "Reading…");
+    follow(query);
+    fill(served, h("p", { class: "empty" }, "Looking…"));
+    try {
+      const told = await ask("explain", { q: JSON.stringify(query) }, signal);
+      fill(served, explained(told, query));
+    } catch (error) {
+      if (signal.aborted) return;
+      refused(error);
+      fill(served, trouble(/** @type {any} */ (error)));
+    }
+  }
+
+  /** @param {any} query */
+  function follow(query) {
+    try {
+      live = client.live(query);
+    } catch (error) {
+      fill(rows, trouble(/** @type {any} */ (error)));
+      return;
+    }
+    const following = live;
+    stop.disabled = false;
+    let number = 0;
+    const show = () => {
+      if (following !== live) return;
+      if (following.status === "failed") {
+        const { error } = following;
+        refused(error);
+        end();
+        fill(rows, trouble(error));
+      } else if (following.value) {
+        fill(rows, result(following.value));
+        say(state, `${count(following.value.length)} ${following.value.length === 1 ? "row" : "rows"}, live.`);
+      }
+    };
+    following.subscribe(show);
+    following.deltas((/** @type {any} */ batch) => {
+      for (const delta of batch.deltas) deltas.prepend(deltaItem(delta, batch, ++number));
+      while (deltas.children.length > DELTAS_MAX) deltas.lastElementChild.remove();
+      show();
+    });
+    following.ready.catch(() => show());
+  }
+
+  page.append(
+    head("Playground", "A live query is read once, and from then on told as deltas: what entered, left, moved or changed."),
+    h("form", { onsubmit: (/** @type {Event} */ event) => { event.preventDefault(); void run(); } },
+      h("div", { class: "columns" },
+        h("section", { class: "card" },
+          h("header", {}, h("h2", {}, "Query")),
+          labelled("Table", [table.field, table.list]),
+          form.element,
+        ),
+        h("section", { class: "card" },
+          h("header", {}, h("h2", {}, "As JSON")),
+          h("label", {}, h("span", { class: "hidden" }, "The query as JSON"), json),
+          wrong,
+          h("div", { class: "actions" }, h("button", {}, "Run"), stop, state),
+        ),
+      ),
+    ),
+    card("Rows", rows),
+    h("div", { class: "columns" }, card("How it is served", served), card("Deltas", h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Latest deltas" }, deltas))),
+  );
+  signal.addEventListener("abort", end);
+
+  const given = parameters.get("q");
+  try {
+    take(given ? JSON.parse(given) : { table: parameters.get("table") ?? "", limit: 20 });
+    write(json, given ? JSON.parse(given) : form.query(table.field.value));
+  } catch {
+    take({ table: "", limit: 20 });
+    json.value = given; // Running it says what is wrong with it.
+  }
+  captured(signal).then((found) => {
+    tables = found;
+    table.suggest(tables.map(({ name }) => name));
+    if (!table.field.value && !given) {
+      table.field.value = tables.find(({ kind }) => kind !== "system")?.name ?? "";
+      write(json, form.query(table.field.value));
+    }
+    columnsOf();
+    if (given || parameters.get("table")) void run();
+  }, () => undefined);
+}
+
+/** @param {any} field @param {any} query */
+function write(field, query) {
+  field.value = pretty(query);
+}
+
+/** @param {readonly any[]} rows */
+function result(rows) {
+  if (!rows.length) return h("p", { class: "empty" }, "No row fits now.");
+  const names = Object.keys(rows[0]);
+  return h("table", {},
+    h("caption", { class: "hidden" }, "Rows"),
+    h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col", class: isNumber(rows[0][name]) && "number" }, name)))),
+    h("tbody", {}, rows.map((row) => h("tr", {}, names.map((name) =>
+      h("td", { class: isNumber(row[name]) && "number" }, short(value(row[name]), CELL_MAX)))))),
+  );
+}
+
+/** @param {any} item */
+const isNumber = (item) => typeof item === "number" || typeof item === "bigint";
+
+/** @type {Record<string, string>} */
+const LEVELS = { enter: "good", match: "good", leave: "bad", unmatch: "bad", update: "accent", move: "accent", reset: "" };
+
+/** @param {any} delta @param {any} batch @param {number} number */
+function deltaItem(delta, batch, number) {
+  const { delta: name, key, row, index, source, rows } = delta;
+  const words = rows
+    ? `to ${count(rows.length)} ${rows.length === 1 ? "row" : "rows"}`
+    : source !== undefined ? `from place ${source + 1} to ${index + 1}` : index !== undefined ? `at place ${index + 1}` : "";
+  return h("li", { class: number > 1 && "fresh" },
+    h("div", { class: "change" },
+      h("span", { class: `badge ${LEVELS[name] ?? ""}` }, name),
+      key && h("strong", { class: "wrap" }, key.map(value).join(", ")),
+      h("span", { class: "muted" }, words),
+      batch.at && h("time", { class: "who", datetime: batch.at }, moment(batch.at)),
+    ),
+    row && h("details", {}, h("summary", {}, "Row"), h("pre", {}, pretty(row))),
+  );
+}
+
+/** @param {any} told @param {any} query */
+function explained(told, query) {
+  const { filed, plan } = told;
+  const filters = Boolean(Array.isArray(query.where) ? query.where.length : query.where);
+  const route = filed === null
+    ? `${filters ? "No condition can be looked up" : "There is no filter"}: every change of the table is compared with this query.`
+    : filed.length ? `A change is compared with this query only if ${filed.length > 1 ? "one of these holds" : "this holds"}, before or after it:` : "No row can fit, so no change is compared with it.";
+  const facts = [
+    ["Index", told.index ? h("code", {}, told.index) : "none fits"],
+    filters && ["Serves the filter", told.serves_filter ? "yes" : "no: rows are read that do not fit"],
+    ["Serves the order", told.serves_order ? "yes" : "no: rows are sorted"],
+    ["Plan now", `${plan.scan}, about ${count(Math.round(plan.rows))} rows${plan.sorts ? ", then a sort" : ""}`],
+  ].filter(Boolean);
+  return [
+    h("div", { class: "stack" },
+      h("h3", {}, "Router"),
+      h("p", {}, route),
+      filed && filed.length > 0 && h("ul", { class: "actions" }, filed.map((/** @type {any} */ term) =>
+        h("li", { class: "badge accent" }, `${term.index}: ${short(term.text, 60)}`))),
+    ),
+    h("div", { class: "stack" },
+      h("h3", {}, "First read"),
+      h("pre", {}, told.sql),
+      told.values.length > 0 && h("p", { class: "muted mono wrap" }, told.values.map((/** @type {string} */ item, /** @type {number} */ i) => `$${i + 1} = ${short(item, 80)}`).join("   ")),
+      h("dl", { class: "facts" }, facts.map(([name, item]) => [h("dt", {}, name), h("dd", {}, item)])),
+      told.suggestion && h("div", { class: "note" }, h("p", {}, "This index would make it quick:"), h("pre", {}, told.suggestion)),
+    ),
+  ];
+}

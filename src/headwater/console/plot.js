@@ -1,0 +1,98 @@
+/** Lines over the last minutes, as inline SVG. What is not known is a gap. */
+
+import { fill, h, say, svg } from "./dom.js";
+import { seconds } from "./format.js";
+
+const LONGEST = 5 * 60_000;
+const SHORTEST = 60_000;
+const WIDTH = 300;
+const HEIGHT = 100;
+
+/** A series: the values of the last minutes, with their times. */
+export class Series {
+  /** @type {{at: number, value: number}[]} */
+  points = [];
+
+  /** @param {number} at in milliseconds @param {number | null | undefined} value */
+  add(at, value) {
+    if (value === null || value === undefined || !Number.isFinite(value)) return;
+    const last = this.points.at(-1);
+    if (last && at <= last.at) return;
+    this.points.push({ at, value });
+    const oldest = at - LONGEST;
+    while (this.points.length && this.points[0].at < oldest) this.points.shift();
+  }
+
+  get last() {
+    return this.points.at(-1)?.value;
+  }
+}
+
+/**
+ * A plot of one or two series on one scale.
+ *
+ * @param {string} title
+ * @param {(value: number) => string} words how a value is written
+ * @param {Series[]} series
+ * @param {string[]} [names] of the series, where there are two
+ */
+export function plot(title, words, series, names) {
+  const drawing = svg("svg", { class: "plot", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
+  const now = h("strong");
+  const top = h("span");
+  const left = h("span");
+  const element = h(
+    "figure",
+    {},
+    h("figcaption", {}, h("span", {}, title), now),
+    drawing,
+    h("div", { class: "scale" },
+      left,
+      names && h("span", {}, names.map((name, i) => [h("span", { class: i ? "key second" : "key" }, name), " "])),
+      top,
+    ),
+  );
+  return {
+    element,
+    draw() {
+      const end = Date.now();
+      const starts = series.flatMap((each) => each.points.slice(0, 1).map((point) => point.at));
+      const span = Math.min(LONGEST, Math.max(SHORTEST, end - Math.min(end, ...starts)));
+      say(left, `${seconds(Math.round(span / 1000))} ago`);
+      const values = series.flatMap((each) => each.points.map((point) => point.value));
+      const most = ceiling(Math.max(0, ...values));
+      say(now, series[0].last === undefined ? "–" : words(series[0].last));
+      say(top, values.length ? `up to ${words(most)}` : "collecting");
+      drawing.setAttribute("aria-label", `${title}: now ${now.textContent}, ${top.textContent}`);
+      fill(drawing, [0, 0.5, 1].map(gridLine), series.map((each, i) => drawn(each, i, end, span, most)));
+    },
+  };
+}
+
+/** @param {number} share */
+function gridLine(share) {
+  const y = share * HEIGHT;
+  return svg("line", { class: "grid", x1: 0, x2: WIDTH, y1: y, y2: y });
+}
+
+/** @param {Series} series @param {number} index @param {number} end @param {number} span @param {number} most */
+function drawn(series, index, end, span, most) {
+  const places = series.points.map(({ at, value }) => [
+    WIDTH * (1 - (end - at) / span),
+    HEIGHT * (1 - value / most),
+  ]).filter(([x]) => x >= 0);
+  if (!places.length) return [];
+  const line = places.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join(" ");
+  const [first, last] = [places[0][0].toFixed(1), places.at(-1)[0].toFixed(1)];
+  return [
+    index === 0 && svg("polygon", { class: "area", points: `${first},${HEIGHT} ${line} ${last},${HEIGHT}` }),
+    svg("polyline", { class: index ? "line second" : "line", points: line }),
+  ].filter(Boolean);
+}
+
+/** The next number that is easily read: 1, 2 or 5 with zeros. @param {number} value */
+function ceiling(value) {
+  if (value <= 0) return 1;
+  const base = 10 ** Math.floor(Math.log10(value));
+  return base * ([1, 2, 5, 10].find((step) => step * base >= value * 1.02) ?? 10);
+}

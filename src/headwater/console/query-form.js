@@ -1,0 +1,125 @@
+/** The parts of a live query as fields: conditions that must all hold, an order, a limit. */
+
+import { fill, h, labelled } from "./dom.js";
+import { value as text } from "./format.js";
+import { suggesting } from "./names.js";
+
+const OPERATORS = ["=", "!=", "<", "<=", ">", ">=", "in", "between", "like", "ilike", "is null", "is not null"];
+const ORDERS = ["asc", "desc"];
+
+export class QueryForm {
+  /** @type {{column: any, operator: any, value: any, element: any}[]} */
+  #conditions = [];
+  /** @type {{column: any, direction: any, element: any}[]} */
+  #order = [];
+  #limit = h("input", { type: "number", min: 1, max: 1000, value: 20, oninput: () => this.#changed() });
+  #columns = suggesting({ placeholder: "all", oninput: () => this.#changed() });
+  #conditionList = h("div", { class: "page" });
+  #orderList = h("div", { class: "page" });
+  /** @type {string[]} */
+  #names = [];
+  #changed;
+
+  /** @param {() => void} changed */
+  constructor(changed) {
+    this.#changed = changed;
+    this.element = h("div", { class: "page" },
+      h("fieldset", {}, h("legend", {}, "Where all of these hold"), this.#conditionList,
+        h("div", {}, h("button", { type: "button", class: "quiet small", onclick: () => this.#addCondition().column.field.focus() }, "Add a condition"))),
+      h("fieldset", {}, h("legend", {}, "In this order"), this.#orderList,
+        h("div", {}, h("button", { type: "button", class: "quiet small", onclick: () => this.#addOrder().column.field.focus() }, "Add a column"))),
+      h("div", { class: "fields" }, labelled("At most", this.#limit, "narrow"), labelled("Columns", [this.#columns.field, this.#columns.list], "wide")),
+    );
+  }
+
+  /** @param {string[]} names of columns */
+  suggest(names) {
+    this.#names = names;
+    for (const { column } of [...this.#conditions, ...this.#order]) column.suggest(names);
+  }
+
+  /** The query that the fields say. @param {string} table */
+  query(table) {
+    const where = this.#conditions.filter(({ column }) => column.field.value.trim()).map(conditionOf);
+    const order = this.#order.filter(({ column }) => column.field.value.trim())
+      .map(({ column, direction }) => [column.field.value.trim(), direction.value]);
+    const columns = this.#columns.field.value.split(",").map((/** @type {string} */ name) => name.trim()).filter(Boolean);
+    return {
+      table,
+      ...(where.length && { where }),
+      ...(order.length && { order }),
+      ...(this.#limit.value && { limit: Number(this.#limit.value) }),
+      ...(columns.length && { columns }),
+    };
+  }
+
+  /** Show a query; whether the fields can say all of it. @param {any} query */
+  take(query) {
+    const given = query.where?.and ?? query.where;
+    const where = Array.isArray(given?.[0]) ? given : given?.length ? [given] : [];
+    const simple = where.filter((/** @type {any} */ each) => Array.isArray(each) && typeof each[0] === "string");
+    const { table: _t, where: _w, order = [], limit, columns, ...rest } = query;
+    this.#conditions = [];
+    this.#order = [];
+    fill(this.#conditionList);
+    fill(this.#orderList);
+    for (const each of simple) this.#addCondition(each);
+    for (const each of order) this.#addOrder(Array.isArray(each) ? each : [each, "asc"]);
+    this.#limit.value = limit ?? "";
+    this.#columns.field.value = (columns ?? []).join(", ");
+    const plainOrder = order.every((/** @type {any} */ each) => !Array.isArray(each) || each.length < 3);
+    return simple.length === where.length && !Object.keys(rest).length && plainOrder && !isTree(given);
+  }
+
+  #addCondition(/** @type {any[]} */ [name = "", operator = "=", item] = []) {
+    const column = suggesting({ value: name, placeholder: "column", "aria-label": "Column", oninput: () => this.#changed() });
+    const choice = choose(OPERATORS, operator, "Operator", () => this.#changed());
+    const value = h("input", { type: "text", value: item === undefined ? "" : text(item), placeholder: "value", "aria-label": "Value", autocomplete: "off", oninput: () => this.#changed() });
+    return this.#add(this.#conditions, this.#conditionList, { column, operator: choice, value }, [column.field, column.list, choice, value], "row");
+  }
+
+  #addOrder(/** @type {any[]} */ [name = "", direction = "asc"] = []) {
+    const column = suggesting({ value: name, placeholder: "column", "aria-label": "Order by", oninput: () => this.#changed() });
+    const choice = choose(ORDERS, direction, "Direction", () => this.#changed());
+    return this.#add(this.#order, this.#orderList, { column, direction: choice }, [column.field, column.list, choice], "row order");
+  }
+
+  /** @param {any[]} parts @param {any} list @param {any} part @param {any[]} fields @param {string} kind */
+  #add(parts, list, part, fields, kind) {
+    const remove = h("button", { type: "button", class: "quiet", "aria-label": "Remove", onclick: () => {
+      parts.splice(parts.indexOf(part), 1);
+      part.element.remove();
+      this.#changed();
+    } }, "×");
+    part.element = h("div", { class: kind }, fields, remove);
+    part.column.suggest(this.#names);
+    parts.push(part);
+    list.append(part.element);
+    return part;
+  }
+}
+
+/** @param {any} where */
+const isTree = (where) => where && !Array.isArray(where);
+
+/** @param {string[]} names @param {string} chosen @param {string} label @param {() => void} onchange */
+function choose(names, chosen, label, onchange) {
+  const known = names.includes(chosen) ? names : [...names, chosen];
+  return h("select", { "aria-label": label, onchange }, known.map((name) => h("option", { selected: name === chosen }, name)));
+}
+
+/** @param {any} condition */
+function conditionOf({ column, operator, value }) {
+  const name = column.field.value.trim();
+  if (operator.value.startsWith("is ")) return [name, operator.value];
+  return [name, operator.value, read(value.value)];
+}
+
+/** What was typed: JSON where it is some, otherwise a text. @param {string} typed */
+function read(typed) {
+  try {
+    return JSON.parse(typed);
+  } catch {
+    return typed;
+  }
+}

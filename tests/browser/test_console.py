@@ -1,0 +1,250 @@
+"""The console, in Chromium, against a gateway that is busy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from playwright.async_api import BrowserContext, Page, expect
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from headwater import Headwater
+from headwater.database import Connection
+from headwater.testing.served import Served
+from tests.browser.busy import STREAMS, busy
+from tests.browser.conftest import SIZES, overflow
+from tests.serving import ours
+
+SECRET = "a secret that is long enough for SHA-256 and more"
+
+# Of each page, something that is there only when its data is.
+PAGES = {
+    "overview": "text=process",
+    "tables": "text=has no primary key",
+    "views": "text=revenue",
+    "sessions": "td >> text=WebSocket",
+    "log": "[data-op=update]",
+    "history?table=orders&key=8": "text=in the log",
+    "pipeline": f"h2 >> text={STREAMS[0]}",
+    "playground?table=orders": "text=20 rows, live",
+}
+
+
+@pytest.fixture
+async def served(url: str, tmp_path: Path) -> AsyncIterator[Served]:
+    async with busy(url, tmp_path) as gateway:
+        yield gateway
+
+
+async def opened(page: Page, served: Served, name: str) -> None:
+    await page.goto(f"{served.url}/console/#/{name}")
+    await page.wait_for_selector(f"main[data-ready={name.partition('?')[0]}]")
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_every_page(served: Served, page: Page, size: str) -> None:
+    """Shows what it is about, says nothing in the browser's console, and fits the window."""
+    width, height = SIZES[size]
+    await page.set_viewport_size({"width": width, "height": height})
+    for theme in ("light", "dark"):
+        await page.emulate_media(color_scheme=theme)
+        for name, shown in PAGES.items():
+            await opened(page, served, name)
+            await expect(page.locator("main").locator(shown).first).to_be_visible(timeout=15_000)
+            assert await overflow(page) == 0, (name, size, theme)
+            assert await page.locator("main [role=alert]").count() == 0, name
+
+
+async def test_what_is_shown_is_followed(
+    served: Served, page: Page, connection: Connection
+) -> None:
+    await opened(page, served, "overview")
+    changes = page.locator(".tile", has_text="Changes").locator("dd").first
+    await expect(changes).not_to_have_text("–", timeout=15_000)
+
+    await opened(page, served, "tables")
+    row = page.locator("tr", has_text="customers")
+    await expect(row.locator("text=by trigger")).to_be_visible()
+    await page.get_by_label("Find a table").fill("order l")
+    await expect(page.locator("tbody tr")).to_have_count(1)
+
+    await opened(page, served, "views")
+    view = page.locator("tr", has_text="region = 3")
+    await expect(view.locator("td").nth(1)).to_have_text("1", timeout=15_000)
+    before = (
+        await page.locator("tr", has_text="updated_at desc").locator("td").nth(3).text_content()
+    )
+    await expect(
+        page.locator("tr", has_text="updated_at desc").locator("td").nth(3)
+    ).not_to_have_text(str(before), timeout=15_000)
+
+    await opened(page, served, "history?table=customers&key=7")
+    await expect(page.locator("main")).to_contain_text("no change of this record")
+    await expect(page.locator(".changes[data-live]")).to_be_attached(timeout=15_000)
+    await connection.execute("update customers set city = 'Basel' where id = 7")
+    await expect(page.locator("del")).to_have_text("Bern")
+    await expect(page.locator("ins")).to_have_text("Basel")
+    await page.get_by_text("Ask the lake").click()
+    await expect(page.locator("code")).to_have_text("headwater history customers 7")
+
+    await opened(page, served, "pipeline")
+    await expect(page.locator("svg.plot polyline").first).to_be_attached(timeout=15_000)
+
+
+async def follows(page: Page, connection: Connection) -> None:
+    """Follows the log, and sees what is written from then on."""
+    await page.get_by_role("button", name="Follow").click()
+    following = page.get_by_role("button", name="Following")
+    await expect(following).to_have_attribute("aria-pressed", "true", timeout=15_000)
+    await connection.execute("set headwater.user_id = 'dora'")
+    await connection.execute("update customers set name = 'Called' where id = 3")
+    await expect(page.locator(".changes > li").first).to_contain_text("Called")
+    await expect(page.locator(".changes > li").first).to_contain_text("dora")
+
+
+async def test_the_change_log(served: Served, page: Page, connection: Connection) -> None:
+    await opened(page, served, "log?table=customers")
+    changes = page.locator(".changes > li")
+    await follows(page, connection)
+    await page.get_by_role("button", name="Following").click()
+
+    # What is in a row is text, whatever it looks like.
+    await connection.execute("update customers set name = '<i id=bad>x</i>' where id = 4")
+    await page.get_by_label("Text").fill("<I ID=bad>")
+    await page.get_by_role("button", name="Search").click()
+    await expect(changes).to_have_count(1)
+    await expect(changes.locator("ins")).to_have_text("<i id=bad>x</i>")
+    assert await page.locator("#bad").count() == 0
+    await changes.get_by_role("link", name="4").click()
+    await page.wait_for_selector("main[data-ready=history]")
+    await expect(page.locator(".changes > li")).to_have_count(1)
+
+    # A request that is refused is an error to the browser's console: so in a tab of its own.
+    other = await page.context.new_page()
+    await opened(other, served, "log?table=nothing")
+    await expect(other.get_by_role("alert")).to_contain_text("headwater enable nothing")
+
+
+async def test_the_playground(served: Served, page: Page, connection: Connection) -> None:
+    await opened(page, served, "playground")
+    await page.get_by_label("Table").fill("customers")
+    await page.get_by_role("button", name="Add a condition").click()
+    await page.get_by_label("Column", exact=True).fill("id")
+    await page.get_by_label("Operator").select_option("<=")
+    await page.get_by_label("Value").fill("5")
+    await page.get_by_role("button", name="Add a column").click()
+    await page.get_by_label("Order by").fill("name")
+    await page.get_by_label("Direction").select_option("desc")
+    query = '{"table":"customers","where":[["id","<=",5]],"order":[["name","desc"]],"limit":20}'
+    written = await page.locator("textarea").input_value()
+    assert "".join(written.split()) == query
+    await page.get_by_role("button", name="Run").click()
+    await expect(page.locator("main")).to_contain_text("5 rows, live")
+    await expect(page.locator("main")).to_contain_text("range: id ≤ 5")
+    await expect(page.locator("main")).to_contain_text('where "id" <= $1')
+    await expect(page.locator("main")).to_contain_text("create index on customers (name desc, id)")
+
+    await connection.execute("update customers set name = 'zz' where id = 1")
+    await expect(page.locator("[aria-label=Deltas] > li").first).to_contain_text("move")
+    await expect(page.locator("tbody tr").first).to_contain_text("zz")
+    await connection.execute("delete from customers where id = 1")
+    await expect(page.locator("[aria-label=Deltas] > li").first).to_contain_text("leave")
+    await expect(page.locator("main")).to_contain_text("4 rows, live")
+
+    other = await page.context.new_page()
+    await opened(other, served, "playground")
+    await other.locator("textarea").fill('{"table": "customers", "where": [["nothing", "=", 1]]}')
+    await other.get_by_role("button", name="Run").click()
+    await expect(other.get_by_role("alert").first).to_contain_text("nothing")
+
+
+async def test_the_keyboard_is_enough(served: Served, page: Page) -> None:
+    async def focused() -> Any:
+        return await page.evaluate("document.activeElement.textContent.trim()")
+
+    await opened(page, served, "overview")
+    await page.keyboard.press("Tab")
+    assert await focused() == "Skip to the content"
+    await page.keyboard.press("Enter")
+    assert await page.evaluate("document.activeElement.id") == "main"
+
+    await page.locator("nav a").first.focus()
+    await page.keyboard.press("ArrowDown")
+    assert await focused() == "Tables"
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    assert await page.evaluate(outline) == "solid"
+    await page.keyboard.press("Enter")
+    await page.wait_for_selector("main[data-ready=tables]")
+    assert await page.locator("nav a[aria-current=page]").text_content() == "Tables"
+    await page.locator("nav a", has_text="Tables").focus()
+    await page.keyboard.press("End")
+    assert await focused() == "Playground"
+
+    colour = "getComputedStyle(document.body).backgroundColor"
+    theme = page.get_by_role("button", name="Theme")
+    await theme.focus()
+    await page.keyboard.press("Enter")
+    light = await page.evaluate(colour)
+    await page.keyboard.press("Enter")
+    assert await page.evaluate(colour) != light
+    await page.reload()
+    await expect(theme).to_have_accessible_name("Theme: dark")
+
+    width, height = SIZES["phone"]
+    await page.set_viewport_size({"width": width, "height": height})
+    menu = page.get_by_role("button", name="Menu")
+    await expect(page.locator("nav")).to_be_hidden()
+    await menu.focus()
+    await page.keyboard.press("Enter")
+    await expect(page.locator("nav")).to_be_visible()
+    assert await overflow(page) == 0
+    await page.keyboard.press("Escape")
+    await expect(page.locator("nav")).to_be_hidden()
+    assert await focused() == "Menu"
+
+
+def token(**claims: Any) -> str:
+    return jwt.encode({"sub": "ann", "exp": time.time() + 600, **claims}, SECRET, "HS256")
+
+
+async def test_a_token_is_asked_for(
+    url: str, tmp_path: Path, context: BrowserContext, connection: Connection
+) -> None:
+    page = await context.new_page()  # Refused requests are errors to the browser's console.
+    async with busy(url, tmp_path, auth_secret=SECRET, user_token=token()) as served:
+        await page.goto(f"{served.url}/console/#/sessions")
+        await expect(page.get_by_role("heading")).to_have_text("A token is needed")
+        assert await page.get_by_role("alert").count() == 0
+        field = page.get_by_label("Token")
+        await expect(field).to_be_focused()
+        for wrong, why in [("nonsense", "three parts"), (token(), "for admins only")]:
+            await field.fill(wrong)
+            await page.keyboard.press("Enter")
+            await expect(page.get_by_role("alert")).to_contain_text(why)
+            assert await page.evaluate("sessionStorage.length") == 0
+        await expect(page.get_by_role("alert")).to_contain_text("headwater_admin")
+        await field.fill(token(sub="root", headwater_admin=True))
+        await page.keyboard.press("Enter")
+        await page.wait_for_selector("main[data-ready=sessions]")
+        await expect(page.locator("td >> text=ann").first).to_be_visible(timeout=15_000)
+        await page.reload()
+        await page.wait_for_selector("main[data-ready=sessions]")
+        assert await page.evaluate("localStorage.length") == 1  # the theme
+
+        # The application's rule keeps the table from this user; the log is an admin's all the same.
+        await opened(page, served, "log?table=customers")
+        await follows(page, connection)
+
+
+async def test_below_another_path(url: str, page: Page) -> None:
+    hw = Headwater(url)
+    app = Starlette(routes=[Mount("/data", hw.asgi())], lifespan=hw.lifespan)
+    async with hw, ours(app) as port:
+        await page.goto(f"http://127.0.0.1:{port}/data/console/")
+        await page.wait_for_selector("main[data-ready=overview]")
+        await expect(page.locator("#link")).to_have_text("Connected")
