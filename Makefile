@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml src/headwater/__init__.py
 	$(BIN)/python -m pip install --quiet --editable ".[all]" --group dev
 	@touch $@
 
-demo: install ## Start an embedded PostgreSQL, write to a table, watch its changes
+demo: install ## Open a small shop in the browser: PostgreSQL, gateway and Spark at work
 	$(BIN)/headwater demo
 
 test: install ## Run every test, several files at a time (ARGS="-n 0 -k word" for one after the other)

@@ -373,6 +373,7 @@ class Headwater:
     def asgi(self) -> Starlette:
         """The gateway as an ASGI app, to be served or mounted. It runs while Headwater does: serve
         it by itself, or give the application that mounts it `lifespan=hw.lifespan`."""
+        from headwater.admin.routes import routes
         from headwater.gateway.app import create_app
 
         if self._app is None:
@@ -382,7 +383,10 @@ class Headwater:
                     hint="Call hw.asgi() before `async with`.",
                 )
             self._app = create_app(
-                self._running_gateway, origins=self.settings.origins, lifespan=self.lifespan
+                self._running_gateway,
+                origins=self.settings.origins,
+                lifespan=self.lifespan,
+                more=routes(self._running_gateway),
             )
         return self._app
 

@@ -21,7 +21,6 @@ import msgspec
 import typer
 
 from headwater import child as child_
-from headwater import demo as demo_
 from headwater import lake_commands, pipeline_commands, render, replay_commands
 from headwater.app import Headwater, database
 from headwater.capture.postgres import doctor as doctor_
@@ -30,7 +29,7 @@ from headwater.client.connection import Connection as GatewayConnection
 from headwater.client.connection import connect as connect_gateway
 from headwater.command_options import DataDir, Embedded, Json, Url, settings_for
 from headwater.command_work import chosen_headwater, connected, err, load, out, run, say, show
-from headwater.embedded import default_data_dir
+from headwater.demo import command as demo_command
 from headwater.errors import (
     ConfigError,
     InvalidQuery,
@@ -62,6 +61,7 @@ app = typer.Typer(
 )
 app.add_typer(lake_commands.app)
 app.add_typer(replay_commands.app)
+app.add_typer(demo_command.app)
 app.add_typer(pipeline_commands.pipeline, name="pipeline")
 app.add_typer(pipeline_commands.views, name="view")
 
@@ -505,55 +505,6 @@ def _is_local(address: str) -> bool:
         return address == "localhost" or ip_address(address).is_loopback
     except ValueError:
         return False
-
-
-_SHOP_IS_OPEN = """\
-A shop is open: orders are placed, paid, packed, shipped and cleared away.
-Below is what Headwater sees of it. Ctrl-C closes the shop.
-Look inside, or join in: psql "$(headwater url --embedded --data-dir {folder})"
-"""
-
-
-@app.command()
-def demo(
-    data_dir: DataDir = None,
-    seconds: Annotated[
-        float | None, typer.Option(help="Stop by itself after so many seconds.")
-    ] = None,
-    no_pipeline: Annotated[
-        bool, typer.Option("--no-pipeline", help="Leave out the data pipeline.")
-    ] = False,
-    json: Json = False,
-) -> None:
-    """Start an embedded PostgreSQL, write to a table without pause, and show its changes.
-
-    Example: `headwater demo --seconds 10`
-    """
-
-    async def work() -> None:
-        folder = data_dir or str(default_data_dir() / "demo")
-        err.print("Starting PostgreSQL …")
-        async with Headwater(settings=Settings(data_dir=folder)) as hw:
-            await demo_.open_shop(hw)
-            err.print(_SHOP_IS_OPEN.format(folder=folder), markup=False, soft_wrap=True)
-            async with asyncio.TaskGroup() as tasks:
-                working = [
-                    tasks.create_task(_print_changes(hw.changes("orders"), json=json)),
-                    tasks.create_task(demo_.sell(hw)),
-                ]
-                if not (no_pipeline or child_.missing()):
-                    err.print("The data pipeline starts, which takes some seconds …", style="dim")
-                    lake = f"{folder.rstrip('/')}-lake"
-                    working.append(tasks.create_task(demo_.keep_all(hw, lake, _say_dimly)))
-                await demo_.stopped_after(seconds)
-                for each in working:
-                    each.cancel()
-
-    run(work())
-
-
-def _say_dimly(line: str) -> None:
-    err.print(f"pipeline │ {line}", style="dim", markup=False, soft_wrap=True)
 
 
 @app.command()

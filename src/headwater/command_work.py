@@ -40,16 +40,25 @@ def run(
     work: Coroutine[Any, Any, None],
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:
-    """Run to the end. SIGTERM ends it as Ctrl-C does, so that what was started is stopped."""
+    """Run to the end. SIGTERM ends it as Ctrl-C does, so that what was started is stopped; so does
+    a terminal that is closed, unless it is not to be heard of (nohup)."""
 
     async def until_told() -> None:
-        task = asyncio.current_task()
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, _hang_up)
         await work
 
     with suppress(asyncio.CancelledError), asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(until_told())
+
+
+def _hang_up() -> None:
+    """As SIGTERM, whatever that means by now. Once: the system and the shell both tell of it."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.raise_signal(signal.SIGTERM)
 
 
 def show(document: object, view: RenderableType, *, json: bool) -> None:

@@ -62,6 +62,11 @@ class Table(msgspec.Struct, frozen=True):
         """How people call it: `orders`, or `sales.orders` outside the public schema."""
         return self.name if self.schema == "public" else f"{self.schema}.{self.name}"
 
+    @property
+    def is_system(self) -> bool:
+        """Whether it is one of Headwater's own, which nobody hears of who does not name it."""
+        return self.schema == "headwater"
+
     def key_of(self, row: Row) -> Key:
         return tuple(row[column] for column in self.key)
 

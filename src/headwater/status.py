@@ -35,13 +35,17 @@ class Status(msgspec.Struct, frozen=True):
     pipeline: list[PipelineStream]
 
 
+async def log_status(connection: Connection) -> LogStatus:
+    cursor = await connection.execute(_LOG)
+    row = await cursor.fetchone()
+    assert row is not None
+    return LogStatus(*row)
+
+
 async def status(connection: Connection) -> Status:
     with translated():
-        cursor = await connection.execute(_LOG)
-        row = await cursor.fetchone()
-        assert row is not None
         return Status(
-            LogStatus(*row),
+            await log_status(connection),
             await triggers.list_tables(connection),
             await cursors.list_all(connection),
             await progress.list_all(connection),

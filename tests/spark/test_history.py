@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from headwater.admin.history import from_lake
 from headwater.cli import app
 from headwater.errors import ConfigError, InvalidQuery
 from headwater.model import Position
 from headwater.pipeline import audit
+from headwater.pipeline.answers import answering
+from headwater.pipeline.standing import Service, announced, private_socket
 from tests.spark.truth import Database, copy, fill, lake_at, opened
 
 if TYPE_CHECKING:
@@ -91,6 +96,25 @@ def test_history(shop: Shop) -> None:
     assert all(one["valid_to"] == two["valid_from"] for one, two in pairwise(found[:4]))
     assert found[1]["valid_from"] == found[1]["valid_to"]
     assert found[3]["valid_to"] is None
+
+
+def test_the_console_asks_a_running_pipeline(shop: Shop) -> None:
+    root, turns = shop.lake.root, asyncio.Semaphore(1)
+    assert asyncio.run(from_lake(root, "orders", ("42",), turns)) is None
+    with (
+        private_socket() as path,
+        answering(shop.lake, path, shop.url),
+        announced(root, Service(os.getpid(), path)),
+    ):
+        found = asyncio.run(from_lake(root, "orders", ("42",), turns))
+        assert found is not None
+        assert [(version.op, version.user) for version in found[:3]] == [
+            ("truncate", None), ("insert", "ann"), ("delete", "bob"),
+        ]  # fmt: skip
+        assert found[1].after is not None
+        assert b'"amount":9.00' in bytes(found[1].after)
+        with pytest.raises(InvalidQuery, match="the key of orders"):
+            asyncio.run(from_lake(root, "orders", ("42", "43"), turns))
 
 
 def test_rows_from_before_capture(shop: Shop) -> None:

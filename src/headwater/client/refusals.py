@@ -38,7 +38,8 @@ _BY_STATUS: dict[int, type[HeadwaterError]] = {
 _CODES: dict[type[HeadwaterError], str] = {
     ConnectionFailed: "outcome_unknown",
     DatabaseError: "conflict",
-    Forbidden: "access_changed authorize_failed content_type host origin token_tenant token_user",
+    Forbidden: "access_changed admin_only authorize_failed content_type host origin token_tenant "
+    "token_user",
     HeadwaterError: "internal method",
     LimitExceeded: "bus_busy groups members_per_channel mutations_busy publish_rate queries_busy "
     "rate requests_per_session sessions_per_ip sessions_per_user subscriptions_per_user "

@@ -42,6 +42,13 @@ def find_binaries(account: Account) -> Path:
     )
 
 
+def psql() -> str:
+    """The program `psql`: the machine's own by its name, else the one of the wheel."""
+    if shutil.which("psql"):
+        return "psql"
+    return str(_find_package() / _INSTALLATION / "bin" / "psql")
+
+
 def _find_package() -> Path:
     found = importlib.util.find_spec(_PACKAGE)
     if found is None or not found.submodule_search_locations:

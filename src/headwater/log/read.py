@@ -32,7 +32,6 @@ from headwater.limits import (
     TRANSACTION_PART_CHANGES,
 )
 from headwater.log.images import ImageDecoder
-from headwater.log.signals import is_signals
 from headwater.model import NOBODY, Actor, Change, Column, Op, Position, Table, Transaction
 
 
@@ -226,7 +225,7 @@ class LogReader:
         for id_, oid, schema, name, columns, key in await cursor.fetchall():
             typed = msgspec.convert(columns, tuple[Column, ...])
             table = Table(id_, schema, name, typed, tuple(key), oid)
-            wanted = not is_signals(table) if self._wants is None else self._wants(table)
+            wanted = not table.is_system if self._wants is None else self._wants(table)
             self._shapes[id_] = (table, ImageDecoder(table)) if wanted else None
 
     def _assemble(

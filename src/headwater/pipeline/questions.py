@@ -82,11 +82,16 @@ class Head(msgspec.Struct, frozen=True):
     failure: Failure | None = None
 
 
-def ask(service: Service, question: Question) -> pa.Table:
-    """Put a question to a running pipeline. Its errors are raised as if they had been here."""
+def ask(service: Service, question: Question, *, patience: float | None = None) -> pa.Table:
+    """Put a question to a running pipeline. Its errors are raised as if they had been here;
+    TimeoutError where it says nothing for `patience` seconds."""
     import pyarrow as pa
 
-    with _lost(service), standing.opened(service) as connection, connection.makefile("rwb") as file:
+    with (
+        _lost(service),
+        standing.opened(service, patience=patience) as connection,
+        connection.makefile("rwb") as file,
+    ):
         file.write(msgspec.json.encode(question) + b"\n")
         file.flush()
         head = msgspec.json.decode(file.readline(), type=Head)
@@ -100,6 +105,8 @@ def _lost(service: Service) -> Iterator[None]:
     """A pipeline that ends while it answers."""
     try:
         yield
+    except TimeoutError:  # It is there, and busy.
+        raise
     except (OSError, msgspec.DecodeError) as error:
         raise Unavailable(
             f"the pipeline (process {service.pid}) ended before it had answered",

@@ -107,10 +107,11 @@ def _answers(service: Service) -> bool:
 
 
 @contextmanager
-def opened(service: Service) -> Iterator[socket.socket]:
-    """A connection to the pipeline. OSError where there is none."""
+def opened(service: Service, *, patience: float | None = None) -> Iterator[socket.socket]:
+    """A connection to the pipeline. OSError where there is none; TimeoutError, which is one, where
+    it says nothing for `patience` seconds."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(ANSWER_CONNECT_SECONDS)
         connection.connect(service.socket)
-        connection.settimeout(None)
+        connection.settimeout(patience)
         yield connection

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,9 +69,11 @@ def serving(
     *,
     program: str | None = None,
     port: int = 0,
+    options: Sequence[str] = (),
     **settings: Any,
 ) -> Iterator[Served]:
-    """Run a gateway inside the block. `program` is module:name in `folder`."""
+    """Run a gateway inside the block. `program` is module:name in `folder`; `options` are
+    further ones of `headwater serve`."""
     values = {"url": database, **settings}
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_")}
     for name, value in values.items():
@@ -81,7 +83,7 @@ def serving(
     log = folder / f"gateway-{os.urandom(4).hex()}.log"
     with log.open("w") as complaints:
         process = subprocess.Popen(
-            [*command, *([program] if program else [])],
+            [*command, *options, *([program] if program else [])],
             cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,
