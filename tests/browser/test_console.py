@@ -89,6 +89,12 @@ async def test_what_is_shown_is_followed(
     await connection.execute("update customers set city = 'Basel' where id = 7")
     await expect(page.locator("del")).to_have_text("Bern")
     await expect(page.locator("ins")).to_have_text("Basel")
+    # Asked twice at once, and while it changes: each version is there once.
+    show = page.get_by_role("button", name="Show")
+    await show.click()
+    await show.click()
+    await connection.execute("update customers set city = 'Chur' where id = 7")
+    await expect(page.locator(".changes > li")).to_have_count(2)
     await page.get_by_text("Ask the lake").click()
     await expect(page.locator("code")).to_have_text("headwater history customers 7")
 

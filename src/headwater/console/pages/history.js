@@ -7,6 +7,9 @@ import { count, key as keyText } from "../format.js";
 import { tail } from "../live.js";
 import { captured, suggesting } from "../names.js";
 
+/** The log is read when what comes next is heard, or after so long. */
+const HEARING_MS = 3_000;
+
 /** @param {HTMLElement} page @param {any} context */
 export function open(page, context) {
   const { signal, parameters, refused } = context;
@@ -17,37 +20,77 @@ export function open(page, context) {
   const lake = h("div");
   /** @type {(() => void) | undefined} */
   let feed;
+  let asked = 0;
+  /** Those that are shown, by their number in the log. @type {Set<string>} */
+  let shown = new Set();
 
-  async function show() {
+  function show() {
     const [name, id] = [table.field.value.trim(), key.value.trim()];
     const path = `history/${encodeURIComponent(name)}/${encodeURIComponent(id)}`;
-    feed?.();
+    const number = ++asked;
     fill(list);
     list.removeAttribute("data-live");
     fill(lake);
     say(state, "Reading the log…");
-    try {
-      const found = await ask(path, {}, signal, exact);
-      const versions = found.log.changes;
-      fill(list, versions.map((/** @type {any} */ change) => changeItem(change, { linked: false, whole: true })));
-      say(state, words(versions.length, found.log.before));
-      fill(lake, lakePart(path, found, signal, refused));
-      feed = tail(context, name, {
-        change: (change) => add(id, change),
-        begun: () => list.setAttribute("data-live", ""),
-        over: () => list.removeAttribute("data-live"),
-      });
-    } catch (error) {
-      if (signal.aborted) return;
-      refused(error);
-      say(state, "");
-      fill(list, h("li", {}, trouble(/** @type {any} */ (error))));
-    }
+    /** @type {any[]} */
+    const heard = [];
+    const read = async () => {
+      try {
+        const found = await ask(path, {}, signal, exact);
+        if (number !== asked) return;
+        const versions = found.log.changes;
+        shown = new Set(versions.map((/** @type {any} */ change) => change.cursor.split(".")[1]));
+        fill(list, versions.map((/** @type {any} */ change) => changeItem(change, { linked: false, whole: true })));
+        say(state, words(versions.length, found.log.before));
+        fill(lake, lakePart(path, found, signal, refused));
+        heard.forEach(add);
+      } catch (error) {
+        if (signal.aborted || number !== asked) return;
+        refused(error);
+        feed?.();
+        say(state, "");
+        fill(list, h("li", {}, trouble(/** @type {any} */ (error))));
+      }
+    };
+    listen(name, read, (change) => {
+      if (number !== asked || keyText(change.key) !== id) return;
+      heard.push(change);
+      add(change);
+    });
   }
 
-  /** @param {string} id @param {any} change */
-  function add(id, change) {
-    if (keyText(change.key) !== id) return;
+  /**
+   * Hear of what comes, and read the log from then on: so nothing between is missed. Where that
+   * takes long the log is read at once, and again when it has begun.
+   *
+   * @param {string} name @param {() => Promise<void>} read @param {(change: any) => void} change
+   */
+  function listen(name, read, change) {
+    const number = asked;
+    const timer = setTimeout(() => number === asked && !signal.aborted && void read(), HEARING_MS);
+    const settled = () => {
+      clearTimeout(timer);
+      if (number === asked && !signal.aborted) void read();
+    };
+    feed?.();
+    feed = tail(context, name, {
+      change,
+      begun: () => {
+        if (number === asked) list.setAttribute("data-live", "");
+        settled();
+      },
+      over: () => {
+        if (number === asked) list.removeAttribute("data-live");
+        settled();
+      },
+    });
+  }
+
+  /** @param {any} change */
+  function add(change) {
+    const seq = String(change.seq);
+    if (shown.has(seq)) return;
+    shown.add(seq);
     const item = changeItem(change, { linked: false, whole: true });
     item.classList.add("fresh");
     list.prepend(item);
@@ -57,7 +100,7 @@ export function open(page, context) {
   page.append(
     head("Record history", "What became of a row: every version that the log has, with what changed and by whom. What is older is in the lake."),
     h("section", { class: "card" },
-      h("form", { onsubmit: (/** @type {Event} */ event) => { event.preventDefault(); void show(); } },
+      h("form", { onsubmit: (/** @type {Event} */ event) => { event.preventDefault(); show(); } },
         h("div", { class: "fields" },
           labelled("Table", [table.field, table.list]), labelled("Key", key),
           h("div", { class: "actions" }, h("button", {}, "Show")),
@@ -66,7 +109,7 @@ export function open(page, context) {
     ),
     h("section", { class: "card" }, state, list, lake),
   );
-  if (table.field.value && key.value) void show();
+  if (table.field.value && key.value) show();
   captured(signal).then((tables) => table.suggest(tables.map(({ name }) => name)), () => undefined);
 }
 
