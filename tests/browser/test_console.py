@@ -247,10 +247,13 @@ async def test_a_token_is_asked_for(
         await follows(page, connection)
 
 
-async def test_below_another_path(url: str, page: Page) -> None:
-    hw = Headwater(url)
+async def test_below_another_path(url: str, context: BrowserContext) -> None:
+    page = await context.new_page()  # Refused requests are errors to the browser's console.
+    hw = Headwater(url, auth_secret=SECRET)
     app = Starlette(routes=[Mount("/data", hw.asgi())], lifespan=hw.lifespan)
     async with hw, ours(app) as port:
         await page.goto(f"http://127.0.0.1:{port}/data/console/")
+        await page.get_by_label("Token").fill(token(headwater_admin=True))
+        await page.keyboard.press("Enter")
         await page.wait_for_selector("main[data-ready=overview]")
         await expect(page.locator("#link")).to_have_text("Connected")
