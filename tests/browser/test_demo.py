@@ -9,13 +9,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, LiteralString
 
 import httpx
 import jwt
 import psycopg
 import pytest
-from playwright.async_api import Browser, BrowserContext, Locator, Page, expect
+from playwright.async_api import Browser, BrowserContext, Error, Locator, Page, expect
 
 from headwater import Forbidden
 from headwater.client import connect
@@ -236,7 +237,8 @@ async def test_a_link_leads_to_the_console(context: BrowserContext, demo: Demo) 
     ended = jwt.encode(claims | {"exp": 1}, "x" * 32, algorithm="HS256")
     await page.evaluate("token => sessionStorage.setItem('headwater.token', token)", ended)
     await page.evaluate("location.hash = '#/tables'")
-    await page.reload()
+    with suppress(Error):  # the page goes elsewhere before it has loaded
+        await page.reload(wait_until="commit")
     await page.wait_for_url("**/console/#/tables")
     await expect(page.locator("main[data-ready=tables]")).to_be_visible(timeout=PATIENCE)
     assert await page.evaluate("sessionStorage.getItem('headwater.token')") != ended

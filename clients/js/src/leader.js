@@ -114,7 +114,8 @@ export class Leader {
 
   /** A subscription is over. @param {string} id */
   #forget(id) {
-    this.#byView.delete(this.#views.get(id) ?? -1);
+    const view = this.#views.get(id);
+    if (view !== undefined) this.#byView.delete(view);
     this.#views.delete(id);
   }
 

@@ -11,7 +11,7 @@ export const FAILURES_MAX = 10;
 /** How long a gateway may take to let us in and to greet. */
 export const CONNECT_SECONDS = 10;
 
-/** How long the tab that leads may take to react; then another takes over. */
+/** How long the tab that leads may take to react; then another takes over, in time to greet. */
 export const LEADER_SECONDS = 4;
 
 /** How long a client whose stream has ended waits for the answers to its mutations. */

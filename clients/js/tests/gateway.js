@@ -71,7 +71,7 @@ export class Gateway {
     const { position } = this;
     switch (message.type) {
       case "subscribe": {
-        const view = ++this.#views;
+        const view = --this.#views; // as of those that a session has more than once
         link.views.set(message.id, view);
         link.say({ type: "subscribed", id: message.id, view, key: ["id"] });
         link.say({ type: "snapshot", view, position, rows: this.#rows() });

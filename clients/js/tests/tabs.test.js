@@ -124,6 +124,19 @@ test("a tab that leaves takes its subscriptions with it", async (t) => {
   await until(() => gateway.subscriptions === 2);
 });
 
+test("a subscription that ends before it has begun takes no other with it", async (t) => {
+  const gateway = new Gateway();
+  const { tabs } = open(t, gateway, 2);
+  const live = tabs[1].live("orders");
+  await live.ready;
+  tabs[1].live({ table: "orders", limit: 5 }).close();
+  const last = tabs[1].live({ table: "orders", limit: 6 });
+  await last.ready;
+  gateway.place(1);
+  await until(() => ids(last)?.length === 1);
+  assert.deepEqual(ids(live), [1]);
+});
+
 test("when the link is lost all tabs connect again, over one", async (t) => {
   const gateway = new Gateway();
   const { tabs } = open(t, gateway, 4);
