@@ -6,7 +6,10 @@ import shutil
 from collections.abc import AsyncIterator
 
 import pytest
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
+
+# Milliseconds, on a machine that does much else.
+expect.set_options(timeout=60_000)
 
 SIZES = {"desk": (1280, 800), "phone": (390, 844)}
 

@@ -55,7 +55,7 @@ async def test_every_page(served: Served, page: Page, size: str) -> None:
         await page.emulate_media(color_scheme=theme)
         for name, shown in PAGES.items():
             await opened(page, served, name)
-            await expect(page.locator("main").locator(shown).first).to_be_visible(timeout=15_000)
+            await expect(page.locator("main").locator(shown).first).to_be_visible()
             assert await overflow(page) == 0, (name, size, theme)
             assert await page.locator("main [role=alert]").count() == 0, name
 
@@ -65,7 +65,7 @@ async def test_what_is_shown_is_followed(
 ) -> None:
     await opened(page, served, "overview")
     changes = page.locator(".tile", has_text="Changes").locator("dd").first
-    await expect(changes).not_to_have_text("–", timeout=15_000)
+    await expect(changes).not_to_have_text("–")
 
     await opened(page, served, "tables")
     row = page.locator("tr", has_text="customers")
@@ -75,17 +75,17 @@ async def test_what_is_shown_is_followed(
 
     await opened(page, served, "views")
     view = page.locator("tr", has_text="region = 3")
-    await expect(view.locator("td").nth(1)).to_have_text("1", timeout=15_000)
+    await expect(view.locator("td").nth(1)).to_have_text("1")
     before = (
         await page.locator("tr", has_text="updated_at desc").locator("td").nth(3).text_content()
     )
     await expect(
         page.locator("tr", has_text="updated_at desc").locator("td").nth(3)
-    ).not_to_have_text(str(before), timeout=15_000)
+    ).not_to_have_text(str(before))
 
     await opened(page, served, "history?table=customers&key=7")
     await expect(page.locator("main")).to_contain_text("no change of this record")
-    await expect(page.locator(".changes[data-live]")).to_be_attached(timeout=15_000)
+    await expect(page.locator(".changes[data-live]")).to_be_attached()
     await connection.execute("update customers set city = 'Basel' where id = 7")
     await expect(page.locator("del")).to_have_text("Bern")
     await expect(page.locator("ins")).to_have_text("Basel")
@@ -99,14 +99,14 @@ async def test_what_is_shown_is_followed(
     await expect(page.locator("code")).to_have_text("headwater history customers 7")
 
     await opened(page, served, "pipeline")
-    await expect(page.locator("svg.plot polyline").first).to_be_attached(timeout=15_000)
+    await expect(page.locator("svg.plot polyline").first).to_be_attached()
 
 
 async def follows(page: Page, connection: Connection) -> None:
     """Follows the log, and sees what is written from then on."""
     await page.get_by_role("button", name="Follow").click()
     following = page.get_by_role("button", name="Following")
-    await expect(following).to_have_attribute("aria-pressed", "true", timeout=15_000)
+    await expect(following).to_have_attribute("aria-pressed", "true")
     await connection.execute("set headwater.user_id = 'dora'")
     await connection.execute("update customers set name = 'Called' where id = 3")
     await expect(page.locator(".changes > li").first).to_contain_text("Called")
@@ -237,7 +237,7 @@ async def test_a_token_is_asked_for(
         await field.fill(token(sub="root", headwater_admin=True))
         await page.keyboard.press("Enter")
         await page.wait_for_selector("main[data-ready=sessions]")
-        await expect(page.locator("td >> text=ann").first).to_be_visible(timeout=15_000)
+        await expect(page.locator("td >> text=ann").first).to_be_visible()
         await page.reload()
         await page.wait_for_selector("main[data-ready=sessions]")
         assert await page.evaluate("localStorage.length") == 1  # the theme
