@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import (
@@ -465,8 +463,6 @@ def serve(
 
         async with hw:
             assert hw.gateway is not None
-            # From here on a signal means: let the clients go first.
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
             async with _pipeline_beside(hw, program, json=json) if with_pipeline else nullcontext():
                 await server.serve(
                     asgi,

@@ -397,7 +397,11 @@ def test_the_clerk_is_bound_by_the_database(demo: Demo) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_says_what_it_does_and_stops(own_demo: Demo, number: signal.Signals) -> None:
-    assert own_demo.close(number) == 0
+    own_demo.process.send_signal(number)
+    own_demo.wait_for("Closing the shop")
+    # A supervisor, or who closes the terminal, may not wait for the end of that.
+    own_demo.process.send_signal(signal.SIGHUP)
+    assert own_demo.close(signal.SIGTERM) == 0
     said = "\n".join(own_demo.said)
     assert "A shop is open" in said
     assert f"console    {own_demo.home}/demo/console.html" in said

@@ -106,6 +106,8 @@ PASSED_ON: list[dict[str, str]] = [
     {"x-real-ip": "127.0.0.1"},
     {"origin": "http://evil.example"},
     {"origin": "null"},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
 ]
 
 
@@ -122,7 +124,8 @@ def test_without_authentication_what_others_may_have_asked_is_not_let_in(
         for headers in PASSED_ON:
             assert refused_as_admin(served, headers=headers), headers
         assert not refused_as_admin(served)
-        assert not refused_as_admin(served, headers={"origin": served.url})
+        own = {"origin": served.url, "sec-fetch-site": "same-origin"}
+        assert not refused_as_admin(served, headers=own)
     with serving(url, tmp_path, trusted_proxies=["127.0.0.1"]) as served:
         assert refused_as_admin(served, headers={"x-forwarded-for": "127.0.0.1"})
         assert refused_as_admin(served)

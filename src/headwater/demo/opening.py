@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -106,7 +105,6 @@ async def _serve(app: ASGIApp, hw: Headwater, plan: Plan, ready: Callable[[int],
     """Serve until Ctrl-C or SIGTERM, or until the time is over."""
     assert hw.gateway is not None
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    loop.remove_signal_handler(signal.SIGTERM)  # the server has one that lets the clients go first
     if plan.seconds is not None:
         loop.call_later(plan.seconds, stop.set)
     serve = partial(

@@ -65,9 +65,12 @@ def _is_passed_on(request: HTTPConnection) -> bool:
 
 
 def _is_own_page(request: HTTPConnection) -> bool:
-    """Not that of another origin, though the settings may let all of them in."""
+    """Not that of another origin, though the settings may let all of them in. Images and the like
+    are asked for without an origin, but browsers tell whether the page is another's."""
+    site = request.headers.get("sec-fetch-site", "none")
     origin = request.headers.get("origin")
-    return origin is None or origin.partition("://")[2] == request.headers.get("host")
+    is_own = origin is None or origin.partition("://")[2] == request.headers.get("host")
+    return is_own and site in ("none", "same-origin")
 
 
 def not_admin(settings: Settings, what: str) -> Forbidden:

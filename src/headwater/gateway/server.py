@@ -265,19 +265,23 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Unlike uvicorn's, does not raise the signal again at the end: whoever called us still
-        has to put things in order."""
+        has to put things in order, and being told once more to end does not end that."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {
-            number: signal.signal(number, self.handle_exit)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        loop = asyncio.get_running_loop()
+        loop.remove_signal_handler(signal.SIGTERM)  # the loop's own, which would hear of it too
+        before = signal.signal(signal.SIGINT, self.handle_exit)
+        signal.signal(signal.SIGTERM, self.handle_exit)
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            signal.signal(signal.SIGINT, before)
+            loop.add_signal_handler(signal.SIGTERM, _do_nothing)
+
+
+def _do_nothing() -> None:
+    pass
 
 
 # ------------------------------------------------------------------------ listening
