@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-OLDEST = 20
+OLDEST = (20, 18)
+"""Has an EventSource, when asked to."""
 INSTALL_SECONDS = 240
 
 
@@ -68,6 +69,7 @@ def packages(folder: Path) -> None:
         done.write_text(wanted)
 
 
-def _release(program: str) -> int:
+def _release(program: str) -> tuple[int, int]:
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
-    return int(said.stdout.lstrip("v").partition(".")[0])
+    major, minor = said.stdout.lstrip("v").split(".")[:2]
+    return int(major), int(minor)

@@ -17,7 +17,8 @@ SIZES = {"desk": (1280, 800), "phone": (390, 844)}
 @pytest.fixture
 async def browser() -> AsyncIterator[Browser]:
     program = shutil.which("chromium") or shutil.which("google-chrome")
-    assert program is not None, "these tests need Chromium: apt-get install chromium"
+    if program is None:
+        pytest.skip("this machine has no Chromium (Debian: apt-get install chromium)")
     async with async_playwright() as playwright:
         opened = await playwright.chromium.launch(
             executable_path=program,

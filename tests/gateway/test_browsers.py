@@ -20,6 +20,7 @@ from headwater.database import Connection
 from headwater.testing.link import Cutter, cutting
 from headwater.testing.served import Served, serving
 from tests.gateway.shop import open_shop
+from tests.node import node
 
 QUERY = {"table": "orders", "where": [["region", "=", 1]], "order": [["id", "desc"]], "limit": 3}
 PATH = f"/v1/live?q={quote(json.dumps(QUERY))}"
@@ -130,19 +131,17 @@ async def test_an_event_source_resumes_by_itself(
     address: str, link: Cutter, connection: Connection
 ) -> None:
     """Node's EventSource is cut off, comes back with Last-Event-ID, and gets what it missed."""
-    if not has_event_source():
-        pytest.skip("this machine has no Node.js with EventSource (20.18 or newer)")
-    node = await asyncio.create_subprocess_exec(
-        "node", "--experimental-eventsource", "--no-warnings", "-e", FOLLOW,
+    process = await asyncio.create_subprocess_exec(
+        node(), "--experimental-eventsource", "--no-warnings", "-e", FOLLOW,
         f"{address}{PATH}&batch=false",
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    assert node.stdout is not None
+    assert process.stdout is not None
 
     async def heard(name: str) -> dict[str, Any]:
-        assert node.stdout is not None
+        assert process.stdout is not None
         async with asyncio.timeout(30):
-            while line := await node.stdout.readline():
+            while line := await process.stdout.readline():
                 event: dict[str, Any] = json.loads(line)
                 if event["name"] != "reconnecting":
                     assert event["name"] == name, event
@@ -160,12 +159,5 @@ async def test_an_event_source_resumes_by_itself(
         missed = await heard("update")
         assert missed["data"]["row"]["note"] == "missed"
     finally:
-        node.kill()
-        await node.wait()
-
-
-def has_event_source() -> bool:
-    node = shutil.which("node")
-    probe = "process.exit(typeof EventSource == 'function' ? 0 : 1)"
-    command = [node or "", "--experimental-eventsource", "-e", probe]
-    return node is not None and subprocess.run(command, check=False).returncode == 0
+        process.kill()
+        await process.wait()

@@ -28,9 +28,9 @@ from headwater.testing.served import Served, serving
 from tests.conftest import FAST, passable_folder
 from tests.gateway.chat import Client, EventSource, connect, following, open_chat, quick
 from tests.gateway.shop import until
-from tests.gateway.test_browsers import has_event_source
 from tests.gateway.test_oracle import LENIENT
 from tests.gateway.test_rights import SECRET, token
+from tests.node import node
 from tests.support import rows
 
 GENEROUS = LENIENT | {"subscriptions_per_user": 10_000, "sessions_per_user": 1000}
@@ -493,19 +493,17 @@ setInterval(() => {}, 1000);  // an EventSource that waits does not keep Node al
 
 async def test_an_event_source_that_is_not_ours(gateway: Served, connection: Connection) -> None:
     """Node's takes a position that comes without an event, and resumes all topics from it."""
-    if not has_event_source():
-        pytest.skip("this machine has no Node.js with EventSource (20.18 or newer)")
     async with cutting(gateway.url) as cutter:
-        node = await asyncio.create_subprocess_exec(
-            "node", "--experimental-eventsource", "--no-warnings", "-e", BROWSER,
+        process = await asyncio.create_subprocess_exec(
+            node(), "--experimental-eventsource", "--no-warnings", "-e", BROWSER,
             f"{cutter.url}/v1/stream?topics=chat:42,chat:1",
             stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         seen: list[dict[str, Any]] = []
 
         async def read() -> None:
-            assert node.stdout is not None
-            while line := await node.stdout.readline():
+            assert process.stdout is not None
+            while line := await process.stdout.readline():
                 seen.append(json.loads(line))
 
         reading = asyncio.create_task(read())
@@ -518,8 +516,8 @@ async def test_an_event_source_that_is_not_ours(gateway: Served, connection: Con
             await say(connection, 3, "three", 42)
             await until(lambda: seen[-1].get("rows") == {"1": "one", "2": "two", "3": "three"})
         finally:
-            node.kill()
-            await node.wait()
+            process.kill()
+            await process.wait()
             await reading
 
 

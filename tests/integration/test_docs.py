@@ -24,7 +24,6 @@ import inspect
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -74,12 +73,6 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
-
-
-def has_event_source() -> bool:
-    probe = "process.exit(typeof EventSource == 'function' ? 0 : 1)"
-    command = [shutil.which("node") or "false", "--experimental-eventsource", "-e", probe]
-    return subprocess.run(command, check=False).returncode == 0
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:
@@ -213,8 +206,6 @@ class Reader:
             assert lines == expected, self._complaints()
 
     def _sees_page(self, expected: list[str]) -> None:
-        if not has_event_source():
-            pytest.skip("this machine has no Node.js with EventSource (20.18 or newer)")
         assert wait_until(self._everything_has_begun), self._complaints()
         if self.browser is None:
             self.browser = self._opens(max(self.folder.glob("*.html"), key=os.path.getmtime))
