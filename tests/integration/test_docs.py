@@ -46,6 +46,7 @@ from headwater.embedded.binaries import _find_package
 from headwater.metrics import Metrics, PipelineMetrics
 from headwater.settings import Settings
 from headwater.testing.served import serving
+from tests.node import node
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -223,7 +224,7 @@ class Reader:
         text = httpx.get(f"{origin}/{page.name}", trust_env=False).text
         script = "".join(re.findall(r"<script>(.*?)</script>", text, re.S))
         (self.folder / "page.js").write_text(BROWSER + script)
-        return self._starts("node --experimental-eventsource --no-warnings page.js")
+        return self._starts(f"{node()} --experimental-eventsource --no-warnings page.js")
 
     def _complaints(self) -> str:
         running = [*self.started, *self.clients]
