@@ -20,8 +20,9 @@ $(STAMP): pyproject.toml src/headwater/__init__.py
 demo: install ## Open a small shop in the browser: PostgreSQL, gateway and Spark at work
 	$(BIN)/headwater demo
 
+# They start hundreds of programs, each of which would compile all it imports.
 test: install ## Run every test, several files at a time (ARGS="-n 0 -k word" for one after the other)
-	$(BIN)/python -m pytest --numprocesses 4 $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 4 $(ARGS)
 
 sim: install ## Repeat the crash simulation (SEED=8123 SECONDS=60)
 	SEED=$(SEED) SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/simulation -s

@@ -9,7 +9,7 @@ import pwd
 import shutil
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -36,17 +36,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 _LONG = ("tests/simulation/test_pipeline", "tests/integration/test_pipeline")
 
 
-class SparkTogether(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives tests out one by one, but those that share a Spark to one process. They are the largest
-    group, with which xdist begins."""
+class Together(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives tests out one by one, but to one process those that share what takes long to start: a
+    Spark, or the gateways, browsers and shops of a file. xdist begins with the largest group."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith("tests/spark/") else nodeid
+        if nodeid.startswith("tests/spark/"):
+            return "spark"
+        if nodeid.startswith(("tests/gateway/", "tests/browser/")):
+            return nodeid.partition("::")[0]
+        return nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkTogether:
-    return SparkTogether(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
+    return Together(config, log)
 
 
 # Tests do not crash the machine; without this each commit waits for the disk.
@@ -110,7 +114,8 @@ def fresh_database(server_url: str, *, installed: bool) -> Iterator[str]:
     """The URL of a new database on that server, with or without Headwater's schema."""
     name = f"test_{next(_numbers)}"
     template = _template(server_url) if installed else "template0"
-    _run(server_url, f"create database {name} template {template}")
+    # As files, which nobody writes meanwhile: the usual way logs every page.
+    _run(server_url, f"create database {name} template {template} strategy file_copy")
     url = _database_url(server_url, name)
     if installed:
         _run(url, "select headwater.adopt()")
@@ -130,10 +135,14 @@ def _template(server_url: str) -> str:
         await schema.install(connection)
         await connection.close()
 
-    # Fixtures run inside an event loop of their own.
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, install()).result()
+    finish(install())
     return "headwater_template"
+
+
+def finish(work: Coroutine[Any, Any, None]) -> None:
+    """Do it here and now; fixtures may run inside an event loop of their own."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, work).result()
 
 
 def _run(server_url: str, statement: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import msgspec
@@ -19,6 +19,8 @@ from headwater.live.statements import page
 from headwater.log.images import ImageDecoder
 from headwater.model import Table
 from headwater.protocol import Wire
+from headwater.testing.served import Served, serving
+from tests.conftest import finish, fresh_database, passable_folder
 
 REGIONS = 5
 STATUSES = ("new", "paid", "packed", "shipped", "lost")
@@ -45,6 +47,21 @@ async def open_shop(connection: Connection, *, rows: int = 200) -> None:
         (rows,),
     )
     await connection.execute("select headwater.enable_reactivity('orders')")
+
+
+@contextmanager
+def shop_served(server_url: str, *, rows: int, **settings: Any) -> Iterator[Served]:
+    """A gateway with a shop of its own: for all tests of a file that leave it as it is."""
+
+    async def opened() -> None:
+        connection = await connect(url, purpose="test")
+        await open_shop(connection, rows=rows)
+        await connection.close()
+
+    with passable_folder() as folder, fresh_database(server_url, installed=True) as url:
+        finish(opened())
+        with serving(url, folder, **settings) as served:
+            yield served
 
 
 def random_query(chance: random.Random) -> dict[str, Any]:

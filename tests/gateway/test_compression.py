@@ -14,8 +14,9 @@ import pytest
 import zstandard
 
 from headwater.database import Connection
+from headwater.embedded import EmbeddedPostgres
 from headwater.testing.served import Served, serving
-from tests.gateway.shop import open_shop
+from tests.gateway.shop import open_shop, shop_served
 
 QUERY = {"table": "orders", "limit": 20}
 DECODERS: dict[str, Callable[[], Callable[[bytes], bytes]]] = {
@@ -23,6 +24,13 @@ DECODERS: dict[str, Callable[[], Callable[[bytes], bytes]]] = {
     "zstd": lambda: zstandard.ZstdDecompressor().decompressobj().decompress,
     "gzip": lambda: zlib.decompressobj(wbits=31).decompress,
 }
+
+
+@pytest.fixture(scope="module")
+def steady(postgres: EmbeddedPostgres) -> Iterator[Served]:
+    """A gateway for the tests that leave it as it is."""
+    with shop_served(postgres.url, rows=50) as served:
+        yield served
 
 
 @pytest.fixture
@@ -67,10 +75,10 @@ def _until(text: Iterator[str], wanted: str, seen: str) -> str:
     [("", None), ("identity", None), ("gzip", "gzip"), ("br;q=0.5, gzip;q=0.1", "br"),
      ("gzip, deflate, br, zstd", "zstd"), ("deflate", None), ("gzip;q=0", None)],
 )  # fmt: skip
-def test_what_the_client_accepts(gateway: Served, accepted: str, used: str | None) -> None:
+def test_what_the_client_accepts(steady: Served, accepted: str, used: str | None) -> None:
     with httpx.stream(
         "POST",
-        f"{gateway.url}/v1/live",
+        f"{steady.url}/v1/live",
         json=QUERY,
         headers={"accept-encoding": accepted},
         trust_env=False,

@@ -14,8 +14,9 @@ import jwt
 import pytest
 
 from headwater.database import Connection
+from headwater.embedded import EmbeddedPostgres
 from headwater.testing.served import Served, serving
-from tests.gateway.shop import open_shop
+from tests.gateway.shop import open_shop, shop_served
 
 SECRET = "a secret that is long enough for SHA-256 and more"
 QUERY = json.dumps({"table": "orders", "limit": 1})
@@ -24,6 +25,13 @@ QUERY = json.dumps({"table": "orders", "limit": 1})
 def bearer(user: str) -> dict[str, str]:
     token = jwt.encode({"sub": user, "exp": time.time() + 600}, SECRET, "HS256")
     return {"authorization": f"Bearer {token}"}
+
+
+@pytest.fixture(scope="module")
+def steady(postgres: EmbeddedPostgres) -> Iterator[Served]:
+    """A gateway for the tests that leave it as it is."""
+    with shop_served(postgres.url, rows=5, auth_secret=SECRET, requests_per_second=5000) as served:
+        yield served
 
 
 @pytest.fixture
@@ -130,14 +138,14 @@ def nested(depth: int) -> str:
     ],
     ids=["2 MB", "nested", "deeper", "text", "list", "table", "limit", "field", "option", "bytes"],
 )
-def test_bodies_that_make_no_sense(gateway: Served, body: bytes, status: int, code: str) -> None:
-    answer = httpx.post(f"{gateway.url}/v1/live", content=body, headers=bearer("ann"))
+def test_bodies_that_make_no_sense(steady: Served, body: bytes, status: int, code: str) -> None:
+    answer = httpx.post(f"{steady.url}/v1/live", content=body, headers=bearer("ann"))
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-    assert gateway.get("/healthz").status_code == 200
+    assert steady.get("/healthz").status_code == 200
 
 
-def test_a_table_that_is_not_enabled_says_how(gateway: Served) -> None:
-    answer = gateway.get("/v1/live", params={"q": '{"table": "customers"}'}, headers=bearer("ann"))
+def test_a_table_that_is_not_enabled_says_how(steady: Served) -> None:
+    answer = steady.get("/v1/live", params={"q": '{"table": "customers"}'}, headers=bearer("ann"))
     assert "headwater enable" in answer.json()["error"]["hint"]
 
 

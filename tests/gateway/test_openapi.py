@@ -3,7 +3,7 @@ that the document foresees."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,21 +15,21 @@ from hypothesis import strategies as st
 from schemathesis.core.result import Ok
 
 from headwater.admin.routes import routes
-from headwater.database import Connection
+from headwater.embedded import EmbeddedPostgres
 from headwater.gateway import openapi
 from headwater.gateway.app import create_app
-from headwater.testing.served import Served, serving
-from tests.gateway.shop import open_shop
+from headwater.testing.served import Served
+from tests.gateway.shop import shop_served
 
 SCHEMA = schemathesis.openapi.from_dict(openapi.document())
 OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations() if isinstance(found, Ok)]
 FOR_OPERATORS = ("/metrics", "/healthz", "/readyz")
 
 
-@pytest.fixture
-async def gateway(url: str, connection: Connection, tmp_path: Path) -> Any:
-    await open_shop(connection, rows=5)
-    with serving(url, tmp_path, requests_per_second=100_000, sessions_per_ip=1000) as served:
+@pytest.fixture(scope="module")
+def gateway(postgres: EmbeddedPostgres) -> Iterator[Served]:
+    limits = {"requests_per_second": 100_000, "sessions_per_ip": 1000}
+    with shop_served(postgres.url, rows=5, **limits) as served:
         yield served
 
 

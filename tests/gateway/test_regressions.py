@@ -19,11 +19,19 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from headwater.database import Connection
+from headwater.embedded import EmbeddedPostgres
 from headwater.errors import LimitExceeded
 from headwater.gateway import requests
 from headwater.gateway.app import refusal
 from headwater.testing.served import Served, serving
-from tests.gateway.shop import open_shop
+from tests.gateway.shop import open_shop, shop_served
+
+
+@pytest.fixture(scope="module")
+def steady(postgres: EmbeddedPostgres) -> Iterator[Served]:
+    """A gateway for the tests that leave it as it is."""
+    with shop_served(postgres.url, rows=20) as served:
+        yield served
 
 
 @pytest.fixture
@@ -80,21 +88,21 @@ async def knock(gateway: Served, path: str = "/v1/ws", **headers: str) -> int:
 
 
 @pytest.mark.parametrize("path", ["/v1/ws", "/v1/ws?ticket=any"])
-async def test_no_page_of_others_reads_an_open_gateway(gateway: Served, path: str) -> None:
+async def test_no_page_of_others_reads_an_open_gateway(steady: Served, path: str) -> None:
     """Any ticket passed for a proof, at a gateway that looks at none."""
-    assert await knock(gateway, path, origin="http://elsewhere.example") == 403
+    assert await knock(steady, path, origin="http://elsewhere.example") == 403
     bearer = {"authorization": "Bearer any"}
-    assert await knock(gateway, path, origin="http://elsewhere.example", **bearer) == 403
-    assert await knock(gateway, path, origin=gateway.url) == 101
-    assert await knock(gateway, path) == 101
+    assert await knock(steady, path, origin="http://elsewhere.example", **bearer) == 403
+    assert await knock(steady, path, origin=steady.url) == 101
+    assert await knock(steady, path) == 101
 
 
 @pytest.mark.parametrize("origin", ["http://[", "null", "", "://", "http://[::1"])
-async def test_an_origin_that_is_none(gateway: Served, origin: str) -> None:
-    assert await knock(gateway, origin=origin) == 403
-    answer = gateway.get("/v1/stream", headers={"origin": origin})
+async def test_an_origin_that_is_none(steady: Served, origin: str) -> None:
+    assert await knock(steady, origin=origin) == 403
+    answer = steady.get("/v1/stream", headers={"origin": origin})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin")
-    assert "Traceback" not in gateway.log.read_text()
+    assert "Traceback" not in steady.log.read_text()
 
 
 async def test_a_cookie_is_not_for_all_origins(url: str, tmp_path: Path) -> None:
@@ -122,10 +130,10 @@ async def test_a_cookie_is_not_for_all_origins(url: str, tmp_path: Path) -> None
     ],
 )
 async def test_what_is_not_there_is_an_error_like_any_other(
-    gateway: Served, method: str, path: str, status: int, code: str
+    steady: Served, method: str, path: str, status: int, code: str
 ) -> None:
     async with httpx.AsyncClient(trust_env=False) as client:
-        answer = await client.request(method, gateway.url + path)
+        answer = await client.request(method, steady.url + path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert ("allow" in answer.headers) == (status == 405)
 
@@ -190,9 +198,9 @@ async def test_a_refused_handshake_is_counted_and_no_error(gateway: Served) -> N
     ("host", "status"),
     [("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 403)],
 )
-def test_a_name_that_points_here_is_not_ours(gateway: Served, host: str, status: int) -> None:
+def test_a_name_that_points_here_is_not_ours(steady: Served, host: str, status: int) -> None:
     """A page whose name is made to point at this machine would be of the gateway's own origin."""
-    assert gateway.get("/healthz", headers={"host": host}).status_code == status
+    assert steady.get("/healthz", headers={"host": host}).status_code == status
     handshake = {
         "host": host,
         "origin": f"http://{host}",
@@ -201,5 +209,5 @@ def test_a_name_that_points_here_is_not_ours(gateway: Served, host: str, status:
         "sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA==",
         "sec-websocket-version": "13",
     }
-    with httpx.stream("GET", f"{gateway.url}/v1/ws", headers=handshake, trust_env=False) as answer:
+    with httpx.stream("GET", f"{steady.url}/v1/ws", headers=handshake, trust_env=False) as answer:
         assert answer.status_code == (101 if status == 200 else 403)

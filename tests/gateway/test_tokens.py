@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as connect_websocket
 
-from headwater.database import Connection
+from headwater.embedded import EmbeddedPostgres
 from headwater.testing.served import Served, serving
-from tests.gateway.shop import open_shop
+from tests.gateway.shop import shop_served
 
 SECRET = "a secret that is long enough for SHA-256 and more"
 QUERY = json.dumps({"table": "orders", "limit": 1})
@@ -37,12 +37,11 @@ def token(**changed: Any) -> str:
     return jwt.encode(claims(**changed), SECRET, "HS256")
 
 
-@pytest.fixture
-async def gateway(url: str, connection: Connection, tmp_path: Path) -> Any:
-    await open_shop(connection, rows=5)
-    with serving(
-        url,
-        tmp_path,
+@pytest.fixture(scope="module")
+def gateway(postgres: EmbeddedPostgres) -> Iterator[Served]:
+    with shop_served(
+        postgres.url,
+        rows=5,
         auth_secret=SECRET,
         auth_audience="shop",
         auth_tenants=["acme", "emca"],
