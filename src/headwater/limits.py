@@ -56,6 +56,9 @@ ENABLE_LOCK_TIMEOUT = "1s"
 ENABLE_ATTEMPTS_MAX = 20
 """How often enabling tries; then it is an error that names the table."""
 
+UNINSTALL_ATTEMPTS_MAX = 5
+"""How often uninstalling tries that readers of the log come across; then the deadlock is raised."""
+
 CURSOR_SAVE_SECONDS = 0.5
 """A cursor is saved at most this often while its consumer is busy."""
 

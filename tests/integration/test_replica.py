@@ -108,7 +108,8 @@ async def count(connection: Connection, until: asyncio.Event | None = None) -> i
 async def test_a_query_runs_on_the_replica_once_that_has_the_change(
     primary: EmbeddedPostgres, replica: ReplicaServer, counter: Connection
 ) -> None:
-    async with hub_with(primary, replica) as hub:
+    # Long enough: WAL that no commit follows may lie for 15 s before the replica gets it.
+    async with hub_with(primary, replica, wait="50 seconds") as hub:
         follower = await Follower().follow(hub, SERVER)
         consistent = await Follower().follow(hub, CONSISTENT)
         assert follower.value == ["replica", 0]

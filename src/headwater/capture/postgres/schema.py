@@ -8,13 +8,15 @@ that has been released is never edited; what it made is changed by a later one.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib import resources
 from typing import Any
 
+from psycopg.errors import DeadlockDetected
+
 from headwater.database import Connection, translated
 from headwater.errors import NotInstalled
-from headwater.limits import SERVER_VERSION_MIN
+from headwater.limits import SERVER_VERSION_MIN, UNINSTALL_ATTEMPTS_MAX
 
 MIGRATION_LOCK = (1752654962, 2)  # see headwater.lock_class() in 002_waking.sql
 
@@ -84,12 +86,20 @@ async def uninstall(connection: Connection) -> bool:
     with translated():
         if await installed_version(connection) == 0:
             return False
-        async with _alone(connection):
-            # Readers take their locks one by one; having this first keeps clear of a deadlock.
-            if await _exists(connection, "headwater.log"):
-                await connection.execute("lock table headwater.log in access exclusive mode")
-            await connection.execute("drop schema headwater cascade")
+        for _ in range(UNINSTALL_ATTEMPTS_MAX - 1):
+            with suppress(DeadlockDetected):
+                await _drop(connection)
+                return True
+        await _drop(connection)
     return True
+
+
+async def _drop(connection: Connection) -> None:
+    async with _alone(connection):
+        # Readers take their locks one by one; having this first mostly keeps clear of a deadlock.
+        if await _exists(connection, "headwater.log"):
+            await connection.execute("lock table headwater.log in access exclusive mode")
+        await connection.execute("drop schema if exists headwater cascade")
 
 
 async def _settle_in(connection: Connection) -> None:
