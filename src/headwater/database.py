@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from psycopg import AsyncConnection, errors
+from psycopg.abc import RV, PQGen
 
 from headwater.errors import (
     CaptureError,
@@ -20,7 +22,21 @@ from headwater.errors import (
 )
 from headwater.limits import CONNECT_TIMEOUT_SECONDS, DEAD_PEER_SECONDS
 
-Connection = AsyncConnection[tuple[Any, ...]]
+
+class Connection(AsyncConnection[tuple[Any, ...]]):
+    """The driver's, which does not forget that its task was cancelled."""
+
+    async def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
+        try:
+            return await super().wait(gen, *args, **options)
+        except psycopg.Error as error:
+            # It cancels the statement first; if the connection is lost over that, it says no more
+            # than that. Whoever tries again after a loss would never end.
+            if task is not None and task.cancelling() > before:
+                raise asyncio.CancelledError from error
+            raise
 
 
 async def connect(url: str, *, purpose: str, options: str = "") -> Connection:
@@ -29,7 +45,7 @@ async def connect(url: str, *, purpose: str, options: str = "") -> Connection:
     Times are read in UTC and texts in UTF-8, whatever the server's zone and encoding are.
     """
     try:
-        return await AsyncConnection.connect(
+        return await Connection.connect(
             url,
             autocommit=True,
             connect_timeout=CONNECT_TIMEOUT_SECONDS,
