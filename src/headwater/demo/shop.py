@@ -149,8 +149,6 @@ _PEOPLE = """
     grant shop_manager, shop_clerk to current_user;
     grant select, insert, update, delete on orders to shop_manager, shop_clerk;
     grant select, insert on messages to shop_manager, shop_clerk;
-    grant usage on schema headwater to shop_manager;
-    grant select on headwater.pipeline to shop_manager;
     -- The pipeline makes the table of the view, some seconds from now.
     alter default privileges in schema public grant select on tables to shop_manager;
 """

@@ -83,7 +83,7 @@ class Lives:
     ) -> LiveSubscription:
         """Take part in a live query; see `Hub.live`."""
         subscription = LiveSubscription(self, query, subscriber, access, verify)
-        bound = await self.bind(query, access)
+        bound = await self._bind(query, access)
         await self._hub.between()
         self._join(subscription, *bound, since=since)
         try:
@@ -93,7 +93,7 @@ class Lives:
             raise
         return subscription
 
-    async def bind(self, query: LiveQuery, access: Access) -> Bound:
+    async def _bind(self, query: LiveQuery, access: Access) -> Bound:
         """The query, checked against its table as it is now, and as whom it is read."""
         wish, bound, known = await self.check(query, access)
         return wish, bound, known, await scope_of(self._hub.tables, known, bound, access)
@@ -346,7 +346,7 @@ class Lives:
         while True:
             await self._hub.until_ready()
             try:
-                return await self.bind(query, access)
+                return await self._bind(query, access)
             except Unavailable:
                 await asyncio.sleep(limits.RECONNECT_SECONDS[0])
 
@@ -505,7 +505,7 @@ class Lives:
         while True:
             old = (subscription.query, subscription.access)
             query, access = changed(*old)
-            bound = await self.bind(query, access)
+            bound = await self._bind(query, access)
             await self._hub.between()
             if subscription.query is old[0] and subscription.access is old[1]:
                 break  # else it moved meanwhile, and what it left shall not come back
