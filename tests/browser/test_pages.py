@@ -32,7 +32,7 @@ def test_files_are_asked_about_and_found_the_same(served: Served) -> None:
     assert again.status_code == 304
 
 
-@pytest.mark.parametrize("path", ["/client/%2e%2e/app.py", "/client/nothing"])
+@pytest.mark.parametrize("path", ["/console/%2e%2e/app.py", "/client/nothing"])
 def test_nothing_else_is_served(served: Served, path: str) -> None:
     answer = served.get(path)
     assert answer.status_code == 404
