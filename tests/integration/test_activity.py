@@ -200,19 +200,37 @@ async def test_the_others_write_when_one_is_looked_at(shop: Connection, url: str
 
 async def test_a_gateway_that_died_is_forgotten(shop: Connection, url: str) -> None:
     await shop.execute(
-        "insert into headwater.activity (gateway, kind, id, since, updated_at)"
-        " select 'dead', kind, '1', now(), now() - interval '11 seconds'"
+        "insert into headwater.activity (gateway, kind, id, since, alive_until)"
+        " select 'dead', kind, '1', now(), now() - interval '1 second'"
         " from unnest(array['gateway', 'session']) kind"
     )
     await shop.execute(
-        "insert into headwater.activity (gateway, kind, id, since)"
-        " values ('alive', 'gateway', '1', now())"
+        "insert into headwater.activity (gateway, kind, id, since, alive_until)"
+        " values ('alive', 'gateway', '1', now(), now() + interval '1 minute')"
     )
     async with gateways(url, 1) as (gateway,):
         await joined(gateway, LOOK)
         await gateway.activity.round()
         cursor = await shop.execute("select distinct gateway from headwater.activity")
         assert {name for (name,) in await cursor.fetchall()} == {"alive", gateway.activity.gateway}
+
+
+async def test_how_long_a_gateway_may_be_silent_is_its_own_affair(
+    shop: Connection, url: str
+) -> None:
+    async with gateways(url, 2) as (slow, fast):
+        slow.activity._period = timedelta(minutes=1)
+        await joined(slow, LOOK)
+        await joined(fast, LOOK)
+        await slow.activity.round()
+        later = "update headwater.activity set {0} = {0} - interval '30 seconds'"
+        for column in ("updated_at", "alive_until"):
+            await shop.execute(later.format(column).encode())
+        await fast.activity.round()
+        cursor = await shop.execute("select gateway from headwater.activity where kind = 'gateway'")
+        assert {name for (name,) in await cursor.fetchall()} == {
+            slow.activity.gateway, fast.activity.gateway
+        }  # fmt: skip
 
 
 async def test_it_is_filled_at_once_and_emptied_at_the_end(shop: Connection, url: str) -> None:

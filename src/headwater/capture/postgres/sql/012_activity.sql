@@ -21,6 +21,7 @@ create table headwater.activity (
   seconds double precision not null default 0, -- and how long that took
   since timestamptz not null,
   updated_at timestamptz not null default clock_timestamp(),
+  alive_until timestamptz, -- of a gateway: not heard of until then, it is taken for dead
   primary key (gateway, kind, id)
 ) with (fillfactor = 50);
 
@@ -45,7 +46,7 @@ as $$
 $$;
 
 -- Writes rows of one gateway, removes others of it (by kind and id), and forgets gateways that have
--- not been heard of for so long.
+-- not been heard of for as long as they themselves said that they may be silent.
 create function headwater.write_activity(
   of_gateway text, written json, removed json, silence interval) returns void
 language plpgsql volatile
@@ -54,17 +55,18 @@ as $$
 begin
   insert into headwater.activity (
     gateway, kind, id, type, name, detail, subscriptions, rows, sent, bytes, waiting, runs,
-    seconds, since)
-  select of_gateway, w.*
+    seconds, since, alive_until)
+  select of_gateway, w.*, case when w.kind = 'gateway' then clock_timestamp() + silence end
   from json_to_recordset(written) as w (
     kind text, id text, type text, name text, detail json, subscriptions integer, rows bigint,
     sent bigint, bytes bigint, waiting bigint, runs bigint, seconds double precision,
     since timestamptz)
   on conflict (gateway, kind, id) do update
-  set (type, name, detail, subscriptions, rows, sent, bytes, waiting, runs, seconds, updated_at)
+  set (type, name, detail, subscriptions, rows, sent, bytes, waiting, runs, seconds, updated_at,
+       alive_until)
     = (excluded.type, excluded.name, excluded.detail, excluded.subscriptions, excluded.rows,
        excluded.sent, excluded.bytes, excluded.waiting, excluded.runs, excluded.seconds,
-       clock_timestamp());
+       clock_timestamp(), excluded.alive_until);
   delete from headwater.activity a
   using json_to_recordset(removed) as r (kind text, id text)
   where a.gateway = of_gateway and a.kind = r.kind and a.id = r.id;
@@ -72,7 +74,7 @@ begin
   where a.gateway <> of_gateway and not exists (
     select from headwater.activity g
     where g.gateway = a.gateway and g.kind = 'gateway'
-      and g.updated_at > clock_timestamp() - silence);
+      and g.alive_until > clock_timestamp());
 end $$;
 
 revoke all on function headwater.looks_at_activity() from public;
