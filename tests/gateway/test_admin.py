@@ -96,6 +96,8 @@ def test_a_token_is_needed_that_says_so(guarded: Served) -> None:
         assert status(path, headers=bearer()) == (403, "admin_only")
         assert status(path, headers=bearer(headwater_admin="yes")) == (403, "admin_only")
         assert status(path, headers=bearer(headwater_admin=True)) == (200, None)
+    refused = guarded.get("/v1/admin/tables", headers=bearer())
+    assert refused.headers["www-authenticate"] == 'Bearer error="insufficient_scope"'
 
 
 PASSED_ON: list[dict[str, str]] = [
@@ -135,6 +137,7 @@ async def test_with_insecure_nobody_is_an_admin(shop: Connection, url: str, tmp_
     await shop.execute("select headwater.enable_reactivity('headwater.activity')")
     with serving(url, tmp_path, options=["--insecure"]) as served:
         assert refused_as_admin(served)
+        assert "www-authenticate" not in served.get("/v1/admin/tables").headers
         async with connect(served.url) as client:
             with pytest.raises(Forbidden, match="for admins only"):
                 await client.live({"table": "headwater.activity"}).__aenter__()
@@ -304,6 +307,34 @@ async def test_tables(gateway: Served, shop: Connection) -> None:
     assert "was altered" in tables["altered"]["problems"][0]["detail"]
 
 
+async def test_names_as_they_are_shown(gateway: Served, shop: Connection) -> None:
+    """A table is found by the name that it is listed under, and what is proposed can be run."""
+    await shop.execute("create schema sales")
+    await shop.execute('create table sales."Keyless" ("Id" int)')
+    await shop.execute(
+        'create table sales."Orders" ("Id" int primary key, "order" int, "sent at" timestamptz)'
+    )
+    await shop.execute("""select headwater.enable_reactivity('sales."Orders"')""")
+    told = gateway.get("/v1/admin/tables").json()
+    tables = {table["name"]: table for table in told["tables"]}
+    assert tables["sales.Orders"]["capture"] == "trigger"
+    hint = tables["sales.Keyless"]["problems"][0]["hint"]
+    await shop.execute(hint.replace("…", '"Id"').encode())
+
+    where = [["order", "=", 7], ["Id", ">", 3]]
+    order = [["sent at", "desc", "nulls last"]]
+    query = {"table": "sales.Orders", "where": where, "order": order}
+    suggestion = explained(gateway, query)["suggestion"]
+    names = '("order", "sent at" desc nulls last, "Id")'
+    assert suggestion == f'create index on sales."Orders" {names}'
+    await shop.execute(suggestion.encode())
+    assert explained(gateway, query)["suggestion"] is None
+    async with connect(gateway.url) as client, client.changes("sales.Orders") as feed:
+        await shop.execute('insert into sales."Orders" values (1)')
+        transaction = await anext(aiter(feed))
+        assert [change.table for change in transaction.changes] == ["sales.Orders"]
+
+
 @pytest.fixture
 async def log(gateway: Served, shop: Connection) -> Any:
     """A search: which ids, in which operations, were found."""
@@ -332,6 +363,24 @@ def test_search(log: Any) -> None:
     assert log(user="ann") == [("update", 100), ("insert", 100)]
     assert log(text="a 100% thing", user="ann") == [("update", 100), ("insert", 100)]
     assert log(text="no such thing") == []
+
+
+async def test_a_key_may_be_a_time(gateway: Served, shop: Connection) -> None:
+    """However it is written: by the log, by a change feed, by a browser."""
+    await shop.execute("create table readings (at timestamptz primary key, place text)")
+    await shop.execute("create table stamps (at text, line int, primary key (at, line))")
+    for table in ("readings", "stamps"):
+        await shop.execute("select headwater.enable_reactivity(%s)", (table,))
+    await shop.execute("insert into readings values ('2026-11-15 10:00:00.1200+00')")
+    await shop.execute("insert into stamps values ('2026-11-15T10:00:00.120Z', 1)")
+    for table, key in [
+        ("readings", "2026-11-15T10:00:00.12+00:00"),
+        ("readings", "2026-11-15T10:00:00.12Z"),
+        ("readings", "2026-11-15T10:00:00.120000Z"),
+        ("stamps", "2026-11-15T10:00:00.120Z,1"),
+    ]:
+        told = gateway.get(f"/v1/admin/history/{table}/{key}").json()
+        assert [each["op"] for each in told["log"]["changes"]] == ["insert"], key
 
 
 async def test_search_in_parts(gateway: Served, shop: Connection) -> None:
@@ -389,6 +438,8 @@ def test_history(gateway: Served, log: Any) -> None:
     asked = gateway.get("/v1/admin/history/orders/100?lake=true").json()
     assert asked["lake"] is None
     assert "no pipeline runs here" in asked["trouble"]
+    alone = gateway.get("/v1/admin/history/orders/100?lake=true&log=false").json()
+    assert alone == asked | {"log": None}
 
 
 def test_a_history_of_what_cannot_be(gateway: Served) -> None:

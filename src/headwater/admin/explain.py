@@ -18,6 +18,7 @@ from headwater.hub.subscriber import Access
 from headwater.live.filter import EVERYTHING
 from headwater.live.filter_sql import Sql
 from headwater.live.filter_terms import HIGHEST, LOWEST, Between, Equal, Term, terms
+from headwater.live.order import OrderBy
 from headwater.live.query import BoundQuery, LiveQuery
 from headwater.live.statements import statement
 from headwater.live.view import new_state
@@ -75,6 +76,7 @@ async def explain(hub: Hub, connection: Connection, query: LiveQuery) -> Explain
     filters = bound.where != EVERYTHING
     serves_filter = index is not None and not any("Filter" in node for node in nodes)
     filed = terms(bound.where, bound.table)
+    is_served = (serves_filter or not filters) and serves_order
     return Explained(
         known.table.label,
         known.table.key,
@@ -85,7 +87,7 @@ async def explain(hub: Hub, connection: Connection, query: LiveQuery) -> Explain
         index,
         serves_filter or not filters,
         serves_order,
-        None if (serves_filter or not filters) and serves_order else _suggestion(bound, filed),
+        None if is_served else await _suggestion(connection, bound, filed),
     )
 
 
@@ -140,13 +142,32 @@ def _read(plan: dict[str, Any]) -> Plan:
     )
 
 
-def _suggestion(query: BoundQuery, filed: tuple[Term, ...] | None) -> str:
+async def _suggestion(
+    connection: Connection, query: BoundQuery, filed: tuple[Term, ...] | None
+) -> str:
     """An index that begins with what must be equal and goes on with the order; a range comes last,
     or it would keep the index from serving the order."""
+    order = {by.column: by for by in query.order.by}
     equal = [term.column for term in filed or () if isinstance(term, Equal)]
-    ordered = [str(by) for by in query.order.by]
-    names = [by.partition(" ")[0].strip('"') for by in ordered]
-    ranged = [t.column for t in filed or () if isinstance(t, Between) and t.column not in names]
-    first = [column for column in dict.fromkeys(equal) if column not in names]
-    columns = ", ".join([*first, *ordered, *dict.fromkeys(ranged)])
-    return f"create index on {query.table.label} ({columns})"
+    ranged = [term.column for term in filed or () if isinstance(term, Between)]
+    first = [OrderBy(column) for column in dict.fromkeys(equal) if column not in order]
+    last = [OrderBy(column) for column in dict.fromkeys(ranged) if column not in order]
+    table = query.table
+    path = [table.name] if table.schema == "public" else [table.schema, table.name]
+    columns = [*first, *order.values(), *last]
+    names = await _quoted(connection, [*path, *(by.column for by in columns)])
+    listed = [
+        str(msgspec.structs.replace(by, column=name))
+        for by, name in zip(columns, names[len(path) :], strict=True)
+    ]
+    return f"create index on {'.'.join(names[: len(path)])} ({', '.join(listed)})"
+
+
+async def _quoted(connection: Connection, names: list[str]) -> list[str]:
+    """In quotes where PostgreSQL wants them: it knows its own words."""
+    cursor = await connection.execute(
+        "select quote_ident(name) from unnest(%s::text[]) with ordinality given (name, place)"
+        " order by place",
+        (names,),
+    )
+    return [name for (name,) in await cursor.fetchall()]

@@ -33,10 +33,10 @@ class Version(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """`lake` has what the lake knows, where it was asked and could answer; `command` is how to ask
-    it otherwise."""
+    """`log` is None where it was not asked; `lake` has what the lake knows, where it was asked and
+    could answer; `command` is how to ask it otherwise."""
 
-    log: Found
+    log: Found | None
     lake: list[Version] | None
     command: str
     trouble: str | None = None

@@ -191,14 +191,15 @@ def _limit(asking: Asking, default: int) -> int:
 
 
 async def history(asking: Asking) -> Record:
-    """What became of a record, as the log knows it."""
+    """What became of a record, as the log knows it; with `log=false`, it is not asked."""
     table, key = asking.request.path_params["table"], asking.request.path_params["key"]
     if "\0" in table + key:
         raise InvalidQuery("a NUL is in it, which is in no row", path="key")
     limit = _limit(asking, ADMIN_HISTORY_ROWS_MAX)
     wish = Search(table=table, key=key, before=asking.parameter("before"), limit=limit)
-    found = await search(asking.connection, wish)
     flag(asking.request, "lake", False)  # What is wrong with it is said at once.
+    asks_log = flag(asking.request, "log", True)
+    found = await search(asking.connection, wish) if asks_log else None
     return Record(found, None, command(table, tuple(key.split(","))))
 
 

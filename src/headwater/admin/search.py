@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import Any
 
 import msgspec
 from psycopg import sql
@@ -26,8 +26,8 @@ from headwater.limits import (
     ADMIN_SECONDS_MAX,
 )
 
-Op = Literal["insert", "update", "delete", "truncate", "reset"]
 _CODES = {"insert": "I", "update": "U", "delete": "D", "truncate": "T", "reset": "R"}
+_OPS = {code: op for op, code in _CODES.items()}
 
 
 class Search(msgspec.Struct, frozen=True):
@@ -169,11 +169,11 @@ async def _conditions(
         conditions.append(sql.SQL("l.shape = any(%(shapes)s)"))
         values["shapes"] = await _shapes(connection, wish.table)
     if wish.op is not None:
-        if wish.op not in get_args(Op):
+        if wish.op not in _CODES:
             raise InvalidQuery(
                 f"there is no operation {wish.op!r:.100}",
                 path="op",
-                hint=f"Use: {', '.join(get_args(Op))}.",
+                hint=f"Use: {', '.join(_CODES)}.",
             )
         conditions.append(sql.SQL("l.op = %(op)s"))
         values["op"] = _CODES[wish.op]
@@ -182,11 +182,32 @@ async def _conditions(
         values["user"] = wish.user
     if wish.key is not None:
         conditions.append(_KEY)
-        values |= {"key": [wish.key], "parts": wish.key.split(",")}
+        parts = wish.key.split(",")
+        values |= {"key": [wish.key], "parts": parts, "times": [as_logged(p) for p in parts]}
     if wish.text is not None:
         conditions.append(_TEXT)
         values["text"] = wish.text
     return conditions, values
+
+
+def as_logged(text: str) -> str:
+    """A time as the log writes it; feeds and browsers write all digits, and `Z`. Whatever is no
+    such time stays as it is.
+
+    >>> as_logged("2026-11-15T10:00:00.120000Z"), as_logged("2026-11-15T10:00:00.000"), as_logged("Z")
+    ('2026-11-15T10:00:00.12+00:00', '2026-11-15T10:00:00', 'Z')
+    """
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return text
+    fraction = (match["fraction"] or "").rstrip("0")
+    zone = match["zone"] and "+00:00"
+    return f"{match['whole']}{fraction and '.'}{fraction}{zone or ''}"
+
+
+_TIME = re.compile(
+    r"(?P<whole>\d{4,}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.(?P<fraction>\d+))?(?P<zone>Z|\+00:00)?"
+)
 
 
 async def _shapes(connection: Connection, name: str) -> list[int]:
@@ -220,7 +241,7 @@ def _logged(
         f"{xid}.{seq}",
         at,
         table if schema == "public" else f"{schema}.{table}",
-        op,
+        _OPS[op],
         _raw(key),
         _raw(before),
         _raw(after),
@@ -257,8 +278,7 @@ _IMAGES = {
 
 _FOUND = sql.SQL("""
     select l.xid::text, l.seq, l.at, s.schema_name, s.table_name,
-           case l.op when 'I' then 'insert' when 'U' then 'update' when 'D' then 'delete'
-                     when 'T' then 'truncate' else 'reset' end,
+           l.op::text,
            case when l.op in ('I', 'U', 'D')
                 then headwater.key_of(coalesce(i.after, i.before), s.key)::text end,
            case when length(l.before::text) <= %(cut)s then l.before::text end,
@@ -274,7 +294,7 @@ _FOUND = sql.SQL("""
 """)
 
 _KEY = sql.SQL("""(
-    select given.key = %(key)s::text[] or given.key = %(parts)s::text[]
+    select given.key in (%(key)s::text[], %(parts)s::text[], %(times)s::text[])
     from (select array(
       select value from json_each_text(headwater.key_of(coalesce(i.after, i.before), s.key)))
     ) given (key))""")

@@ -49,7 +49,8 @@ async def list_tables(connection: Connection) -> Tables:
 
 
 def _info(row: tuple[Any, ...], rates: dict[int, int]) -> TableInfo:
-    (oid, name, kind, enabled, altered, key, columns, rows, size, secured, members, since) = row
+    (oid, name, quoted, kind, enabled, altered, key, columns, *facts) = row
+    (rows, size, secured, members, since) = facts
     return TableInfo(
         name,
         kind,
@@ -62,12 +63,13 @@ def _info(row: tuple[Any, ...], rates: dict[int, int]) -> TableInfo:
         secured,
         members,
         since,
-        _problems(name, enabled, altered, key, members, since),
+        _problems(name, quoted, enabled, altered, key, members, since),
     )
 
 
 def _problems(
     name: str,
+    quoted: str,
     enabled: bool | None,
     altered: bool,
     key: list[str],
@@ -79,7 +81,7 @@ def _problems(
         finding = of_table(captured)
         return [] if finding.level == "ok" else [finding]
     if not key:
-        topic, hint = f"table {name}", f"alter table {name} add primary key (…)"
+        topic, hint = f"table {name}", f"alter table {quoted} add primary key (…)"
         return [Finding(topic, "warn", "has no primary key, so it cannot be captured", hint)]
     return []
 
@@ -94,6 +96,8 @@ _RATES = """
 
 _TABLES = """
     select c.oid::bigint, headwater.label(c.oid),
+           case when n.nspname = 'public' then '' else quote_ident(n.nspname) || '.' end
+           || quote_ident(c.relname),
            case when v.name is not null then 'view'
                 when n.nspname = 'headwater' then 'system'
                 when c.relkind = 'p' then 'partitioned' else 'table' end,

@@ -189,9 +189,13 @@ async def _deny(socket: WebSocket, error: HeadwaterError, response: Response) ->
 
 def _refused(gateway_of: GatewayOf, error: HeadwaterError) -> Response:
     """An error as a response, counted."""
+    response = refusal(error)
     with suppress(HeadwaterError):
-        gateway_of().metrics.refused.labels(error.code).inc()
-    return refusal(error)
+        gateway = gateway_of()
+        gateway.metrics.refused.labels(error.code).inc()
+        if error.code == "admin_only" and gateway.settings.has_auth:  # An admin's token would do.
+            response.headers["www-authenticate"] = 'Bearer error="insufficient_scope"'
+    return response
 
 
 def refusal(error: HeadwaterError) -> Response:

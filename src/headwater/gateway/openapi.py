@@ -304,6 +304,7 @@ def _paths() -> dict[str, Any]:
                 parameters=[
                     _parameter("table", "path", "The table."),
                     _parameter("key", "path", "The row's key: `7`, or `7,2026`."),
+                    _parameter("log", "query", "Whether to ask the log: `true`.", _FLAG),
                     _parameter("lake", "query", "Whether to ask the lake, too.", _FLAG),
                     *_SEARCH,
                 ],
