@@ -243,6 +243,20 @@ async def test_a_link_leads_to_the_console(context: BrowserContext, demo: Demo) 
     assert await page.evaluate("sessionStorage.getItem('headwater.token')") != ended
 
 
+async def test_who_was_refused_can_try_again(context: BrowserContext, demo: Demo) -> None:
+    page = await context.new_page()
+    await page.route("**/demo/tokens/*", lambda route: route.fulfill(json={"token": "wrong"}))
+    await page.goto(demo.page)
+    again = page.get_by_role("button", name="Try again")
+    await expect(again).to_be_visible()
+    await expect(page.locator("#link")).to_have_text("Lost")
+    await page.unroute("**/demo/tokens/*")
+    await again.focus()
+    await page.keyboard.press("Enter")
+    await expect(page.locator("#link")).to_have_text("Live")
+    await expect(again).to_be_hidden()
+
+
 async def test_nothing_moves_for_who_wants_it_still(browser: Browser, demo: Demo) -> None:
     context = await browser.new_context(reduced_motion="reduce")
     page = await context.new_page()

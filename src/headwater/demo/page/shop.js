@@ -20,7 +20,7 @@ const LINKS = {
   connecting: "Connecting",
   open: "Live",
   closed: "Closed",
-  failed: "Lost: try again",
+  failed: "Lost",
 };
 
 /** A client of one of the shop's people; the token is asked for anew before it ends. */
@@ -92,12 +92,11 @@ function showLink() {
   const link = byId("link");
   link.dataset.state = worst;
   write(link.lastElementChild, LINKS[worst]);
+  byId("again").hidden = worst !== "failed";
 }
 for (const hw of Object.values(people)) hw.status.subscribe(showLink);
 // A client that has given up stays so; the page begins anew when the visitor says so.
-byId("link").addEventListener("click", () => {
-  if (byId("link").dataset.state === "failed") location.reload();
-});
+byId("again").addEventListener("click", () => location.reload());
 
 showLink();
 showBoards();
