@@ -21,9 +21,11 @@ TABLES = """
     create index on orders (region, amount desc, id);
     create table customers (id int primary key, name text not null, city text);
     create table "Order Lines" (order_id int, line int, item text, primary key (order_id, line));
+    create table parcels (id bigint primary key, content json);
     create table imports (payload text);
     insert into orders select i, i % 7, 'open', (i * 37 % 1000) / 10.0, 'order ' || i
     from generate_series(1, 300) i;
+    insert into parcels values (9007199254740992), (9007199254740993);
     insert into customers select i, 'customer ' || i, 'Bern' from generate_series(1, 40) i;
 """
 
@@ -34,6 +36,7 @@ hw = Headwater()
 hw.table("orders")
 hw.table("customers")
 hw.table("Order Lines")
+hw.table("parcels")
 
 @hw.authorize
 def rule(identity, table):
@@ -78,6 +81,7 @@ QUERIES: list[dict[str, Any]] = [
     {"table": "orders", "order": [["updated_at", "desc"]], "limit": 50},
     {"table": "orders", "where": [["note", "ilike", "%order 1%"]], "limit": 10},
     {"table": "customers", "limit": 100},
+    {"table": "parcels", "where": [["id", "=", 9007199254740993]]},
 ]
 
 

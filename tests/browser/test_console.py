@@ -9,13 +9,13 @@ from typing import Any
 
 import jwt
 import pytest
-from playwright.async_api import BrowserContext, Page, expect
+from playwright.async_api import BrowserContext, Page, Route, expect
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from headwater import Headwater
 from headwater.database import Connection
-from headwater.testing.served import Served
+from headwater.testing.served import Served, serving
 from tests.browser.busy import STREAMS, busy
 from tests.browser.conftest import SIZES, overflow
 from tests.serving import ours
@@ -67,6 +67,15 @@ async def test_what_is_shown_is_followed(
     changes = page.locator(".tile", has_text="Changes").locator("dd").first
     await expect(changes).not_to_have_text("–")
 
+    # A gateway that writes less often, and is slower.
+    await connection.execute(OTHER)
+    await expect(page.locator("tr", has_text="elsewhere")).to_be_visible()
+    await connection.execute(OTHER_LATER)
+    latency = page.locator(".tile", has_text="Latency")
+    await expect(latency).to_contain_text("42 s")
+    await expect(latency).to_contain_text("the slowest gateway")
+    await connection.execute("delete from headwater.activity where gateway = 'other'")
+
     await opened(page, served, "tables")
     row = page.locator("tr", has_text="customers")
     await expect(row.locator("text=by trigger")).to_be_visible()
@@ -89,6 +98,7 @@ async def test_what_is_shown_is_followed(
     await connection.execute("update customers set city = 'Basel' where id = 7")
     await expect(page.locator("del")).to_have_text("Bern")
     await expect(page.locator("ins")).to_have_text("Basel")
+    await expect(page.locator("main")).to_contain_text("1 version in the log.")
     # Asked twice at once, and while it changes: each version is there once.
     show = page.get_by_role("button", name="Show")
     await show.click()
@@ -100,6 +110,46 @@ async def test_what_is_shown_is_followed(
 
     await opened(page, served, "pipeline")
     await expect(page.locator("svg.plot polyline").first).to_be_attached()
+
+
+OTHER = """
+    insert into headwater.activity (gateway, kind, id, name, detail, since, alive_until)
+    values ('other', 'gateway', 'other', 'elsewhere', '{"changes": 0, "sessions": 0, "views": 0}',
+            now(), now() + interval '10 minutes')
+"""
+OTHER_LATER = """
+    update headwater.activity
+    set detail = '{"changes": 1, "sessions": 0, "views": 0, "lag": {"p50": 42, "p99": 43}}',
+        updated_at = updated_at + interval '2 minutes', alive_until = now() + interval '12 minutes'
+    where gateway = 'other'
+"""
+
+
+async def test_the_browsers_clock_may_be_wrong(served: Served, page: Page) -> None:
+    await page.add_init_script("const now = Date.now; Date.now = () => now() + 400_000")
+    await opened(page, served, "overview")
+    await expect(page.locator("svg.plot polyline").first).to_be_attached()
+
+
+async def test_the_history_goes_on_where_its_time_was_over(
+    served: Served, page: Page, connection: Connection
+) -> None:
+    await connection.execute("update customers set city = 'Olten' where id = 9")
+
+    async def first_part(route: Route) -> None:
+        if "before=" in route.request.url:
+            await route.continue_()
+        else:
+            log = {"changes": [], "looked_at": 9, "before": "999999999.1", "searched_to": None}
+            await route.fulfill(json={"log": log, "lake": None, "command": "", "trouble": None})
+
+    await page.route("**/v1/admin/history/**", first_part)
+    await opened(page, served, "history?table=customers&key=9")
+    await expect(page.locator("main")).to_contain_text("the log has more to look at")
+    await page.get_by_role("button", name="Older changes").click()
+    await expect(page.locator("ins")).to_have_text("Olten")
+    await expect(page.locator("main")).to_contain_text("1 version in the log.")
+    await expect(page.get_by_role("button", name="Older changes")).to_be_hidden()
 
 
 async def follows(page: Page, connection: Connection) -> None:
@@ -114,10 +164,25 @@ async def follows(page: Page, connection: Connection) -> None:
 
 
 async def test_the_change_log(served: Served, page: Page, connection: Connection) -> None:
-    await opened(page, served, "log?table=customers")
+    await opened(page, served, "log?table=public.customers")
     changes = page.locator(".changes > li")
     await follows(page, connection)
+    # What looks the same is told apart.
+    await connection.execute("update customers set city = null where id = 3")
+    await expect(changes.first.locator("ins.null")).to_have_text("null")
+    await connection.execute("update customers set city = 'null' where id = 3")
+    await expect(changes.first.locator("ins")).to_have_text('"null"')
     await page.get_by_role("button", name="Following").click()
+
+    # What is older is of the same search, whatever the fields say by now.
+    await connection.execute("update customers set name = name || '!' where id <> 4")
+    await connection.execute("update customers set name = name || '!' where id <> 4")
+    await page.get_by_role("button", name="Search").click()
+    await expect(page.locator("main")).to_contain_text("50 changes, the newest first.")
+    await page.get_by_label("Text").fill("nowhere")
+    await page.get_by_role("button", name="Older changes").click()
+    await expect(page.locator("main")).to_contain_text("these are all")
+    assert await changes.count() > 80  # of 39 rows, twice, and some
 
     # What is in a row is text, whatever it looks like.
     await connection.execute("update customers set name = '<i id=bad>x</i>' where id = 4")
@@ -134,6 +199,13 @@ async def test_the_change_log(served: Served, page: Page, connection: Connection
     other = await page.context.new_page()
     await opened(other, served, "log?table=nothing")
     await expect(other.get_by_role("alert")).to_contain_text("headwater enable nothing")
+    # What was found stays when the search for more fails.
+    await opened(other, served, "log?table=customers")
+    await expect(other.locator(".changes > li")).to_have_count(50)
+    await other.route("**/v1/admin/log?**", lambda route: route.abort())
+    await other.get_by_role("button", name="Older changes").click()
+    await expect(other.get_by_role("alert")).to_contain_text("does not answer")
+    await expect(other.locator(".changes > li")).to_have_count(50)
 
 
 async def test_the_playground(served: Served, page: Page, connection: Connection) -> None:
@@ -167,6 +239,38 @@ async def test_the_playground(served: Served, page: Page, connection: Connection
     await other.locator("textarea").fill('{"table": "customers", "where": [["nothing", "=", 1]]}')
     await other.get_by_role("button", name="Run").click()
     await expect(other.get_by_role("alert").first).to_contain_text("nothing")
+
+
+async def test_a_query_is_asked_as_it_is_written(served: Served, page: Page) -> None:
+    await opened(page, served, "views")
+    await page.locator("tr", has_text="9007199254740993").get_by_role("link").click()
+    await page.wait_for_selector("main[data-ready=playground]")
+    await expect(page.locator("main")).to_contain_text("1 row, live")
+    await expect(page.locator("tbody td").first).to_have_text("9007199254740993")
+    await expect(page.locator("main")).to_contain_text("$1 = 9007199254740993")
+
+    written, limit = page.locator("textarea"), page.get_by_label("At most")
+
+    async def shown() -> str:
+        return "".join((await written.input_value()).split())
+
+    texts = '[["a","=","123"],["b","=","null"],["c","=",9007199254740993],["d","=","x"]]'
+    await written.fill(f'{{"table":"t","where":{texts},"order":["e desc",["f"]]}}')
+    await limit.fill("6")
+    order = '[["e","desc"],["f","asc"]]'
+    assert await shown() == f'{{"table":"t","where":{texts},"order":{order},"limit":6}}'
+    for more in (
+        '"where":{"or":[["a","=",1],["b","=",2]]}',
+        '"where":[["a","=",1],{"not":["b","=",2]}]',
+        '"order":["e desc nulls last"]',
+        '"mode":"streamed"',
+    ):
+        await written.fill(f'{{"table":"t",{more}}}')
+        await expect(limit).to_be_disabled()
+        await expect(page.get_by_label("Table")).to_be_disabled()
+        await expect(page.locator("main")).to_contain_text("the form cannot show")
+    await written.fill('{"table":"t"}')
+    await expect(limit).to_be_enabled()
 
 
 async def test_the_keyboard_is_enough(served: Served, page: Page) -> None:
@@ -243,8 +347,26 @@ async def test_a_token_is_asked_for(
         assert await page.evaluate("localStorage.length") == 1  # the theme
 
         # The application's rule keeps the table from this user; the log is an admin's all the same.
-        await opened(page, served, "log?table=customers")
+        await opened(page, served, "log?table=public.customers")
         await follows(page, connection)
+
+
+async def test_no_token_is_asked_for_where_none_would_help(
+    url: str, tmp_path: Path, context: BrowserContext
+) -> None:
+    page = await context.new_page()  # Refused requests are errors to the browser's console.
+    with serving(url, tmp_path, options=["--insecure"]) as served:
+        await page.goto(f"{served.url}/console/")
+        await expect(page.get_by_role("alert")).to_contain_text("Configure authentication")
+        assert await page.get_by_label("Token").count() == 0
+
+
+async def test_where_nothing_is_written_down(url: str, tmp_path: Path, page: Page) -> None:
+    with serving(url, tmp_path, activity="0") as served:
+        for name in ("overview", "views", "sessions"):
+            await opened(page, served, name)
+            await expect(page.locator("main")).to_contain_text("The setting activity is 0")
+            assert "every 0 ms" not in await page.inner_text("main")
 
 
 async def test_below_another_path(url: str, context: BrowserContext) -> None:

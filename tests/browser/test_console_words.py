@@ -11,9 +11,11 @@ from typing import Any
 import headwater
 from tests.node import node
 
-WORDS = Path(headwater.__file__).parent / "console" / "format.js"
+SOURCES = Path(headwater.__file__).parent
 
-SAID: list[tuple[str, list[Any], str]] = [
+BIG = 2**53 + 1
+
+SAID: list[tuple[str, list[Any], Any]] = [
     ("count", [0], "0"),
     ("count", [99_999], "99,999"),
     ("count", [1_234_567], "1.2M"),
@@ -43,25 +45,36 @@ SAID: list[tuple[str, list[Any], str]] = [
     ("value", ["2026-11-15T23:56:26.8+00:00"], "2026-11-15T23:56:26.8Z"),
     ("value", [{"a": [1, None]}], '{"a":[1,null]}'),
     ("key", [{"year": 7, "month": 2026}], "7,2026"),
+    ("key", [{"at": "2026-11-15T23:56:26.8+00:00"}], "2026-11-15T23:56:26.8+00:00"),
     ("key", [None], ""),
+    ("sameKey", ["7,2026-11-15T23:56:26.8+00:00", "7,2026-11-15T23:56:26.800000Z"], True),
+    ("sameKey", ["2026-11-15T23:56:26", "2026-11-15T23:56:26.0"], True),
+    ("sameKey", ["2026-11-15T23:56:26", "2026-11-15T23:56:26Z"], False),
+    ("sameKey", ["2026-11-15T23:56:26.8Z,1", "2026-11-15T23:56:26.9Z,1"], False),
+    ("sameKey", ["Z", "z"], False),
+    ("value", [[BIG]], f"[{BIG}]"),
+    ("pretty", [{"id": BIG}], f'{{\n  "id": {BIG}\n}}'),
     ("short", ["abcdef", 4], "abc…"),
     ("short", ["abcd", 4], "abcd"),
 ]
 
 SCRIPT = """
-import * as words from "./format.mjs";
 import { readFileSync } from "node:fs";
-const asked = JSON.parse(readFileSync(0, "utf8"));
+import { parse } from "./client/json.js";
+import * as words from "./console/format.js";
+const asked = parse(readFileSync(0, "utf8"));
 console.log(JSON.stringify(asked.map(([name, given]) => words[name](...given))));
 """
 
 
 def test_words(tmp_path: Path) -> None:
-    shutil.copy(WORDS, tmp_path / "format.mjs")
-    (tmp_path / "ask.mjs").write_text(SCRIPT)
+    shutil.copytree(SOURCES / "console", tmp_path / "console")
+    shutil.copytree(SOURCES / "javascript", tmp_path / "client")
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "ask.js").write_text(SCRIPT)
     asked = json.dumps([(name, given) for name, given, _ in SAID])
     done = subprocess.run(
-        [str(node()), "ask.mjs"], cwd=tmp_path, input=asked, capture_output=True, text=True
+        [str(node()), "ask.js"], cwd=tmp_path, input=asked, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     told = zip(SAID, json.loads(done.stdout), strict=True)

@@ -194,8 +194,8 @@ def as_logged(text: str) -> str:
     """A time as the log writes it; feeds and browsers write all digits, and `Z`. Whatever is no
     such time stays as it is.
 
-    >>> as_logged("2026-11-15T10:00:00.120000Z"), as_logged("2026-11-15T10:00:00.000"), as_logged("Z")
-    ('2026-11-15T10:00:00.12+00:00', '2026-11-15T10:00:00', 'Z')
+    >>> as_logged("2026-11-15T10:00:00.120000Z"), as_logged("Z")
+    ('2026-11-15T10:00:00.12+00:00', 'Z')
     """
     match = _TIME.fullmatch(text)
     if match is None:

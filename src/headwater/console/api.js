@@ -3,6 +3,7 @@
 import { errorOf, refusalIn } from "../client/errors.js";
 import { connect, HeadwaterError } from "../client/index.js";
 import { parse } from "../client/json.js";
+import { hearTime } from "./format.js";
 
 const TOKEN = "headwater.token";
 /** A page that puts a new token there and comes back, if the one who sent us here has one. */
@@ -43,8 +44,14 @@ export async function ask(path, parameters = {}, signal, read = parse) {
     const hint = "It is tried again when you ask again.";
     throw new HeadwaterError("connection", "the gateway does not answer", { hint, retryable: true });
   });
+  hearTime(response.headers.get("date"));
   const body = await response.text();
-  if (!response.ok) throw errorOf(refusalIn(response.status, body));
+  if (!response.ok) {
+    const error = errorOf(refusalIn(response.status, body));
+    // A gateway without authentication looks at no token.
+    const tokenIsUseless = error.code === "admin_only" && !response.headers.has("www-authenticate");
+    throw Object.assign(error, { tokenIsUseless });
+  }
   return read(body);
 }
 
@@ -64,9 +71,9 @@ function written(_name, value, context) {
   return source === undefined || source === String(value) ? value : source;
 }
 
-/** Whether a token is missing, or is not one of an admin. @param {any} error */
+/** Whether a token is missing, or is not one of an admin, and another would help. @param {any} error */
 export function wantsToken(error) {
-  return /^(unauthorized|ticket|token_|admin_only)/.test(error?.code ?? "");
+  return !error?.tokenIsUseless && /^(unauthorized|ticket|token_|admin_only)/.test(error?.code ?? "");
 }
 
 /** The connection of this page. @param {(error: any) => void} onError */

@@ -1,5 +1,6 @@
 /** A change as people read it: when, what, which row, what differs, by whom. */
 
+import { stringify } from "../client/json.js";
 import { h } from "./dom.js";
 import { key as keyText, moment, pretty, short, value } from "./format.js";
 
@@ -46,12 +47,14 @@ function differences(change, whole) {
   const before = change.before ?? {};
   const after = change.after ?? {};
   if (change.op === "update" && change.before) {
-    const names = Object.keys(after).filter((name) => value(after[name]) !== value(before[name]));
+    const names = change.changed ?? Object.keys(after).filter((name) => stringify(after[name]) !== stringify(before[name]));
     if (!names.length) return h("p", { class: "muted" }, "Written as it was.");
-    return h("dl", { class: "diff" }, names.map((name) => [
-      h("dt", {}, name),
-      h("dd", {}, mark("del", before[name]), h("span", { class: "arrow", "aria-label": "became" }, "→"), mark("ins", after[name])),
-    ]));
+    return h("dl", { class: "diff" }, names.map((/** @type {string} */ name) => {
+      // The text 1 and the number 1, in JSON, differ in their quotes only.
+      const words = value(before[name]) === value(after[name]) ? stringify : value;
+      const arrow = h("span", { class: "arrow", "aria-label": "became" }, "→");
+      return [h("dt", {}, name), h("dd", {}, mark("del", before[name], words), arrow, mark("ins", after[name], words))];
+    }));
   }
   const row = change.after ?? change.before;
   if (!row) return null;
@@ -61,7 +64,7 @@ function differences(change, whole) {
   return h("details", {}, h("summary", {}, "Row"), listed);
 }
 
-/** @param {"ins" | "del"} tag @param {any} item */
-function mark(tag, item) {
-  return h(tag, {}, short(value(item), SHOWN_MAX));
+/** @param {"ins" | "del"} tag @param {any} item @param {(item: any) => string} [words] */
+function mark(tag, item, words = value) {
+  return h(tag, { class: (item ?? null) === null && "null" }, short(words(item), SHOWN_MAX));
 }

@@ -1,5 +1,7 @@
 /** Values as people read them. */
 
+import { stringify } from "../client/json.js";
+
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 
@@ -41,10 +43,22 @@ export function seconds(seconds) {
   return `${Math.floor(seconds / 86_400)} days`;
 }
 
+/** How far the gateway's clock is ahead of the browser's, in milliseconds. */
+let ahead = 0;
+
+/** Hear of the gateway's time, in whole seconds, so that a browser's clock may be wrong. @param {string | null} date */
+export function hearTime(date) {
+  const off = Date.parse(date ?? "") - Date.now();
+  ahead = Math.abs(off) > 2000 ? off : 0;
+}
+
+/** The time, in milliseconds, as the gateway has it. */
+export const now = () => Date.now() + ahead;
+
 /** How long ago, in whole seconds. @param {string | null | undefined} at */
 export function age(at) {
   if (!at) return "–";
-  const passed = Math.floor(Math.max(0, (Date.now() - Date.parse(at)) / 1000));
+  const passed = Math.floor(Math.max(0, (now() - Date.parse(at)) / 1000));
   return passed ? seconds(passed) : "0 s";
 }
 
@@ -71,25 +85,39 @@ const UTC = /^\d{4,}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00$/;
 
 /** A value of a row, on one line. @param {any} value */
 export function value(value) {
-  if (value === null || value === undefined) return "null";
   if (typeof value === "string") return UTC.test(value) ? `${value.slice(0, -6)}Z` : value;
-  if (typeof value === "bigint") return String(value);
-  return JSON.stringify(value, big);
+  return stringify(value);
 }
 
-/** @param {any} value */
+// Unguessable, so that no text of the data is ever taken for a number.
+const TAG = `bigint-${Math.random().toString(36).slice(2)}-`;
+const TAGGED = new RegExp(`"${TAG}(-?\\d+)"`, "g");
+
+/** JSON on many lines, with all digits of large numbers. @param {any} value */
 export function pretty(value) {
-  return JSON.stringify(value, big, 2);
+  return JSON.stringify(value, tagged, 2).replace(TAGGED, "$1");
 }
 
 /** @param {string} _name @param {any} value */
-function big(_name, value) {
-  return typeof value === "bigint" ? String(value) : value;
+function tagged(_name, value) {
+  return typeof value === "bigint" ? `${TAG}${value}` : value;
 }
 
-/** A key as it is typed. @param {Record<string, any> | null | undefined} key */
+/** A key as it is typed, and as the log has it. @param {Record<string, any> | null | undefined} key */
 export function key(key) {
-  return key ? Object.values(key).map(value).join(",") : "";
+  return key ? Object.values(key).map((part) => (typeof part === "string" ? part : value(part))).join(",") : "";
+}
+
+const KEY_TIME = /(T\d\d:\d\d:\d\d)(?:\.(\d*?)0*)?(Z|\+00:00)?(?=,|$)/g;
+
+/** Whether two keys are of one row, however times in them are written. @param {string} one @param {string} other */
+export function sameKey(one, other) {
+  return one === other || plainTimes(one) === plainTimes(other);
+}
+
+/** @param {string} key */
+function plainTimes(key) {
+  return key.replace(KEY_TIME, (_, time, digits, zone) => `${time}.${digits ?? ""}${zone ? "Z" : ""}`);
 }
 
 /** A text that is not too long for its place. @param {string} text @param {number} most */

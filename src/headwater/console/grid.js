@@ -103,8 +103,18 @@ export class Grid {
       shown = { element: h("tr", {}, cells), cells };
       this.#shown.set(key, shown);
     }
-    this.#columns.forEach((column, i) => put(shown.cells[i], column.show(row)));
+    this.#columns.forEach((column, i) => put(shown.cells[i], content(column, row)));
     return shown;
+  }
+}
+
+/** What a cell shows. One that cannot be shown must not cost the others. @param {Column} column @param {any} row */
+function content(column, row) {
+  try {
+    return column.show(row);
+  } catch (error) {
+    console.error(error);
+    return "cannot be shown";
   }
 }
 

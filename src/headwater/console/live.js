@@ -34,12 +34,14 @@ export function follow({ client, signal, refused }, page, query, onRows) {
  * @returns {() => void} what ends it
  */
 export function tail({ client, signal, refused }, table, hears) {
+  // Changes name it so, whichever way it was asked for.
+  const label = table.replaceAll('"', "").replace(/^public\./, "");
   /** @type {any} */
   let feed;
   const begin = (/** @type {string[]} */ tables) => {
     const begun = client.changes({ tables }, (/** @type {any} */ transaction) => {
       for (const change of transaction.changes) {
-        if (!table || change.table === table) hears.change({ ...change, at: transaction.at, user: change.user_id });
+        if (tables.length || !label || change.table === label) hears.change({ ...change, at: transaction.at, user: change.user_id });
       }
     });
     begun.subscribe(() => {
@@ -59,6 +61,11 @@ export function tail({ client, signal, refused }, table, hears) {
   const end = () => feed.close();
   signal.addEventListener("abort", end);
   return end;
+}
+
+/** Why there is nothing yet of what gateways write down. @param {any} info */
+export function awaited({ activity_seconds: seconds }) {
+  return seconds ? "Waiting for the first report." : "The setting activity is 0: gateways write nothing down.";
 }
 
 /**

@@ -1,7 +1,7 @@
 /** Lines over the last minutes, as inline SVG. What is not known is a gap. */
 
 import { fill, h, say, svg } from "./dom.js";
-import { seconds } from "./format.js";
+import { now as present, seconds } from "./format.js";
 
 const LONGEST = 5 * 60_000;
 const SHORTEST = 60_000;
@@ -55,7 +55,7 @@ export function plot(title, words, series, names) {
   return {
     element,
     draw() {
-      const end = Date.now();
+      const end = present();
       const starts = series.flatMap((each) => each.points.slice(0, 1).map((point) => point.at));
       const span = Math.min(LONGEST, Math.max(SHORTEST, end - Math.min(end, ...starts)));
       say(left, `${seconds(Math.round(span / 1000))} ago`);

@@ -1,7 +1,7 @@
 /** The parts of a live query as fields: conditions that must all hold, an order, a limit. */
 
+import { parse, stringify } from "../client/json.js";
 import { fill, h, labelled } from "./dom.js";
-import { value as text } from "./format.js";
 import { suggesting } from "./names.js";
 
 const OPERATORS = ["=", "!=", "<", "<=", ">", ">=", "in", "between", "like", "ilike", "is null", "is not null"];
@@ -23,7 +23,7 @@ export class QueryForm {
   /** @param {() => void} changed */
   constructor(changed) {
     this.#changed = changed;
-    this.element = h("div", { class: "page" },
+    this.element = h("fieldset", { class: "page" },
       h("fieldset", {}, h("legend", {}, "Where all of these hold"), this.#conditionList,
         h("div", {}, h("button", { type: "button", class: "quiet small", onclick: () => this.#addCondition().column.field.focus() }, "Add a condition"))),
       h("fieldset", {}, h("legend", {}, "In this order"), this.#orderList,
@@ -53,28 +53,34 @@ export class QueryForm {
     };
   }
 
-  /** Show a query; whether the fields can say all of it. @param {any} query */
+  /**
+   * Show a query. Where the fields cannot say all of it they cannot be touched, or what they do not
+   * say would be lost.
+   *
+   * @param {any} query
+   * @returns {boolean} whether they can
+   */
   take(query) {
-    const given = query.where?.and ?? query.where;
-    const where = Array.isArray(given?.[0]) ? given : given?.length ? [given] : [];
-    const simple = where.filter((/** @type {any} */ each) => Array.isArray(each) && typeof each[0] === "string");
-    const { table: _t, where: _w, order = [], limit, columns, ...rest } = query;
+    const where = conditions(query.where);
+    const order = Array.isArray(query.order) ? query.order.map(ordered) : query.order;
     this.#conditions = [];
     this.#order = [];
     fill(this.#conditionList);
     fill(this.#orderList);
-    for (const each of simple) this.#addCondition(each);
-    for (const each of order) this.#addOrder(Array.isArray(each) ? each : [each, "asc"]);
-    this.#limit.value = limit ?? "";
-    this.#columns.field.value = (columns ?? []).join(", ");
-    const plainOrder = order.every((/** @type {any} */ each) => !Array.isArray(each) || each.length < 3);
-    return simple.length === where.length && !Object.keys(rest).length && plainOrder && !isTree(given);
+    for (const each of listed(where)) if (typeof listed(each)[0] === "string") this.#addCondition(each);
+    for (const each of listed(order)) this.#addOrder(each);
+    this.#limit.value = query.limit ?? "";
+    this.#columns.field.value = listed(query.columns).join(", ");
+    const given = { ...query, where: some(where), order: some(order) };
+    const isSaid = stringify(this.query(query.table), true) === stringify(given, true);
+    this.element.disabled = !isSaid;
+    return isSaid;
   }
 
   #addCondition(/** @type {any[]} */ [name = "", operator = "=", item] = []) {
     const column = suggesting({ value: name, placeholder: "column", "aria-label": "Column", oninput: () => this.#changed() });
     const choice = choose(OPERATORS, operator, "Operator", () => this.#changed());
-    const value = h("input", { type: "text", value: item === undefined ? "" : text(item), placeholder: "value", "aria-label": "Value", autocomplete: "off", oninput: () => this.#changed() });
+    const value = h("input", { type: "text", value: typed(item), placeholder: "value", "aria-label": "Value", autocomplete: "off", oninput: () => this.#changed() });
     return this.#add(this.#conditions, this.#conditionList, { column, operator: choice, value }, [column.field, column.list, choice, value], "row");
   }
 
@@ -99,8 +105,26 @@ export class QueryForm {
   }
 }
 
-/** @param {any} where */
-const isTree = (where) => where && !Array.isArray(where);
+/** @param {any} item @returns {any[]} */
+const listed = (item) => (Array.isArray(item) ? item : []);
+
+/** No list where it is empty. @param {any} item */
+const some = (item) => (item?.length === 0 ? undefined : (item ?? undefined));
+
+/** The list of conditions that must all hold; another filter as it is. @param {any} where */
+function conditions(where) {
+  const given = where?.and ?? where;
+  return typeof listed(given)[0] === "string" ? [given] : given;
+}
+
+const ORDERED = /^(.*?)(?: (asc|desc))?(?: (nulls first|nulls last))?$/s;
+
+/** A column of an order as a list; it may be a text: `price desc`. @param {any} each @returns {any[]} */
+function ordered(each) {
+  if (Array.isArray(each)) return each.length === 1 ? [...each, "asc"] : each;
+  const [, column, direction = "asc", ...nulls] = /** @type {any[]} */ (ORDERED.exec(String(each)));
+  return [column, direction, ...nulls.filter(Boolean)];
+}
 
 /** @param {string[]} names @param {string} chosen @param {string} label @param {() => void} onchange */
 function choose(names, chosen, label, onchange) {
@@ -115,11 +139,18 @@ function conditionOf({ column, operator, value }) {
   return [name, operator.value, read(value.value)];
 }
 
-/** What was typed: JSON where it is some, otherwise a text. @param {string} typed */
-function read(typed) {
+/** What was typed: JSON where it is some, otherwise a text. @param {string} words */
+function read(words) {
   try {
-    return JSON.parse(typed);
+    return parse(words);
   } catch {
-    return typed;
+    return words;
   }
+}
+
+/** A value as it is typed: a text that would be read as something else is in quotes. @param {any} item */
+function typed(item) {
+  if (item === undefined) return "";
+  const isPlain = typeof item === "string" && read(item) === item && !/[\r\n]/.test(item);
+  return isPlain ? item : stringify(item);
 }

@@ -3,7 +3,7 @@
 import { ask, exact } from "../api.js";
 import { changeItem } from "../changes.js";
 import { fill, h, head, labelled, say, trouble } from "../dom.js";
-import { count, key as keyText } from "../format.js";
+import { count, key as keyText, sameKey } from "../format.js";
 import { tail } from "../live.js";
 import { captured, suggesting } from "../names.js";
 
@@ -17,19 +17,27 @@ export function open(page, context) {
   const key = h("input", { type: "text", required: true, placeholder: "42, or 7,2026", autocomplete: "off", value: parameters.get("key") ?? "" });
   const list = h("ol", { class: "changes", "aria-label": "Versions" });
   const state = h("p", { class: "muted", role: "status" }, "Name a table and a key, or select a key in the change log.");
+  const wrong = h("div");
+  const older = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => goOn() }, "Older changes");
   const lake = h("div");
+  /** Where the search for older versions goes on. @type {string | null} */
+  let before = null;
   /** @type {(() => void) | undefined} */
   let feed;
   let asked = 0;
+  let path = "";
   /** Those that are shown, by their number in the log. @type {Set<string>} */
   let shown = new Set();
 
   function show() {
     const [name, id] = [table.field.value.trim(), key.value.trim()];
-    const path = `history/${encodeURIComponent(name)}/${encodeURIComponent(id)}`;
+    path = `history/${encodeURIComponent(name)}/${encodeURIComponent(id)}`;
     const number = ++asked;
     fill(list);
     list.removeAttribute("data-live");
+    before = null;
+    older.hidden = true;
+    fill(wrong);
     fill(lake);
     say(state, "Reading the log…");
     /** @type {any[]} */
@@ -38,10 +46,9 @@ export function open(page, context) {
       try {
         const found = await ask(path, {}, signal, exact);
         if (number !== asked) return;
-        const versions = found.log.changes;
-        shown = new Set(versions.map((/** @type {any} */ change) => change.cursor.split(".")[1]));
-        fill(list, versions.map((/** @type {any} */ change) => changeItem(change, { linked: false, whole: true })));
-        say(state, words(versions.length, found.log.before));
+        shown = new Set();
+        fill(list);
+        take(found.log);
         fill(lake, lakePart(path, found, signal, refused));
         heard.forEach(add);
       } catch (error) {
@@ -49,14 +56,44 @@ export function open(page, context) {
         refused(error);
         feed?.();
         say(state, "");
-        fill(list, h("li", {}, trouble(/** @type {any} */ (error))));
+        fill(wrong, trouble(/** @type {any} */ (error)));
       }
     };
     listen(name, read, (change) => {
-      if (number !== asked || keyText(change.key) !== id) return;
+      if (number !== asked || !sameKey(keyText(change.key), id)) return;
       heard.push(change);
       add(change);
     });
+  }
+
+  /** Add what was found to the end. @param {any} found */
+  function take(found) {
+    for (const change of found.changes) {
+      shown.add(change.cursor.split(".")[1]);
+      list.append(changeItem(change, { linked: false, whole: true }));
+    }
+    before = found.before;
+    older.hidden = !before;
+    say(state, words(list.children.length, before));
+  }
+
+  /** Search on from where the last search ended. */
+  async function goOn() {
+    const [number, from] = [asked, before];
+    older.disabled = true;
+    fill(wrong);
+    say(state, "Reading the log…");
+    try {
+      const found = await ask(path, { before: from }, signal, exact);
+      if (number === asked && from === before) take(found.log);
+    } catch (error) {
+      if (signal.aborted || number !== asked) return;
+      refused(error);
+      say(state, words(list.children.length, before));
+      fill(wrong, trouble(/** @type {any} */ (error)));
+    } finally {
+      older.disabled = false;
+    }
   }
 
   /**
@@ -94,7 +131,7 @@ export function open(page, context) {
     const item = changeItem(change, { linked: false, whole: true });
     item.classList.add("fresh");
     list.prepend(item);
-    say(state, words(list.children.length));
+    say(state, words(list.children.length, before));
   }
 
   page.append(
@@ -107,15 +144,15 @@ export function open(page, context) {
         ),
       ),
     ),
-    h("section", { class: "card" }, state, list, lake),
+    h("section", { class: "card" }, state, list, wrong, h("div", {}, older), lake),
   );
   if (table.field.value && key.value) show();
   captured(signal).then((tables) => table.suggest(tables.map(({ name }) => name)), () => undefined);
 }
 
-/** @param {number} versions @param {string | null} [older] */
+/** @param {number} versions @param {string | null} older */
 function words(versions, older) {
-  if (!versions) return "The log has no change of this record.";
+  if (!versions) return older ? "Not among the newest changes; the log has more to look at." : "The log has no change of this record.";
   return `${count(versions)} ${versions === 1 ? "version" : "versions"} in the log${older ? ", and maybe older ones" : ""}.`;
 }
 
@@ -129,7 +166,7 @@ function lakePart(path, found, signal, refused) {
     button.disabled = true;
     say(button, "Asking…");
     try {
-      const { lake, trouble: why } = await ask(path, { lake: true, limit: 1 }, signal, exact);
+      const { lake, trouble: why } = await ask(path, { lake: true, log: false }, signal, exact);
       if (lake) {
         fill(place, h("h2", {}, `${count(lake.length)} versions in the lake`),
           h("ol", { class: "changes", "aria-label": "Versions in the lake" }, lake.map((/** @type {any} */ version) =>

@@ -3,7 +3,7 @@
 import { ask, exact } from "../api.js";
 import { changeItem } from "../changes.js";
 import { fill, h, head, labelled, say, trouble } from "../dom.js";
-import { count, key as keyText, moment, value } from "../format.js";
+import { count, key as keyText, moment, sameKey, value } from "../format.js";
 import { tail as tailOf } from "../live.js";
 import { captured, suggesting } from "../names.js";
 
@@ -21,6 +21,7 @@ export function open(page, context) {
   const text = h("input", { type: "search", placeholder: "anywhere in the row", value: parameters.get("text") ?? "" });
   const list = h("ol", { class: "changes", "aria-label": "Changes" });
   const state = h("p", { class: "muted", role: "status" });
+  const wrong = h("div");
   const older = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => search(true) }, "Older changes");
   const tail = h("button", { type: "button", class: "quiet", "aria-pressed": "false", onclick: () => follow(!feed) }, "Follow");
   const wish = () => ({ table: table.field.value.trim(), op: op.value, key: key.value.trim(), user: user.value.trim(), text: text.value.trim() });
@@ -28,14 +29,18 @@ export function open(page, context) {
   let feed;
   /** @type {string | null} */
   let before = null;
+  /** What was searched for: the fields may say something else by now. */
+  let searched = wish();
   let asked = 0;
 
   async function search(/** @type {boolean} */ more) {
     const number = ++asked;
-    if (!more) before = null;
+    if (!more) [before, searched] = [null, wish()];
+    const said = more ? state.textContent : "";
     say(state, "Searching…");
+    fill(wrong);
     try {
-      const found = await ask("log", { ...wish(), before, limit: PART }, signal, exact);
+      const found = await ask("log", { ...searched, before, limit: PART }, signal, exact);
       if (number !== asked) return;
       const items = found.changes.map((/** @type {any} */ change) => changeItem(change));
       if (more) list.append(...items);
@@ -46,8 +51,12 @@ export function open(page, context) {
     } catch (error) {
       if (signal.aborted || number !== asked) return;
       refused(error);
-      say(state, "");
-      fill(list, h("li", {}, trouble(/** @type {any} */ (error))));
+      say(state, said);
+      if (!more) {
+        fill(list);
+        older.hidden = true;
+      }
+      fill(wrong, trouble(/** @type {any} */ (error)));
     }
   }
 
@@ -57,8 +66,9 @@ export function open(page, context) {
     tail.setAttribute("aria-pressed", String(on));
     say(tail, on ? "Beginning…" : "Follow");
     if (!on) return;
-    feed = tailOf(context, wish().table, {
-      change: add,
+    const wanted = wish();
+    feed = tailOf(context, wanted.table, {
+      change: (change) => fits(change, wanted) && add(change),
       begun: () => say(tail, "Following"),
       over: (error) => {
         follow(false);
@@ -69,7 +79,6 @@ export function open(page, context) {
 
   /** @param {any} change */
   function add(change) {
-    if (!fits(change, wish())) return;
     const item = changeItem(change);
     item.classList.add("fresh");
     list.prepend(item);
@@ -87,7 +96,7 @@ export function open(page, context) {
         ),
       ),
     ),
-    h("section", { class: "card" }, state, list, h("div", {}, older)),
+    h("section", { class: "card" }, state, list, wrong, h("div", {}, older)),
   );
   void search(false);
   captured(signal).then((tables) => table.suggest(tables.map(({ name }) => name)), () => undefined);
@@ -105,7 +114,7 @@ function fits(change, wish) {
   const rows = `${value(change.before)}${value(change.after)}`.toLowerCase();
   return (
     (!wish.op || wish.op === change.op) &&
-    (!wish.key || wish.key === keyText(change.key)) &&
+    (!wish.key || sameKey(wish.key, keyText(change.key))) &&
     (!wish.user || wish.user === change.user) &&
     (!wish.text || rows.includes(wish.text.toLowerCase()))
   );

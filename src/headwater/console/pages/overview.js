@@ -3,7 +3,7 @@
 import { card, fill, h, head, say } from "../dom.js";
 import { age, bytes, count, moment, period, rate, seconds } from "../format.js";
 import { Grid } from "../grid.js";
-import { follow } from "../live.js";
+import { awaited, follow } from "../live.js";
 import { plot, Series } from "../plot.js";
 
 // Kept while other pages are looked at.
@@ -13,7 +13,8 @@ const middle = new Series();
 const upper = new Series();
 /** By gateway, what its row said before. @type {Map<string, any>} */
 const before = new Map();
-/** By gateway, what that means a second. @type {Map<string, {changes: number, messages: number, bytes: number}>} */
+/** By gateway, what that means a second; and how late changes were, where it has seen any.
+ * @type {Map<string, {changes: number, messages: number, bytes: number, lag?: {p50: number, p99: number}}>} */
 const rates = new Map();
 
 /** @param {HTMLElement} page @param {any} context */
@@ -29,11 +30,11 @@ export function open(page, context) {
   ];
   const gateways = new Grid("Gateways", COLUMNS, {
     key: (row) => row.gateway,
-    empty: info.activity_seconds ? "Waiting for the first report." : "The setting activity is 0: gateways write nothing down.",
+    empty: awaited(info),
   });
   fill(
     page,
-    head("Overview", `Everything that gateways of this database are doing now, written down every ${seconds(info.activity_seconds)}.`),
+    head("Overview", `Everything that gateways of this database are doing now${info.activity_seconds ? `, written down every ${seconds(info.activity_seconds)}` : ""}.`),
     tiles.element,
     card(null, h("div", { class: "plots" }, plots.map((each) => each.element))),
     card("Gateways", gateways.element),
@@ -60,16 +61,24 @@ function take(row) {
   const then = before.get(row.gateway);
   before.set(row.gateway, row);
   const passed = then ? (Date.parse(row.updated_at) - Date.parse(then.updated_at)) / 1000 : 0;
-  if (passed <= 0 || passed > 60) return;
+  // After a longer absence it would be a mean over all of it.
+  const silence = (Date.parse(row.alive_until) - Date.parse(row.updated_at)) / 1000;
+  if (passed <= 0 || passed > Math.max(60, silence)) return;
   const changed = (row.detail.changes - then.detail.changes) / passed;
   const sent = Math.max(0, row.sent - then.sent) / passed;
-  rates.set(row.gateway, { changes: changed, messages: sent, bytes: Math.max(0, row.bytes - then.bytes) / passed });
+  rates.set(row.gateway, { changes: changed, messages: sent, bytes: Math.max(0, row.bytes - then.bytes) / passed, lag: row.detail.lag });
   const at = Date.parse(row.updated_at);
   // Every gateway reads the whole log; what each sends is its own.
   changes.add(at, Math.max(...values("changes")));
   messages.add(at, sum(values("messages")));
-  middle.add(at, row.detail.lag?.p50);
-  upper.add(at, row.detail.lag?.p99);
+  middle.add(at, slowest("p50"));
+  upper.add(at, slowest("p99"));
+}
+
+/** Of the gateway that is the latest; undefined where none has seen a change. @param {"p50" | "p99"} name */
+function slowest(name) {
+  const known = [...rates.values()].flatMap(({ lag }) => (lag ? [lag[name]] : []));
+  return known.length ? Math.max(...known) : undefined;
 }
 
 /** @param {"changes" | "messages" | "bytes"} name */
@@ -81,11 +90,12 @@ const sum = (numbers) => numbers.reduce((all, each) => all + each, 0);
 /** @param {Tiles} tiles @param {readonly any[]} rows */
 function tell(tiles, rows) {
   const known = rates.size > 0;
-  const lag = rows.map((row) => row.detail.lag).find(Boolean);
+  const [half, most] = [slowest("p50") ?? middle.last, slowest("p99")];
   tiles.set("Changes", known ? rate(Math.max(...values("changes"))) : "–", "a second");
   tiles.set("Messages sent", known ? rate(sum(values("messages"))) : "–", "a second");
   tiles.set("Bytes sent", known ? bytes(sum(values("bytes"))) : "–", "a second");
-  tiles.set("Latency", lag ? seconds(lag.p50) : middle.last === undefined ? "–" : seconds(middle.last), lag ? `99 %: ${seconds(lag.p99)}` : "half of all");
+  const where = rows.length > 1 ? ", the slowest gateway" : "";
+  tiles.set("Latency", seconds(half), (most === undefined ? "half of all" : `99 %: ${seconds(most)}`) + where);
   const gateways = `at ${rows.length} ${rows.length === 1 ? "gateway" : "gateways"}`;
   tiles.set("Sessions", count(sum(rows.map((row) => row.detail.sessions))), gateways);
   tiles.set("Subscriptions", count(sum(rows.map((row) => row.subscriptions))), "of all kinds");

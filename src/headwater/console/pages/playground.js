@@ -1,5 +1,6 @@
 /** Builds a live query, runs it, and shows its rows, every delta, and how it is served. */
 
+import { parse, stringify } from "../../client/json.js";
 import { ask } from "../api.js";
 import { card, fill, h, head, labelled, say, trouble } from "../dom.js";
 import { count, moment, pretty, short, value } from "../format.js";
@@ -35,12 +36,14 @@ export function open(page, { client, signal, parameters, refused }) {
   function take(query) {
     table.field.value = query.table ?? "";
     columnsOf();
-    say(wrong, form.take(query) ? "" : "This query has parts that the form cannot show; it runs as it is written here.");
+    const isSaid = form.take(query);
+    table.field.disabled = !isSaid;
+    say(wrong, isSaid ? "" : "This query has parts that the form cannot show; it runs as it is written here.");
   }
 
   function fromJson() {
     try {
-      take(JSON.parse(json.value));
+      take(parse(json.value));
     } catch {
       say(wrong, "This is not JSON yet.");
     }
@@ -58,7 +61,7 @@ export function open(page, { client, signal, parameters, refused }) {
     /** @type {any} */
     let query;
     try {
-      query = JSON.parse(json.value);
+      query = parse(json.value);
     } catch (error) {
       fill(rows, trouble({ message: `the query is not JSON: ${/** @type {any} */ (error).message}` }));
       return;
@@ -69,7 +72,7 @@ export function open(page, { client, signal, parameters, refused }) {
     follow(query);
     fill(served, h("p", { class: "empty" }, "Looking…"));
     try {
-      const told = await ask("explain", { q: JSON.stringify(query) }, signal);
+      const told = await ask("explain", { q: stringify(query) }, signal);
       fill(served, explained(told, query));
     } catch (error) {
       if (signal.aborted) return;
@@ -134,8 +137,8 @@ export function open(page, { client, signal, parameters, refused }) {
 
   const given = parameters.get("q");
   try {
-    take(given ? JSON.parse(given) : { table: parameters.get("table") ?? "", limit: 20 });
-    write(json, given ? JSON.parse(given) : form.query(table.field.value));
+    take(given ? parse(given) : { table: parameters.get("table") ?? "", limit: 20 });
+    write(json, given ? parse(given) : form.query(table.field.value));
   } catch {
     take({ table: "", limit: 20 });
     json.value = given; // Running it says what is wrong with it.
@@ -165,7 +168,7 @@ function result(rows) {
     h("caption", { class: "hidden" }, "Rows"),
     h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col", class: isNumber(rows[0][name]) && "number" }, name)))),
     h("tbody", {}, rows.map((row) => h("tr", {}, names.map((name) =>
-      h("td", { class: isNumber(row[name]) && "number" }, short(value(row[name]), CELL_MAX)))))),
+      h("td", { class: row[name] === null ? "null" : isNumber(row[name]) && "number" }, short(value(row[name]), CELL_MAX)))))),
   );
 }
 

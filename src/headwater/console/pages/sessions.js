@@ -3,13 +3,13 @@
 import { card, h, head } from "../dom.js";
 import { age, bytes, count, moment } from "../format.js";
 import { Grid } from "../grid.js";
-import { follow } from "../live.js";
+import { awaited, follow } from "../live.js";
 
 /** @param {HTMLElement} page @param {any} context */
 export function open(page, context) {
   const grid = new Grid("Sessions", COLUMNS, {
     key: (row) => `${row.gateway}/${row.id}`,
-    empty: "Waiting for the first report.",
+    empty: awaited(context.info),
     sort: [4, -1],
   });
   page.append(

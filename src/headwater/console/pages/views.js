@@ -1,15 +1,16 @@
 /** What is followed, and what that costs: identical subscriptions share one view. */
 
+import { stringify } from "../../client/json.js";
 import { card, h, head } from "../dom.js";
 import { age, bytes, count, seconds, short, value } from "../format.js";
 import { Grid } from "../grid.js";
-import { follow } from "../live.js";
+import { awaited, follow } from "../live.js";
 
 /** @param {HTMLElement} page @param {any} context */
 export function open(page, context) {
   const grid = new Grid("Views", COLUMNS, {
     key: (row) => `${row.gateway}/${row.id}`,
-    empty: "Nobody follows anything, or the first report is yet to come.",
+    empty: awaited(context.info),
     sort: [5, -1],
   });
   page.append(
@@ -26,7 +27,7 @@ const TYPES = { live: "live query", query: "reactive query", changes: "change fe
 /** @param {any} row */
 function what(row) {
   const { detail } = row;
-  const to = row.type === "live" && detail.query && new URLSearchParams({ q: JSON.stringify(detail.query) });
+  const to = row.type === "live" && detail.query && new URLSearchParams({ q: stringify(detail.query) });
   return [
     h("span", { class: "badge accent" }, TYPES[row.type] ?? row.type), " ",
     h("strong", { class: "wrap" }, row.name),
