@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Page
+from playwright.async_api import BrowserContext, Page
 
 from headwater.testing.served import Served, serving
 
@@ -21,6 +21,23 @@ async def test_a_page_of_the_gateway_imports_the_client(served: Served, page: Pa
     await page.goto(f"{served.url}/console/")
     names = await page.evaluate("async () => Object.keys(await import('/client/index.js'))")
     assert names
+
+
+async def test_a_cell_that_cannot_be_shown_costs_no_other(
+    served: Served, context: BrowserContext
+) -> None:
+    page = await context.new_page()  # What went wrong is told to the browser's console.
+    await page.goto(f"{served.url}/console/")
+    assert await page.evaluate(GRID) == [False, ["cannot be shown", "2"]]
+
+
+GRID = """async () => {
+    const { Grid } = await import("/console/grid.js");
+    const id = { name: "Id", show: (row) => row.detail.id };
+    const grid = new Grid("Rows", [id], { key: (row) => row.key });
+    grid.update([{ key: "1" }, { key: "2", detail: { id: 2 } }]);
+    return [grid.table.hidden, [...grid.table.querySelectorAll("td")].map((td) => td.textContent)];
+}"""
 
 
 def test_files_are_asked_about_and_found_the_same(served: Served) -> None:
