@@ -38,7 +38,7 @@ export function open(page, { client, signal, parameters, refused }) {
     columnsOf();
     const isSaid = form.take(query);
     table.field.disabled = !isSaid;
-    say(wrong, isSaid ? "" : "This query has parts that the form cannot show; it runs as it is written here.");
+    say(wrong, isSaid ? "" : "This query has parts that the form cannot show; change it here; it runs as it is written.");
   }
 
   function fromJson() {
