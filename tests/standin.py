@@ -230,14 +230,17 @@ class StandIn:
                     return self.unsubscription_refusals.pop(0)
                 session.views.pop(id, None)
                 session.say(Unsubscribed(id))
-            case Reanchor(id, after):
+            case Reanchor(id, after, request):
                 if after and not isinstance(after[0], int):
-                    return Error("invalid_query", "after[0]: expected an integer")
+                    return Error("invalid_query", "after[0]: expected an integer", id=request)
                 view = self._view({**self._queries[session.views[id]], "after": after})
-                session.views[id] = view
-                session.say(Subscribed(id, view, key=("id",)))
-                rows = self._enters(self._queries[view])
-                session.say(Reset(view, self.position, "window", rows))
+                if view != session.views[id]:
+                    session.views[id] = view
+                    session.say(Subscribed(id, view, key=("id",)))
+                    rows = self._enters(self._queries[view])
+                    session.say(Reset(view, self.position, "window", rows))
+                if request is not None:
+                    session.say(Answer(request, self.position))
             case Authenticate(token):
                 self.tokens.append(token)
                 session.say(Authenticated())

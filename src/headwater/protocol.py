@@ -186,8 +186,8 @@ class Failed(_Message, frozen=True):
 
 
 class Answer(_Message, frozen=True):
-    """To a `query`, `mutate` or `wait` of that `id`. A query's value is complete up to the
-    position; a mutation is contained in it."""
+    """To a `query`, `mutate` or `wait` of that `id`, or to another message with that `request`. A
+    query's value is complete up to the position; a mutation is contained in it."""
 
     id: str
     position: str
@@ -264,8 +264,8 @@ class Presence(_Message, frozen=True):
 
 
 class Error(_Message, frozen=True):
-    """With `id`, that subscription or request is over. Without, it is about the last request, or
-    about the connection when that is closed next."""
+    """With `id`, that subscription or request is over. Without, it is about something that nobody
+    named, or about the connection when that is closed next."""
 
     code: str
     message: str
@@ -346,10 +346,12 @@ class Unsubscribe(_Message, frozen=True, forbid_unknown_fields=True):
 
 
 class Reanchor(_Message, frozen=True, forbid_unknown_fields=True):
-    """Slide the window of a live query: it now begins behind another cursor."""
+    """Slide the window of a live query: it now begins behind another cursor. With `request`, the
+    answer has that id: it comes behind the new rows."""
 
     id: str
     after: list[Any] | None = None
+    request: str | None = None
 
 
 class Authenticate(_Message, frozen=True, forbid_unknown_fields=True):

@@ -32,6 +32,7 @@ from headwater.live.query import LiveQuery
 from headwater.model import Enter, Key, Match, Move, Reset, Update
 from headwater.protocol import (
     VERSION,
+    Answer,
     ClientMessage,
     Error,
     Frame,
@@ -194,10 +195,16 @@ class _HubLink:
                 case Unsubscribe(id):
                     if handle := self._handles.pop(id, None):
                         handle.close()
-                case Reanchor(id, after):
+                case Reanchor(id, after, request):
                     await self._handles[id].reanchor(after)
+                    if request is not None:
+                        self.put(Frame(Answer(request, "")))
         except HeadwaterError as error:
-            self.refuse(error, message.id if isinstance(message, Subscribe) else None)
+            match message:
+                case Subscribe(ended) | Reanchor(request=str(ended)):
+                    self.refuse(error, ended)
+                case _:
+                    self.refuse(error, None)
 
     def refuse(self, error: HeadwaterError, id: str | None) -> None:
         after = error.retry_after if isinstance(error, LimitExceeded) else None

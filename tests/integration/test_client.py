@@ -146,8 +146,10 @@ async def test_a_window_slides(standin: StandIn, transport: Any) -> None:
     for id in range(1, 5):
         standin.put(id, id)
     async with client(standin, transport) as hw, hw.live("orders") as orders:
-        await orders.reanchor(orders.cursor((2,)))
+        second = orders.cursor((2,))
+        await orders.reanchor(second)
         assert ids(orders.rows) == [3, 4]
+        await orders.reanchor(second)  # it is there already
         with pytest.raises(InvalidQuery, match="expected an integer"):
             await orders.reanchor(["x"])
         standin.put(5, 5)
@@ -347,6 +349,16 @@ async def test_a_lost_connection(resumes: bool, standin: StandIn, transport: Any
 async def test_an_orderly_end(code: int, standin: StandIn, transport: Any) -> None:
     async with client(standin, transport) as hw, hw.live("orders") as orders:
         standin.hang_up(code)
+        standin.put(1, 1)
+        await until(lambda: ids(orders.rows) == [1])
+
+
+async def test_a_refusal_before_a_lost_connection(standin: StandIn, transport: Any) -> None:
+    """It was about something else, and is no reason to stay away."""
+    async with client(standin, transport) as hw, hw.live("orders") as orders:
+        standin.say(Error("subscription_unknown", "this session has no subscription '1'"))
+        standin.hang_up(1001)
+        await until(lambda: hw.reconnects == 1)
         standin.put(1, 1)
         await until(lambda: ids(orders.rows) == [1])
 

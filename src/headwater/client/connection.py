@@ -157,6 +157,7 @@ class Connection:
         self._error: Exception | None = None
         self._asking = asyncio.Lock()
         self._asked: Live | None = None
+        self._slides = 0
         self._refusal: HeadwaterError | None = None
         self._expires_at: datetime | None = None
         self._renewed = asyncio.Event()
@@ -312,8 +313,9 @@ class Connection:
     async def reanchor(self, live: Live, after: list[Any] | None) -> None:
         async with self._asking:
             self._asked, self._refusal = live, None
+            self._slides += 1
             try:
-                self._send(live.state.move(after))
+                self._send(live.state.move(after, f"s{self._slides}"))
                 while live.state.is_moving and await live.waiting():
                     pass
             finally:
@@ -412,7 +414,7 @@ class Connection:
                 )
         except HeadwaterError as error:
             # A token may have ended, or a right been taken: the next greeting will tell.
-            if error.retryable or (greeted and isinstance(error, Unauthorized | Forbidden)):
+            if error.retryable or (greeted and _is_denial(error)):
                 return error
             raise
         raise AssertionError("a connection ends with an error")
@@ -461,7 +463,9 @@ class Connection:
             backoff.succeeded()
             said = None
             if isinstance(message, Error) and message.id is None:
-                said = error_of(message)
+                found = error_of(message)
+                # Any other is about something that nobody named, and not about the connection.
+                said = found if found.retryable or _is_denial(found) else None
             await self._take(message)
 
     async def _writing(self, link: Link) -> None:
@@ -478,7 +482,10 @@ class Connection:
                 self._expires_at = expires_at
                 self._renewed.set()
             case Error(id=None):
-                self._refused(error_of(message))
+                # Nobody waits for it, or it is why the connection ends: `_reading` knows.
+                logger.warning("the gateway says: %s", error_of(message))
+            case Answer() | Error() if message.id == f"s{self._slides}":
+                self._slid(message)
             case Answer() | Error() if self._calls.received(message):
                 pass
             case _:
@@ -560,13 +567,15 @@ class Connection:
             loop = asyncio.get_running_loop()
             self._again[state] = loop.call_later(pause, self._ask, state)
 
-    def _refused(self, error: HeadwaterError) -> None:
-        """A request was refused that no subscription depends on."""
+    def _slid(self, message: Answer | Error) -> None:
+        """The window that is being slid is there, or stays where it was."""
         if self._asked is None:
-            logger.warning("the gateway says: %s", error)
             return
-        self._refusal = error
-        self._asked.state.stay()
+        if isinstance(message, Error):
+            self._refusal = error_of(message)
+            self._asked.state.stay()
+        else:
+            self._asked.state.moved()
         self._asked.wake()
 
     # -------------------------------------------------------------------- tokens
@@ -597,6 +606,10 @@ class Connection:
                 self._send(Authenticate(await self._current_token() or ""))
             except ConnectionFailed as error:
                 logger.warning("%s", error)
+
+
+def _is_denial(error: HeadwaterError) -> bool:
+    return isinstance(error, Unauthorized | Forbidden)
 
 
 async def _greeting(link: Link, url: str) -> Hello:

@@ -311,7 +311,7 @@ class _SseLink:
             raise _hung_up(refusal, response.status_code)
         if isinstance(message, Subscribe | Ask | Mutate | Wait):
             refusal = msgspec.structs.replace(refusal, id=message.id)
-        elif isinstance(message, Publish | SetState):
+        elif isinstance(message, Reanchor | Publish | SetState):
             refusal = msgspec.structs.replace(refusal, id=message.request)
         if not isinstance(message, Unsubscribe):
             await self._arrived.put([refusal])
@@ -325,9 +325,10 @@ class _SseLink:
                 return await self._post(f"{session}/subscriptions", fields)
             case Unsubscribe(id):
                 return await self._client.delete(f"{session}/subscriptions/{id}")
-            case Reanchor(id, after):
+            case Reanchor(id, after, request):
                 url = f"{session}/subscriptions/{id}"
-                return await self._post(url, {"after": after}, method="PATCH")
+                wish = {"after": after, "request": request}
+                return await self._post(url, wish, method="PATCH")
             case Authenticate(token):
                 self._client.headers.update(_headers(token))
                 return await self._post(f"{session}/token", {"token": token})

@@ -172,10 +172,17 @@ class LiveState(RowsState):
     def is_moving(self) -> bool:
         return self._moving is not None
 
-    def move(self, after: list[Any] | None) -> Reanchor:
+    def move(self, after: list[Any] | None, request: str | None = None) -> Reanchor:
         """Ask for the window behind another cursor. Until it comes, the old one is followed."""
         self._moving = {**self._query, "after": after}
-        return Reanchor(self.wire_id, after)
+        return Reanchor(self.wire_id, after, request)
+
+    def moved(self) -> None:
+        """The gateway has done it. Where that was not told with the rows, there were none to tell,
+        or they are yet to come, to a client that is behind."""
+        if self._moving is not None:
+            self._query, self._moving = self._moving, None
+            self.position = None
 
     def stay(self) -> None:
         """The move was refused."""

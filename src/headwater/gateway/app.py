@@ -49,7 +49,7 @@ from headwater.gateway.requests import (
 )
 from headwater.gateway.session import error_message
 from headwater.gateway.tracing import parent_of
-from headwater.protocol import Authenticate, Publish, SetState, Subscribe, Wait
+from headwater.protocol import Authenticate, Publish, Reanchor, SetState, Subscribe, Wait
 
 GatewayOf = Callable[[], Gateway]
 """Finds the running gateway, or raises Unavailable: an app may be mounted before it runs."""
@@ -324,10 +324,12 @@ async def unsubscribe(gateway: Gateway, request: Request) -> Response:
 
 
 async def reanchor(gateway: Gateway, request: Request) -> Response:
-    """Slide a live query's window."""
+    """Slide a live query's window. Its rows come through the session's stream, and the answer
+    behind them."""
     connection = await _connection(gateway, request)
     body = await read_json(request, ReanchorBody)
-    await gateway.reanchor(connection, request.path_params["id"], body.after)
+    wish = Reanchor(request.path_params["id"], body.after, body.request)
+    await gateway.reanchor(connection, wish)
     return Response(status_code=204)
 
 

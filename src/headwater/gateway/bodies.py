@@ -17,6 +17,8 @@ class LiveBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReanchorBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The cursor behind which a window begins; null for the start."""
+    """The cursor behind which a window begins; null for the start. With `request`, the stream says
+    by that id when it is done."""
 
     after: list[Any] | None
+    request: str | None = None

@@ -66,6 +66,7 @@ from headwater.protocol import (
     Hello,
     Publish,
     QueryCall,
+    Reanchor,
     SetState,
     Subscribe,
 )
@@ -390,13 +391,16 @@ class Gateway:
             # A new token came meanwhile, and what was decided under the old one may not hold.
             connection.start(self._rights.recheck_until_decided(connection))
 
-    async def reanchor(self, connection: Connection, id: str, after: list[Any] | None) -> None:
-        subscription = connection.session.subscriptions.get(id)
+    async def reanchor(self, connection: Connection, wish: Reanchor) -> None:
+        """Slide a live query's window; answered where that is asked for."""
+        subscription = connection.session.subscriptions.get(wish.id)
         if not isinstance(subscription, LiveSubscription) or subscription.handle is None:
             raise NotFound(
-                f"this session has no live query {id!r:.100}", code="subscription_unknown"
+                f"this session has no live query {wish.id!r:.100}", code="subscription_unknown"
             )
-        await subscription.handle.reanchor(after)
+        await subscription.handle.reanchor(wish.after)
+        if wish.request is not None:
+            connection.session.say(Answer(wish.request, str(self.hub.position or "")))
 
     async def speak(self, connection: Connection, message: Publish | SetState) -> None:
         """Publish on a channel, or have another state there; answered where that is asked for."""

@@ -91,9 +91,9 @@ async def _listen(gateway: Gateway, websocket: WebSocket, connection: Connection
                 message = _read(event)
                 _count(gateway, connection, message)
             except HeadwaterError as error:
-                # Whoever asks too often must know which of its wishes was not heard.
-                id = None if message is None else _ended(connection, message)
-                connection.session.say(error_message(error, id=id))
+                # Whoever asks must know which of its wishes was not heard.
+                wish = _wish(event) if message is None else message
+                connection.session.say(error_message(error, id=_ended(connection, wish)))
             else:
                 connection.start(_obey(gateway, connection, message))
 
@@ -130,8 +130,8 @@ async def _obey(gateway: Gateway, connection: Connection, message: ClientMessage
                 await gateway.subscribe(connection, message)
             case Unsubscribe(id):
                 session.remove(id)
-            case Reanchor(id, after):
-                await gateway.reanchor(connection, id, after)
+            case Reanchor():
+                await gateway.reanchor(connection, message)
             case Ask() | Mutate() | Wait():
                 await gateway.calls.begin(connection, message)
             case Publish() | SetState():
@@ -144,12 +144,31 @@ async def _obey(gateway: Gateway, connection: Connection, message: ClientMessage
         session.say(error_message(unforeseen(), id=_ended(connection, message)))
 
 
-def _ended(connection: Connection, message: ClientMessage) -> str | None:
+class _Wish(msgspec.Struct):
+    """What a message that cannot be read says it is."""
+
+    type: str | None = None
+    id: str | None = None
+    request: str | None = None
+
+
+def _wish(event: Message) -> _Wish:
+    try:
+        return msgspec.json.decode(event.get("text") or "", type=_Wish)
+    except (msgspec.DecodeError, RecursionError):
+        return _Wish()
+
+
+def _ended(connection: Connection, message: ClientMessage | _Wish) -> str | None:
     """The subscription or request that an error is the end of."""
     match message:
         case Subscribe(id) | Ask(id) | Mutate(id) | Wait(id):
             pass
-        case Publish(request=str(id)) | SetState(request=str(id)):
+        case _Wish("subscribe" | "query" | "mutate" | "wait", str(id)):
+            pass
+        case Reanchor(request=str(id)) | Publish(request=str(id)) | SetState(request=str(id)):
+            pass
+        case _Wish("reanchor" | "publish" | "state", request=str(id)):
             pass
         case _:
             return None
