@@ -16,7 +16,7 @@ from tests.node import node, packages
 
 CLIENT = Path(__file__).parents[2] / "clients" / "js"
 
-ALONE = ("unit", "tabs")
+ALONE = ("unit", "slides", "tabs")
 STAGED = ("client", "reconnect")
 
 

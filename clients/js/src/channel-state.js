@@ -57,9 +57,9 @@ export class ChannelState {
     this.member = message.member ?? undefined;
   }
 
-  /** The state that the next connection begins with. @param {any} state */
+  /** The state that the next connection begins with, if it is seen. @param {any} state */
   setState(state) {
-    this.#call = { ...this.#call, present: true, state };
+    if (this.#call.present) this.#call = { ...this.#call, state };
   }
 
   /**

@@ -128,7 +128,7 @@ export class Client {
    * @returns {Subscription<any>}
    */
   subscribe(name, args = {}, onValue, { delta = false } = {}) {
-    const call = plain({ name, args, ...(delta && { delta }) });
+    const call = { ...namedCall(name, args), ...(delta && { delta }) };
     const source = this.#session.share({ query: call }, () =>
       delta ? new QueryRowsState(call) : new QueryState(call),
     );
@@ -145,6 +145,7 @@ export class Client {
    * @param {{since?: string}} [options]
    */
   topic(name, onOps, { since } = {}) {
+    checkName(name, "topic");
     const source = this.#session.share({ topic: name, since }, () => new TopicState(name, since));
     const topic = new Topic(this.#owner, source);
     if (onOps) topic.onOps(onOps);
@@ -171,6 +172,7 @@ export class Client {
    *   onMessage?: (message: import("./protocol.js").ChannelMessage) => void}} [options]
    */
   channel(name, { state, present = state !== undefined, onMessage } = {}) {
+    checkName(name, "channel");
     const call = plain({ name, ...(present && { present, state }) });
     const source = this.#session.follow(new ChannelState(call));
     const channel = new Channel(this.#owner, source);
@@ -189,15 +191,16 @@ export class Client {
    */
   async query(name, args = {}, { after } = {}) {
     const wanted = after ?? this.written.value;
+    const call = namedCall(name, args);
     try {
-      return (await this.#ask({ type: "query", name, args, after: wanted })).value ?? null;
+      return (await this.#ask({ type: "query", ...call, after: wanted })).value ?? null;
     } catch (error) {
       const isOver = error instanceof HeadwaterError && error.code === "resync";
       if (after !== undefined || wanted === undefined || !isOver) throw error;
     }
     // The database was restored, or lost what we wrote: there is nothing left to wait for.
     if (this.written.value === wanted) this.written.set(undefined);
-    return this.query(name, args);
+    return this.query(name, call.args);
   }
 
   /**
@@ -209,13 +212,17 @@ export class Client {
    * @returns {Promise<{value: any, position: string}>}
    */
   async mutate(name, args = {}) {
-    const { value = null, position } = await this.#ask({ type: "mutate", name, args });
+    const call = namedCall(name, args);
+    const { value = null, position } = await this.#ask({ type: "mutate", ...call });
     this.#wrote(position);
     return { value, position };
   }
 
   /** Wait until every subscription has what the position contains. @param {string} position */
   async waitFor(position) {
+    if (typeof position !== "string") {
+      throw configError("a position is a text", "await hw.waitFor(placed.position)");
+    }
     await this.#ask({ type: "wait", position });
     await this.#session.caughtUp();
   }
@@ -225,10 +232,7 @@ export class Client {
   /** @param {import("./protocol.js").ServerMessage} message */
   #receive(message) {
     if (message.type === "written") this.#wrote(message.position);
-    else if (message.type === "answer") this.#calls.received(message);
-    else if (message.type !== "error" || !this.#calls.received(message)) {
-      this.#session.receive(message);
-    }
+    else if (!isEnd(message) || !this.#calls.received(message)) this.#session.receive(message);
   }
 
   /** @param {HeadwaterErrorType} error */
@@ -265,4 +269,35 @@ export class Client {
     const before = this.written.value;
     if (before === undefined || !covers(before, position)) this.written.set(position);
   }
+}
+
+/**
+ * Whether it may be the end of a call.
+ *
+ * @param {import("./protocol.js").ServerMessage} message
+ */
+const isEnd = (message) => message.type === "answer" || message.type === "error";
+
+/**
+ * A reactive query or a mutation, by its name.
+ *
+ * @param {string} name
+ * @param {Record<string, any>} args
+ * @returns {{name: string, args: Record<string, any>}}
+ */
+function namedCall(name, args) {
+  const call = plain({ name, args });
+  if (typeof call.name === "string" && isObject(call.args)) return call;
+  throw configError(
+    "a query or a mutation has a name, and its arguments are an object",
+    'hw.query("open_orders", { region: 7 })',
+  );
+}
+
+/** @param {unknown} value */
+const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+
+/** @param {unknown} name @param {"topic" | "channel"} kind */
+function checkName(name, kind) {
+  if (typeof name !== "string") throw configError(`a ${kind} has a name`, `hw.${kind}("room:1")`);
 }

@@ -98,6 +98,7 @@ export class Connection {
       const pause = backoff.failed(Math.random(), error.retryAfter);
       if (pause === null) throw givenUp(backoff.failures, error);
       this.#handlers.doubt(error);
+      if (this.#closing.signal.aborted) return;
       await this.#sleep(pause);
     }
   }
@@ -115,8 +116,9 @@ export class Connection {
     try {
       const token = await this.#currentToken();
       return await new Promise((resolve, reject) => {
-        signal.addEventListener("abort", () => resolve(connectionFailed("closed")));
-        if (signal.aborted) return;
+        const close = () => resolve(connectionFailed("closed"));
+        if (signal.aborted) return close();
+        signal.addEventListener("abort", close);
         const silence = new Silence(url, signal, resolve);
         /** @type {HeadwaterErrorType | undefined} */
         let said;
@@ -125,7 +127,7 @@ export class Connection {
           onMessage: (message) => {
             silence.heard();
             backoff.succeeded();
-            said = message.type === "error" && message.id == null ? errorOf(message) : undefined;
+            said = aboutConnection(message, greeted);
             if (message.type === "hello") {
               // One more says that the link goes on with another session.
               // Nothing is sent until everybody knows: it would be sent again by `connected`.
@@ -259,6 +261,19 @@ class Silence {
       this.#end(connectionFailed(`nothing was heard from the gateway for ${2 * keepalive} s`));
     }, keepalive * 500);
   }
+}
+
+/**
+ * What the gateway may end the connection for. Once it has greeted, any other error without an id
+ * is about something that nobody named.
+ *
+ * @param {ServerMessage} message
+ * @param {boolean} greeted
+ */
+function aboutConnection(message, greeted) {
+  if (message.type !== "error" || message.id != null) return undefined;
+  const error = errorOf(message);
+  return !greeted || error.retryable || DENIED.test(error.code) ? error : undefined;
 }
 
 const DENIED = /^(unauthorized|forbidden|access_changed|token_.*|ticket|origin|host)$/;

@@ -21,7 +21,7 @@
 import { LINGER_SECONDS } from "./limits.js";
 import { covers } from "./position.js";
 import { keyText } from "./replica.js";
-import { Store, Value } from "./store.js";
+import { called, Store, Value } from "./store.js";
 import { Live } from "./subscriptions.js";
 
 /** What there is before anything was asked for. @type {Snapshot} */
@@ -88,7 +88,7 @@ export class Kept extends Store {
   /** Lay a patch on the value, until it is lifted. @param {Patch} patch */
   patch(patch) {
     this.#patches.push(patch);
-    this.#lay(this.#base ?? this.#present());
+    this.#lay(this.#base ?? this.#present(), patch);
     this.look();
   }
 
@@ -124,11 +124,21 @@ export class Kept extends Store {
     return { value: handle.value, keys: handle instanceof Live ? handle.keys : [] };
   }
 
-  /** Lay the patches on this. @param {Base | undefined} base */
-  #lay(base) {
+  /**
+   * Lay the patches on this. Of a new one the mutation hears if it throws; any other then leaves the
+   * value as it was, for it must not keep another mutation's from being lifted.
+   *
+   * @param {Base | undefined} base
+   * @param {Patch} [latest] a new one
+   */
+  #lay(base, latest) {
     this.#base = base;
     const patches = base?.value === undefined ? [] : this.#patches;
-    this.#patched = patches.reduce((value, { change }) => change(value), base?.value);
+    this.#patched = patches.reduce(
+      (value, patch) =>
+        patch === latest ? patch.change(value) : (called(patch.change, value) ?? value),
+      base?.value,
+    );
     this.overlay.set(base && this.#overlayOf(base, this.#patched));
   }
 

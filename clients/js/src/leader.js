@@ -10,6 +10,7 @@
  */
 
 import { SHARED_CALLS_AT_ONCE } from "./limits.js";
+import { covers } from "./position.js";
 
 export class Leader {
   #id;
@@ -31,10 +32,10 @@ export class Leader {
   #calls = new Set();
   /** Beyond what may be under way. @type {{member: Member, message: ClientMessage}[]} */
   #queue = [];
-  /** Whose request a refusal without an id is about. @type {Member | undefined} */
-  #asking;
   /** @type {ServerMessage | undefined} */
   #hello;
+  /** The latest that a tab is known to have written. @type {string | undefined} */
+  #written;
   #number = 0;
 
   /**
@@ -77,6 +78,9 @@ export class Leader {
     this.#members.set(id, member);
     this.#byNumber.set(member.number, member);
     this.#say(member, this.#hello);
+    if (this.#written !== undefined) {
+      this.#say(member, { type: "written", position: this.#written });
+    }
   }
 
   /**
@@ -108,7 +112,6 @@ export class Leader {
       this.#forget(id);
       this.#link.send({ type: "unsubscribe", id });
     }
-    if (this.#asking === member) this.#asking = undefined;
     member.end();
   }
 
@@ -131,7 +134,6 @@ export class Leader {
       member.subscriptions.delete(sent.id);
       this.#forget(sent.id);
     }
-    if (sent.type === "reanchor") this.#asking = member;
     if (callOf(sent) === undefined) this.#link.send(sent);
     else {
       this.#queue.push({ member, message: sent });
@@ -153,21 +155,18 @@ export class Leader {
   #route(message) {
     if (message.type === "hello") this.#hello = message;
     if ("view" in message && message.type !== "subscribed") {
-      if (message.type === "reset" && message.reason === "window") this.#asking = undefined;
       this.#say(this.#byView.get(message.view), message);
       return;
     }
     if (!("id" in message) || message.id == null) {
-      const asking = message.type === "error" ? this.#asking : undefined;
-      for (const member of asking ? [asking] : [...this.#members.values()])
-        this.#say(member, message);
-      this.#asking = asking ? undefined : this.#asking;
+      for (const member of [...this.#members.values()]) this.#say(member, message);
       return;
     }
     if (this.#calls.delete(message.id)) this.#next();
     const [number, id] = split(message.id);
     const member = this.#byNumber.get(number);
     if (message.type === "subscribed" && member?.subscriptions.has(message.id)) {
+      this.#forget(message.id);
       this.#byView.set(message.view, member);
       this.#views.set(message.id, message.view);
     }
@@ -187,6 +186,7 @@ export class Leader {
    * @param {string} position
    */
   #tellOthers(writer, position) {
+    if (this.#written === undefined || !covers(this.#written, position)) this.#written = position;
     for (const member of this.#members.values()) {
       if (member !== writer) this.#say(member, { type: "written", position });
     }

@@ -69,7 +69,7 @@
  *   changes?: ChangesQuery, topic?: string, channel?: ChannelCall, since?: string,
  *   verify?: boolean}} Subscribe
  * @typedef {{type: "unsubscribe", id: string}} Unsubscribe
- * @typedef {{type: "reanchor", id: string, after: Cursor | null}} Reanchor
+ * @typedef {{type: "reanchor", id: string, after: Cursor | null, request: string}} Reanchor
  * @typedef {{type: "authenticate", token: string}} Authenticate
  * @typedef {{type: "query", id: string, name: string, args: Record<string, Json>, after?: string}} Ask
  * @typedef {{type: "mutate", id: string, name: string, args: Record<string, Json>}} Mutate

@@ -1,6 +1,7 @@
 /**
  * A replica: the rows of a live query, followed by folding its deltas. Strict: a delta that does
- * not fit throws `diverged`, because guessing would hide the fault. It does what
+ * not fit throws `diverged`, because guessing would hide the fault; the rows are then those before
+ * the batch. For the rest it does what
  * src/headwater/client/replica.py does; tests/vectors hold both to it. Rows that are as they were
  * keep their identity, and so does the array of them while none has changed.
  *
@@ -80,12 +81,22 @@ export class Replica {
    * @param {number | null} [expectedHash]
    */
   apply(deltas, expectedHash) {
+    const before = this.#entriesInOrder();
+    const isOrdered = this.#order.length > 0;
     this.#sorted = undefined;
     this.#rowsAreFresh = false;
-    for (const delta of deltas) this.#fold(delta);
-    this.#replaced = undefined;
-    if (expectedHash != null && expectedHash !== this.hash()) {
-      throw diverged("the result's hash differs from the server's", HINT);
+    try {
+      for (const delta of deltas) this.#fold(delta);
+      if (expectedHash != null && expectedHash !== this.hash()) {
+        throw diverged("the result's hash differs from the server's", HINT);
+      }
+    } catch (error) {
+      this.#entries = new Map(before.map((entry) => [keyText(entry.key), entry]));
+      this.#order = isOrdered ? [...this.#entries.keys()] : [];
+      this.#sorted = before;
+      throw error;
+    } finally {
+      this.#replaced = undefined;
     }
   }
 

@@ -39,14 +39,15 @@ export class RowStore extends Store {
     const end = super.subscribe(listener);
     return () => {
       end();
-      if (!this.isWatched) this.#watched.delete(keyText(this.#key));
+      if (this.isWatched || this.#watched.get(keyText(this.#key)) !== this) return;
+      this.#watched.delete(keyText(this.#key));
     };
   }
 
-  /** The row may have changed. */
-  refresh() {
+  /** The row may have changed. @param {boolean} [isOther] it has, to some who listen */
+  refresh(isOther = false) {
     const { value } = this;
-    if (value !== this.#last) this.changed();
+    if (isOther || value !== this.#last) this.changed();
     this.#last = value;
   }
 }

@@ -30,19 +30,19 @@ class RowsState {
   key = [];
   replica = new Replica();
   waiting = true;
+  /** Whether there have been rows. */
   #whole = false;
-  /** @type {readonly import("./protocol.js").Row[] | undefined} */
-  #shown;
+  /** Whether batches may have been lost, so that the next rows are told in any case. */
+  #isDoubted = false;
   /** @type {(import("./protocol.js").Enter | import("./protocol.js").Match)[] | undefined} */
   #parts;
   /** @type {Deltas[]} */
   #meanwhile = [];
   #diverged = 0;
 
-  /** The rows; while they are read anew, those that were shown last. */
+  /** The rows; while they are read anew, those that were right last. */
   get value() {
-    if (this.#whole) this.#shown = this.replica.rows;
-    return this.#shown;
+    return this.#whole ? this.replica.rows : undefined;
   }
 
   /** It was asked for, and its rows are not there yet. */
@@ -70,6 +70,9 @@ class RowsState {
     this.view = message.view;
     this.key = message.key ?? [];
     this.waiting = !message.resumed;
+    // Parts of another view's result are none of this one's.
+    this.#parts = undefined;
+    this.#meanwhile = [];
   }
 
   /**
@@ -109,12 +112,13 @@ class RowsState {
     this.#parts = message.more ? parts : undefined;
     if (message.more) return [];
     const deltas = replacing(parts);
-    const before = this.#whole && !moved ? this.replica.rows : undefined;
+    const before = moved || this.#isDoubted ? undefined : this.value;
     this.position = undefined;
     this.waiting = false;
     this.replica.apply(deltas, message.hash);
     this.position = message.position;
     this.#whole = true;
+    this.#isDoubted = false;
     // After a reconnect the result is often what it was; nobody needs to hear that.
     const batches = before === this.replica.rows ? [] : [{ deltas, position: message.position }];
     const meanwhile = this.#meanwhile;
@@ -141,11 +145,10 @@ class RowsState {
     return deltas.length ? [{ deltas, position, at }] : [];
   }
 
-  /** Forget the rows; whether it is worth another snapshot. */
+  /** The rows are to be read anew; whether that is worth another snapshot. */
   diverged() {
-    this.replica = new Replica();
     this.position = undefined;
-    this.#whole = false;
+    this.#isDoubted = true;
     this.waiting = true;
     this.#diverged += 1;
     return this.#diverged < DIVERGED_MAX;
@@ -191,11 +194,23 @@ export class LiveState extends RowsState {
    * Ask for the window behind another cursor. Until it comes, the old one is followed.
    *
    * @param {import("./protocol.js").Cursor | null} after
+   * @param {string} request
    * @returns {import("./protocol.js").Reanchor}
    */
-  move(after) {
+  move(after, request) {
     this.#moving = { ...this.#query, after };
-    return { type: "reanchor", id: this.wireId, after };
+    return { type: "reanchor", id: this.wireId, after, request };
+  }
+
+  /**
+   * The gateway has done it. Where that was not told with the rows, there were none to tell, or
+   * they are yet to come, to a client that is behind.
+   */
+  moved() {
+    if (!this.#moving) return;
+    this.#query = this.#moving;
+    this.#moving = undefined;
+    this.position = undefined;
   }
 
   /** The move was refused. */

@@ -4,8 +4,10 @@
  * so that late messages about the old one fall on nobody.
  *
  * @typedef {import("./errors.js").HeadwaterError} HeadwaterErrorType
+ * @typedef {import("./protocol.js").Answer} Answer
  * @typedef {import("./protocol.js").ClientMessage} ClientMessage
  * @typedef {import("./protocol.js").Cursor} Cursor
+ * @typedef {import("./protocol.js").ErrorMessage} ErrorMessage
  * @typedef {import("./protocol.js").LiveQuery} LiveQuery
  * @typedef {import("./source.js").State} State
  *
@@ -40,13 +42,11 @@ export class Session {
   #byView = new Map();
   #number = 0;
   /**
-   * Told when the slide of a window that is under way is refused.
+   * Told how the slide of a window ended, by its request.
    *
-   * @type {((error: unknown) => void) | undefined}
+   * @type {Map<string, (message: Answer | ErrorMessage) => void>}
    */
-  #asked;
-  /** One slide after the other. @type {Promise<unknown>} */
-  #asking = Promise.resolve();
+  #slides = new Map();
   /** Whoever waits for subscriptions to get somewhere. @type {Set<() => void>} */
   #waiters = new Set();
 
@@ -129,25 +129,30 @@ export class Session {
     // From here on it is another question's.
     if (source.sharedAs) this.#shared.delete(source.sharedAs);
     source.sharedAs = undefined;
-    const slide = this.#asking.then(() => this.#slide(source, state, after));
-    this.#asking = slide.catch(() => {});
+    const slide = source.slides.then(() => this.#slide(source, state, after));
+    source.slides = slide.catch(() => {});
     await slide;
     return undefined;
   }
 
   /** @param {Source} source @param {LiveState} state @param {Cursor | null} after */
   async #slide(source, state, after) {
+    // Before that the gateway has no window to slide.
+    await this.followed(source);
+    // It begins with a letter, so that it is never a subscription's, and with another than calls'.
+    const request = `s${++this.#number}`;
     /** @type {unknown} */
     let refusal;
-    this.#asked = (error) => {
-      refusal = error;
-      state.stay();
-    };
-    this.#send(state.move(after));
+    this.#slides.set(request, (message) => {
+      if (message.type === "error") refusal = errorOf(message);
+      else state.moved();
+    });
     try {
-      while (state.isMoving && !source.isOver) await this.#heard();
+      this.#send(state.move(after, request));
+      while (state.isMoving && !refusal && !source.isOver) await this.#heard();
     } finally {
-      this.#asked = undefined;
+      this.#slides.delete(request);
+      state.stay();
     }
     if (refusal) throw refusal;
     if (source.isOver) throw source.error ?? connectionFailed("the subscription was closed");
@@ -211,6 +216,7 @@ export class Session {
   /** @param {import("./protocol.js").ServerMessage} message */
   receive(message) {
     if (message.type === "subscribed") this.#subscribed(message);
+    else if (message.type === "answer") this.#slides.get(message.id)?.(message);
     else if (message.type === "error") this.#refused(message);
     else if ("view" in message) this.#fold(message);
     this.#wake();
@@ -340,12 +346,18 @@ export class Session {
     this.#again(source);
   }
 
-  /** @param {import("./protocol.js").ErrorMessage} message */
+  /**
+   * With an id it is the end of what has that id. Without, nobody waits for it, or it is why the
+   * connection ends next, which `connection.js` knows.
+   *
+   * @param {ErrorMessage} message
+   */
   #refused(message) {
     if (message.id == null) {
-      (this.#asked ?? this.#onError)(errorOf(message));
+      this.#onError(errorOf(message));
       return;
     }
+    this.#slides.get(message.id)?.(message);
     const source = this.#byWireId.get(message.id);
     if (!source) return;
     this.#byWireId.delete(message.id);

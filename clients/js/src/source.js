@@ -29,6 +29,8 @@ export class Source extends Store {
   backoff = new Backoff({ failuresMax: SUBSCRIBE_ATTEMPTS_MAX });
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   timer;
+  /** The last of the slides of its window, which are done one by one. @type {Promise<unknown>} */
+  slides = Promise.resolve();
   /** @type {Promise<any>} */
   ready;
   /** @type {(value: any) => void} */
@@ -93,6 +95,7 @@ export class Source extends Store {
   /** The value is another, by the program's own doing. */
   refresh() {
     this.changed();
+    for (const store of this.#rowStores.values()) store.refresh(true);
   }
 
   // ------------------------------------------------------------------ for the client

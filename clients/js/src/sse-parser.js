@@ -33,9 +33,10 @@ export class SseParser {
     /** @type {string[]} */
     const events = [];
     for (const line of lines) {
-      this.#take([...this.#tail, line].join(""), events);
+      const whole = [...this.#tail, line].join("");
       this.#tail = [];
       this.#tailSize = 0;
+      this.#take(whole, events);
     }
     if (rest) this.#tail.push(rest);
     this.#tailSize += rest.length;

@@ -93,8 +93,11 @@ class SseLink {
   /** A gateway that stops still answers what it has begun. */
   async #lastAnswers() {
     if (!this.#mutations.size) return;
-    const enough = new Promise((resolve) => setTimeout(resolve, ANSWER_SECONDS * 1000));
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    let timer;
+    const enough = new Promise((resolve) => (timer = setTimeout(resolve, ANSWER_SECONDS * 1000)));
     await Promise.race([Promise.allSettled(this.#mutations), enough]);
+    clearTimeout(timer);
   }
 
   // ------------------------------------------------------------------ requests
@@ -176,6 +179,7 @@ class SseLink {
       case "reanchor":
         return this.#fetch(`${session}/subscriptions/${message.id}`, "PATCH", {
           after: message.after,
+          request: message.request,
         });
       case "publish":
         return this.#fetch(`${session}/publish`, "POST", { id: message.id, data: message.data });
@@ -233,6 +237,6 @@ class SseLink {
 
 /** What a refusal is the end of. @param {ClientMessage} message */
 function ended(message) {
-  if (message.type === "publish" || message.type === "state") return message.request;
-  return message.type === "reanchor" || message.type === "authenticate" ? undefined : message.id;
+  if ("request" in message) return message.request;
+  return message.type === "authenticate" ? undefined : message.id;
 }

@@ -27,6 +27,8 @@ import { called } from "./store.js";
 export class Subscription {
   /** @type {Set<() => void>} */
   #undo = new Set();
+  /** What is done when the source is another. @type {Set<() => void>} */
+  #moves = new Set();
   #isClosed = false;
   #source;
 
@@ -92,6 +94,7 @@ export class Subscription {
 
   /** Be called with every other value. @param {(value: T, subscription: this) => void} onValue */
   onValue(onValue) {
+    let isOver = false;
     /** @type {unknown} */
     let last;
     const look = () => {
@@ -100,8 +103,14 @@ export class Subscription {
       last = value;
       onValue(value, this);
     };
-    if (this.value !== undefined) queueMicrotask(() => this.#isClosed || called(look));
-    return this.subscribe(look);
+    if (this.value !== undefined) {
+      queueMicrotask(() => isOver || this.#isClosed || called(look));
+    }
+    const end = this.subscribe(look);
+    return () => {
+      isOver = true;
+      end();
+    };
   }
 
   /**
@@ -127,9 +136,6 @@ export class Subscription {
     return undo;
   }
 
-  /** @type {Set<() => void>} */
-  #moves = new Set();
-
   /**
    * Follow another source from here on, which is held for this already.
    *
@@ -152,6 +158,10 @@ export class Subscription {
  * @extends {Subscription<readonly Row[]>}
  */
 export class Live extends Subscription {
+  /** How often it was to slide, and which of these calls it has come to. */
+  #slides = 0;
+  #slid = 0;
+
   /** @returns {import("./rows-state.js").LiveState} */
   get #state() {
     return /** @type {any} */ (this.source.state);
@@ -174,7 +184,15 @@ export class Live extends Subscription {
 
   /** The store of one row, which tells of that row only. @param {Key} key */
   row(key) {
-    return this.source.row(Array.isArray(key) ? key : [key]);
+    const whole = Array.isArray(key) ? key : [key];
+    const present = () => this.source.row(whole);
+    return {
+      get value() {
+        return present().value;
+      },
+      /** @param {() => void} listener */
+      subscribe: (listener) => this.attach((source) => source.row(whole).subscribe(listener)),
+    };
   }
 
   /**
@@ -201,8 +219,13 @@ export class Live extends Subscription {
     if (this.status === "closed") {
       throw connectionFailed("the subscription was closed", { retryable: false });
     }
-    const moved = await this.owner.reanchor(this.source, after);
-    if (moved) this.move(moved);
+    const slide = ++this.#slides;
+    const moved = await this.owner.reanchor(this.source, plain(after));
+    // The rows of several may come in any order: the latest counts.
+    const isLatest = slide > this.#slid;
+    if (isLatest) this.#slid = slide;
+    if (moved && isLatest) this.move(moved);
+    else if (moved) this.owner.leave(moved);
   }
 }
 
@@ -284,7 +307,10 @@ export class Feed extends Subscription {
       const transaction = this.#waiting.shift();
       if (!transaction || this.status === "closed") break;
       const given = called(this.#onTransaction, transaction);
-      if (given instanceof Promise) await given.catch(thrown);
+      // Of another kind or frame, it is no `Promise` of ours.
+      if (typeof (/** @type {any} */ (given)?.then) === "function") {
+        await Promise.resolve(given).catch(thrown);
+      }
     }
     this.#isWorking = false;
     if (!this.#isPaused || this.status === "closed") return;
@@ -342,13 +368,13 @@ export class Channel extends Subscription {
    * @returns {Promise<void>}
    */
   publish(data) {
-    const own = plain(data);
+    const own = plain(data) ?? null;
     return this.#say((id) => ({ type: "publish", id, data: own }));
   }
 
   /** Have another state, which the others see. @param {any} state @returns {Promise<void>} */
   setState(state) {
-    const own = plain(state);
+    const own = plain(state) ?? null;
     this.#state.setState(own);
     return this.#say((id) => ({ type: "state", id, state: own }));
   }

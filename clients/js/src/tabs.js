@@ -68,7 +68,7 @@ export function identityOf(token) {
     const payload = token.split(".")[1].replaceAll("-", "+").replaceAll("_", "/");
     const bytes = Uint8Array.from(atob(payload), (char) => char.charCodeAt(0));
     const { exp, iat, nbf, jti, ...claims } = JSON.parse(new TextDecoder().decode(bytes));
-    // Without a claim that tells users apart, each token is its own.
+    // With none besides these, each token is its own.
     return Object.keys(claims).length ? stringify(claims, true) : token;
   } catch {
     return token; // of a kind that only its issuer understands
@@ -89,13 +89,15 @@ class Tab {
   #leading;
   /** Who does. @type {string | undefined} */
   #leader;
+  /** Whose hello was heard last. @type {string | undefined} */
+  #greeter;
   /** A link of its own, where tabs cannot share. @type {import("./links.js").Link | undefined} */
   #alone;
   #queueing = new AbortController();
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #patience;
   /** @type {ReturnType<typeof setInterval> | undefined} */
-  #asking;
+  #heartbeat;
 
   /**
    * @param {string} group
@@ -123,7 +125,10 @@ class Tab {
     if (this.#alone) this.#alone.send(message);
     else if (this.#leading) this.#leading.take(this.#id, message);
     else {
-      this.#tellAll({ from: this.#id, to: this.#leader, message });
+      // The hello of a new leader has all of it asked for again: said before, it would count twice.
+      if (this.#greeter === this.#leader) {
+        this.#tellAll({ from: this.#id, to: this.#leader, message });
+      }
       this.#expect();
     }
   }
@@ -131,7 +136,7 @@ class Tab {
   #begin() {
     this.#hold(this.#group, () => this.#lead(), { signal: this.#queueing.signal });
     this.#expect();
-    this.#asking = setInterval(() => this.#expect(), LEADER_SECONDS * 500);
+    this.#heartbeat = setInterval(() => this.#expect(), LEADER_SECONDS * 500);
   }
 
   /** Ask who leads for a sign of life, and bear so much silence. @param {boolean} [isLast] */
@@ -160,7 +165,7 @@ class Tab {
   #close() {
     this.#queueing.abort();
     this.#calm();
-    clearInterval(this.#asking);
+    clearInterval(this.#heartbeat);
     this.#room.close();
     this.#inbox.close();
   }
@@ -202,6 +207,8 @@ class Tab {
   /** @param {ToAll} said */
   #overheard(said) {
     if ("leader" in said) {
+      // Others may have led before, and are heard of late. That one is relieved the lock says.
+      if (this.#leading) return;
       this.#leader = said.leader;
       this.#calm();
       this.#expect();
@@ -214,6 +221,7 @@ class Tab {
     // One that was relieved while its tab was frozen may not know it yet.
     if (this.#ends.signal.aborted || leader !== this.#leader) return;
     this.#calm();
+    if (message?.type === "hello") this.#greeter = leader;
     if (message) this.#ends.onMessage(message);
     // Another tab's token was refused, or its luck has run out: that says nothing about ours.
     if (error) this.#ends.onClose(errorOf(this.#leading ? error : { ...error, retryable: true }));
@@ -230,7 +238,7 @@ class Tab {
 
   #lead() {
     this.#calm();
-    clearInterval(this.#asking);
+    clearInterval(this.#heartbeat);
     this.#leader = this.#id;
     this.#leading = new Leader(this.#id, this.#group, this.#locks, this.#ends.signal, this.#open);
     this.#leading.add(this.#id, { say: (said) => this.#heard(said), end: () => {} });

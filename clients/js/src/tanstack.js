@@ -50,10 +50,16 @@ export function syncTopic(queryClient, queryKey, hw, topic, { entity, key = ["id
   /** What was told during a fetch, whose result may be older. @type {Map<string, RowOp>} */
   const meanwhile = new Map();
   const isFetching = () => queryClient.getQueryState(queryKey)?.fetchStatus === "fetching";
-  const fold = (/** @type {Iterable<RowOp>} */ ops) =>
-    void queryClient.setQueryData(queryKey, (/** @type {readonly Row[] | undefined} */ rows) =>
+  const fold = (/** @type {readonly RowOp[]} */ ops) => {
+    if (!ops.length) return;
+    const isInvalidated = queryClient.getQueryState(queryKey)?.isInvalidated;
+    queryClient.setQueryData(queryKey, (/** @type {readonly Row[] | undefined} */ rows) =>
       rows && folded(rows, ops, key),
     );
+    // What is set counts as fresh, but what was to be fetched again still is.
+    const refetchType = /** @type {const} */ ("none");
+    if (isInvalidated) void queryClient.invalidateQueries({ queryKey, exact: true, refetchType });
+  };
   /** Whether what is being fetched may lack what the topic did not tell as rows. */
   let isOld = false;
   const refetch = () => {

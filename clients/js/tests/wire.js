@@ -3,19 +3,30 @@
  * client.
  */
 
+import { connectionFailed } from "../src/errors.js";
 import { connect } from "../src/index.js";
 import { until } from "./stage.js";
 
-/** @param {import("node:test").TestContext} test */
-export function wired(test) {
+/**
+ * @param {import("node:test").TestContext} test
+ * @param {import("../src/index.js").Options} [options]
+ */
+export function wired(test, options = {}) {
   /** @type {any[]} */
   const sent = [];
   /** @type {(message: any) => void} */
   let say = () => {};
+  let lose = () => {};
+  /** @type {string[]} */
+  const errors = [];
   const hw = connect("http://gateway", {
     tabs: false,
-    transport: (_url, _token, { onMessage }) => {
+    backoff: { seconds: [0.001, 0.002] },
+    onError: ({ code }) => errors.push(code),
+    ...options,
+    transport: (_url, _token, { onMessage, onClose }) => {
       say = onMessage;
+      lose = () => onClose(connectionFailed("the connection was lost"));
       queueMicrotask(() => say({ type: "hello", session: "s", version: 1, keepalive: 60 }));
       return { send: (message) => void sent.push(message) };
     },
@@ -24,7 +35,9 @@ export function wired(test) {
   return {
     hw,
     sent,
+    errors,
     say: (/** @type {any} */ message) => say(message),
+    lose: () => lose(),
     /** Wait for the next message of a type; it is not found again. @param {string} type */
     async next(type) {
       await until(() => sent.some((message) => message.type === type), `${type} is sent`);
@@ -32,3 +45,7 @@ export function wired(test) {
     },
   };
 }
+
+/** Rows of a snapshot. @param {number[]} ids */
+export const rows = (...ids) =>
+  ids.map((id, index) => ({ delta: "enter", key: [id], row: { id }, index, cursor: [id] }));

@@ -92,6 +92,8 @@ class RowsState:
 
     def subscribed(self, message: Subscribed) -> None:
         self.view, self.key, self._waiting = message.view, message.key, not message.resumed
+        # Parts of another view's result are none of this one's.
+        self._parts, self._meanwhile = None, []
 
     def receive(self, message: Snapshot | Reset | Deltas) -> Iterator[Batch]:
         """Fold a frame; the batch it completes, if any. Raises Diverged."""

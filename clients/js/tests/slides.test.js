@@ -1,0 +1,157 @@
+/** Windows that slide: each slide ends by its own answer or refusal, and the last one counts. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { settled, until } from "./stage.js";
+import { rows, wired } from "./wire.js";
+
+const [BEFORE, AFTER] = ["ab-1:1:", "ab-2:2:"];
+
+/** @param {import("../src/index.js").Live} live */
+const ids = (live) => live.value?.map(({ id }) => id);
+
+/** @param {import("node:test").TestContext} t */
+function windows(t) {
+  const wire = wired(t);
+  const { hw, next, say } = wire;
+  let views = 0;
+  const begin = async (/** @type {number[]} */ ...held) => {
+    const { id, live } = await next("subscribe");
+    const view = ++views;
+    say({ type: "subscribed", id, view, key: ["id"] });
+    say({ type: "snapshot", view, position: BEFORE, rows: rows(...held) });
+    return { id, view, live };
+  };
+  /** A live query with two rows. @param {string} table */
+  const open = async (table) => {
+    const live = hw.live({ table, limit: 2 });
+    const { view } = await begin(1, 2);
+    return { live, view };
+  };
+  const move = (/** @type {number} */ view, /** @type {number[]} */ ...held) =>
+    say({ type: "reset", view, position: AFTER, reason: "window", rows: rows(...held) });
+  const refuse = ({ request: id = "" }) =>
+    say({ type: "error", id, code: "invalid_query", message: "after: expected 1 value" });
+  const answer = ({ request: id = "" }) => say({ type: "answer", id, position: AFTER });
+  return { ...wire, begin, open, move, refuse, answer };
+}
+
+test("a refusal reaches the slide that it is about", async (t) => {
+  const { open, next, move, refuse } = windows(t);
+  const [one, two] = [await open("a"), await open("b")];
+  const [first, second] = [one.live.reanchor(["x"]), two.live.reanchor([2])];
+  const asked = [await next("reanchor"), await next("reanchor")];
+  refuse(asked[0]);
+  await assert.rejects(first, { code: "invalid_query" });
+  move(two.view, 3, 4);
+  await second;
+  assert.deepEqual([ids(one.live), ids(two.live)], [[1, 2], [3, 4]]);
+  const again = one.live.reanchor([2]);
+  await next("reanchor");
+  move(one.view, 3);
+  await again;
+  assert.deepEqual(ids(one.live), [3]);
+});
+
+test("a slide of what is not followed yet waits until it is", async (t) => {
+  const { hw, sent, begin, next, move, lose } = windows(t);
+  const live = hw.live({ table: "a", limit: 2 });
+  const sliding = live.reanchor([2]);
+  await settled(() => sent.length);
+  assert.ok(!sent.some(({ type }) => type === "reanchor"));
+  const { view } = await begin(1, 2);
+  await next("reanchor");
+  assert.deepEqual(ids(live), [1, 2]);
+  move(view, 3, 4);
+  await sliding;
+  assert.deepEqual(ids(live), [3, 4]);
+  lose();
+  const again = live.reanchor([4]);
+  const { live: asked, view: other } = await begin(3, 4);
+  assert.deepEqual(asked.after, [2]);
+  await next("reanchor");
+  move(other, 5);
+  await again;
+  assert.deepEqual(ids(live), [5]);
+});
+
+test("nothing is slid that was closed meanwhile", async (t) => {
+  const { open, sent, next, move } = windows(t);
+  const { live, view } = await open("a");
+  const first = live.reanchor([2]);
+  const second = live.reanchor([4]);
+  await next("reanchor");
+  live.close();
+  await assert.rejects(first, { code: "connection" });
+  await assert.rejects(second, { code: "connection" });
+  move(view, 3, 4);
+  assert.ok(!sent.some(({ type }) => type === "reanchor"));
+});
+
+test("a window that is there already needs no rows to be slid", async (t) => {
+  const { open, next, answer, begin, lose } = windows(t);
+  const { live } = await open("a");
+  const sliding = live.reanchor(null);
+  answer(await next("reanchor"));
+  await sliding;
+  assert.deepEqual(ids(live), [1, 2]);
+  lose();
+  assert.equal((await begin(1, 2)).live.after, null);
+});
+
+test("a slide that a lost connection interrupts is done by the next", async (t) => {
+  const { open, next, begin, lose } = windows(t);
+  const { live } = await open("a");
+  const sliding = live.reanchor([2]);
+  await next("reanchor");
+  lose();
+  assert.deepEqual((await begin(3, 4)).live.after, [2]);
+  await sliding;
+  assert.deepEqual(ids(live), [3, 4]);
+});
+
+test("of several slides of a shared window the last one counts", async (t) => {
+  const { hw, open, next, say } = windows(t);
+  const { live } = await open("a");
+  hw.live({ table: "a", limit: 2 });
+  const slides = [live.reanchor([2]), live.reanchor([4])];
+  const [first, last] = [await next("subscribe"), await next("subscribe")];
+  const come = (/** @type {any} */ { id }, /** @type {number} */ view, /** @type {any[]} */ held) => {
+    say({ type: "subscribed", id, view, key: ["id"] });
+    say({ type: "snapshot", view, position: AFTER, rows: held });
+  };
+  come(last, 8, rows(5, 6));
+  await slides[1];
+  come(first, 9, rows(3, 4));
+  await slides[0];
+  assert.deepEqual(ids(live), [5, 6]);
+  assert.equal((await next("unsubscribe")).id, first.id);
+});
+
+test("a row's store goes along with the window", async (t) => {
+  const { hw, open, begin, say } = windows(t);
+  const { live } = await open("a");
+  hw.live({ table: "a", limit: 2 });
+  const store = live.row([1]);
+  let told = 0;
+  const end = store.subscribe(() => (told += 1));
+  const sliding = live.reanchor([0]);
+  const { view } = await begin(1, 7);
+  await sliding;
+  await until(() => told === 1);
+  const update = { delta: "update", key: [1], row: { id: 1, x: 2 }, index: 0, cursor: [1] };
+  say({ type: "deltas", view, position: "ab-3:3:", at: "", deltas: [update] });
+  await until(() => told === 2);
+  assert.deepEqual(store.value, { id: 1, x: 2 });
+  end();
+});
+
+test("a cursor is copied", async (t) => {
+  const { open, next } = windows(t);
+  const { live } = await open("a");
+  const cursor = [2];
+  live.reanchor(cursor).catch(() => {});
+  cursor[0] = 3;
+  assert.deepEqual((await next("reanchor")).after, [2]);
+});
