@@ -1,6 +1,7 @@
 /**
- * A gateway in memory, for what needs no real one: a table of numbers, live queries over all of it,
- * and one mutation. A link may be cut, and what is sent to it looked at.
+ * A gateway in memory, for what needs no real one: a table of numbers, live queries over all of it
+ * or what lies behind a cursor, and one mutation. A link may be cut, and what is sent to it looked
+ * at.
  */
 
 import { connectionFailed } from "../src/errors.js";
@@ -74,7 +75,18 @@ export class Gateway {
         const view = --this.#views; // as of those that a session has more than once
         link.views.set(message.id, view);
         link.say({ type: "subscribed", id: message.id, view, key: ["id"] });
-        link.say({ type: "snapshot", view, position, rows: this.#rows() });
+        link.say({ type: "snapshot", view, position, rows: this.#rows(message.live?.after) });
+        break;
+      }
+      case "reanchor": {
+        const { request: id, after } = message;
+        const view = link.views.get(message.id);
+        if (typeof after?.[0] === "string") {
+          link.say({ type: "error", id, code: "invalid_query", message: "expected a number" });
+          break;
+        }
+        link.say({ type: "reset", view, position, reason: "window", rows: this.#rows(after) });
+        link.say({ type: "answer", id, position });
         break;
       }
       case "unsubscribe":
@@ -98,8 +110,10 @@ export class Gateway {
     }
   }
 
-  #rows() {
-    return this.ids.map((id, index) => ({
+  /** @param {number[]} [after] */
+  #rows(after) {
+    const behind = this.ids.filter((id) => !after || id > after[0]);
+    return behind.map((id, index) => ({
       delta: "enter",
       key: [id],
       row: { id },

@@ -64,15 +64,16 @@ class Locks {
 function open(t, gateway, count) {
   const locks = new Locks();
   const transport = sharedByTabs(gateway.open, "test", locks, "ann");
-  const tabs = Array.from({ length: count }, () =>
-    connect(`http://${t.name.replaceAll(" ", "-")}`, {
+  const another = () => {
+    const tab = connect(`http://${t.name.replaceAll(" ", "-")}`, {
       transport,
       backoff: { seconds: [0.01, 0.05] },
       onError: () => {},
-    }),
-  );
-  t.after(() => tabs.forEach((tab) => tab.close()));
-  return { tabs, locks, transport };
+    });
+    t.after(() => tab.close());
+    return tab;
+  };
+  return { tabs: Array.from({ length: count }, another), another };
 }
 
 /** @param {import("../src/index.js").Live} live */
@@ -92,10 +93,12 @@ test("tabs share one link", async (t) => {
 
 test("what one tab has written the others know of", async (t) => {
   const gateway = new Gateway();
-  const { tabs } = open(t, gateway, 3);
+  const { tabs, another } = open(t, gateway, 3);
   await until(() => tabs.every((tab) => tab.status.value === "open"));
   const { position } = await tabs[1].mutate("place", { id: 1 });
   await until(() => tabs.every((tab) => tab.written.value === position));
+  const late = another();
+  await until(() => late.written.value === position);
 });
 
 test("another tab takes over when the leader closes", async (t) => {
@@ -137,6 +140,35 @@ test("a subscription that ends before it has begun takes no other with it", asyn
   assert.deepEqual(ids(live), [1]);
 });
 
+test("what is said before a new leader has greeted is not asked for twice", async (t) => {
+  const gateway = new Gateway();
+  const { tabs } = open(t, gateway, 3);
+  await until(() => tabs.every((tab) => tab.status.value === "open"));
+  /** @type {import("../src/index.js").Live[]} */
+  const lives = [];
+  tabs[0].close();
+  while (gateway.opened < 2 || tabs[2].reconnects < 1) {
+    lives.push(tabs[2].live(`table${lives.length}`));
+    await new Promise(setImmediate);
+  }
+  await Promise.all(lives.map((live) => live.ready));
+  assert.equal(gateway.subscriptions, lives.length);
+});
+
+test("of tabs that slide at once, each hears what became of its own", async (t) => {
+  const gateway = new Gateway();
+  gateway.ids = [1, 2, 3];
+  const { tabs } = open(t, gateway, 3);
+  const lives = tabs.map((tab) => tab.live("orders"));
+  await Promise.all(lives.map((live) => live.ready));
+  const slides = [lives[1].reanchor(["x"]), lives[2].reanchor([2])];
+  await assert.rejects(slides[0], { code: "invalid_query" });
+  await slides[1];
+  // Such as reactive frameworks make of everything.
+  await lives[1].reanchor(new Proxy([1], {}));
+  assert.deepEqual(lives.map(ids), [[1, 2, 3], [2, 3], [3]]);
+});
+
 test("when the link is lost all tabs connect again, over one", async (t) => {
   const gateway = new Gateway();
   const { tabs } = open(t, gateway, 4);
@@ -150,7 +182,7 @@ test("when the link is lost all tabs connect again, over one", async (t) => {
   await until(() => lives.every((live) => ids(live)?.length === 1));
 });
 
-test("a leader that does not react is relieved", { timeout: 20_000 }, async (t) => {
+test("a leader that does not react is relieved, by one of all", { timeout: 20_000 }, async (t) => {
   const gateway = new Gateway();
   const locks = new Locks();
   const transport = sharedByTabs(gateway.open, "test", locks, "ann");
@@ -159,10 +191,13 @@ test("a leader that does not react is relieved", { timeout: 20_000 }, async (t) 
   let stolen;
   // A tab that holds the lock and says nothing.
   locks.request(name, {}, () => new Promise(() => {})).catch((error) => (stolen = error));
-  const hw = connect("http://frozen", { transport, onError: () => {} });
-  t.after(() => hw.close());
-  await hw.live("orders").ready;
+  // The others lose patience in the same moment.
+  const tabs = [1, 2, 3].map(() => connect("http://frozen", { transport, onError: () => {} }));
+  t.after(() => tabs.forEach((tab) => tab.close()));
+  const lives = tabs.map((tab) => tab.live("orders"));
+  await Promise.all(lives.map((live) => live.ready));
   assert.ok(stolen);
+  assert.equal(gateway.opened, 1);
 });
 
 test("tabs of other users have another connection", async () => {

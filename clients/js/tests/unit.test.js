@@ -5,10 +5,12 @@ import { describe, test } from "node:test";
 
 import { Backoff } from "../src/backoff.js";
 import { crc32 } from "../src/crc32.js";
+import { connectionFailed } from "../src/errors.js";
 import { connect } from "../src/index.js";
 import { compareKeys, compareText, parse, stringify } from "../src/json.js";
 import { gatewayUrl } from "../src/links.js";
 import { contains, covers, parsePosition } from "../src/position.js";
+import { Replica } from "../src/replica.js";
 import { shared } from "../src/shared.js";
 import { SseParser } from "../src/sse-parser.js";
 import { Value } from "../src/store.js";
@@ -133,6 +135,22 @@ test("what is equal keeps its identity", () => {
   assert.equal(shared([1], "text"), "text");
 });
 
+test("a batch that does not fit leaves the rows as they were", () => {
+  const enter = (/** @type {number} */ id, /** @type {number} */ index) =>
+    /** @type {const} */ ({ delta: "enter", key: [id], row: { id }, index, cursor: [id] });
+  const replica = new Replica();
+  replica.apply([{ delta: "reset", rows: [enter(2, 0), enter(1, 1)] }]);
+  const { rows, keys } = replica;
+  const leave = /** @type {const} */ ({ delta: "leave", key: [2], index: 0 });
+  assert.throws(() => replica.apply([leave, leave]), { code: "diverged" });
+  assert.throws(() => replica.apply([leave, enter(3, 0)], 7), { code: "diverged" });
+  assert.throws(() => replica.apply([{ delta: "reset", rows: [enter(3, 9)] }]), /does not fit/);
+  assert.equal(replica.rows, rows);
+  assert.deepEqual(replica.keys, keys);
+  replica.apply([leave]);
+  assert.deepEqual(replica.rows, [{ id: 1 }]);
+});
+
 test("a parser of events, whole and by the character", () => {
   const text =
     ": hi\r\nevent: x\r\nid: 7\r\ndata: one\r\ndata:two\r\n\r\ndata: {}\r\rdata: 3\n\n\ndata: not yet";
@@ -144,6 +162,15 @@ test("a parser of events, whole and by the character", () => {
     expected,
   );
   assert.throws(() => new SseParser(10).feed(`data: ${"x".repeat(20)}`), { code: "limit" });
+});
+
+test("an event that comes in pieces may be as large as one that comes whole", () => {
+  const parser = new SseParser(100);
+  const data = "x".repeat(60);
+  assert.deepEqual(
+    [`data: ${data}`, "\n", "\n"].flatMap((piece) => parser.feed(piece)),
+    [data],
+  );
 });
 
 test("pauses double, and end", () => {
@@ -269,9 +296,16 @@ describe("a client", () => {
       const deltas = [{ delta: "leave", key: [9], index: 0 }];
       link.say({ type: "deltas", view, position: "ab-200:200:", at: "", deltas });
     };
+    /** @type {any[]} */
+    const shown = [];
+    const end = live.subscribe(() => {
+      if (live.status === "stale") shown.push([live.value, live.keys, live.row([1]).value]);
+    });
     misfit();
     await until(() => hw.diverged === 1 && live.status === "live");
-    assert.deepEqual(live.value, rows);
+    end();
+    assert.deepEqual(shown, [[rows, [[1]], { id: 1 }]]);
+    assert.equal(live.value, rows);
     misfit();
     await until(() => hw.diverged === 2 && live.status === "live");
     misfit();
@@ -327,6 +361,50 @@ describe("a client", () => {
     await until(() => hw.status.value === "open");
     assert.equal([...gateway.links][0].token, "t");
     assert.match(hw.errors[0].message, /a token could not be had: Error: offline/);
+  });
+
+  test("what was refused before a connection was lost is no reason to stay away", async (t) => {
+    const gateway = new Gateway();
+    const hw = client(t, gateway);
+    const live = hw.live("orders");
+    await live.ready;
+    const [link] = gateway.links;
+    link.say({ type: "error", code: "subscription_unknown", message: "no subscription '7'" });
+    await until(() => hw.errors.length === 1);
+    link.cut();
+    await until(() => gateway.opened === 2 && live.status === "live");
+  });
+
+  test("what the gateway ends a connection for tells more than that it hung up", async (t) => {
+    const gateway = new Gateway();
+    const hw = client(t, gateway);
+    await until(() => hw.status.value === "open");
+    const [link] = gateway.links;
+    link.say({ type: "error", code: "token_expired", message: "the token has expired" });
+    await until(() => hw.errors.length === 1);
+    link.cut();
+    await until(() => gateway.opened === 2 && hw.status.value === "open");
+    assert.deepEqual(
+      hw.errors.map(({ code }) => code),
+      ["token_expired", "token_expired"],
+    );
+  });
+
+  test("closed by who hears of an error, it asks for no other token", async (t) => {
+    t.mock.timers.enable({ apis: ["setTimeout"] });
+    let tokens = 0;
+    const hw = connect("http://memory", {
+      token: () => `t${++tokens}`,
+      transport: (_url, _token, { onClose }) => {
+        queueMicrotask(() => onClose(connectionFailed("nobody is there")));
+        return { send() {} };
+      },
+      onError: () => hw.close(),
+    });
+    while (hw.status.value !== "closed") await new Promise(setImmediate);
+    t.mock.timers.tick(60_000);
+    await new Promise(setImmediate);
+    assert.equal(tokens, 1);
   });
 
   test("closing ends all of it", async (t) => {
@@ -461,6 +539,18 @@ describe("what a program does wrong harms nobody", () => {
     assert.equal(gateway.opened, 2);
   });
 
+  test("arguments that are none are refused at once", async (t) => {
+    const hw = client(t, new Gateway());
+    const [none, list, number] = /** @type {any[]} */ ([null, [1], 42]);
+    await assert.rejects(hw.mutate("place", none), { code: "config" });
+    await assert.rejects(hw.query("count", list), { code: "config" });
+    await assert.rejects(hw.query(number), { code: "config" });
+    await assert.rejects(hw.waitFor(none), { code: "config" });
+    assert.throws(() => hw.subscribe("count", none), { code: "config" });
+    assert.throws(() => hw.topic(number), { code: "config" });
+    assert.throws(() => hw.channel(number), { code: "config" });
+  });
+
   test("what is changed after it was passed is sent as it was", async (t) => {
     const gateway = new Gateway();
     const hw = client(t, gateway);
@@ -509,6 +599,34 @@ describe("rows that several look at", () => {
     await until(() => told[0] === 1 && told[1] === 1);
   });
 
+  test("one that is ended twice ends no other", async (t) => {
+    const gateway = new Gateway();
+    gateway.ids = [1];
+    const live = client(t, gateway).live("orders");
+    await live.ready;
+    const end = live.row([1]).subscribe(() => {});
+    end();
+    let told = 0;
+    live.row([1]).subscribe(() => (told += 1));
+    end();
+    const [link] = gateway.links;
+    const [view] = link.views.values();
+    const deltas = [{ delta: "leave", key: [1], index: 0 }];
+    link.say({ type: "deltas", view, position: "ab-200:200:", at: "", deltas });
+    await until(() => told === 1);
+  });
+
+  test("what is ended before the first call is not called", async (t) => {
+    const live = client(t, new Gateway()).live("orders");
+    await live.ready;
+    /** @type {string[]} */
+    const calls = [];
+    live.onValue(() => calls.push("ended"))();
+    live.onValue(() => calls.push("kept"));
+    await until(() => calls.length);
+    assert.deepEqual(calls, ["kept"]);
+  });
+
   test("a shared window that one slides stays where it is for the other", async (t) => {
     const gateway = new Gateway();
     gateway.ids = [1, 2];
@@ -551,6 +669,8 @@ test("what is said on a channel while there is no connection goes to the next", 
   };
   const room = client(t, gateway).channel("room:1");
   await room.ready;
+  // It is there unseen, and no state makes it a member.
+  await room.setState(undefined);
   for (const link of [...gateway.links]) link.cut();
   await until(() => room.status === "stale");
   await room.publish("after");
@@ -559,7 +679,33 @@ test("what is said on a channel while there is no connection goes to the next", 
     of("publish").map(({ id, data }) => [id, data]),
     [[of("subscribe")[1].id, "after"]],
   );
+  assert.deepEqual(of("subscribe")[1].channel, { name: "room:1" });
+  assert.equal(of("state")[0].state, null);
   room.close();
   await until(() => of("unsubscribe").length);
   await assert.rejects(room.publish("too late"), { code: "connection" });
+});
+
+test("a feed waits for whatever can be waited for", async (t) => {
+  const gateway = new Gateway();
+  gateway.instead = ({ type, id }, link) => {
+    if (type === "subscribe") link.say({ type: "subscribed", id, view: 1, resumed: true });
+    return type === "subscribe";
+  };
+  /** @type {number[]} */
+  const begun = [];
+  /** @type {(() => void)[]} */
+  const done = [];
+  const feed = client(t, gateway).changes({ tables: ["orders"] }, ({ xid }) => {
+    begun.push(xid);
+    return { then: (/** @type {() => void} */ resolve) => void done.push(resolve) };
+  });
+  await feed.ready;
+  const [link] = gateway.links;
+  const transactions = [1, 2].map((xid) => ({ xid, at: "", changes: [{ seq: xid }] }));
+  link.say({ type: "changes", view: 1, position: "ab-3:3:", transactions });
+  await until(() => done.length === 1);
+  assert.deepEqual(begun, [1]);
+  done[0]();
+  await until(() => begun.length === 2);
 });
