@@ -8,7 +8,12 @@ import { createElement, useState } from "react";
 import { render } from "./screen.js";
 import { until } from "./stage.js";
 import { wired } from "./wire.js";
+import { keeperOf } from "../src/kept.js";
+import { mutateWith } from "../src/optimism.js";
+import { liveQuestion } from "../src/questions.js";
 import { useLiveQuery, useMutation, usePresence, useTopic } from "../src/react.js";
+
+/** @typedef {import("../src/optimism.js").Local} Local */
 
 const $ = createElement;
 /** @param {number} n */
@@ -46,6 +51,40 @@ async function list(t) {
     wire.say({ type: "answer", id, position: position(n), value: null });
   return { ...wire, page, shown, add: (/** @type {string} */ id) => add({ id }), deltas, answer };
 }
+
+test("a patch that throws later keeps no other from being lifted", async (t) => {
+  /** @type {any[]} */
+  const thrown = [];
+  const { hw, next, say } = wired(t);
+  const local = (/** @type {any} */ change) => (/** @type {Local} */ each) => {
+    for (const table of ["a", "b"]) each.table(table, change);
+  };
+  const kept = ["a", "b"].map((table) => keeperOf(hw).hold(hw, liveQuestion(table)));
+  for (const view of [1, 2]) {
+    const { id } = await next("subscribe");
+    say({ type: "subscribed", id, view, key: ["id"] });
+    say({ type: "snapshot", view, position: position(10), rows: [enter(1, 0)] });
+  }
+  const shown = () => kept.map(({ snapshot }) => ids(snapshot.value));
+  await until(() => shown().join() === "1,1");
+  // What throws there is the page's to hear of; here it would end the process.
+  t.mock.method(globalThis, "queueMicrotask", (/** @type {() => void} */ task) =>
+    Promise.resolve().then(task).catch((error) => thrown.push(error.message)),
+  );
+  const draft = local((/** @type {any[]} */ rows) => [...rows, { id: "draft" }]);
+  const good = mutateWith(hw, "good", {}, draft);
+  const needy = local((/** @type {any[]} */ rows) => {
+    if (rows.length < 2) throw new Error("the row is gone");
+    return rows;
+  });
+  mutateWith(hw, "needy", {}, needy).catch(() => {});
+  assert.deepEqual(shown(), ["1 draft", "1 draft"]);
+  const { id } = await next("mutate");
+  say({ type: "error", id, code: "sold_out", message: "none is left" });
+  await assert.rejects(good, { code: "sold_out" });
+  assert.deepEqual(shown(), ["1", "1"]);
+  assert.deepEqual(new Set(thrown), new Set(["the row is gone"]));
+});
 
 test("the row comes before the answer", async (t) => {
   const { page, shown, add, next, deltas, answer } = await list(t);

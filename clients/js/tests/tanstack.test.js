@@ -123,6 +123,27 @@ test("a poke during a fetch has one more follow", async (t) => {
   await until(() => texts() === "A");
 });
 
+test("what is to be fetched again still is, whatever is told before somebody looks", async (t) => {
+  const { hw, next, say } = wired(t);
+  const cache = new QueryClient();
+  const queryKey = ["chat"];
+  cache.setQueryData(queryKey, [{ id: 1, text: "a" }]);
+  t.after(syncTopic(cache, queryKey, hw, "chat:1"));
+  const { id } = await next("subscribe");
+  const isInvalidated = () => cache.getQueryState(queryKey)?.isInvalidated;
+  say({ type: "subscribed", id, view: 1 });
+  await until(isInvalidated);
+  const at = "2026-01-31T12:00:00Z";
+  say({ type: "topic", view: 1, position: "1-9:9:", at, ops: [upsert(2, "b")] });
+  await until(() => /** @type {any} */ (cache.getQueryData(queryKey)).length === 2);
+  assert.ok(isInvalidated());
+  // As a fetch would.
+  cache.setQueryData(queryKey, [{ id: 1, text: "a" }]);
+  assert.ok(!isInvalidated());
+  say({ type: "gap", view: 1, position: "1-9:9:", since: null, reason: "resync" });
+  await until(isInvalidated);
+});
+
 test("what happened between a fetch and the beginning of the topic is fetched", async (t) => {
   const { fetches, begin, texts } = await chat(t, { isFollowed: false });
   fetches[0]([{ id: 1, text: "a" }]);
