@@ -1,7 +1,7 @@
 /**
- * What is asked once: queries, mutations, waits, and what is said on channels. To ask for a query or
- * a wait again is safe, and so they are asked again on the next connection. A mutation is sent once:
- * if it was sent and not answered, nobody here knows whether it has happened, and that is its
+ * What is asked once: queries, mutations, waits, and what is said on channels. To ask for a query
+ * or a wait again is safe, and so they are asked again on the next connection. A mutation is sent
+ * once: if it was sent and not answered, nobody here knows whether it has happened, and that is its
  * outcome; so it is with what is said on a channel. Ids begin with a letter, so that they are never
  * those of subscriptions.
  *
@@ -51,7 +51,7 @@ export class Calls {
   /** There is a connection: ask what is not answered. */
   connected() {
     for (const pending of [...this.#pending.values()]) {
-      // What may be sent only once and was, was sent on this connection: `lost` has ended the others.
+      // What may be sent only once and was, was sent on this connection: `lost` ended the others.
       if (!pending.attempts || !isOnce(pending.message)) this.#ask(pending);
     }
   }

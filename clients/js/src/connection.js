@@ -62,8 +62,7 @@ export class Connection {
    * @param {import("./protocol.js").ClientMessage} message
    */
   send(message) {
-    this.#link?.send(message);
-    return this.#link !== undefined;
+    return this.#link !== undefined && this.#link.send(message) !== false;
   }
 
   close() {

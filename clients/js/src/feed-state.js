@@ -3,7 +3,8 @@
  * after a lost connection; what was delivered beyond it is remembered by its number in the log, so
  * that nothing is delivered twice.
  *
- * @typedef {{xid: number, at: string, changes: any[], position?: string, complete: boolean}} Transaction
+ * @typedef {{xid: number, at: string, changes: any[], position?: string,
+ *   complete: boolean}} Transaction
  *   changes that became visible together; `position` is where to resume once it is dealt with
  * @typedef {import("./protocol.js").WireTransaction} WireTransaction
  */

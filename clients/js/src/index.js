@@ -14,8 +14,8 @@
  * @typedef {object} Options
  * @property {import("./connection.js").Token} [token] a text, or what brings one: asked at every
  *   connect, and shortly before one ends
- * @property {"ws" | "sse" | import("./links.js").Opener} [transport] the default is "ws" where there
- *   is a WebSocket
+ * @property {"ws" | "sse" | import("./links.js").Opener} [transport] the default is "ws" where
+ *   there is a WebSocket
  * @property {boolean | string} [tabs] whether the tabs of a browser share one connection: they do
  *   where there is a token, or a text here that says who is logged in
  * @property {(error: HeadwaterError) => void} [onError] hears all that goes wrong, also what is

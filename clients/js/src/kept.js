@@ -125,8 +125,8 @@ export class Kept extends Store {
   }
 
   /**
-   * Lay the patches on this. Of a new one the mutation hears if it throws; any other then leaves the
-   * value as it was, for it must not keep another mutation's from being lifted.
+   * Lay the patches on this. Of a new one the mutation hears if it throws; any other then leaves
+   * the value as it was, for it must not keep another mutation's from being lifted.
    *
    * @param {Base | undefined} base
    * @param {Patch} [latest] a new one

@@ -124,10 +124,15 @@ export class Leader {
 
   // ------------------------------------------------------------------ messages
 
-  /** Pass on what a tab says to the gateway. @param {string} from @param {ClientMessage} message */
+  /**
+   * Pass on what a tab says to the gateway; whether that is done.
+   *
+   * @param {string} from
+   * @param {ClientMessage} message
+   */
   take(from, message) {
     const member = this.#members.get(from);
-    if (!member || !this.#hello) return;
+    if (!member || !this.#hello) return false;
     const sent = numbered(message, member.number);
     if (sent.type === "subscribe") member.subscriptions.add(sent.id);
     if (sent.type === "unsubscribe") {
@@ -139,6 +144,7 @@ export class Leader {
       this.#queue.push({ member, message: sent });
       this.#next();
     }
+    return true;
   }
 
   /** Send the calls that may be under way. */

@@ -24,8 +24,8 @@ export const REQUESTS_AT_ONCE = 16;
 export const CALLS_AT_ONCE = 32;
 
 /**
- * Calls of all tabs under way on a connection that they share; more wait for one to be answered. The
- * gateway takes 64 of a session.
+ * Calls of all tabs under way on a connection that they share; more wait for one to be answered.
+ * The gateway takes 64 of a session.
  */
 export const SHARED_CALLS_AT_ONCE = 60;
 

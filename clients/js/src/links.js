@@ -1,16 +1,16 @@
 /**
  * One connection to a gateway, over WebSocket or SSE. A link is opened by URL and token, passes on
  * the gateway's messages and takes ours. It neither reconnects nor judges how long silence may
- * last; `connection.js` does. It ends when the signal is aborted; if it ends by itself, it says why,
- * once.
+ * last; `connection.js` does. It ends when the signal is aborted; if it ends by itself, it says
+ * why, once.
  *
  * @typedef {object} Ends what a link is given
  * @property {AbortSignal} signal
  * @property {(message: import("./protocol.js").ServerMessage) => void} onMessage
  * @property {(error: import("./errors.js").HeadwaterError) => void} onClose
  *
- * @typedef {{send: (message: import("./protocol.js").ClientMessage) => void}} Link
- *   `send` may be called once the gateway has greeted
+ * @typedef {{send: (message: import("./protocol.js").ClientMessage) => unknown}} Link
+ *   `send` may be called once the gateway has greeted; false says that it was not sent
  * @typedef {(url: string, token: string | undefined, ends: Ends) => Link} Opener
  */
 

@@ -8,8 +8,10 @@
  *
  * @typedef {{delta: "enter", key: Key, row: Row, index: number, cursor?: Cursor}} Enter
  * @typedef {{delta: "leave", key: Key, index: number}} Leave
- * @typedef {{delta: "move", key: Key, row: Row, source: number, index: number, cursor?: Cursor}} Move
- * @typedef {{delta: "update", key: Key, row: Row, index?: number | null, cursor?: Cursor | null}} Update
+ * @typedef {{delta: "move", key: Key, row: Row, source: number, index: number,
+ *   cursor?: Cursor}} Move
+ * @typedef {{delta: "update", key: Key, row: Row, index?: number | null,
+ *   cursor?: Cursor | null}} Update
  * @typedef {{delta: "match", key: Key, row: Row}} Match
  * @typedef {{delta: "unmatch", key: Key}} Unmatch
  * @typedef {{delta: "reset", rows: readonly Enter[]}} ResetDelta
@@ -44,8 +46,8 @@
  * @typedef {{type: "topic", view: number, position: string, at: string,
  *   ops: readonly (Upsert | Remove)[]}} TopicNews
  * @typedef {{type: "poke", view: number, position: string, at: string}} Poke
- * @typedef {{type: "message", view: number, id: string, data: Json, at: string, user?: string | null,
- *   member?: string | null}} ChannelMessage
+ * @typedef {{type: "message", view: number, id: string, data: Json, at: string,
+ *   user?: string | null, member?: string | null}} ChannelMessage
  * @typedef {{member: string, user?: string | null, state?: Json}} Member
  * @typedef {{type: "presence", view: number, joined?: readonly Member[], left?: readonly string[],
  *   whole?: boolean, missed?: boolean}} Presence
@@ -71,7 +73,8 @@
  * @typedef {{type: "unsubscribe", id: string}} Unsubscribe
  * @typedef {{type: "reanchor", id: string, after: Cursor | null, request: string}} Reanchor
  * @typedef {{type: "authenticate", token: string}} Authenticate
- * @typedef {{type: "query", id: string, name: string, args: Record<string, Json>, after?: string}} Ask
+ * @typedef {{type: "query", id: string, name: string, args: Record<string, Json>,
+ *   after?: string}} Ask
  * @typedef {{type: "mutate", id: string, name: string, args: Record<string, Json>}} Mutate
  * @typedef {{type: "wait", id: string, position: string}} Wait
  * @typedef {{type: "publish", id: string, data: Json, request?: string}} Publish

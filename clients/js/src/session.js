@@ -1,7 +1,7 @@
 /**
  * Every subscription of a client, over all its connections: which of them a message is for, and
- * what to ask for after a lost connection. Each time one is asked for it has another id on the wire,
- * so that late messages about the old one fall on nobody.
+ * what to ask for after a lost connection. Each time one is asked for it has another id on the
+ * wire, so that late messages about the old one fall on nobody.
  *
  * @typedef {import("./errors.js").HeadwaterError} HeadwaterErrorType
  * @typedef {import("./protocol.js").Answer} Answer

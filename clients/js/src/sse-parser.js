@@ -1,8 +1,8 @@
 /**
  * Reads Server-Sent Events: text in, split wherever the network split it, the data of whole events
  * out. Lines end with LF, CR or CRLF; comments and other fields than `data` are passed over, as the
- * messages say all of it themselves. One event may not grow beyond a bound, or a broken server could
- * fill the memory.
+ * messages say all of it themselves. One event may not grow beyond a bound, or a broken server
+ * could fill the memory.
  */
 
 import { HeadwaterError } from "./errors.js";

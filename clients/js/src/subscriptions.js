@@ -13,7 +13,8 @@
  * @typedef {object} Owner the client, as its subscriptions see it
  * @property {(source: Source) => void} leave one holder fewer
  * @property {(source: Source, after: Cursor | null) => Promise<Source | undefined>} reanchor
- * @property {(source: Source, message: (id: string) => Said) => Promise<void>} say once it is followed
+ * @property {(source: Source, message: (id: string) => Said) => Promise<void>} say once it is
+ *   followed
  * @property {(source: Source) => void} pause
  * @property {(source: Source) => void} resume
  */

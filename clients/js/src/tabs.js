@@ -1,9 +1,9 @@
 /**
  * Several tabs, one connection: of those that a user has open, one leads and holds the link to the
- * gateway; the others reach it through a BroadcastChannel. To each tab this looks like a link of its
- * own, with its own subscriptions and replicas. Who leads holds a Web Lock, so when its tab closes
- * or crashes the next one in line takes over, says hello anew, and every tab goes on from its
- * positions. A leader that does not react, as its tab is frozen, is relieved of the lock.
+ * gateway; the others reach it through a BroadcastChannel. To each tab this looks like a link of
+ * its own, with its own subscriptions and replicas. Who leads holds a Web Lock, so when its tab
+ * closes or crashes the next one in line takes over, says hello anew, and every tab goes on from
+ * its positions. A leader that does not react, as its tab is frozen, is relieved of the lock.
  *
  * Tabs share only with tabs of the same user at the same gateway: the name of the group holds the
  * claims of the token, but for those about time, and who the page says is logged in. Where neither
@@ -122,15 +122,13 @@ class Tab {
 
   /** @param {ClientMessage} message */
   send(message) {
-    if (this.#alone) this.#alone.send(message);
-    else if (this.#leading) this.#leading.take(this.#id, message);
-    else {
-      // The hello of a new leader has all of it asked for again: said before, it would count twice.
-      if (this.#greeter === this.#leader) {
-        this.#tellAll({ from: this.#id, to: this.#leader, message });
-      }
-      this.#expect();
-    }
+    if (this.#alone) return this.#alone.send(message);
+    if (this.#leading) return this.#leading.take(this.#id, message);
+    // The hello of a new leader has all of it asked for again: said before, it would count twice.
+    const isGreeted = this.#greeter === this.#leader;
+    if (isGreeted) this.#tellAll({ from: this.#id, to: this.#leader, message });
+    this.#expect();
+    return isGreeted;
   }
 
   #begin() {

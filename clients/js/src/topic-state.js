@@ -9,7 +9,8 @@
  * @typedef {RowOp | {op: "poke"} | {op: "gap"}} TopicOp `poke` and `gap` say to read again what one
  *   shows: something changed, or more happened than could be told
  * @typedef {Readonly<Record<string, readonly Row[]>>} TopicValue
- * @typedef {Map<string, Row | undefined>} Rows by the text of the key; undefined for one that is gone
+ * @typedef {Map<string, Row | undefined>} Rows by the text of the key; undefined for one that is
+ *   gone
  */
 
 import { TOPIC_ROWS_MAX } from "./limits.js";

@@ -76,6 +76,8 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
       assert.deepEqual(live.keys, [[3], [2]]);
       await live.reanchor(null);
       assert.deepEqual(live.keys, [[5], [4]]);
+      await live.reanchor(null); // it is there already
+      assert.deepEqual(live.keys, [[5], [4]]);
     });
 
     test("handles of the same question share a subscription", async (t) => {

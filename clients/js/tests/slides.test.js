@@ -117,13 +117,13 @@ test("of several slides of a shared window the last one counts", async (t) => {
   hw.live({ table: "a", limit: 2 });
   const slides = [live.reanchor([2]), live.reanchor([4])];
   const [first, last] = [await next("subscribe"), await next("subscribe")];
-  const come = (/** @type {any} */ { id }, /** @type {number} */ view, /** @type {any[]} */ held) => {
+  const come = ({ id = "" }, /** @type {number} */ view, /** @type {number[]} */ ...held) => {
     say({ type: "subscribed", id, view, key: ["id"] });
-    say({ type: "snapshot", view, position: AFTER, rows: held });
+    say({ type: "snapshot", view, position: AFTER, rows: rows(...held) });
   };
-  come(last, 8, rows(5, 6));
+  come(last, 8, 5, 6);
   await slides[1];
-  come(first, 9, rows(3, 4));
+  come(first, 9, 3, 4);
   await slides[0];
   assert.deepEqual(ids(live), [5, 6]);
   assert.equal((await next("unsubscribe")).id, first.id);
