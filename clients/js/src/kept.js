@@ -134,11 +134,11 @@ export class Kept extends Store {
   #lay(base, latest) {
     this.#base = base;
     const patches = base?.value === undefined ? [] : this.#patches;
-    this.#patched = patches.reduce(
-      (value, patch) =>
-        patch === latest ? patch.change(value) : (called(patch.change, value) ?? value),
-      base?.value,
-    );
+    this.#patched = patches.reduce((value, patch) => {
+      if (patch === latest) return patch.change(value);
+      const changed = called(patch.change, value);
+      return changed === undefined ? value : changed;
+    }, base?.value);
     this.overlay.set(base && this.#overlayOf(base, this.#patched));
   }
 

@@ -1,9 +1,9 @@
 /**
  * A replica: the rows of a live query, followed by folding its deltas. Strict: a delta that does
- * not fit throws `diverged`, because guessing would hide the fault; the rows are then those before
- * the batch. For the rest it does what
- * src/headwater/client/replica.py does; tests/vectors hold both to it. Rows that are as they were
- * keep their identity, and so does the array of them while none has changed.
+ * not fit throws `diverged`, because guessing would hide the fault; the rows then stay as they were
+ * before the batch. For the rest it does what src/headwater/client/replica.py does; tests/vectors
+ * hold both to it. Rows that are as they were keep their identity, and so does the array of them
+ * while none has changed.
  *
  * @typedef {import("./protocol.js").Row} Row
  * @typedef {import("./protocol.js").Key} Key
