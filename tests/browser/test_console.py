@@ -99,12 +99,23 @@ async def test_what_is_shown_is_followed(
     await expect(page.locator("del")).to_have_text("Bern")
     await expect(page.locator("ins")).to_have_text("Basel")
     await expect(page.locator("main")).to_contain_text("1 version in the log.")
+    await expect(page.get_by_label("Rewind")).to_be_hidden()
     # Asked twice at once, and while it changes: each version is there once.
     show = page.get_by_role("button", name="Show")
     await show.click()
     await show.click()
     await connection.execute("update customers set city = 'Chur' where id = 7")
     await expect(page.locator(".changes > li")).to_have_count(2)
+    # The slider shows what the record was, and stays there when more comes.
+    row = page.locator(".rewind pre")
+    await expect(row).to_contain_text("Chur")
+    await page.get_by_label("Rewind").press("Home")
+    await expect(row).to_contain_text("Basel")
+    await connection.execute("delete from customers where id = 7")
+    await expect(page.locator(".changes > li")).to_have_count(3)
+    await expect(row).to_contain_text("Basel")
+    await page.get_by_label("Rewind").press("End")
+    await expect(row).to_contain_text("it was deleted")
     await page.get_by_text("Ask the lake").click()
     await expect(page.locator("code")).to_have_text("headwater history customers 7")
 

@@ -6,6 +6,7 @@ import { fill, h, head, labelled, say, trouble } from "../dom.js";
 import { count, key as keyText, sameKey } from "../format.js";
 import { tail } from "../live.js";
 import { captured, suggesting } from "../names.js";
+import { Rewind } from "../rewind.js";
 
 /** The log is read when what comes next is heard, or after so long. */
 const HEARING_MS = 3_000;
@@ -20,6 +21,7 @@ export function open(page, context) {
   const wrong = h("div");
   const older = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => goOn() }, "Older changes");
   const lake = h("div");
+  const rewind = new Rewind();
   /** Where the search for older versions goes on. @type {string | null} */
   let before = null;
   /** @type {(() => void) | undefined} */
@@ -35,6 +37,7 @@ export function open(page, context) {
     const number = ++asked;
     fill(list);
     list.removeAttribute("data-live");
+    rewind.clear();
     before = null;
     older.hidden = true;
     fill(wrong);
@@ -48,8 +51,9 @@ export function open(page, context) {
         if (number !== asked) return;
         shown = new Set();
         fill(list);
+        rewind.clear();
         take(found.log);
-        fill(lake, lakePart(path, found, signal, refused));
+        fill(lake, lakePart(path, found, signal, refused, rewind));
         heard.forEach(add);
       } catch (error) {
         if (signal.aborted || number !== asked) return;
@@ -71,6 +75,7 @@ export function open(page, context) {
     for (const change of found.changes) {
       shown.add(change.cursor.split(".")[1]);
       list.append(changeItem(change, { linked: false, whole: true }));
+      rewind.older(change);
     }
     before = found.before;
     older.hidden = !before;
@@ -131,6 +136,7 @@ export function open(page, context) {
     const item = changeItem(change, { linked: false, whole: true });
     item.classList.add("fresh");
     list.prepend(item);
+    rewind.newer(change);
     say(state, words(list.children.length, before));
   }
 
@@ -144,7 +150,7 @@ export function open(page, context) {
         ),
       ),
     ),
-    h("section", { class: "card" }, state, list, wrong, h("div", {}, older), lake),
+    h("section", { class: "card" }, state, rewind.element, list, wrong, h("div", {}, older), lake),
   );
   if (table.field.value && key.value) show();
   captured(signal).then((tables) => table.suggest(tables.map(({ name }) => name)), () => undefined);
@@ -156,8 +162,11 @@ function words(versions, older) {
   return `${count(versions)} ${versions === 1 ? "version" : "versions"} in the log${older ? ", and maybe older ones" : ""}.`;
 }
 
-/** @param {string} path @param {any} found @param {AbortSignal} signal @param {(error: any) => void} refused */
-function lakePart(path, found, signal, refused) {
+/**
+ * @param {string} path @param {any} found @param {AbortSignal} signal @param {(error: any) => void} refused
+ * @param {Rewind} rewind goes through what the lake has, once that is known
+ */
+function lakePart(path, found, signal, refused, rewind) {
   const place = h("div", { class: "page" });
   const button = h("button", { type: "button", class: "quiet", onclick: read }, "Ask the lake");
   fill(place, h("div", { class: "actions" }, button, h("span", { class: "muted" }, "All versions since the pipeline began.")));
@@ -168,6 +177,7 @@ function lakePart(path, found, signal, refused) {
     try {
       const { lake, trouble: why } = await ask(path, { lake: true, log: false }, signal, exact);
       if (lake) {
+        rewind.replace(lake);
         fill(place, h("h2", {}, `${count(lake.length)} versions in the lake`),
           h("ol", { class: "changes", "aria-label": "Versions in the lake" }, lake.map((/** @type {any} */ version) =>
             changeItem({ ...version, table: "" }, { linked: false, whole: true }))));
