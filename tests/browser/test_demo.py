@@ -162,6 +162,7 @@ async def test_the_latency_is_shown(page: Page, demo: Demo) -> None:
 
 async def test_the_chat_answers_word_by_word(page: Page, demo: Demo) -> None:
     await look(page, demo)
+    await expect(page.locator(".message").last).to_be_visible()  # what was said before
     await page.evaluate(WATCH_THE_CHAT)
     await page.fill("#say input", "How does this work?")
     await page.press("#say input", "Enter")

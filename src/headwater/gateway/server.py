@@ -265,19 +265,24 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Unlike uvicorn's, does not raise the signal again at the end: whoever called us still
-        has to put things in order, and being told once more to end does not end that."""
+        has to put things in order. Who had SIGTERM end its work is told of it no more."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         loop = asyncio.get_running_loop()
-        loop.remove_signal_handler(signal.SIGTERM)  # the loop's own, which would hear of it too
-        before = signal.signal(signal.SIGINT, self.handle_exit)
-        signal.signal(signal.SIGTERM, self.handle_exit)
+        # A handler of the loop's own would hear of it too.
+        had_handler = loop.remove_signal_handler(signal.SIGTERM)
+        before = {
+            number: signal.signal(number, self.handle_exit)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
-            loop.add_signal_handler(signal.SIGTERM, _do_nothing)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            if had_handler:
+                loop.add_signal_handler(signal.SIGTERM, _do_nothing)
 
 
 def _do_nothing() -> None:
