@@ -28,6 +28,15 @@ from headwater.embedded import EmbeddedPostgres
 _numbers = itertools.count(1)
 
 
+def pytest_configure() -> None:
+    """Have temporary files in memory, where there is room. Databases and lakes are hundreds of
+    files each, and making them takes longer than most tests."""
+    place = "/dev/shm"
+    if os.access(place, os.W_OK) and shutil.disk_usage(place).free > 8 * 2**30:
+        os.environ.setdefault("TMPDIR", place)
+        tempfile.tempdir = None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What starts Spark again and again goes first, or the others would wait for it at the end."""
     items.sort(key=lambda item: not item.nodeid.startswith(_LONG))

@@ -48,7 +48,7 @@ USE = "server.start(); say(server.pid); wait(); server.close()"
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A folder that everybody may pass through. Whatever is left in it is stopped and removed."""
-    path = Path(tempfile.mkdtemp(prefix="headwater-test-", dir="/tmp"))
+    path = Path(tempfile.mkdtemp(prefix="headwater-test-"))
     path.chmod(0o711)
     yield path
     for locks in path.rglob("run/start.lock"):
@@ -65,7 +65,7 @@ def new_dir(place: Path) -> Path:
 @pytest.fixture(scope="module")
 def used_dir() -> Iterator[Path]:
     # An empty private folder at first, which root must open for the account of the server.
-    with tempfile.TemporaryDirectory(prefix="headwater-test-", dir="/tmp") as path:
+    with tempfile.TemporaryDirectory(prefix="headwater-test-") as path:
         with EmbeddedPostgres(path):
             pass
         yield Path(path)
