@@ -157,6 +157,7 @@ async def test_postgresql_restarted() -> None:
                 for i in range(10):
                     await run(writer, f"insert into orders values ({round_ * 10 + i})")
                 await writer.close()
+                await feed.until(lambda c: len(c) > 0)  # it has begun
                 if round_ < 2:
                     await asyncio.to_thread(server.restart, "fast" if round_ else "immediate")
             assert keys(await feed.until(lambda c: len(c) >= 30)) == list(range(30))
