@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -250,6 +251,22 @@ async def test_the_playground(served: Served, page: Page, connection: Connection
     await other.locator("textarea").fill('{"table": "customers", "where": [["nothing", "=", 1]]}')
     await other.get_by_role("button", name="Run").click()
     await expect(other.get_by_role("alert").first).to_contain_text("nothing")
+
+
+async def test_a_table_is_not_proposed_to_who_writes(served: Served, page: Page) -> None:
+    tables = asyncio.Event()
+
+    async def later(route: Route) -> None:
+        await tables.wait()
+        await route.continue_()
+
+    await page.route("**/v1/admin/tables", later)
+    await page.goto(f"{served.url}/console/#/playground")
+    await page.get_by_label("Table").focus()
+    async with page.expect_response("**/v1/admin/tables"):
+        tables.set()
+    await expect(page.locator("datalist option[value=customers]").first).to_be_attached()
+    assert await page.get_by_label("Table").input_value() == ""
 
 
 async def test_a_query_is_asked_as_it_is_written(served: Served, page: Page) -> None:

@@ -146,7 +146,9 @@ export function open(page, { client, signal, parameters, refused }) {
   captured(signal).then((found) => {
     tables = found;
     table.suggest(tables.map(({ name }) => name));
-    if (!table.field.value && !given) {
+    // Not under the hands of somebody who has begun to write.
+    const isWriting = [table.field, json].includes(document.activeElement);
+    if (!table.field.value && !given && !isWriting) {
       table.field.value = tables.find(({ kind }) => kind !== "system")?.name ?? "";
       write(json, form.query(table.field.value));
     }
