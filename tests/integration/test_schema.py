@@ -10,6 +10,7 @@ import pytest
 from headwater.capture.postgres import schema, triggers
 from headwater.database import Connection, connect
 from headwater.errors import NotInstalled
+from tests.gateway.shop import until
 from tests.support import probing, rows, run
 
 
@@ -93,3 +94,24 @@ async def test_uninstall_leaves_the_tables_alone(empty: Connection) -> None:
     with pytest.raises(NotInstalled, match="not installed") as caught:
         await schema.require(empty)
     assert caught.value.hint == "Run: headwater init"
+
+
+async def test_uninstall_tries_again_after_a_deadlock(
+    connection: Connection, other: Connection, url: str
+) -> None:
+    """A reader has one of its tables, and asks for the log when that is taken already."""
+    await run(other, "set deadlock_timeout = '1h'", "begin", "select from headwater.tables")
+    await run(connection, "set deadlock_timeout = '3s'")
+    uninstalling = asyncio.create_task(schema.uninstall(connection))
+    watcher = await connect(url, purpose="test")
+    waits = "select wait_event_type = 'Lock' from pg_stat_activity where pid = "
+    waits += str(connection.info.backend_pid)
+
+    async def is_stuck() -> bool:
+        return await rows(watcher, waits) == [(True,)]
+
+    await until(is_stuck)
+    await run(other, "select from headwater.log", "commit")  # one of the two must give way
+    assert await uninstalling
+    assert await schema.installed_version(watcher) == 0
+    await watcher.close()
