@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -24,11 +25,18 @@ from headwater.limits import CONNECT_TIMEOUT_SECONDS, DEAD_PEER_SECONDS
 
 
 class Connection(AsyncConnection[tuple[Any, ...]]):
-    """The driver's, which does not forget that its task was cancelled."""
+    """The driver's, with two faults of it mended: it does not forget that its task was cancelled,
+    and it may be closed while another task waits for what it asked."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._waiting: asyncio.Task[Any] | None = None
+        self._hung_up = False
 
     async def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
         task = asyncio.current_task()
         before = task.cancelling() if task else 0
+        self._waiting = task
         try:
             return await super().wait(gen, *args, **options)
         except psycopg.Error as error:
@@ -37,6 +45,30 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
             if task is not None and task.cancelling() > before:
                 raise asyncio.CancelledError from error
             raise
+        finally:
+            self._waiting = None
+            if self._hung_up:
+                self._hung_up = False
+                await super().close()
+
+    async def close(self) -> None:
+        """Whoever waits for an answer learns that the connection is lost.
+
+        The driver would free what that task reads from as soon as it goes on, and its file
+        descriptor, which may be another connection's by then: a crash, or a stranger that hangs.
+        So the line is cut, and the task that hears of it closes the connection.
+        """
+        if self._waiting is None or self._waiting is asyncio.current_task():
+            await super().close()
+        elif not self.closed:
+            self._hung_up = True
+            line = socket.fromfd(self.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
+            with line, suppress(OSError):  # the other side may have gone
+                line.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def closed(self) -> bool:
+        return self._hung_up or super().closed
 
 
 async def connect(url: str, *, purpose: str, options: str = "") -> Connection:

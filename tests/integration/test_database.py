@@ -7,7 +7,7 @@ import asyncio
 import psycopg
 import pytest
 
-from headwater.database import Connection
+from headwater.database import Connection, connect
 from tests.gateway.shop import until
 
 
@@ -26,3 +26,23 @@ async def test_a_cancelled_task_whose_connection_is_lost_is_still_cancelled(
         working.cancel()
     with pytest.raises(asyncio.CancelledError):
         await working
+
+
+async def test_a_connection_may_be_closed_under_a_statement(url: str) -> None:
+    """With the driver's own, who waits would read what was freed, through a file descriptor that
+    is another connection's by then."""
+    connection = await connect(url, purpose="test")
+    working = asyncio.create_task(connection.execute("select pg_sleep(60)"))
+    await asyncio.sleep(0)
+    process = connection.info.backend_pid
+    await connection.close()
+    assert connection.closed
+    others = [await connect(url, purpose="test") for _ in range(3)]
+    with pytest.raises(psycopg.OperationalError):
+        await working
+    for other in others:
+        assert other.info.backend_pid != process
+        await (await other.execute("select 1")).fetchone()
+        await other.close()
+    await connection.close()  # a second time is no trouble
+    assert connection.closed

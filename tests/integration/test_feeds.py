@@ -16,6 +16,7 @@ from headwater.live.filter import c
 from headwater.log import read as read_module
 from headwater.model import Position
 from headwater.protocol import Changes, Frame
+from tests.gateway.shop import until
 from tests.hub import Recorder
 from tests.support import enable, run
 
@@ -260,6 +261,33 @@ async def test_a_backlog_is_read_in_the_log(
         await run(orders, "insert into orders select i, 1, 1 from generate_series(1, 500) i")
         await run(orders, "insert into orders values (1000, 1, 1)")
         await recorder.until(lambda: ids(recorder) == [*range(1, 501), 1000])
+
+
+async def test_who_leaves_while_catching_up_stops_the_next_page(
+    url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is on its way, over a connection that is closed then."""
+    fetch, ended = read_module._fetch_page, asyncio.Queue[bool]()
+
+    async def noted(connection: Connection, *args: Any) -> bytes:
+        if ended.qsize() == 1:
+            asyncio.get_running_loop().call_soon(lambda: feed.close())
+        try:
+            return await fetch(connection, *args)
+        finally:
+            ended.put_nowait(connection.closed)
+
+    monkeypatch.setattr(read_module, "_fetch_page", noted)
+    monkeypatch.setattr(read_module, "LOG_PAGE_CHANGES", 50)
+    async with Hub(url) as hub:
+        since = hub.position
+        for i in range(100):
+            await run(orders, f"insert into orders values ({i}, 1, 1)")
+        recorder = Recorder()
+        feed = await hub.feed(FeedQuery(("orders",), since=since), recorder)
+        await until(lambda: ended.qsize() == 2)
+        assert [ended.get_nowait(), ended.get_nowait()] == [False, False]
+        assert ids(recorder) == []
 
 
 async def test_a_trimmed_log_is_a_gap(url: str, orders: Connection) -> None:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from contextlib import aclosing
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, LiteralString
@@ -176,21 +177,23 @@ class LogReader:
         resuming from an earlier one begins at `since` again."""
         held: Transaction | None = None
         pending = _Pending()
-        async for rows, upto in self._pages(connection, since, until):
-            await self._learn_shapes(connection, rows)
-            pending.add(self._wanted(rows))
-            finished = await _without_changes_beyond(connection, pending.xids(), upto)
-            for xid, ready, complete in pending.take_ready(finished):
-                if held is not None:
-                    yield held
-                held = Transaction(xid, self._changes(ready), since, complete)
+        async with aclosing(self._pages(connection, since, until)) as pages:
+            async for rows, upto in pages:
+                await self._learn_shapes(connection, rows)
+                pending.add(self._wanted(rows))
+                finished = await _without_changes_beyond(connection, pending.xids(), upto)
+                for xid, ready, complete in pending.take_ready(finished):
+                    if held is not None:
+                        yield held
+                    held = Transaction(xid, self._changes(ready), since, complete)
         if held is not None:
             yield Transaction(held.xid, held.changes, until)
 
     async def _pages(
         self, connection: Connection, since: Position, until: Position
-    ) -> AsyncIterator[tuple[list[LogRow], int]]:
-        """The rows between two positions in the order of `seq`, with how far each page reaches."""
+    ) -> AsyncGenerator[tuple[list[LogRow], int], None]:
+        """The rows between two positions in the order of `seq`, with how far each page reaches.
+        To be closed by whoever stops before the end: the next page is on its way."""
         first, last = await _seq_bounds(connection, since, until)
         size = LOG_PAGE_CHANGES
         fetching = asyncio.ensure_future(_fetch_page(connection, since, until, first, size))
