@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -57,11 +58,19 @@ class Demo:
         return EmbeddedPostgres(self.data)
 
     def write(self, statement: LiteralString, *values: Any) -> Any:
-        """As somebody with psql would; what the first row returns, if there is one."""
+        """From another connection; what the first row returns, if there is one."""
         with psycopg.connect(self.postgres.url, autocommit=True) as connection:
             cursor = connection.execute(statement, values)
             row = cursor.fetchone() if cursor.description else None
         return row and row[0]
+
+    def psql(self, statement: str) -> str:
+        """What psql answers, run as the page says."""
+        about = httpx.get(f"{self.home}/demo/about", trust_env=False).json()
+        options = ["--quiet", "--no-align", "--tuples-only", "--command", statement]
+        command = [*shlex.split(about["psql"]), *options]
+        answer = subprocess.run(command, check=True, capture_output=True, text=True)
+        return answer.stdout.strip()
 
     def sessions(self) -> float:
         """How many connections the gateway has."""

@@ -78,16 +78,21 @@ async def found(demo: Demo, statement: LiteralString, *values: Any) -> Any:
     return value
 
 
-async def test_the_board_follows_a_write_by_somebody_else(page: Page, demo: Demo) -> None:
+async def test_the_board_follows_psql(page: Page, demo: Demo) -> None:
     await look(page, demo)
-    first, second = demo.write(ORDER, "north", 9000), demo.write(ORDER, "north", 8000)
+    order = """
+        insert into orders (item, customer, region, status, amount)
+        values ('Samovar', 'You', 'north', 'new', 9000), ('Kettle', 'You', 'north', 'new', 8000)
+        returning id
+    """
+    first, second = map(int, demo.psql(order).split())
     await seen(page, "manager", first, at=0)
     await seen(page, "manager", second, at=1)
-    demo.write("update orders set amount = 9500, status = 'shipped' where id = %s", second)
+    demo.psql(f"update orders set amount = 9500, status = 'shipped' where id = {second}")
     await seen(page, "manager", second, at=0)
     await expect(line(page, "manager", second)).to_contain_text("shipped")
     await expect(line(page, "manager", second)).to_contain_text("9,500.00")
-    demo.write("delete from orders where id = any(%s)", [first, second])
+    demo.psql(f"delete from orders where id in ({first}, {second})")
     await unseen(page, "manager", first)
     await unseen(page, "manager", second)
 

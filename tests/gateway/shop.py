@@ -115,8 +115,8 @@ class Writer:
                 while not until.is_set():
                     await self._transact(connection)
                     await asyncio.sleep(pause)
-            except psycopg.OperationalError:
-                pass
+            except (psycopg.OperationalError, psycopg.Rollback):
+                pass  # the second comes out where the connection was lost while rolling back
             finally:
                 await connection.close()
 

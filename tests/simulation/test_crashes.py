@@ -43,8 +43,8 @@ async def write(url: str, chance: random.Random, stop: asyncio.Event) -> int:
                     committed += await one_transaction(connection, chance)
             finally:
                 await connection.close()
-        except (psycopg.OperationalError, DatabaseError):
-            await asyncio.sleep(0.05)
+        except (psycopg.OperationalError, psycopg.Rollback, DatabaseError):
+            await asyncio.sleep(0.05)  # a Rollback: the connection was lost while rolling back
     return committed
 
 
