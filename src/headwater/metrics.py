@@ -1,4 +1,5 @@
-"""Every metric in one place; docs/reference/metrics.md is the page about them."""
+"""Every metric in one place, and how to read them off again; docs/reference/metrics.md is the page
+about them."""
 
 from __future__ import annotations
 
@@ -89,3 +90,45 @@ class PipelineMetrics:
     def render(self) -> bytes:
         """The text that Prometheus reads."""
         return generate_latest(self.registry)
+
+
+def total(counter: Counter) -> int:
+    """Of all labels."""
+    samples = (sample for family in counter.collect() for sample in family.samples)
+    return int(sum(sample.value for sample in samples if sample.name.endswith("_total")))
+
+
+class Quantiles:
+    """The middle and the upper end of what a histogram has seen since it was last asked."""
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._before: list[float] = []
+
+    def since_last(self) -> dict[str, float] | None:
+        """None where it has seen nothing."""
+        samples = [s for f in self._histogram.collect() for s in f.samples]
+        bounds = [float(s.labels["le"]) for s in samples if s.name.endswith("_bucket")]
+        counts = [s.value for s in samples if s.name.endswith("_bucket")]
+        before, self._before = self._before or [0.0] * len(counts), counts
+        seen = [now - then for now, then in zip(counts, before, strict=True)]
+        if not seen or not seen[-1]:
+            return None
+        return {"p50": quantile(bounds, seen, 0.5), "p99": quantile(bounds, seen, 0.99)}
+
+
+def quantile(bounds: list[float], counts: list[float], share: float) -> float:
+    """A quantile of what is counted up to each bound, evenly spread between two of them.
+
+    >>> quantile([1, 2, 4, float("inf")], [0, 10, 10, 10], 0.5)
+    1.5
+    """
+    wanted = counts[-1] * share
+    low, below = 0.0, 0.0
+    for bound, count in zip(bounds, counts, strict=True):
+        if count >= wanted:
+            if bound == float("inf"):
+                return low
+            return low + (bound - low) * (wanted - below) / ((count - below) or 1)
+        low, below = bound, count
+    return low

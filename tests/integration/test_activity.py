@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from headwater.database import Connection
-from headwater.gateway.activity import Activity, _text, quantile
+from headwater.gateway.activity import Activity, _text
 from headwater.gateway.gateway import Gateway
 from headwater.hub.hub import Hub
 from headwater.identity import ANONYMOUS, Identity
 from headwater.limits import ACTIVITY_DETAIL_CHARS_MAX
+from headwater.metrics import quantile
 from headwater.protocol import Deltas, Frame, Subscribe
 from headwater.settings import Settings
 from tests.gateway.shop import open_shop
@@ -141,11 +142,11 @@ async def test_what_was_sent_to_sessions_that_ended_counts(shop: Connection, url
 async def test_others_have_their_turn_while_sessions_are_counted(
     shop: Connection, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwater.gateway.activity.ACTIVITY_TURN_ITEMS", 1)
+    monkeypatch.setattr("headwater.gateway.census.ACTIVITY_TURN_ITEMS", 1)
     async with gateways(url, 1) as (gateway,):
         await joined(gateway, LOOK)
         going = await joined(gateway, ORDERS)
-        counting = asyncio.create_task(gateway.activity._entries())
+        counting = asyncio.create_task(gateway.activity.census.entries())
         await asyncio.sleep(0)
         assert not counting.done()
         gateway.release(going)

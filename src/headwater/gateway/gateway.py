@@ -202,7 +202,7 @@ class Gateway:
         if self._connections.pop(connection.session.id, None) is not None:
             for slot in self._slots:
                 slot.pop(connection, None)
-            self.activity.ended(connection)
+            self.activity.census.ended(connection)
             connection.release()
 
     def find(self, session: str, identity: Identity) -> Connection:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from headwater import limits
-from headwater.database import Connection, connect, translate
+from headwater.database import Connection, connect
 from headwater.errors import (
     DatabaseError,
     HeadwaterError,
@@ -27,6 +27,7 @@ from headwater.errors import (
 )
 from headwater.hub.arrival import Arrival
 from headwater.hub.subscriber import Access, Subscriber
+from headwater.hub.unreadable import unreadable
 from headwater.live.needs import Undecided
 from headwater.log.follow import is_lost, reconnect_pause
 from headwater.log.read import LogReader
@@ -241,7 +242,7 @@ class FeedSubscription:
                 return
             except (psycopg.Error, DatabaseError) as error:
                 if not self._begun or not is_lost(error):
-                    self.fail(_told(error))
+                    self.fail(unreadable(error, "a feed"))
                     return
                 await asyncio.sleep(reconnect_pause(attempt))
                 attempt += 1
@@ -345,14 +346,3 @@ class FeedSubscription:
         self._tell_position(kept or ())
         # Only now: one that is paused by what was kept goes on from before it.
         self._task = None
-
-
-def _told(error: psycopg.Error | DatabaseError) -> HeadwaterError:
-    """The error as its client hears it: not where the database is, nor who reads it."""
-    found = translate(error) if isinstance(error, psycopg.Error) else error
-    if not is_lost(error):
-        return found
-    logger.warning("a feed cannot read the log: %s", found)
-    return Unavailable(
-        "the database does not answer; the log says why", hint="Try again in a moment."
-    )

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import psycopg
 
-from headwater.database import connect, translate
+from headwater.database import connect
 from headwater.errors import DatabaseError, HeadwaterError, ResyncRequired, Unavailable
 from headwater.hub.arrival import Arrival
 from headwater.hub.subscriber import Access, Subscriber
 from headwater.hub.topic import News, Place, TopicView
+from headwater.hub.unreadable import unreadable
 from headwater.log.follow import is_lost, reconnect_pause
 from headwater.log.read import LogReader
 from headwater.model import Position
@@ -232,7 +233,7 @@ class TopicSubscription:
                 return
             except (psycopg.Error, DatabaseError) as error:
                 if not self.begun or not is_lost(error):
-                    self.fail(_told(error))
+                    self.fail(unreadable(error, "a topic"))
                     return
                 await asyncio.sleep(reconnect_pause(attempt))
                 attempt += 1
@@ -284,14 +285,3 @@ class TopicSubscription:
         self._introduce(resumed=True)
         self._kept = News()
         return until
-
-
-def _told(error: psycopg.Error | DatabaseError) -> HeadwaterError:
-    """The error as its client hears it: not where the database is, nor who reads it."""
-    found = translate(error) if isinstance(error, psycopg.Error) else error
-    if not is_lost(error):
-        return found
-    logger.warning("a topic cannot read the log: %s", found)
-    return Unavailable(
-        "the database does not answer; the log says why", hint="Try again in a moment."
-    )
