@@ -1,6 +1,8 @@
 """The command line. Each command: an example in its help, `--json`, an exit code that tells.
 
 0 done · 1 an error · 2 wrong usage or settings · 3 the database cannot be reached · 4 resync needed
+
+What takes long to import, and only one command needs, is imported there: the others start without.
 """
 
 from __future__ import annotations
@@ -18,40 +20,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from headwater import __version__, lake_commands, pipeline_commands, render, replay_commands
 from headwater import child as child_
-from headwater import lake_commands, pipeline_commands, render, replay_commands
 from headwater.app import Headwater, database
 from headwater.capture.postgres import doctor as doctor_
 from headwater.capture.postgres import schema, triggers
-from headwater.client.connection import Connection as GatewayConnection
-from headwater.client.connection import connect as connect_gateway
 from headwater.command_options import DataDir, Embedded, Json, Url, settings_for
 from headwater.command_work import chosen_headwater, connected, err, load, out, run, say, show
 from headwater.demo import command as demo_command
-from headwater.errors import (
-    ConfigError,
-    InvalidQuery,
-)
-from headwater.hub.hub import Hub
+from headwater.errors import ConfigError, InvalidQuery
 from headwater.live.filter_text import parse_conditions
 from headwater.live.order import OrderBy
 from headwater.live.query import LiveQuery
 from headwater.logs import log_as_json
 from headwater.model import Position, Transaction
 from headwater.pipeline import doctor as pipeline_doctor
-from headwater.queries import explain as explain_
-from headwater.queries.analysis import Analysis
 from headwater.queries.statements import Executed, Statement
 from headwater.settings import Settings
 from headwater.status import status as read_status
-from headwater.watch import link_to, watch_as_lines, watch_on_screen
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from headwater.client.connection import Connection as GatewayConnection
+    from headwater.queries.analysis import Analysis
+
 app = typer.Typer(
     name="headwater",
-    help="Turn a database into live data.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -62,6 +57,22 @@ app.add_typer(replay_commands.app)
 app.add_typer(demo_command.app)
 app.add_typer(pipeline_commands.pipeline, name="pipeline")
 app.add_typer(pipeline_commands.views, name="view")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"headwater {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def every_command(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Turn a database into live data."""
 
 
 @app.command()
@@ -269,6 +280,8 @@ def watch(
     Example: `headwater watch orders --where 'amount > 100' --order 'amount desc'`
     """
 
+    from headwater.client.connection import connect as connect_gateway
+
     async def work() -> None:
         query = LiveQuery(
             table,
@@ -285,6 +298,9 @@ def watch(
             connecting = connect_gateway(gateway, token=token)
             await _watch(connecting, query, json=json)
             return
+        from headwater.hub.hub import Hub
+        from headwater.watch import link_to
+
         settings = settings_for(url, embedded, data_dir)
         async with Headwater(settings=settings) as hw, Hub(hw.url) as hub:
             await _watch(connect_gateway("local", transport=link_to(hub)), query, json=json)
@@ -337,6 +353,8 @@ def explain(
 
 
 async def _explain_sql(sql: str, settings: Settings) -> list[tuple[Executed, Analysis]]:
+    from headwater.queries import explain as explain_
+
     async with database(settings) as url:
         found = await explain_.analyse(url, [Executed(Statement(sql))])
     for _, analysis in found:
@@ -349,6 +367,8 @@ async def _explain_function(
     name: str, arguments: list[str], program: str | None
 ) -> list[tuple[Executed, Analysis]]:
     """The statements that a query of the application runs, each with what it reads."""
+    from headwater.queries import explain as explain_
+
     if program is None:
         raise ConfigError(
             f"{name!r} is not SQL, and no application is given",
@@ -377,6 +397,8 @@ def _argument(text: str) -> tuple[str, Any]:
 
 
 async def _watch(connecting: GatewayConnection, query: LiveQuery, *, json: bool) -> None:
+    from headwater.watch import watch_as_lines, watch_on_screen
+
     def print_line(line: str) -> None:
         print(line, flush=True)
 
