@@ -11,7 +11,7 @@ import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
@@ -39,6 +39,7 @@ from headwater.queries.functions import Mutation, Query
 from headwater.queries.mutations import Mutations
 from headwater.queries.registry import Functions
 from headwater.settings import Settings, load_settings
+from headwater.tasks import ended
 from headwater.topics.definitions import TopicDefinition, Topics
 from headwater.topics.text_streams import TextStream
 
@@ -413,7 +414,7 @@ class Headwater:
         try:
             await self._start()
         except BaseException:
-            await self._stack.aclose()
+            await self.__aexit__()
             raise
         return self
 
@@ -442,7 +443,7 @@ class Headwater:
             self._bus = await self._stack.enter_async_context(Bus(self.url))
         every = self.settings.maintenance_period.total_seconds()
         task = asyncio.create_task(maintenance.run(self.url, every=every))
-        self._stack.push_async_callback(_cancelled, task)
+        self._stack.push_async_callback(ended, task)
         if self._app is not None:
             await self._start_gateway()
 
@@ -603,9 +604,3 @@ class _CursorKeeper:
         if waited >= (CURSOR_SAVE_SECONDS if self._news else CURSOR_IDLE_SAVE_SECONDS):
             await cursors.save(connection, self._name, position)
             self._news, self._saved_at = False, time.monotonic()
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 
 from headwater.errors import ConfigError
 from headwater.limits import CHILD_RESTART_SECONDS, CHILD_STOP_SECONDS
+from headwater.tasks import ended
 
 PARENT = "HEADWATER_PARENT"
 """Set for a child that is to end with its input."""
@@ -136,9 +137,7 @@ async def kept_running(child: Child) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        await ended(task)
 
 
 def end_with_parent() -> None:

@@ -62,9 +62,10 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
             await super().close()
         elif not self.closed:
             self._hung_up = True
-            line = socket.fromfd(self.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
-            with line, suppress(OSError):  # the other side may have gone
+            line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=self.fileno())
+            with suppress(OSError):  # the other side may have gone
                 line.shutdown(socket.SHUT_RDWR)
+            line.detach()
 
     @property
     def closed(self) -> bool:

@@ -315,6 +315,46 @@ def test_a_stream_that_fails_is_started_again(
     assert in_lake(lake) == logged(orders)
 
 
+class Slow(Nowhere):
+    """Takes long for a batch, and says whether it was closed in the middle of one."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end, self.closed = (threading.Event() for _ in range(3))
+        self.is_writing = self.was_torn = False
+
+    def write(self, batch: DataFrame, batch_id: int) -> int | None:
+        self.is_writing = True
+        self.begun.set()
+        self.may_end.wait(60)
+        self.is_writing = False
+        return None
+
+    def close(self) -> None:
+        self.was_torn = self.was_torn or self.is_writing
+        self.closed.set()
+
+
+def test_a_batch_that_takes_too_long_closes_its_sink_itself(
+    spark: SparkSession, orders: str, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pipeline stops without it. To close it meanwhile would free what the batch uses."""
+    monkeypatch.setattr(limits, "PIPELINE_STOP_SECONDS", 0.1)
+    sink = Slow()
+    slow = _job(name="slow", sink=lambda *_: sink, begin=_none)
+    execute(orders, insert(1, 5))
+    spark.conf.set("spark.sql.streaming.stopTimeout", "100ms")  # a pipeline's own has 30 s
+    running = Running(spark, jobs.Plan(orders, lake, jobs=(slow,), seconds=0.05))
+    assert sink.begun.wait(60)
+    try:
+        assert [each.state for each in running.stop()] == ["stopped"]
+        assert not sink.closed.is_set()
+    finally:
+        sink.may_end.set()
+        spark.conf.unset("spark.sql.streaming.stopTimeout")
+    assert sink.closed.wait(60)
+    assert not sink.was_torn
+
+
 def _none(lake: Lake) -> Offset | None:
     return None
 

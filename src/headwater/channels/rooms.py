@@ -13,7 +13,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -181,9 +180,14 @@ class Rooms:
         listening = self._bus.listen(self._heard, self._connected, self._metrics)
         self._tasks = [asyncio.create_task(listening), asyncio.create_task(self._beat())]
         # Whoever follows a channel from the first moment on is to hear what is said from then on.
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(BUS_SECONDS):
                 await self._hearing.wait()
+        except TimeoutError:
+            pass
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -70,8 +70,9 @@ class _Loop:
         try:
             return done.result()
         except BaseException:
-            loop.call_soon_threadsafe(lambda: tasks[0].cancel())
-            wait([done])
+            if not done.done():
+                loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+                wait([done])
             raise
 
     def iterate(self, items: AsyncGenerator[_T, None]) -> Iterator[_T]:
@@ -110,6 +111,7 @@ async def _close(items: AsyncGenerator[Any, None]) -> None:
 def _copy(task: asyncio.Task[_T], done: Future[_T]) -> None:
     if task.cancelled():
         done.cancel()
+        done.set_running_or_notify_cancel()  # or nobody who waits for it would hear of it
     elif error := task.exception():
         done.set_exception(error)
     else:

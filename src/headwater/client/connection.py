@@ -14,7 +14,7 @@ import inspect
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
@@ -87,6 +87,7 @@ from headwater.protocol import (
     SetState,
     Wait,
 )
+from headwater.tasks import ended
 
 Token: TypeAlias = str | Callable[[], str | Awaitable[str]] | None
 """A token, or what brings one: asked at every connect, and shortly before one ends."""
@@ -184,10 +185,13 @@ class Connection:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        try:
+            if self._task is not None:
+                await ended(self._task)
+        finally:
+            self._end_all()
+
+    def _end_all(self) -> None:
         for subscription in list(self._subscriptions.values()):
             self.end(subscription)
             subscription.finish()

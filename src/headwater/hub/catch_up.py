@@ -246,6 +246,13 @@ class FeedSubscription:
                     return
                 await asyncio.sleep(reconnect_pause(attempt))
                 attempt += 1
+            except HeadwaterError as error:
+                self.fail(error)
+                return
+            except Exception:
+                logger.exception("feed %d cannot be caught up with", self.feed.id)
+                self.fail(Unavailable("the feed cannot be caught up with", hint="Try again."))
+                return
 
     async def _catch_up(self) -> None:
         connection = await connect(self._hub.url, purpose="catch-up")

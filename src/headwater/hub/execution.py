@@ -7,6 +7,7 @@ not the query's fault and is raised: whoever lends connections tries again.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeAlias
@@ -123,6 +124,9 @@ class Execution:
                 await connection.close()  # whatever it was waiting for may still be under way
             events = self._events
             return None, as_error(error, query, identity=identity, trace_id=trace_id, events=events)
+        except asyncio.CancelledError:
+            await connection.close()  # it may not answer, and nobody waits
+            raise
         finally:
             await self._clean(connection, fenced)
 

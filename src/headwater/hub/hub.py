@@ -117,7 +117,11 @@ class Hub:
         self.spawn(recheck_for_ever(self, self._recheck))
         self.spawn(self.groups.sweep_for_ever())
         self.spawn(self.topics.listener.run())
-        await self._attempted.wait()
+        try:
+            await self._attempted.wait()
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -77,7 +77,8 @@ class Replica(Lane):
         shown = [group.seen.replayed for group in share if group.seen is not None]
         try:
             await self._caught_up(connections[0], max([moment.written, *shown]), log)
-            seen = [await _begin_reading(connection, log) for connection in connections]
+            async with asyncio.timeout(limits.REPLICA_ANSWER_SECONDS):
+                seen = [await _begin_reading(connection, log) for connection in connections]
         except (psycopg.Error, TimeoutError, HeadwaterError) as error:
             self._shares.append(share)
             self._give_up(str(error).strip() or "it does not answer")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from datetime import timedelta
 
 import msgspec
@@ -71,7 +72,9 @@ async def once(connection: Connection) -> Done:
         await _warn_of_late_cursors(connection)
         return Done(emptied, synced)
     finally:
-        await connection.execute("select pg_advisory_unlock(%s, %s)", MAINTENANCE_LOCK)
+        # Where the connection is lost, so is the lock; and what ended the round is to be told.
+        with suppress(psycopg.Error):
+            await connection.execute("select pg_advisory_unlock(%s, %s)", MAINTENANCE_LOCK)
 
 
 async def _call(connection: Connection, function: str) -> int:

@@ -14,7 +14,9 @@ from contextlib import suppress
 
 import psycopg
 
+from headwater import limits
 from headwater.database import Connection, connect
+from headwater.errors import DatabaseError
 from headwater.log.pace import Pace
 from headwater.model import Position
 
@@ -57,7 +59,8 @@ class Waker:
         assert self._listening is not None
         self._listening.cancel()
         await asyncio.gather(self._listening, return_exceptions=True)
-        await self._set_lock(False)
+        if self._lock is not None:
+            await self._lock.drop()
 
     async def wait(self) -> None:
         """Return when it is time to read. Raises the driver's error when the listener was lost."""
@@ -155,15 +158,25 @@ class _PollerLock:
             await connection.execute("select pg_notify(%s, %s)", (CHANNEL, FROM_POLLER))
 
     async def release(self) -> None:
-        """Cancel the request where it waits: closing the socket would leave it in the queue."""
-        if not self._task.done() and self._connection is not None:
-            with suppress(psycopg.Error):
-                await self._connection.cancel_safe()
+        """Once this returns, writers send NOTIFY again."""
+        try:
+            async with asyncio.timeout(limits.FLUSH_SECONDS_MAX):
+                if self._held and self._connection is not None:
+                    with suppress(psycopg.Error):
+                        await self._connection.execute("select pg_advisory_unlock_all()")
+        except TimeoutError as error:
+            raise DatabaseError(
+                f"the database did not answer for {limits.FLUSH_SECONDS_MAX:.0f} seconds"
+            ) from error
+        finally:
+            await self.drop()
+
+    async def drop(self) -> None:
+        """Let go of everything, whether or not the server answers. A request that waits is
+        cancelled, which the driver does: closing the socket would leave it in the queue."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        if self._connection is not None:
+            await self._connection.close()
         if self._announcement is not None:
             await asyncio.gather(self._announcement, return_exceptions=True)
-        if self._connection is not None:
-            with suppress(psycopg.Error):
-                await self._connection.execute("select pg_advisory_unlock_all()")
-            await self._connection.close()

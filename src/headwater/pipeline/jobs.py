@@ -301,6 +301,7 @@ class Stream:
     def stop(self) -> None:
         """Stop between two batches: one that is being written is waited for."""
         if self._starting is not None:
+            self._stopping = True
             wait([self._starting], limits.PIPELINE_STOP_SECONDS)
         self._starts.shutdown(wait=False)
         self._stop_query()
@@ -323,10 +324,17 @@ class Stream:
         self._close_sink()
 
     def _close_sink(self) -> None:
+        """One that a batch still writes to is closed by that batch: in the middle of it, the
+        database's driver would free what is being read."""
         sink, self._sink = self._sink, None
-        if sink is not None:
-            self._seen += sink.seen()
-            sink.close()
+        if sink is None:
+            return
+        self._seen += sink.seen()
+        if self._gate.acquire(timeout=limits.PIPELINE_LOOK_SECONDS):
+            try:
+                sink.close()
+            finally:
+                self._gate.release()
 
     def seen(self) -> list[pa.Table]:
         """What the batches since the last call contained."""
@@ -348,6 +356,9 @@ class Stream:
     def _start(self) -> None:
         self._failure = self._written = None
         self._sink = self._job.sink(self._plan.lake, self._plan.url, self._checkpoint)
+        if self._stopping:
+            self._close_sink()
+            raise PipelineError("the pipeline is stopping")
         if self._sink.begins_anew:
             self._checkpoint.remove()
         self._checkpoint.check()
@@ -392,16 +403,21 @@ class Stream:
             planner.close()
 
     def _write(self, batch: DataFrame, batch_id: int) -> None:
-        assert self._sink is not None
         with self._gate:
-            if self._stopping:
+            sink = self._sink
+            if self._stopping or sink is None:
                 raise PipelineError("the pipeline is stopping")
             try:
-                self._taken[batch_id] = self._sink.write(batch, batch_id)
+                taken, failure = sink.write(batch, batch_id), None
             except Exception as error:
-                self._failure = error
-                raise
-            self._written = batch_id
+                taken, failure = None, error
+            if self._sink is not sink:
+                sink.close()  # nobody waited any longer
+                raise PipelineError("the pipeline has stopped") from failure
+            if failure is not None:
+                self._failure = failure
+                raise failure
+            self._taken[batch_id], self._written = taken, batch_id
 
     # -------------------------------------------------------------------- progress
 

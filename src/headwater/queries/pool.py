@@ -80,7 +80,10 @@ class Pool:
         try:
             await begin(connection)
         except HeadwaterError:
-            self._idle.append(connection)
+            if self._closed:
+                await connection.close()
+            else:
+                self._idle.append(connection)
             raise
         except BaseException:
             await connection.close()
