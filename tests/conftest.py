@@ -35,6 +35,8 @@ def pytest_configure() -> None:
     if os.access(place, os.W_OK) and shutil.disk_usage(place).free > 8 * 2**30:
         os.environ.setdefault("TMPDIR", place)
         tempfile.tempdir = None
+    # Each Spark is gone before it has earned what it would compile to the utmost.
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from headwater import __version__
 from headwater.capture.postgres.schema import LATEST, versions
 from tests.conftest import passable_folder
 
@@ -110,6 +111,11 @@ def test_a_wrong_option_is_a_usage_error() -> None:
     done = headwater("tail", "--sinse", "x")
     assert done.returncode == 2
     assert "No such option" in done.stderr
+
+
+def test_the_version() -> None:
+    done = headwater("--version")
+    assert (done.returncode, done.stdout) == (0, f"headwater {__version__}\n")
 
 
 def test_settings_from_the_environment(database: str) -> None:

@@ -20,7 +20,7 @@ from headwater.testing.oracle import (
     play,
 )
 
-HISTORIES = int(os.environ.get("HEADWATER_FUZZ_HISTORIES", "400"))
+HISTORIES = int(os.environ.get("HEADWATER_FUZZ_HISTORIES", "250"))
 FLUSHES = 60
 
 
