@@ -44,7 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
 
 
-_LONG = ("tests/simulation/test_pipeline", "tests/integration/test_pipeline")
+_LONG = (
+    "tests/simulation/test_pipeline", "tests/integration/test_pipeline", "tests/spark/test_howto"
+)  # fmt: skip
+
+_WITHOUT_SPARK = ("tests/spark/test_howto", "tests/spark/test_planning")
+"""Which have none, or one of their own."""
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
@@ -52,7 +57,7 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
     Spark, or the gateways, browsers and shops of a file. xdist begins with the largest group."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith("tests/spark/"):
+        if nodeid.startswith("tests/spark/") and not nodeid.startswith(_WITHOUT_SPARK):
             return "spark"
         if nodeid.startswith(("tests/gateway/", "tests/browser/")):
             return nodeid.partition("::")[0]

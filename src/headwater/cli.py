@@ -279,8 +279,9 @@ def watch(
 
     Example: `headwater watch orders --where 'amount > 100' --order 'amount desc'`
     """
-
     from headwater.client.connection import connect as connect_gateway
+    from headwater.hub.hub import Hub
+    from headwater.watch import link_to
 
     async def work() -> None:
         query = LiveQuery(
@@ -298,9 +299,6 @@ def watch(
             connecting = connect_gateway(gateway, token=token)
             await _watch(connecting, query, json=json)
             return
-        from headwater.hub.hub import Hub
-        from headwater.watch import link_to
-
         settings = settings_for(url, embedded, data_dir)
         async with Headwater(settings=settings) as hw, Hub(hw.url) as hub:
             await _watch(connect_gateway("local", transport=link_to(hub)), query, json=json)

@@ -14,11 +14,17 @@ from tests.conftest import passable_folder
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# Most plans of the tests are executed once: to compile each would take longer than it takes.
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     with passable_folder() as folder:
-        session = spark_session(folder, master="local[2,4]", name="tests")
+        session = spark_session(folder, master="local[2,4]", name="tests", settings=INTERPRETED)
         session.sparkContext.setLogLevel("OFF")
         yield session
         session.stop()

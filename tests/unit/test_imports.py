@@ -19,8 +19,9 @@ ALLOWED: dict[str, set[str]] = {
     "limits": set(),
     "live": {"model", "errors", "limits", "live"},
     "protocol": {"model"},
+    "tasks": set(),
     "client/replica": {"model", "errors", "limits", "protocol"},
-    "client": {"model", "errors", "limits", "protocol", "live", "client"},
+    "client": {"model", "errors", "limits", "protocol", "live", "client", "tasks"},
     "pipeline": {
         "model", "errors", "limits", "settings", "database", "metrics", "capture", "log", "live",
         "pipeline",
