@@ -79,7 +79,7 @@ EMBEDDED_STOP_SECONDS = 30.0
 EMBEDDED_COMMAND_SECONDS = 120.0
 """How long `initdb` may take. Then it is killed and the start fails."""
 
-EMBEDDED_LEAVING_SECONDS = 0.5
+EMBEDDED_LEAVING_SECONDS = 2.0
 """How long connections of those who are leaving may take to end before they count as clients that
 stay, for whom the server goes on."""
 

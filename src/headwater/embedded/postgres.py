@@ -102,7 +102,7 @@ class EmbeddedPostgres:
         with self._mutex, self._system_errors():
             self._leave()
             # PostgreSQL ends by itself when its data folder was removed.
-            if self._folder.run.is_dir() and not keep_running and not self._server.has_clients():
+            if self._folder.run.is_dir() and not keep_running:
                 with self._alone():
                     self._stop_if_unused()
 
@@ -137,7 +137,7 @@ class EmbeddedPostgres:
 
     def _stop_if_unused(self) -> None:
         with FileLock(self._folder.users_lock) as users:
-            if users.take():
+            if users.take() and not self._server.has_clients():
                 self._server.bring_down("fast")
                 self._folder.remove_socket_dir()
 
