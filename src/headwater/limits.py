@@ -531,7 +531,11 @@ CHANNEL_HISTORY_MAX = 1_000
 CHANNEL_HISTORY_BYTES_MAX = 256 * 1024
 """Bytes of messages that a gateway remembers of one channel. The oldest are forgotten first."""
 
-CHANNEL_RECALL_SECONDS = 0.5
+CHANNEL_KNOWN_SECONDS = 0.5
+"""How long after its start a gateway waits to hear of others, which the first who follows a channel
+could have asked what they remember of it."""
+
+CHANNEL_RECALL_SECONDS = 2.0
 """How long the first who follows a channel at a gateway waits for what another one remembers of it.
 Then the next is asked; if none answers, it begins with what is said from now on."""
 

@@ -21,7 +21,12 @@ from headwater.channels.bus import Bus
 from headwater.channels.definitions import ChannelDefinition, said
 from headwater.channels.notes import Bye, Heard, Kept, Note, Recall, Recalled, Said, Who, Whole
 from headwater.channels.presence import Presence
-from headwater.limits import BUS_SECONDS, CHANNEL_HISTORY_BYTES_MAX, CHANNEL_RECALL_SECONDS
+from headwater.limits import (
+    BUS_SECONDS,
+    CHANNEL_HISTORY_BYTES_MAX,
+    CHANNEL_KNOWN_SECONDS,
+    CHANNEL_RECALL_SECONDS,
+)
 from headwater.protocol import Frame, Member, Message
 from headwater.protocol import Presence as PresenceMessage
 
@@ -360,8 +365,8 @@ class Rooms:
     def _until_known(self) -> float:
         """Seconds until the other gateways had time to say that they are there."""
         if self._hearing_since is None:
-            return CHANNEL_RECALL_SECONDS
-        return self._hearing_since + CHANNEL_RECALL_SECONDS - time.monotonic()
+            return CHANNEL_KNOWN_SECONDS
+        return self._hearing_since + CHANNEL_KNOWN_SECONDS - time.monotonic()
 
     async def _recall(self, room: Room) -> None:
         """Ask one gateway after the other, until one remembers something."""
