@@ -9,6 +9,16 @@ LOG_SLOTS = 32
 LOG_PAGE_CHANGES = 50_000
 """Changes read from the log at a time. More new changes than this are read page by page."""
 
+MARK_ROWS = 1_000
+"""Rows of the log that the mark of a position covers where it was not reached by reading on from an
+earlier one, and trimmed rows that the log remembers by number and time. A transaction that a
+restored snapshot lost, and that began before so many newer rows, is not noticed by such a mark; a
+position whose mark covers more trimmed rows than are remembered is accepted as it is."""
+
+CHECKED_POSITIONS_MAX = 1_000
+"""Positions of returning clients for which a gateway remembers whether they are of this history.
+Beyond, it asks the database again."""
+
 TRANSACTION_PART_CHANGES = 200_000
 """A transaction with more changes is delivered in parts (`Transaction.complete`)."""
 

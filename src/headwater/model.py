@@ -118,24 +118,53 @@ def _differ(before: Value, after: Value) -> bool:
     return bool(before != after)
 
 
-class Position(msgspec.Struct, frozen=True):
+class Mark(msgspec.Struct, frozen=True):
+    """Which rows of the log a position was the first to contain, how many, and a digest of them.
+
+    The rows are those from transaction `xid` and number `seq` on, in the order of these two, and
+    the last row of each transaction in `late`, which began earlier and ended only then. See
+    `headwater.log.marks`.
+    """
+
+    xid: int
+    seq: int
+    rows: int
+    digest: int
+    late: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Mark:
+        xid, seq, rows, digest, *late = text.split(".")
+        xids = _xids(late[0] if late else "")
+        return cls(int(xid), int(seq), int(rows), int(digest, 16), xids)
+
+    def __str__(self) -> str:
+        late = f".{','.join(map(str, self.late))}" if self.late else ""
+        return f"{self.xid}.{self.seq}.{self.rows}.{self.digest:012x}{late}"
+
+
+class Position(msgspec.Struct, frozen=True, eq=False):
     """A place in the log: a database snapshot, and the log it belongs to.
 
     A position contains the transactions that were visible in its snapshot: those below `xmin`, and
     those below `xmax` that are not in `xip`. It is the resume token, the cursor, the SSE id and the
-    Spark offset; it prints and parses itself.
+    Spark offset; it prints and parses itself. By its `mark` the log recognises a position of a
+    history that was replaced; two positions are equal when they contain the same.
 
-    >>> position = Position.parse("9f3a61c2-748:752:749,751")
+    >>> position = Position.parse("9f3a61c2-748:752:749,751~750.31.1.0c55a1d2e3f4")
     >>> position.contains(747), position.contains(749), position.contains(750)
     (True, False, True)
     >>> str(position)
-    '9f3a61c2-748:752:749,751'
+    '9f3a61c2-748:752:749,751~750.31.1.0c55a1d2e3f4'
+    >>> position == Position.parse("9f3a61c2-748:752:749,751")
+    True
     """
 
     log: str
     xmin: int
     xmax: int
     xip: tuple[int, ...] = ()
+    mark: Mark | None = None
 
     @classmethod
     def parse(cls, text: str) -> Position:
@@ -149,14 +178,15 @@ class Position(msgspec.Struct, frozen=True):
         match = _POSITION.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is not a position: expected LOG-XMIN:XMAX:XIP,…")
-        return cls.of_snapshot(match["log"], match["snapshot"])
+        mark = None if match["mark"] is None else Mark.parse(match["mark"])
+        return cls.of_snapshot(match["log"], match["snapshot"], mark)
 
     @classmethod
-    def of_snapshot(cls, log: str, snapshot: str) -> Position:
+    def of_snapshot(cls, log: str, snapshot: str, mark: Mark | None = None) -> Position:
         """Build a position from PostgreSQL's text form of a `pg_snapshot`."""
         xmin, xmax, xip = snapshot.split(":")
-        running = tuple(int(xid) for xid in xip.split(",")) if xip else ()
-        position = cls(log, int(xmin), int(xmax), running)
+        running = _xids(xip)
+        position = cls(log, int(xmin), int(xmax), running, mark)
         if not (
             position.xmin <= position.xmax
             and all(position.xmin <= xid < position.xmax for xid in running)
@@ -173,7 +203,20 @@ class Position(msgspec.Struct, frozen=True):
         return f"{self.xmin}:{self.xmax}:{','.join(map(str, self.xip))}"
 
     def __str__(self) -> str:
-        return f"{self.log}-{self.snapshot}"
+        mark = "" if self.mark is None else f"~{self.mark}"
+        return f"{self.log}-{self.snapshot}{mark}"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Position):
+            return NotImplemented
+        return self._contents == other._contents
+
+    def __hash__(self) -> int:
+        return hash(self._contents)
+
+    @property
+    def _contents(self) -> tuple[str, int, int, tuple[int, ...]]:
+        return self.log, self.xmin, self.xmax, self.xip
 
     def contains(self, xid: int) -> bool:
         """Whether the transaction had committed (or failed) as of this position."""
@@ -193,9 +236,15 @@ class Position(msgspec.Struct, frozen=True):
         )
 
 
+_XIDS = r"[0-9]{1,20}(?:,[0-9]{1,20})*"
 _POSITION = re.compile(
-    r"(?P<log>[0-9a-f]{1,16})-(?P<snapshot>[0-9]{1,20}:[0-9]{1,20}:(?:[0-9]{1,20}(?:,[0-9]{1,20})*)?)"
+    rf"(?P<log>[0-9a-f]{{1,16}})-(?P<snapshot>[0-9]{{1,20}}:[0-9]{{1,20}}:(?:{_XIDS})?)"
+    rf"(?:~(?P<mark>(?:[0-9]{{1,20}}\.){{3}}[0-9a-f]{{12}}(?:\.{_XIDS})?))?"
 )
+
+
+def _xids(text: str) -> tuple[int, ...]:
+    return tuple(int(xid) for xid in text.split(",")) if text else ()
 
 
 class Transaction(msgspec.Struct, frozen=True):

@@ -150,6 +150,8 @@ class Groups:
         if since is not None and self._is_ahead(since):
             # It was at a gateway that is further, and is not to see what was before.
             await self._hub.next_flush()
+        if since is not None and not await self._is_of_this_history(since):
+            since = None
         group = self._find(query, arguments, identity)
         subscription = QuerySubscription(self, group, subscriber, delta=delta, since=since)
         group.trace_id = trace_id
@@ -169,6 +171,13 @@ class Groups:
         except ValueError:
             return False
         return known is not None and known.log == position.log and not known.covers(position)
+
+    async def _is_of_this_history(self, since: str) -> bool:
+        try:
+            position = Position.parse(since)
+        except ValueError:
+            return False
+        return await self._hub.is_of_this_history(position)
 
     def _find(self, query: Query, arguments: Arguments, identity: Identity) -> Group:
         caller = query.identity(identity)

@@ -38,6 +38,7 @@ from headwater.hub.subscriber import Access, Subscriber
 from headwater.hub.tables import FORMATS, Tables
 from headwater.hub.topics import Topics
 from headwater.live.query import LiveQuery, Rules
+from headwater.log import marks
 from headwater.log.follow import link, reconnect_pause
 from headwater.log.progress import Progress
 from headwater.log.wake import Waker
@@ -104,6 +105,8 @@ class Hub:
         self._between = asyncio.Event()
         self._between.set()
         self._flushed = asyncio.Event()
+        self._checked: dict[str, bool] = {}
+        """Positions, and whether they are of this history; since the last connection."""
 
     @property
     def ready(self) -> bool:
@@ -148,6 +151,7 @@ class Hub:
                     progress = Progress() if self._lost_track else self.progress
                     restarted = await progress.begin(connection, reader)
                     self.progress, self._lost_track = progress, False
+                    self._checked.clear()
                     if restarted:
                         self.restarts += 1
                         self.lives.forget_positions()
@@ -279,6 +283,19 @@ class Hub:
             )
         for subscription in subscriptions:
             await subscription.settled()
+
+    async def is_of_this_history(self, position: Position) -> bool:
+        """Whether everything in a position happened in this database, and was not replaced by an
+        earlier copy of it. One that was there can only be gone after a restart of the server."""
+        if position.mark is None:
+            return True
+        text = str(position)
+        if text not in self._checked:
+            (answer,) = await self.tables.ask(marks.COVERED, marks.to_check(position))
+            if len(self._checked) >= limits.CHECKED_POSITIONS_MAX:
+                self._checked.clear()
+            self._checked[text] = marks.agrees(position, answer)
+        return self._checked[text]
 
     # -------------------------------------------------------------------- subscribing
 
