@@ -206,6 +206,7 @@ class Hub:
         self._lost_track = True
         self.lives.read_all_again()
         self.groups.read_all_again()
+        self.groups.forget_positions()
         self.feeds.gap()
         self.topics.gap()
 
