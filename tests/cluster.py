@@ -30,12 +30,18 @@ class Cluster:
         if self._user:
             shutil.chown(folder, self._user.pw_uid)
         self.url = f"postgresql://postgres@:5432/postgres?host={folder}"
+        self.hidden_url = f"{self.url}/hidden"
 
     def create(self) -> None:
         self._run("initdb", "-D", str(self.data), "-U", "postgres", "--auth=trust",
                   "-E", "UTF8", "--locale=C.UTF-8", "-N")  # fmt: skip
 
-    def start(self) -> None:
+    def start(self, *, hidden: bool = False) -> None:
+        """Hidden, it is found under another URL, by whom that is given."""
+        sockets = self._folder / "hidden" if hidden else self._folder
+        sockets.mkdir(exist_ok=True)
+        if self._user:
+            shutil.chown(sockets, self._user.pw_uid)
         settings = FAST | {
             "listen_addresses": "",
             "max_prepared_transactions": "40",
@@ -43,7 +49,7 @@ class Cluster:
             "min_wal_size": "32MB",
         }
         options = " ".join(
-            [f"-k {self._folder}", *(f"-c {name}={value}" for name, value in settings.items())]
+            [f"-k {sockets}", *(f"-c {name}={value}" for name, value in settings.items())]
         )
         log = str(self.data / "server.log")
         self._run("pg_ctl", "-D", str(self.data), "-w", "-l", log, "-o", options, "start")

@@ -85,9 +85,13 @@ async def session(url: str) -> AsyncIterator[Connection]:
         await connection.close()
 
 
-def put_back(cluster: Cluster) -> None:
+async def put_back(cluster: Cluster, count: int, first: int = 0) -> None:
+    """Orders are written before anybody can connect again."""
     cluster.stop()
     cluster.put_back("ten")
+    cluster.start(hidden=True)
+    await write(cluster.hidden_url, count, first)
+    cluster.stop("fast")
     cluster.start()
 
 
@@ -96,8 +100,7 @@ async def test_of_another_history_nothing_is_skipped(cluster: Cluster, url: str)
         kept = await hw.position()
         await write(url, 10, 100)
         lost = await hw.position()
-    put_back(cluster)
-    await write(url, 40, 200)
+    await put_back(cluster, 40, 200)
     async with Headwater(url) as hw:
         assert lost.xmax < (await hw.position()).xmax
         with pytest.raises(ResyncRequired, match="history that this database no longer has"):
@@ -162,8 +165,8 @@ async def test_a_hub_that_is_connected_tells_everybody(cluster: Cluster, url: st
         await write(url, 10, 100)
         await viewer.until(lambda: len(viewer.rows) == 20)
         await query.until(lambda: query.value == 20)
-        put_back(cluster)
-        await write(url, 15, 200)
+        await on_disk(hub)
+        await put_back(cluster, 15, 200)
         async with session(url) as connection:
             await viewer.until_rows(await answer(connection, ALL))
         await query.until(lambda: query.value == 25)
@@ -183,13 +186,9 @@ async def test_who_returns_to_another_hub_is_told(cluster: Cluster, url: str) ->
         await write(url, 10, 100)
         await query.until(lambda: query.value == 20)
         await viewer.until(lambda: len(viewer.rows) == 20)
-        async with asyncio.timeout(30):
-            while not hub.progress.durable.covers(Position.parse(query.position or "")):
-                await write(url, 0)
-                await hub.next_flush()
+        await on_disk(hub)
         lost = str(hub.progress.durable)
-    put_back(cluster)
-    await write(url, 9, 200)
+    await put_back(cluster, 9, 200)
     async with session(url) as connection, Hub(url) as hub:
         early = Recorder()
         await hub.groups.subscribe(COUNT, COUNT.bind({}), ANONYMOUS, early)
@@ -213,8 +212,7 @@ async def test_a_cursor_from_elsewhere_is_lost(cluster: Cluster, url: str) -> No
     await write(url, 10)
     async with Headwater(url) as hw:
         lost = await hw.position()
-    put_back(cluster)
-    await write(url, 40)
+    await put_back(cluster, 40)
     async with session(url) as connection, Headwater(url) as hw:
         await cursors.save(connection, "mail", lost)
         await cursors.save(connection, "good", await hw.position())
@@ -232,8 +230,7 @@ async def test_a_stream_stops_and_says_the_way_out(
     start = Offset(planner.now())
     await write(url, 10)
     first = planner.latest(start, None)
-    put_back(cluster)
-    await write(url, 40)
+    await put_back(cluster, 40)
     restored = Offset.from_dict(first.to_dict())
     for broken in (
         lambda: planner.latest(restored, None),
@@ -252,8 +249,7 @@ async def test_rows_that_were_trimmed_are_remembered(cluster: Cluster, url: str)
     await write(url, 3)
     async with session(url) as connection:
         lost = await (await LogReader.open(connection)).now(connection)
-    put_back(cluster)
-    await write(url, 3)
+    await put_back(cluster, 3)
     async with session(url) as connection:
         reader = await LogReader.open(connection)
         good = await reader.now(connection)
@@ -265,6 +261,16 @@ async def test_rows_that_were_trimmed_are_remembered(cluster: Cluster, url: str)
         assert lost.xmin >= (await rows(connection, "table headwater.log_floor"))[0][0]
         with pytest.raises(ResyncRequired, match="no longer has"):
             await reader.check(connection, lost)
+
+
+async def on_disk(hub: Hub) -> None:
+    """Until what the hub delivered so far is on disk, and the hub knows it."""
+    await hub.next_flush()
+    present = hub.progress.position
+    async with asyncio.timeout(30):
+        while not hub.progress.durable.covers(present):
+            await write(hub.url, 0)
+            await hub.next_flush()
 
 
 async def emptied(connection: Connection) -> None:
