@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from headwater.log import cursors
 from headwater.log.progress import flush
 from headwater.log.read import LogReader
 from headwater.model import Position
+from headwater.pipeline import gaps, renewal
+from headwater.pipeline.lake import Lake
 from headwater.pipeline.offsets import Offset
 from headwater.pipeline.planning import Planner
 from headwater.protocol import Gap, Reset
@@ -56,7 +59,7 @@ async def install(url: str) -> None:
 
 
 @pytest.fixture
-def url(cluster: Cluster) -> Iterator[str]:
+def url(cluster: Cluster) -> str:
     """A database of ten orders, and a copy of its files at this moment."""
     cluster.stop()
     cluster.put_back("empty")
@@ -65,7 +68,7 @@ def url(cluster: Cluster) -> Iterator[str]:
     cluster.stop()
     cluster.copy("ten")
     cluster.start()
-    yield cluster.url
+    return cluster.url
 
 
 async def write(url: str, count: int, first: int = 0) -> None:
@@ -141,7 +144,8 @@ async def test_a_lost_transaction_is_noticed_below_rows_that_are_there(
         reader = await LogReader.open(reading)
         await run(reading, "commit prepared 'long'")
         lost = (await reader.read(reading, kept)).position, await reader.now(reading)
-        assert lost[0].mark is not None and lost[0].mark.late == kept.xip
+        assert lost[0].mark is not None
+        assert lost[0].mark.late == kept.xip
         cluster.stop()
     cluster.put_back("open")
     cluster.start()
@@ -261,6 +265,32 @@ async def test_rows_that_were_trimmed_are_remembered(cluster: Cluster, url: str)
         assert lost.xmin >= (await rows(connection, "table headwater.log_floor"))[0][0]
         with pytest.raises(ResyncRequired, match="no longer has"):
             await reader.check(connection, lost)
+
+
+async def test_a_lake_goes_on_with_another_log(cluster: Cluster, url: str, tmp_path: Path) -> None:
+    """It tells transactions by log and id: those of the history that is gone stay what they are."""
+    lake = Lake(str(tmp_path))
+    list(renewal.resnapshot(lake, url))
+    await write(url, 10)
+    same, *_ = renewal.resnapshot(lake, url)
+    assert isinstance(same, gaps.Gap)
+    assert same.since.log == same.until.log
+    await put_back(cluster, 5)
+    async with session(url) as connection, Hub(url) as hub:
+        kept, viewer = hub.position, Recorder()
+        await hub.live(LIVE, viewer)
+        replaced, *_ = renewal.resnapshot(lake, url)
+        assert isinstance(replaced, gaps.Gap)
+        assert replaced.since.log != replaced.until.log
+        # What is connected notices, and who returns with the old name does.
+        await write(url, 1)
+        await viewer.until_rows(await answer(connection, ALL))
+        assert Position.parse(viewer.position or "").log == replaced.until.log
+        with pytest.raises(ResyncRequired, match="another log"):
+            await hub.feed(FeedQuery(("orders",), since=kept), Recorder())
+    again, *_ = renewal.resnapshot(lake, url)
+    assert isinstance(again, gaps.Gap)
+    assert again.since.log == again.until.log
 
 
 async def on_disk(hub: Hub) -> None:

@@ -3,9 +3,9 @@ timeline, another history.
 
 Random writers that overlap, roll back, prepare and commit without waiting for the disk; positions
 of every kind collected on the way; copies of the files, and the return to one of them. After each
-return every position that anybody was ever given is used. The rows that were in it when it was
-given, and the rows that are in it now, decide: the same, and it is accepted and brings exactly the
-rest; others, and it is refused. `make fuzz ROLLBACKS=…` for more histories, `SEED=…` for other ones.
+return every position that was ever given out is used. The rows that were in it when it was given
+out, and the rows that are in it now, decide: if they are the same it is accepted and brings exactly
+the rest, otherwise it is refused. `make fuzz ROLLBACKS=… SEED=…` for more and other histories.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psycopg
 import pytest
@@ -42,7 +42,7 @@ Row = tuple[int, int, str]
 
 
 class Given(NamedTuple):
-    """A position that somebody was given, with the rows that were in it."""
+    """A position that was given out, with the rows that were in it."""
 
     source: str
     position: str
@@ -177,7 +177,9 @@ class History:
     def _statement(self, writer: int) -> str:
         table = self.chance.choice(["apples", "apples", "pears", "unseen"])
         first = self.chance.randint(1, 20)
-        mine = f"owner = {writer} and id % 20 between {first} and {first + self.chance.randint(0, 6)}"
+        mine = (
+            f"owner = {writer} and id % 20 between {first} and {first + self.chance.randint(0, 6)}"
+        )
         count, number = self.chance.randint(1, 4), next(self.numbers)
         return self.chance.choice([
             f"insert into {table} (owner, n)"

@@ -91,8 +91,11 @@ class LogReader:
     signals are left out, which are no changes.
     """
 
-    def __init__(self, log: str, wants: Callable[[Table], bool] | None = None) -> None:
+    def __init__(
+        self, log: str, installation: str, wants: Callable[[Table], bool] | None = None
+    ) -> None:
         self.log = log
+        self._installation = installation.encode()
         self._wants = wants
         self._shapes: dict[int, tuple[Table, ImageDecoder] | None] = {}
         self._slots = _Slots()
@@ -111,8 +114,10 @@ class LogReader:
         ):
             await connection.execute(f"set {setting}")
         await connection.execute("set max_parallel_workers_per_gather = 0")
-        (log,) = await _one(connection, "select headwater.log_id()")
-        return cls(str(log), wants)
+        log, installation = await _one(
+            connection, "select headwater.log_id(), id from headwater.installation"
+        )
+        return cls(log, installation, wants)
 
     async def now(self, connection: Connection) -> Position:
         (snapshot,) = await _one(connection, "select pg_current_snapshot()::text")
@@ -148,7 +153,10 @@ class LogReader:
         except errors.ProgramLimitExceeded:
             # Fewer rows than a page, but larger than the server can send at once.
             return Batch((), await self.now(connection), 0, 0, news=True, backlog=True)
-        snapshot, floor, retention, slot, written, flushed, page = _values(cursor.pgresult, 7)
+        answer = _values(cursor.pgresult, 8)
+        snapshot, floor, installation, retention, slot, written, flushed, page = answer
+        if installation != self._installation:
+            raise ResyncRequired("the log was given another name", hint=_READ_AGAIN)
         _check_floor(since, int(floor))
         position = Position.of_snapshot(self.log, snapshot.decode())
         if self._slots.misled(retention, int(slot), position):
@@ -368,10 +376,10 @@ def _new_rows(slots: tuple[int, ...], with_running: bool) -> str:
           from (select * from ({parts}) new order by seq limit %(limit)s) ordered
         )
         select pg_current_snapshot()::text, {_FLOOR},
-               (select retention::text from headwater.installation),
+               installation.id, installation.retention::text,
                headwater.slot_at(clock_timestamp()),
                pg_current_wal_insert_lsn() - '0/0', pg_current_wal_flush_lsn() - '0/0', page.rows
-        from page"""
+        from page cross join headwater.installation"""
 
 
 _PAGE = f"""

@@ -132,6 +132,22 @@ class Planner:
             self.check(position)
         self._checked.append(str(position))
 
+    def is_replaced(self, position: Position) -> bool:
+        """Whether this log's history is not the one that the position is of, though it goes by the
+        same name: the same transaction ids mean other changes."""
+        log, snapshot, _ = self._one(_HELD)
+        if position.log != log:
+            return False
+        if position.xmax > Position.of_snapshot(log, snapshot).xmax:
+            return True
+        return position.mark is not None and not marks.agrees(
+            position, self._one(marks.COVERED, marks.to_check(position))
+        )
+
+    def rename_log(self) -> None:
+        """Have the log go by another name: for good, and to everybody."""
+        self._one("select headwater.rename_log()")
+
     # -------------------------------------------------------------------- cutting
 
     def latest(self, start: Offset, rows_max: int | None, target: Position | None = None) -> Offset:

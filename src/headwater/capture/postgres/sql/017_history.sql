@@ -11,6 +11,9 @@ create table headwater.trimmed (
   primary key (installation, xid, seq)
 );
 
+-- Readers of the log that were granted its tables before this one was there; it says nothing.
+grant select on headwater.trimmed to public;
+
 -- Before a slot is emptied. As many rows as limits.MARK_ROWS.
 create function headwater.remember_trimmed(slot integer) returns void
 language plpgsql
@@ -59,3 +62,15 @@ begin
   end loop;
   return emptied;
 end $$;
+
+-- Where the database's files were replaced by an earlier copy and somebody keeps changes of the
+-- history that is gone: from here on the log goes by another name, and its transaction ids are
+-- distinct from those of before. Every position that was given out before is of another log then.
+create function headwater.rename_log() returns text
+language sql
+set search_path = pg_catalog, pg_temp
+as $$
+  update headwater.installation set id = default;
+  update headwater.trimmed set installation = (select id from headwater.installation);
+  select headwater.log_id();
+$$;
