@@ -47,7 +47,8 @@ class Column(msgspec.Struct, frozen=True):
 class Table(msgspec.Struct, frozen=True):
     """The shape of a table at one time. A column added, dropped, renamed or retyped makes a new
     one with another `id`; changes point at the shape they were written under. `oid` stays the same
-    for as long as the table lives, whatever it is called.
+    for as long as the table lives, whatever it is called. `virtual` names the columns that are
+    computed when they are read, and are left out.
     """
 
     id: int
@@ -56,6 +57,7 @@ class Table(msgspec.Struct, frozen=True):
     columns: tuple[Column, ...]
     key: tuple[str, ...]
     oid: int = 0
+    virtual: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:

@@ -197,8 +197,8 @@ class QuerySubscription:
     """One subscriber's query. Made by `Groups.subscribe`."""
 
     __slots__ = (
-        "_arrived", "_groups", "_told_of", "begun", "closed", "delta", "group", "reason", "since",
-        "subscriber",
+        "_arrived", "_groups", "_told_of", "begun", "closed", "delta", "doubted", "group", "reason",
+        "since", "subscriber",
     )  # fmt: skip
 
     def __init__(
@@ -218,6 +218,8 @@ class QuerySubscription:
         self.begun = False
         """Whether its subscriber has heard of it; before, errors are raised where it is made."""
         self.closed = False
+        self.doubted = False
+        """Whether what it reads was looked at again before it was refused."""
         self.reason: ResetReason | None = None
         self._told_of = 0
         self._arrived = Arrival()

@@ -214,10 +214,16 @@ class Groups:
 
     def _begin(self, subscription: QuerySubscription) -> None:
         group = subscription.group
-        if group.uncaptured:
+        if not group.uncaptured:
+            subscription.begin()
+        elif subscription.begun or subscription.doubted:
             subscription.fail(_not_captured(group))
         else:
-            subscription.begin()
+            # The table may have been enabled a moment ago: refused only after a look of its own.
+            subscription.doubted = True
+            self.analyst.forget_statements(group.statements)
+            group.joining.append(subscription)
+            group.touched_at = max(group.touched_at, self._hub.begun + 1)
 
     def leave(self, subscription: QuerySubscription) -> None:
         """It is over, or goes elsewhere."""
@@ -264,11 +270,12 @@ class Groups:
     def flushed(self, transactions: Sequence[Transaction]) -> None:
         """What is new in the flush that has begun: say whom it may concern."""
         changes = [change for each in transactions for change in each.changes]
+        # Also without groups: what a refused query read may be captured now.
+        self._altered(changes)
         if not changes or not self._groups:
             return
         flush = self._hub.begun
         self._meanwhile.add(flush, changes, since=self._executions.oldest)
-        self._altered(changes)
         self._flushing = True
         try:
             for group in self._watches.touched(changes):

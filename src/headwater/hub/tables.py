@@ -171,7 +171,9 @@ class Tables:
         if description is not None:
             columns = msgspec.convert(description["columns"], tuple[Column, ...])
             key = tuple(description["key"])
-            table = Table(shape, description["schema"], description["name"], columns, key, oid)
+            virtual = tuple(description.get("virtual", ()))
+            names = description["schema"], description["name"]
+            table = Table(shape, *names, columns, key, oid, virtual)
             decoders = ImageDecoder(table), ImageDecoder(_key_part(table))
             self._shapes[shape] = KnownTable(table, image, secured, *decoders, Wire(table))
         return replace(self._shapes[shape], secured=secured)

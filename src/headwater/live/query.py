@@ -16,6 +16,7 @@ import msgspec
 from headwater import limits
 from headwater.errors import InvalidQuery
 from headwater.live import kinds
+from headwater.live.columns import unusable_column
 from headwater.live.filter import EVERYTHING, Filter, canonical, from_json, to_json
 from headwater.live.filter_check import check
 from headwater.live.filter_compile import Matches, compile_filter
@@ -200,11 +201,7 @@ def _check_columns(columns: tuple[str, ...] | None, table: Table) -> tuple[str, 
     names = [column.name for column in table.columns]
     for i, name in enumerate(columns):
         if name not in names:
-            raise InvalidQuery(
-                f"{table.label} has no column {name!r:.100}",
-                path=f"columns[{i}]",
-                hint=f"Columns are: {', '.join(names)}.",
-            )
+            raise unusable_column(table, name, names, path=f"columns[{i}]")
     selected = tuple(name for name in names if name in columns or name in table.key)
     return None if len(selected) == len(names) else selected
 

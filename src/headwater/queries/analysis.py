@@ -157,10 +157,17 @@ class Analyst:
             [
                 key
                 for key, each in self._kept.items()
-                if any(read.table.oid in altered for read in each.analysis.tables)
+                # One of them may be captured now, or a partition of it.
+                if each.analysis.uncaptured
+                or any(read.table.oid in altered for read in each.analysis.tables)
                 or any(oid in altered for kind, oid in each.prints if kind == "relation")
             ]
         )
+
+    def forget_statements(self, statements: frozenset[Statement]) -> None:
+        """Have these analysed again."""
+        self._epoch += 1
+        self._forget([key for key in self._kept if key[0] in statements])
 
     async def close(self) -> None:
         tasks = list(self._asking.values())
@@ -331,8 +338,10 @@ def _why_uncaptured(relation: Relation, use: Use, found: Found) -> str | None:
     if not relation.captured:
         return f"{label} is not enabled: its changes are not captured (headwater enable {label})"
     captured = {c.name for root in relation.roots for c in found.tables[root].columns}
-    used = relation.columns.keys() if use.whole else use.columns & relation.columns.keys()
-    own = sorted({relation.columns[number] for number in used} - captured)
+    # What a virtual column is computed from may be any of the others.
+    whole = use.whole or use.columns & relation.virtual
+    used = relation.columns.keys() if whole else use.columns & relation.columns.keys()
+    own = sorted({relation.columns[number] for number in used - relation.virtual} - captured)
     if own:
         return f"{', '.join(own)} of {label} is not captured: the table above it has no such column"
     return None

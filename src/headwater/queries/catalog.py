@@ -61,6 +61,7 @@ class Relation(msgspec.Struct, frozen=True):
     temporary: bool
     columns: dict[int, str]
     generated: frozenset[int]
+    virtual: frozenset[int]
     roots: tuple[int, ...]
     captured: bool
 
@@ -319,10 +320,22 @@ class Walk:
                 persistence == "t",
                 {int(number): column for number, column in (columns or {}).items()},
                 frozenset(generated),
+                frozenset(virtual),
                 tuple(roots),
                 captured,
             )
-            for oid, schema, name, kind, persistence, columns, generated, roots, captured in found
+            for (
+                oid,
+                schema,
+                name,
+                kind,
+                persistence,
+                columns,
+                generated,
+                virtual,
+                roots,
+                captured,
+            ) in found
         }
 
     async def _look_at_built_in(self) -> None:
@@ -523,6 +536,8 @@ _RELATIONS = f"""
             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
            array(select a.attnum from pg_catalog.pg_attribute a
                  where a.attrelid = c.oid and a.attnum > 0 and a.attgenerated <> ''),
+           array(select a.attnum from pg_catalog.pg_attribute a
+                 where a.attrelid = c.oid and a.attnum > 0 and a.attgenerated = 'v'),
            logged.roots, logged.captured
     from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
