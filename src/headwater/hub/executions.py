@@ -30,6 +30,7 @@ class Executions:
                 patience=settings.replica_wait_period.total_seconds(),
                 fall_back=self._primary.want,
             )
+        self._execution = execution
         self._lanes = (self._primary, *([self._replica] if self._replica else []))
 
     @property
@@ -61,6 +62,15 @@ class Executions:
     def close_idle(self) -> None:
         for lane in self._lanes:
             lane.close_idle()
+
+    async def close_outdated(self) -> bool:
+        """Let go of connections whose sessions began with other settings than one would begin with
+        now. Whether there are other settings."""
+        if not await self._execution.look_at_settings():
+            return False
+        for lane in self._lanes:
+            lane.close_outdated()
+        return True
 
     def restart(self) -> None:
         """The database was lost: forget everything that is wanted or under way."""

@@ -513,9 +513,12 @@ class Groups:
                 await asyncio.sleep(min(self._sweep_seconds, 1.0))
 
     async def recheck(self) -> None:
-        """Look again at the views, functions and policies that queries go through, and at the
-        connections that nobody has needed for a while."""
+        """Look again at all that queries rest on beside rows: views, functions, types, policies,
+        roles, settings; and at the connections that were not needed for a while."""
         self._executions.close_idle()
+        if await self._executions.close_outdated():
+            for group in self:
+                self._touch(group, self._hub.begun + 1, "catalog")
         self._touch_all(await self.analyst.recheck())
 
     def _touch_all(self, statements: set[Statement]) -> None:
