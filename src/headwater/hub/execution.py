@@ -89,16 +89,18 @@ class Execution:
         return connection
 
     def is_current(self, connection: Connection) -> bool:
-        """Whether its session has the settings that a new one would have."""
+        """Whether its session is like one that would begin now."""
         return connection in self._current
 
-    async def look_at_settings(self) -> bool:
-        """Whether sessions that begin now have other settings: then none is current any more."""
-        users = {session.user for session in self._sessions.values()}
-        if not await self._analyst.settings_changed(users):
-            return False
+    @property
+    def users(self) -> set[str]:
+        """As whom sessions were begun."""
+        return {session.user for session in self._sessions.values()}
+
+    def outdate(self) -> None:
+        """Sessions that began before this are not like new ones: they have other settings, or
+        plans that the server does not make again (for a role that may see more, for example)."""
         self._current = WeakSet()
-        return True
 
     async def run(
         self, connection: Connection, group: Group, moment: Moment, seen: Seen | None

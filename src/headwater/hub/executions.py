@@ -63,14 +63,16 @@ class Executions:
         for lane in self._lanes:
             lane.close_idle()
 
-    async def close_outdated(self) -> bool:
-        """Let go of connections whose sessions began with other settings than one would begin with
-        now. Whether there are other settings."""
-        if not await self._execution.look_at_settings():
-            return False
+    @property
+    def users(self) -> set[str]:
+        """As whom queries are executed where no other role is set."""
+        return self._execution.users
+
+    def renew(self) -> None:
+        """Have everything that is wanted from here on executed in new sessions."""
+        self._execution.outdate()
         for lane in self._lanes:
             lane.close_outdated()
-        return True
 
     def restart(self) -> None:
         """The database was lost: forget everything that is wanted or under way."""

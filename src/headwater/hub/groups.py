@@ -516,10 +516,14 @@ class Groups:
         """Look again at all that queries rest on beside rows: views, functions, types, policies,
         roles, settings; and at the connections that were not needed for a while."""
         self._executions.close_idle()
-        if await self._executions.close_outdated():
+        if await self.analyst.settings_changed(self._executions.users):
+            self._executions.renew()
             for group in self:
                 self._touch(group, self._hub.begun + 1, "catalog")
-        self._touch_all(await self.analyst.recheck())
+        statements = await self.analyst.recheck()
+        if statements:
+            self._executions.renew()
+        self._touch_all(statements)
 
     def _touch_all(self, statements: set[Statement]) -> None:
         """They may read something else than was thought."""

@@ -202,8 +202,8 @@ class Lane:
         self._close_all(unused)
 
     def close_outdated(self) -> None:
-        """Let go of connections whose sessions began with other settings; those at work go when
-        they are free."""
+        """Let go of connections whose sessions are not current; those at work go when they are
+        free."""
         outdated = [each for each, _ in self._idle if not self._execution.is_current(each)]
         self._idle = [each for each in self._idle if each[0] not in outdated]
         for connection in outdated:

@@ -268,7 +268,10 @@ class Analyst:
             await connection.close()
 
 
-_FORMATS = "-c datestyle=ISO -c intervalstyle=iso_8601 -c bytea_output=hex -c extra_float_digits=1"
+_FORMATS = (
+    "-c datestyle=ISO -c intervalstyle=iso_8601 -c bytea_output=hex -c extra_float_digits=1"
+    " -c jit=off"
+)
 
 
 async def _rolled_back(connection: Connection, work: Callable[[Connection], Awaitable[T]]) -> T:
@@ -381,7 +384,8 @@ def _table_read(
     columns: set[str] | None = set()
     for relation, use in uses:
         # A row that goes to another partition gets another key, so that it is no update.
-        if use.whole or use.columns & relation.generated or len(relation.roots) > 1:
+        hidden = relation.generated | relation.recast
+        if use.whole or use.columns & hidden or len(relation.roots) > 1:
             columns = None
         elif columns is not None:
             columns |= {relation.columns[n] for n in use.columns if n in relation.columns}
@@ -401,6 +405,7 @@ def _conditions(
     for root, uses in reads.items():
         relation, use = uses[0]
         alone = len(uses) == 1 and relation.roots == (root,) and relation.captured
+        alone = alone and not relation.recast
         if alone and use.direct and not use.indirect:
             plain[relation.schema, relation.name] = root, found.tables[root]
     understood = find(

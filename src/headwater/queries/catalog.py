@@ -42,6 +42,7 @@ from headwater.queries.fingerprints import (
     WHOLE_CATALOG,
     Object,
     Prints,
+    path_print,
     prints_of,
 )
 from headwater.queries.search_path import Session, printed, resolve, session_of
@@ -75,6 +76,8 @@ class Relation(msgspec.Struct, frozen=True):
     temporary: bool
     columns: dict[int, str]
     generated: frozenset[int]
+    recast: frozenset[int]
+    """The columns whose image is what a cast to JSON makes of them, so that it may tell nothing."""
     roots: tuple[int, ...]
     captured: bool
 
@@ -146,8 +149,9 @@ class Walk:
         self._notes: dict[str, None] = {}
         self._seen: set[tuple[str, int, Session]] = set()
         self._called: set[tuple[int, Session]] = set()
+        self._schemas: dict[Session, tuple[str, ...] | None] = {}
         self._probes = 0
-        self._pid = 0
+        self._pid = connection.info.backend_pid
 
     async def follow(
         self,
@@ -161,7 +165,6 @@ class Walk:
         session = session or await session_of(self._connection)
         if role is not None:
             session = msgspec.structs.replace(session, user=role)
-        (self._pid,) = await self._one("select pg_catalog.pg_backend_pid()")
         await self._find_names_as(session)
         parameters = await self._parameter_types(sql, types)
         probe = await self._probe(", ".join(parameters), sql)
@@ -170,6 +173,7 @@ class Walk:
         relations = await self._look_at_relations()
         await self._look_at_built_in()
         prints = await prints_of(self._connection, self._objects)
+        prints.update({("path", each): path_print(found) for each, found in self._schemas.items()})
         tables = await self._look_at_tables({r for each in relations.values() for r in each.roots})
         (body,) = await self._one("select pg_catalog.pg_get_function_sqlbody(%s)", probe)
         (named,) = await self._one(
@@ -192,14 +196,15 @@ class Walk:
 
     async def _find_names_as(self, session: Session) -> None:
         """Refused where we cannot: a schema that we may not use would be passed over."""
-        self._objects |= {("path", session), ("role", session.user)}
-        schemas = await resolve(self._connection, session)
+        self._objects.add(("role", session.user))
+        if session not in self._schemas:
+            self._schemas[session] = await resolve(self._connection, session)
+        schemas = self._schemas[session]
         if schemas is None:
             raise Refused(
                 f"names cannot be found with search_path = {session.path} as {session.user}"
             )
-        await self._set_path(printed(schemas))
-        (ours,) = await self._one("select pg_catalog.current_schemas(false)::text[]")
+        ours = await self._set_path(printed(schemas))
         if tuple(dict.fromkeys(ours)) != tuple(dict.fromkeys(schemas)):
             missing = ", ".join(sorted(set(schemas) - set(ours)))
             raise Refused(f"Headwater's own role may not use the schema {missing}")
@@ -208,8 +213,14 @@ class Walk:
         """For our own questions: in another path a name may be that of somebody's function."""
         await self._set_path("pg_catalog, pg_temp")
 
-    async def _set_path(self, path: str) -> None:
-        await self._ask("select pg_catalog.set_config('search_path', %s, true)", path)
+    async def _set_path(self, path: str) -> list[str]:
+        """The schemas that are then searched."""
+        (found,) = await self._one(
+            "with made as materialized (select pg_catalog.set_config('search_path', %s, true))"
+            " select pg_catalog.current_schemas(false)::text[] from made",
+            path,
+        )
+        return list(found)
 
     async def _parameter_types(self, sql: str, types: Sequence[int]) -> list[str]:
         """The types of the parameters: those given, and those the server infers."""
@@ -325,8 +336,8 @@ class Walk:
             await self._ask(TYPE_PARTS, users, sorted(made)) if users else ()
         ):
             self._objects.add(("type", oid))
+            functions.update(called)
             if is_made:
-                functions.update(called)
                 through = (*body.through, f"domain {label}")
                 conditions += [
                     _Body("pg_constraint", each, body.session, through) for each in constraints
@@ -481,21 +492,12 @@ _WRITES = re.compile(r":commandType [2-7]|:hasModifyingCTE true")
 
 def _relation(
     oid: int, schema: str, name: str, kind: str, persistence: str, columns: dict[str, str] | None,
-    generated: list[int], roots: list[int], captured: bool,
+    generated: list[int], recast: list[int], roots: list[int], captured: bool,
 ) -> Relation:  # fmt: skip
     numbered = {int(number): column for number, column in (columns or {}).items()}
+    special, above = (frozenset(generated), frozenset(recast)), tuple(roots)
     is_temporary = persistence == "t"
-    return Relation(
-        oid,
-        schema,
-        name,
-        kind,
-        is_temporary,
-        numbered,
-        frozenset(generated),
-        tuple(roots),
-        captured,
-    )
+    return Relation(oid, schema, name, kind, is_temporary, numbered, *special, above, captured)
 
 
 def _oids(pattern: re.Pattern[str], tree: str) -> set[int]:

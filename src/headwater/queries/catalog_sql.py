@@ -120,6 +120,10 @@ RELATIONS = f"""
             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
            array(select a.attnum from pg_catalog.pg_attribute a
                  where a.attrelid = c.oid and a.attnum > 0 and a.attgenerated <> ''),
+           array(select a.attnum from pg_catalog.pg_attribute a
+                 join pg_catalog.pg_cast k
+                   on k.castsource = a.atttypid and k.casttarget = 'json'::regtype
+                 where a.attrelid = c.oid and a.attnum > 0 and k.oid >= {FIRST_OF_USERS}),
            logged.roots, logged.captured,
            case when c.relkind = 'v' then pg_catalog.pg_get_userbyid(c.relowner)::text end
     from pg_catalog.pg_class c

@@ -39,15 +39,23 @@ async def prints_of(connection: Connection, objects: Iterable[Object]) -> Prints
     by_kind: dict[Kind, list[Any]] = {}
     for kind, which in prints:
         by_kind.setdefault(kind, []).append(which)
-    for kind, question in _QUESTIONS.items():
-        if kind in by_kind:
-            asked = (by_kind[kind],) if "%s" in question else None
-            cursor = await connection.execute(question.encode(), asked)
-            prints.update({(kind, which): text for which, text in await cursor.fetchall()})
-    for session in by_kind.get("path", ()):
-        schemas = await resolve(connection, session)
-        prints["path", session] = None if schemas is None else printed(schemas)
+    for session in by_kind.pop("path", ()):
+        prints["path", session] = path_print(await resolve(connection, session))
+    asked = [kind for kind in _QUESTIONS if kind in by_kind]
+    if asked:
+        question = " union all ".join(
+            f"select '{kind}', * from ({_QUESTIONS[kind]}) of_kind (which, print)" for kind in asked
+        )
+        values = [by_kind[kind] for kind in asked if "%s" in _QUESTIONS[kind]]
+        cursor = await connection.execute(question.encode(), values or None)
+        for kind, which, text in await cursor.fetchall():
+            prints[kind, which if kind == "role" else int(which)] = text
     return prints
+
+
+def path_print(schemas: tuple[str, ...] | None) -> str | None:
+    """Of a search path, by the schemas that are searched."""
+    return None if schemas is None else printed(schemas)
 
 
 # Changes are logged under the enabled table that a relation is, or is below of. What is below it
@@ -75,7 +83,7 @@ LOGGED = """
 """
 
 _RELATIONS = f"""
-    select c.oid::bigint, md5(concat_ws(' ',
+    select c.oid::text, md5(concat_ws(' ',
       c.xmin, n.xmin, c.relname, c.relkind, c.relrowsecurity, logged.roots, logged.captured,
       (select string_agg(
          concat_ws('/', a.attnum, a.attname, a.atttypid, a.attisdropped, a.attacl), ' '
@@ -98,7 +106,7 @@ _RELATIONS = f"""
 """
 
 _FUNCTIONS = f"""
-    select p.oid::bigint, md5(concat_ws(' ', p.xmin, n.xmin,
+    select p.oid::text, md5(concat_ws(' ', p.xmin, n.xmin,
       (select string_agg(s.oid::text, ' ' order by s.oid) from pg_catalog.pg_proc s
        where s.proname = p.proname and s.oid >= {FIRST_OF_USERS})))
     from pg_catalog.pg_proc p join pg_catalog.pg_namespace n on n.oid = p.pronamespace
@@ -106,7 +114,7 @@ _FUNCTIONS = f"""
 """
 
 _OPERATORS = f"""
-    select o.oid::bigint, md5(concat_ws(' ', o.xmin, n.xmin,
+    select o.oid::text, md5(concat_ws(' ', o.xmin, n.xmin,
       (select p.xmin from pg_catalog.pg_proc p where p.oid = o.oprcode),
       (select string_agg(s.oid::text, ' ' order by s.oid) from pg_catalog.pg_operator s
        where s.oprname = o.oprname and s.oid >= {FIRST_OF_USERS})))
@@ -117,7 +125,7 @@ _OPERATORS = f"""
 # With its labels, attributes and conditions, and what the server does with its values by itself:
 # casts, comparisons.
 _TYPES = f"""
-    select t.oid::bigint, md5(concat_ws(' ', t.xmin, n.xmin,
+    select t.oid::text, md5(concat_ws(' ', t.xmin, n.xmin,
       (select string_agg(concat_ws('/', e.oid, e.xmin), ' ' order by e.oid)
        from pg_catalog.pg_enum e where e.enumtypid = t.oid),
       (select string_agg(concat_ws('/', a.attnum, a.attname, a.atttypid, a.attisdropped), ' '
@@ -143,7 +151,7 @@ _TYPES = f"""
 """
 
 _COLLATIONS = """
-    select c.oid::bigint, md5(concat_ws(' ', c.xmin, n.xmin,
+    select c.oid::text, md5(concat_ws(' ', c.xmin, n.xmin,
       (select string_agg(s.oid::text, ' ' order by s.oid) from pg_catalog.pg_collation s
        where s.collname = c.collname)))
     from pg_catalog.pg_collation c join pg_catalog.pg_namespace n on n.oid = c.collnamespace
@@ -168,7 +176,7 @@ _ROLES = """
 """
 
 _MEMBERSHIPS = """
-    select 0, md5(concat_ws(' ',
+    select '0', md5(concat_ws(' ',
       (select string_agg(to_jsonb(m)::text, ' ' order by m.roleid, m.member, m.grantor)
        from pg_catalog.pg_auth_members m),
       (select string_agg(concat_ws('/', r.oid, r.rolname, r.rolsuper, r.rolbypassrls), ' '
@@ -177,7 +185,7 @@ _MEMBERSHIPS = """
 """
 
 _SEARCHES = """
-    select 0, md5(concat_ws(' ',
+    select '0', md5(concat_ws(' ',
       (select string_agg(concat_ws('/', c.oid, c.xmin), ' ' order by c.oid)
        from pg_catalog.pg_ts_config c),
       (select string_agg(concat_ws('/', m.mapcfg, m.xmin), ' ' order by m.mapcfg, m.ctid)
@@ -206,7 +214,7 @@ _CATALOG = f"""
       where c.oid >= {FIRST_OF_USERS} and c.relkind in ('r', 'v', 'm', 'f', 'p', 'c')
         and c.relpersistence <> 't' and c.relnamespace not in (select oid from ours)
     )
-    select 0, md5(concat_ws(' ',
+    select '0', md5(concat_ws(' ',
       (select sum(hashtextextended(concat_ws('/', c.oid, c.xmin), 0)) from relations c),
       (select sum(hashtextextended(concat_ws('/', a.attrelid, a.attnum, a.xmin), 0))
        from pg_catalog.pg_attribute a join relations c on c.oid = a.attrelid),
