@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
-from decimal import Decimal
+from datetime import date, datetime, time
 from typing import Any, Literal, TypeAlias
+from uuid import UUID
 
 import msgspec
 
@@ -109,15 +109,26 @@ class Change(msgspec.Struct, frozen=True, gc=False):
         return tuple(
             name
             for name, value in self.after.items()
-            if name not in before or _differ(before[name], value)
+            if name not in before or differ(before[name], value)
         )
 
 
-def _differ(before: Value, after: Value) -> bool:
-    """Whether the database holds another value: 5.00 is not 5.0, and NaN is NaN."""
-    if isinstance(before, Decimal) or before != before:
-        return str(before) != str(after)
-    return bool(before != after)
+def differ(before: Value, after: Value) -> bool:
+    """Whether two values print differently, though Python may call them equal.
+
+    >>> from decimal import Decimal
+    >>> differ(Decimal("5.0"), Decimal("5.00")), differ(0.0, -0.0), differ(1, True)
+    (True, True, True)
+    >>> differ(float("nan"), float("nan")), differ({"a": [1]}, {"a": [1]})
+    (False, False)
+    """
+    type_ = before.__class__
+    if type_ is not after.__class__:
+        return True
+    return bool(before != after) if type_ in _EXACT else repr(before) != repr(after)
+
+
+_EXACT = frozenset({str, int, bool, bytes, date, datetime, time, UUID, type(None)})
 
 
 class Mark(msgspec.Struct, frozen=True):

@@ -529,10 +529,17 @@ class Groups:
                 await asyncio.sleep(min(self._sweep_seconds, 1.0))
 
     async def recheck(self) -> None:
-        """Look again at the views, functions and policies that queries go through, and at the
-        connections that nobody has needed for a while."""
+        """Look again at all that queries rest on beside rows: views, functions, types, policies,
+        roles, settings; and at the connections that were not needed for a while."""
         self._executions.close_idle()
-        self._touch_all(await self.analyst.recheck())
+        if await self.analyst.settings_changed(self._executions.users):
+            self._executions.renew()
+            for group in self:
+                self._touch(group, self._hub.begun + 1, "catalog")
+        statements = await self.analyst.recheck()
+        if statements:
+            self._executions.renew()
+        self._touch_all(statements)
 
     def _touch_all(self, statements: set[Statement]) -> None:
         """They may read something else than was thought."""
