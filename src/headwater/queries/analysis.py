@@ -183,7 +183,7 @@ class Analyst:
     def forget_statements(self, statements: frozenset[Statement]) -> None:
         """Have these analysed again."""
         self._epoch += 1
-        self._forget([key for key in self._kept if key[0] in statements])
+        self._forget([key for key in self._kept if key.statement in statements])
 
     async def close(self) -> None:
         tasks = list(self._asking.values())
