@@ -12,13 +12,16 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from headwater.errors import InvalidQuery, Refused
-from headwater.identity import Identity
 from headwater.limits import IDEMPOTENCY_KEY_CHARS_MAX
+
+if TYPE_CHECKING:
+    # Clients make keys, and need no settings.
+    from headwater.identity import Identity
 
 _KEY = re.compile(rf"[\x21-\x7e]{{1,{IDEMPOTENCY_KEY_CHARS_MAX}}}")
 _RANDOM_BYTES = 16

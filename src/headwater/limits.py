@@ -287,6 +287,13 @@ CLIENT_CALLS_AT_ONCE = 32
 CLIENT_CALL_ATTEMPTS_MAX = 10
 """How often a query or wait is asked whose connection is lost each time; then that is raised."""
 
+CLIENT_MUTATION_ATTEMPTS_MAX = 30
+"""How often a mutation is sent whose connection is lost each time; then its outcome is unknown, and
+that is raised."""
+
+CLIENT_REPEAT_SECONDS = 60.0
+"""How long a mutation that is refused for now is repeated; then the refusal is raised."""
+
 CLIENT_SUBSCRIBE_ATTEMPTS_MAX = 3
 """How often a new subscription is asked for that is refused for now; then the refusal is raised."""
 

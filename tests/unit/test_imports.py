@@ -21,7 +21,9 @@ ALLOWED: dict[str, set[str]] = {
     "protocol": {"model"},
     "tasks": set(),
     "client/replica": {"model", "errors", "limits", "protocol"},
-    "client": {"model", "errors", "limits", "protocol", "live", "client", "tasks"},
+    "client": {
+        "model", "errors", "limits", "protocol", "live", "client", "tasks", "idempotency",
+    },
     "pipeline": {
         "model", "errors", "limits", "settings", "database", "metrics", "capture", "log", "live",
         "pipeline",
@@ -32,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "idempotency": {"errors", "identity", "limits"},
     "queries": {
         "model", "errors", "limits", "settings", "identity", "idempotency", "database", "protocol",
-        "live", "log", "queries",
+        "live", "log", "queries", "tasks",
     },
     "topics/patterns": {"errors", "limits"},
     "topics": {"model", "errors", "limits", "identity", "queries", "topics"},
