@@ -65,7 +65,6 @@ from headwater.limits import (
     CLIENT_BACKOFF_SECONDS,
     CLIENT_REFRESH_SECONDS,
     CONNECT_TIMEOUT_SECONDS,
-    WINDOW_ROWS_DEFAULT,
 )
 from headwater.live.filter import to_json
 from headwater.live.query import LiveQuery, Mode
@@ -204,7 +203,7 @@ class Connection:
         *,
         where: Where | None = None,
         order: Order = (),
-        limit: int = WINDOW_ROWS_DEFAULT,
+        limit: int | None = None,
         after: Sequence[Any] | None = None,
         columns: Sequence[str] | None = None,
         mode: Mode = "maintained",
