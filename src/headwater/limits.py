@@ -297,6 +297,13 @@ CLIENT_CALLS_AT_ONCE = 32
 CLIENT_CALL_ATTEMPTS_MAX = 10
 """How often a query or wait is asked whose connection is lost each time; then that is raised."""
 
+CLIENT_MUTATION_ATTEMPTS_MAX = 30
+"""How often a mutation is sent whose connection is lost each time; then its outcome is unknown, and
+that is raised."""
+
+CLIENT_REPEAT_SECONDS = 60.0
+"""How long a mutation that is refused for now is repeated; then the refusal is raised."""
+
 CLIENT_SUBSCRIBE_ATTEMPTS_MAX = 3
 """How often a new subscription is asked for that is refused for now; then the refusal is raised."""
 
@@ -468,6 +475,39 @@ EVENTS_DROPPED_SECONDS = 10.0
 
 COMMIT_SECONDS = 60.0
 """How long committing a mutation may take. Then its outcome is unknown, and the caller is told."""
+
+IDEMPOTENCY_KEY_CHARS_MAX = 128
+"""Characters of an idempotency key. A longer one is refused."""
+
+REQUEST_RESULT_BYTES_MAX = 1024 * 1024
+"""Bytes of a mutation's result, as JSON, that are stored with its idempotency key. Of a larger one
+only the key is stored: a repetition does nothing and is answered with an error that says so."""
+
+REQUEST_LOOKUP_SECONDS = 10.0
+"""How long a gateway that lost the database during a commit looks for the outcome. Then it is
+unknown; with an idempotency key the caller may repeat the mutation."""
+
+REQUESTS_PER_USER_MAX = 100_000
+"""Idempotency keys of one user that are stored. Beyond, the oldest are removed; a repetition of
+theirs runs again."""
+
+REQUESTS_TRIM_EVERY = 1_000
+"""After how many stored keys of one user a gateway looks whether there are too many, and how many
+more than that may be stored for each gateway until then."""
+
+REQUESTS_TRIM_BATCH = 10_000
+"""Idempotency keys that are removed in one transaction."""
+
+REQUESTS_TRIM_BATCHES_MAX = 1_000
+"""Transactions in which one round of maintenance removes idempotency keys whose time is over. The
+rest is left for the next round."""
+
+REQUESTS_COUNTED_USERS_MAX = 10_000
+"""Users whose stored keys a gateway counts. Beyond, it begins to count again."""
+
+PUBLISH_KEY_SECONDS = 600.0
+"""How long the idempotency key of a message on a channel is stored. A later repetition is published
+again."""
 
 CONNECTION_CLEAN_SECONDS = 5.0
 """How long it may take to undo what a function left on its connection. Then that is closed."""

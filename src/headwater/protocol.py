@@ -370,11 +370,13 @@ class Ask(_Message, frozen=True, forbid_unknown_fields=True, tag="query"):
 
 
 class Mutate(_Message, frozen=True, forbid_unknown_fields=True):
-    """Run a mutation, once."""
+    """Run a mutation. One with the same `idempotency_key` is a repetition: it does not run again,
+    and gets the answer that the first one got."""
 
     id: str
     name: str
     args: dict[str, Any] = {}
+    idempotency_key: str | None = None
 
 
 class Wait(_Message, frozen=True, forbid_unknown_fields=True):
@@ -387,11 +389,13 @@ class Wait(_Message, frozen=True, forbid_unknown_fields=True):
 
 class Publish(_Message, frozen=True, forbid_unknown_fields=True):
     """Publish on the channel of the subscription `id`. With `request`, the answer has that id: it
-    comes when the message was passed on to all gateways."""
+    comes when the message was passed on to all gateways. A message with the same `idempotency_key`
+    is a repetition, and is not passed on again."""
 
     id: str
     data: Any
     request: str | None = None
+    idempotency_key: str | None = None
 
 
 class SetState(_Message, frozen=True, forbid_unknown_fields=True, tag="state"):

@@ -66,6 +66,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mutation_timeout: str = "30 seconds"
     """How long a mutation may run, unless it says so itself."""
 
+    mutation_retention: str = "24 hours"
+    """How long the idempotency key and the result of a mutation are stored. A repetition in this
+    time is answered with the result, a later one runs again."""
+
     query_concurrency: int = 64
     """Queries that are executed at once, each on a connection of its own."""
 
@@ -264,6 +268,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return parse_duration(self.mutation_timeout, name="mutation_timeout")
 
     @property
+    def mutation_retention_period(self) -> timedelta:
+        return parse_duration(self.mutation_retention, name="mutation_retention", least=60)
+
+    @property
     def query_sweep_period(self) -> timedelta:
         return parse_duration(self.query_sweep, name="query_sweep")
 
@@ -363,6 +371,7 @@ def check(settings: Settings) -> None:
     _ = settings.keepalive_period, settings.drain_period, settings.recheck_period
     _ = settings.query_timeout_period, settings.mutation_timeout_period, settings.activity_period
     _ = settings.query_sweep_period, settings.replica_wait_period
+    _ = settings.mutation_retention_period
     _ = settings.lake_interval_period, settings.lake_vacuum_period
     _ = settings.lake_retention_period
     _ = settings.presence_timeout_seconds

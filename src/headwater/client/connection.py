@@ -60,11 +60,11 @@ from headwater.errors import (
     ResyncRequired,
     Unauthorized,
 )
+from headwater.idempotency import check_key, new_key
 from headwater.limits import (
     CLIENT_BACKOFF_SECONDS,
     CLIENT_REFRESH_SECONDS,
     CONNECT_TIMEOUT_SECONDS,
-    WINDOW_ROWS_DEFAULT,
 )
 from headwater.live.filter import to_json
 from headwater.live.query import LiveQuery, Mode
@@ -146,7 +146,7 @@ class Connection:
         self._open = opener
         self._new_backoff = backoff
         self._session = Session()
-        self._calls = Calls(self._send, self._check_open)
+        self._calls = Calls(self._send, self._check_open, backoff)
         self._holding: Feed | None = None  # the feed that holds up the reading
         self._written: Position | None = None
         self._heard = asyncio.Event()  # set whenever a subscription may have got somewhere
@@ -203,7 +203,7 @@ class Connection:
         *,
         where: Where | None = None,
         order: Order = (),
-        limit: int = WINDOW_ROWS_DEFAULT,
+        limit: int | None = None,
         after: Sequence[Any] | None = None,
         columns: Sequence[str] | None = None,
         mode: Mode = "maintained",
@@ -260,11 +260,25 @@ class Connection:
         return await self.query(name, arguments)
 
     async def mutate(
-        self, name: str, args: Mapping[str, Any] | None = None, /, **named: Any
+        self,
+        name: str,
+        args: Mapping[str, Any] | None = None,
+        /,
+        *,
+        idempotency_key: str | None = None,
+        **named: Any,
     ) -> Mutated:
-        """Run a mutation, once. If the connection is lost before the answer, ConnectionFailed with
-        the code `outcome_unknown` is raised."""
-        answer = await self._calls.ask(Mutate("", name, call_arguments(args, named)))
+        """Run a mutation, once. It is repeated after a lost connection, and while it is refused for
+        now; the gateway knows the repetition by its key. If no gateway can be reached any more,
+        ConnectionFailed with the code `outcome_unknown` is raised.
+
+        With a key of one's own, calls with the same key are one mutation, also those of another
+        process. Arguments are passed by name; in a mapping, if one of them is called
+        `idempotency_key`.
+        """
+        key = new_key() if idempotency_key is None else check_key(idempotency_key)
+        call = Mutate("", name, call_arguments(args, named), key)
+        answer = await self._calls.ask_once(call)
         self._wrote(Position.parse(answer.position))
         return Mutated(answer.value, answer.position)
 

@@ -20,6 +20,7 @@ from headwater.gateway.tracing import traced
 from headwater.hub import group
 from headwater.hub.groups import Answered
 from headwater.hub.hub import Hub
+from headwater.idempotency import Request, check_key
 from headwater.identity import Identity
 from headwater.limits import WAIT_SECONDS_MAX
 from headwater.model import Position
@@ -103,12 +104,15 @@ class Calls:
         args: dict[str, Any],
         identity: Identity,
         *,
+        key: str | None = None,
         parent: Context | None = None,
     ) -> Answered:
-        """What a mutation returned, and a position that contains what it wrote."""
+        """What a mutation returned, and a position that contains what it wrote. With an idempotency
+        key, it runs once for this user."""
         mutation = self.mutation(name)
         arguments = mutation.bind(args)
-        running = asyncio.create_task(self._mutate(mutation, arguments, identity, parent))
+        request = None if key is None else Request.of(identity, check_key(key), name, args)
+        running = asyncio.create_task(self._mutate(mutation, arguments, identity, request, parent))
         self._running.add(running)
         running.add_done_callback(self._ended)
         return await asyncio.shield(running)
@@ -118,13 +122,14 @@ class Calls:
         mutation: Mutation,
         arguments: Arguments,
         identity: Identity,
+        request: Request | None,
         parent: Context | None,
     ) -> Answered:
         assert self._runner is not None, "mutations need a runner"
         attributes = {"headwater.function": mutation.name}
         with traced("headwater.mutation", attributes, parent) as trace_id:
             value, position = await self._runner.answer(
-                mutation, arguments, identity, trace_id=trace_id
+                mutation, arguments, identity, trace_id=trace_id, request=request
             )
             return Answered(value, str(position))
 
@@ -145,8 +150,10 @@ class Calls:
         match request:
             case Ask(name=name):
                 self.query(name)
-            case Mutate(name=name):
+            case Mutate(name=name, idempotency_key=key):
                 self.mutation(name)
+                if key is not None:
+                    check_key(key)
             case Wait(position=position):
                 self.position(position)
         connection.begin_request(request.id)
@@ -183,8 +190,8 @@ class Calls:
             case Ask(id, name, args, after):
                 found = await self.ask(name, args, identity, after=after)
                 return Answer(id, found.position, found.value)
-            case Mutate(id, name, args):
-                found = await self.mutate(name, args, identity)
+            case Mutate(id, name, args, key):
+                found = await self.mutate(name, args, identity, key=key)
                 return Answer(id, found.position, found.value)
             case Wait(id, position):
                 await self.wait(connection, self.position(position))

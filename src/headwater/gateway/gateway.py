@@ -409,8 +409,8 @@ class Gateway:
             connection.begin_request(request)
         try:
             match message:
-                case Publish(id, data):
-                    await self.channels.publish(connection, id, data)
+                case Publish(id, data, idempotency_key=key):
+                    await self.channels.publish(connection, id, data, key)
                 case SetState(id, state):
                     self.channels.set_state(connection, id, state)
         finally:
