@@ -13,6 +13,12 @@ LOG_SLOTS = 32
 LOG_PAGE_CHANGES = 50_000
 """Changes read from the log at a time. More new changes than this are read page by page."""
 
+LOG_TABLES_SECONDS = 10.0
+"""How long the log is asked which tables a backlog changed. If it takes longer, all are read."""
+
+EVENT_CHANGES_MAX = 10_000
+"""Changes that wait for handlers of `hw.on("change")`. More are read from the log later."""
+
 TRANSACTION_PART_CHANGES = 200_000
 """A transaction with more changes is delivered in parts (`Transaction.complete`)."""
 

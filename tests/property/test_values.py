@@ -99,7 +99,7 @@ class _Judge:
         self.count += len(found)
         self.types += 1
         await self._reads_back(table, name, rows)
-        constants = [None, *found] if len(found) < 12 else chance.sample(found, 12)
+        constants = found if len(found) < 12 else chance.sample(found, 12)
         for where in _conditions(table, chance, constants, rows):
             await self._filter(table, where, rows)
         await self._orders(table, chance, rows)
@@ -199,7 +199,7 @@ class _Judge:
 
 
 def _conditions(
-    table: Table, chance: random.Random, constants: list[str | None], rows: dict[int, Row]
+    table: Table, chance: random.Random, constants: list[str], rows: dict[int, Row]
 ) -> Iterator[Filter]:
     """Conditions on a column, with constants as a client may write them: as PostgreSQL's text, and
     as they were sent to it."""

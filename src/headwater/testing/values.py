@@ -99,7 +99,8 @@ def _json(chance: random.Random, depth: int = 3) -> str:
         case 3:
             return "[" + " , ".join(_json(chance, depth - 1) for _ in range(3)) + "]"
         case 4:
-            return '{"a": %s, "a":%s}' % (_json(chance, depth - 1), _json(chance, depth - 1))
+            first, second = _json(chance, depth - 1), _json(chance, depth - 1)
+            return f'{{"a": {first}, "a":{second}}}'
         case 5:
             return f" {_json(chance, depth - 1)}\n"
     return chance.choice(scalar)
