@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from headwater.live.filter import Filter, c
     from headwater.model import Actor, Change, Column, Position, Table, Transaction
     from headwater.queries.context import BlockingContext, Context, MutationContext
-    from headwater.queries.events import ChangeEvent, ErrorEvent, QueryEvent
+    from headwater.queries.events import ChangeEvent, ErrorEvent, GapEvent, QueryEvent
     from headwater.queries.functions import Mutation, Query
 
 __version__ = "0.1.0.dev0"
@@ -58,6 +58,7 @@ __all__ = [
     "Filter",
     "Forbidden",
     "FunctionFailed",
+    "GapEvent",
     "Headwater",
     "HeadwaterError",
     "Identity",
@@ -113,7 +114,7 @@ _MODULES = {
     "headwater.live.filter": ("Filter", "c"),
     "headwater.model": ("Actor", "Change", "Column", "Position", "Table", "Transaction"),
     "headwater.queries.context": ("BlockingContext", "Context", "MutationContext"),
-    "headwater.queries.events": ("ChangeEvent", "ErrorEvent", "QueryEvent"),
+    "headwater.queries.events": ("ChangeEvent", "ErrorEvent", "GapEvent", "QueryEvent"),
     "headwater.queries.functions": ("Mutation", "Query"),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 # Log and reader
+VALUE_DEPTH_MAX = 200
+"""How deep JSON in a row may be nested. What is deeper stays text: a later reader could not follow
+it."""
+
 LOG_SLOTS = 32
 """Partitions of the log. Retention empties them in turn; see docs/design/001-log.md."""
 
@@ -18,6 +22,12 @@ position whose mark covers more trimmed rows than are remembered is accepted as 
 CHECKED_POSITIONS_MAX = 1_000
 """Positions of returning clients for which a gateway remembers whether they are of this history.
 Beyond, it asks the database again."""
+
+LOG_TABLES_SECONDS = 10.0
+"""How long the log is asked which tables a backlog changed. If it takes longer, all are read."""
+
+EVENT_CHANGES_MAX = 10_000
+"""Changes that wait for handlers of `hw.on("change")`. More are read from the log later."""
 
 TRANSACTION_PART_CHANGES = 200_000
 """A transaction with more changes is delivered in parts (`Transaction.complete`)."""
@@ -121,6 +131,11 @@ FILTER_VALUES_TOTAL_MAX = 10_000
 
 FILTER_TEXT_CHARS_MAX = 10_000
 """Characters in a text, number or pattern of a filter or cursor. A longer one is refused."""
+
+NUMERIC_DIGITS_MAX = 131_072
+NUMERIC_SCALE_MAX = 16_383
+"""Digits before and behind the point of a number in a filter or cursor: as many as PostgreSQL's
+`numeric` can have. A larger or finer number is refused."""
 
 ORDER_COLUMNS_MAX = 8
 """Order columns a query may name, before the primary key is appended. More are refused."""

@@ -26,7 +26,7 @@ from headwater.errors import (
     Unavailable,
 )
 from headwater.hub.arrival import Arrival
-from headwater.hub.subscriber import Access, Subscriber
+from headwater.hub.subscriber import Access, Subscriber, not_taken
 from headwater.hub.unreadable import unreadable
 from headwater.live.needs import Undecided
 from headwater.log.follow import is_lost, reconnect_pause
@@ -148,6 +148,14 @@ class FeedSubscription:
             self._delivered.clear()
             self._start()
 
+    def read_again(self) -> None:
+        """A flush could not be handed to it: it continues from the log, where it was before."""
+        if self._task is not None:
+            self._kept = None
+        elif self._may_deliver.is_set():
+            self._stop_here()
+            self._start()
+
     def gap(self) -> None:
         """What happened since it was last told cannot be told; it goes on from now."""
         since = self._hub.feeds.gap_since if self.live else self._durable
@@ -202,10 +210,13 @@ class FeedSubscription:
             self._hub.watch(self._task)
 
     def _deliver(self, frame: Frame) -> None:
+        if self.closed:
+            return
         try:
             self._subscriber.deliver(frame)
         except Exception:
             logger.exception("a subscriber of feed %d failed to take a frame", self.feed.id)
+            self.fail(not_taken())
 
     def _keep(self, transactions: Sequence[Transaction]) -> None:
         if self._kept is None:
@@ -251,7 +262,7 @@ class FeedSubscription:
                 return
             except Exception:
                 logger.exception("feed %d cannot be caught up with", self.feed.id)
-                self.fail(Unavailable("the feed cannot be caught up with", hint="Try again."))
+                self.fail(not_taken())
                 return
 
     async def _catch_up(self) -> None:
@@ -334,7 +345,7 @@ class FeedSubscription:
             except TimeoutError:
                 raise _Slow from None
             if self._may_deliver.is_set():
-                self._deliver(frame)
+                self._subscriber.deliver(frame)  # what it raises ends the feed
                 taken = self._may_deliver.is_set()
         self._delivered.update(each.xid for each in transactions if each.complete)
 

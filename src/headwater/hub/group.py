@@ -21,7 +21,7 @@ from headwater import limits
 from headwater.errors import HeadwaterError
 from headwater.hub.arrival import Arrival
 from headwater.hub.costs import Cost
-from headwater.hub.subscriber import Subscriber
+from headwater.hub.subscriber import Subscriber, not_taken
 from headwater.identity import Identity
 from headwater.model import Position
 from headwater.protocol import Deltas, Failed, Frame, Reset, ResetReason, Result, Snapshot
@@ -188,6 +188,10 @@ class Group:
     def forget_rows(self) -> None:
         self._rows = None
 
+    def forget_told(self) -> None:
+        """What its subscribers have is not known."""
+        self._digest, self._rows = b"", None
+
     def failure(self, error: HeadwaterError, position: str) -> Frame:
         said = (error.code, str(error), error.hint, error.retryable)
         return Frame(Failed(self.id, position, *said))
@@ -285,6 +289,7 @@ class QuerySubscription:
             self.subscriber.deliver(frame)
         except Exception:
             logger.exception("a subscriber of query %s failed to take it", self.group.query.name)
+            self.end(not_taken())
 
     def fail(self, error: HeadwaterError) -> None:
         """No result: raised where it is waited for; one that has begun is told, and goes on."""

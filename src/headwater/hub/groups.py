@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,10 +35,11 @@ from headwater.hub.group import Answered, Group, Moment, QuerySubscription, Reas
 from headwater.hub.lanes import Export
 from headwater.hub.subscriber import Subscriber
 from headwater.identity import Identity
-from headwater.model import Change, Position, Transaction
+from headwater.log.signals import is_signals
+from headwater.model import Change, Position, Table, Transaction
 from headwater.protocol import Frame, ResetReason
 from headwater.queries.analysis import Analyst
-from headwater.queries.events import ChangeEvent, Events
+from headwater.queries.events import Events
 from headwater.queries.functions import Arguments, Query
 from headwater.queries.statements import Read, Statement
 from headwater.queries.watches import Watches, concerns
@@ -60,7 +62,6 @@ class Groups:
 
     def __init__(self, hub: Hub, settings: Settings, events: Events) -> None:
         self._hub = hub
-        self._events = events
         self._cache_bytes = settings.query_cache_bytes
         self._cache_entry_bytes = settings.query_cache_entry_bytes
         self._sweep_seconds = settings.query_sweep_period.total_seconds()
@@ -278,10 +279,27 @@ class Groups:
         self._meanwhile.add(flush, changes, since=self._executions.oldest)
         self._flushing = True
         try:
+            self._altered(changes)
             for group in self._watches.touched(changes):
+                self._touch(group, flush)
+        except Exception:
+            logger.exception("whom changes concern is not known: every query is executed again")
+            for group in self:
                 self._touch(group, flush)
         finally:
             self._flushing = False
+
+    def leapt(self, tables: Iterable[Table] | None) -> None:
+        """Changes of these tables, or of any, were passed over: anything may have happened."""
+        if tables is None:
+            self.read_all_again()
+            return
+        now = datetime.now(UTC)
+        changes = tuple(
+            Change(0, 0, now, table, "truncate") for table in tables if not is_signals(table)
+        )
+        if changes and self._hub.position is not None:
+            self.flushed([Transaction(0, changes, self._hub.position)])
 
     def _wake(self) -> None:
         """Something could be started: by the next flush, unless this one is about to."""
@@ -299,14 +317,6 @@ class Groups:
         if altered:
             self._shapes.update(altered)  # once is enough, whoever reads them now
             self._touch_all(self.analyst.forget(altered))
-
-    def tell(self, transactions: Iterable[Transaction]) -> None:
-        """Tell the application of the changes, of its own tables."""
-        if self._events.wanted("change"):
-            for transaction in transactions:
-                for change in transaction.changes:
-                    if not change.table.is_system:
-                        self._events.emit(_change_event(change, transaction.position))
 
     def _touch(self, group: Group, flush: int, reason: Reason = "change") -> None:
         group.touched_at = flush
@@ -412,7 +422,11 @@ class Groups:
             recovered = group.told_error is not None
             group.told_error = None
             if differs or recovered:
-                self._hand_out(group, recovered)
+                try:
+                    self._hand_out(group, recovered)
+                except BaseException:
+                    group.forget_told()  # the next result is sent whatever it is
+                    raise
         self._resolve(group, Answered(msgspec.Raw(value), str(moment.position)))
         joining, group.joining = group.joining, []
         for subscription in joining:
@@ -618,16 +632,4 @@ def _not_captured(group: Group) -> CaptureError:
         f"query {group.query.name} reads {names}, whose changes are not captured",
         hint=f"Tables are captured with headwater enable {group.uncaptured[0]}; a query over"
         " anything else can be called, not followed.",
-    )
-
-
-def _change_event(change: Change, position: Position) -> ChangeEvent:
-    return ChangeEvent(
-        change.table.label,
-        change.op,
-        change.key,
-        change.changed,
-        change.at,
-        change.actor,
-        position,
     )

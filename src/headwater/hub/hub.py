@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
 import psycopg
@@ -26,6 +26,7 @@ from headwater.errors import (
     Unavailable,
 )
 from headwater.hub.catch_up import FeedSubscription
+from headwater.hub.change_events import ChangeEvents
 from headwater.hub.coalesce import Coalescing
 from headwater.hub.feeds import FeedQuery, Feeds
 from headwater.hub.flush import Flusher
@@ -86,11 +87,15 @@ class Hub:
         self.tables = Tables(url)
         self.lives = Lives(self, rules or {})
         self.feeds = Feeds(self)
-        self.groups = Groups(self, settings or Settings(), events or Events())
+        events = events or Events()
+        self.groups = Groups(self, settings or Settings(), events)
+        self.change_events = ChangeEvents(self, events)
         window = (settings or Settings()).topic_window_period
         self.topics = Topics(self, window.total_seconds())
         self.position: Position | None = None
         self.position_text = ""
+        self.faulted_at: Position | None = None
+        """From where a flush failed for a reason that was not foreseen."""
         self.flushes = 0
         self.begun = 0
         """The flush that has begun last. What is read in a later one was there before."""
@@ -196,8 +201,11 @@ class Hub:
         self._is_ready.clear()
         self.metrics.database_up.set(0)
         self._attempted.set()
-        self.lives.lost()
-        self.groups.lost()
+        for part in (self.lives, self.groups):
+            try:
+                part.lost()
+            except Exception:  # nothing ends the loop that follows the log
+                logger.exception("the loss of the database could not be dealt with")
         self.end_step()
 
     def _resync(self, error: ResyncRequired) -> None:
@@ -209,16 +217,19 @@ class Hub:
         self.groups.forget_positions()
         self.feeds.gap()
         self.topics.gap()
+        self.change_events.gap()
 
-    def leap(self, position: Position) -> None:
-        """More is new than a flush takes. The views are read as of this position instead."""
-        self.topics.fell_behind()
-        behind, self.position = self.position, position
-        self.position_text = str(position)
+    def leap(self, position: Position, tables: Collection[Table] | None) -> None:
+        """More is new than a flush takes, of these tables (None for any). What rests on them is
+        read as of this position instead, or in the log; all else holds as it is."""
+        since = self.progress.position
+        self.topics.fell_behind(tables)
+        self.position, self.position_text = position, str(position)
         self.progress.leap(position)
-        self.lives.read_all_again()
-        self.groups.read_all_again()
-        self.feeds.fell_behind(behind or position)
+        self.lives.leapt(tables)
+        self.groups.leapt(tables)
+        self.feeds.fell_behind(since, tables)
+        self.change_events.fell_behind(since, position, tables)
 
     def unavailable(self) -> Unavailable:
         return Unavailable(

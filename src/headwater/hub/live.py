@@ -20,7 +20,7 @@ from headwater.hub.arrival import Arrival
 from headwater.hub.costs import Cost
 from headwater.hub.questions import Scope
 from headwater.hub.recent import Recent
-from headwater.hub.subscriber import Access, Subscriber
+from headwater.hub.subscriber import Access, Subscriber, not_taken
 from headwater.hub.tables import KnownTable
 from headwater.live.query import BoundQuery, LiveQuery
 from headwater.live.streamed import Streamed
@@ -190,8 +190,17 @@ def _matches(deltas: Iterable[Delta]) -> Iterable[Match]:
 
 
 _ATTEMPTS_MAX = 3
-"""How often a subscription is opened anew, one failure after the other, because its table changed
-meanwhile."""
+"""How often a subscription is opened again, one failure after the other, because its table changed
+meanwhile or for a reason that was not foreseen."""
+
+
+def attempts_left(*subscriptions: Iterable[LiveSubscription]) -> bool:
+    """Whether to try once more to give them a result."""
+    for subscription in [each for some in subscriptions for each in some]:
+        subscription.attempts += 1
+        if subscription.attempts > _ATTEMPTS_MAX:
+            return False
+    return True
 
 
 class Opening:
@@ -211,14 +220,6 @@ class Opening:
         self.told: list[LiveSubscription] = []
         """Those who are handed a streamed result part by part."""
         self.again()
-
-    def attempts_left(self) -> bool:
-        """Whether to try once more with the table as it is now."""
-        for subscription in (*self.view.subscribers, *self.view.waiting, *self.told):
-            subscription.attempts += 1
-            if subscription.attempts > _ATTEMPTS_MAX:
-                return False
-        return True
 
     def again(self) -> None:
         """Know nothing, and wait for a snapshot."""
@@ -341,6 +342,8 @@ class LiveSubscription:
                     self.deliver(frame)
         except Exception:
             logger.exception("a subscriber of view %d failed to take its result", view.id)
+            self.fail(not_taken())
+            return
         self.done()
 
     def hand(self, frame: Frame) -> None:
@@ -351,6 +354,8 @@ class LiveSubscription:
             self.deliver(frame)
         except Exception:
             logger.exception("a subscriber of view %d failed to take a frame", self.view)
+            self.fail(not_taken())
+            return
         self.done()
 
     def done(self) -> None:

@@ -202,7 +202,7 @@ class Openings:
             # The server ends what takes too long; one that hangs ends nothing.
             async with asyncio.timeout(2 * limits.OPENING_SECONDS):
                 (answer,) = await ask(connection, [question])
-            if isinstance(answer, psycopg.Error):
+            if isinstance(answer, Exception):
                 self._failed(opening, answer)
                 return
             if parts == 0 and not await self._was_whole(connection, opening):

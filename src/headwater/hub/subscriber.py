@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, Unavailable
 from headwater.live.filter import EVERYTHING, Filter
 from headwater.protocol import Frame
 
@@ -27,7 +27,8 @@ class Access(msgspec.Struct, frozen=True):
 
 
 class Subscriber(Protocol):
-    """One subscription of one session. None of these calls waits or raises."""
+    """One subscription of one session. None of these calls waits or raises; a subscription whose
+    `deliver` raises has missed a frame, and is over."""
 
     def subscribed(self, view: int, *, key: tuple[str, ...], resumed: bool) -> None:
         """Frames that name this view are for you from here on. Said again when the view changes."""
@@ -41,3 +42,11 @@ class Subscriber(Protocol):
     def room(self) -> Awaitable[None]:
         """Wait until the client has taken most of what it was sent. For results too large to be
         handed over at once."""
+
+
+def not_taken() -> HeadwaterError:
+    """For a subscription whose subscriber raised an error instead of taking a frame."""
+    return Unavailable(
+        "a message could not be handed over; the log of the gateway says why",
+        hint="Subscribe again: nothing is lost.",
+    )

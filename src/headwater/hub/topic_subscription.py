@@ -18,7 +18,7 @@ import psycopg
 from headwater.database import connect
 from headwater.errors import DatabaseError, HeadwaterError, ResyncRequired, Unavailable
 from headwater.hub.arrival import Arrival
-from headwater.hub.subscriber import Access, Subscriber
+from headwater.hub.subscriber import Access, Subscriber, not_taken
 from headwater.hub.topic import News, Place, TopicView
 from headwater.hub.unreadable import unreadable
 from headwater.log.follow import is_lost, reconnect_pause
@@ -122,6 +122,7 @@ class TopicSubscription:
             self.subscriber.deliver(frame)
         except Exception:
             logger.exception("a subscriber of topic %s failed to take a frame", self.topic.name)
+            self.fail(not_taken())
 
     def missed(self, news: News) -> None:
         """A flush brought this while it catches up."""

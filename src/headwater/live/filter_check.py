@@ -81,7 +81,7 @@ class _Check:
 
     def _comparable(self, name: str, path: str) -> Kind:
         kind = self._kind(name, path)
-        if kind is kinds.INCOMPARABLE:
+        if not kind.compares:
             raise InvalidQuery(
                 f"{name!r} is {self._columns[name].declared}, which cannot be compared",
                 path=path,

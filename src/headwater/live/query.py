@@ -162,11 +162,22 @@ class BoundQuery:
 
     def moved(self, after: Cursor | None) -> BoundQuery:
         """The same query behind another cursor."""
+        other = self._copy()
+        other.after = after
+        other.canonical = other._canonical()
+        return other
+
+    def ranked(self) -> BoundQuery:
+        """The same query, whose order only the database decides."""
+        other = self._copy()
+        other.order = Ordering(self.order.by, self.table, ranked=True)
+        other.layout = Layout(other.order, self.table, self.columns)
+        return other
+
+    def _copy(self) -> BoundQuery:
         other: BoundQuery = object.__new__(BoundQuery)
         for name in self.__slots__:
             setattr(other, name, getattr(self, name))
-        other.after = after
-        other.canonical = other._canonical()
         return other
 
     def _canonical(self) -> bytes:
@@ -199,7 +210,7 @@ def _told_apart(value: Any) -> Any:
 def _check_key(table: Table) -> None:
     """Rows are found by their keys; a list or a JSON value finds nothing."""
     for column in table.columns:
-        if column.name in table.key and kinds.kind_of(column) is kinds.INCOMPARABLE:
+        if column.name in table.key and not kinds.kind_of(column).compares:
             raise InvalidQuery(
                 f"{table.label}: its primary key has {column.name}, of type {column.declared}",
                 path="table",

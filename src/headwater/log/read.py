@@ -28,6 +28,7 @@ from headwater.errors import ResyncRequired
 from headwater.limits import (
     LOG_PAGE_CHANGES,
     LOG_SLOTS,
+    LOG_TABLES_SECONDS,
     SLOT_CHECK_SECONDS,
     SLOT_SECONDS_MIN,
     TRANSACTION_PART_CHANGES,
@@ -143,11 +144,7 @@ class LogReader:
         try:
             cursor = await connection.execute(
                 _new_rows(slots, bool(since.xip)),
-                {
-                    "xmax": str(since.xmax),
-                    "xip": list(map(str, since.xip)),
-                    "limit": LOG_PAGE_CHANGES + 1,
-                },
+                {**_new_xids(since), "limit": LOG_PAGE_CHANGES + 1},
                 prepare=True,
             )
         except errors.ProgramLimitExceeded:
@@ -169,7 +166,7 @@ class LogReader:
             stamps = (marks.Stamp.of(row.xid, row.seq, row.at) for row in rows)
             mark = marks.read_on(since, stamps)
             position = msgspec.structs.replace(position, mark=mark)
-        await self._learn_shapes(connection, rows)
+        await self._learn_shapes(connection, {row.shape for row in rows})
         return Batch(
             () if backlog else tuple(self._assemble(rows, since, position)),
             position,
@@ -178,6 +175,27 @@ class LogReader:
             news=bool(rows),
             backlog=backlog,
         )
+
+    async def tables_since(self, connection: Connection, since: Position) -> list[Table] | None:
+        """The tables that have changed since the position, in every shape that they had; None where
+        finding that out takes too long. Leaves out those that the reader does not want."""
+        seconds = LOG_TABLES_SECONDS
+        try:
+            async with connection.transaction():
+                await connection.execute(
+                    f"set local statement_timeout = '{int(seconds * 1000)}ms'".encode()
+                )
+                await connection.execute("set local enable_seqscan = on")
+                cursor = await connection.execute(
+                    "select distinct shape from headwater.log"
+                    " where xid >= %(xmax)s::xid8 or xid = any(%(xip)s::xid8[])",
+                    _new_xids(since),
+                )
+                shapes = {shape for (shape,) in await cursor.fetchall()}
+        except errors.QueryCanceled:
+            return None
+        await self._learn_shapes(connection, shapes)
+        return [known[0] for shape in shapes if (known := self._shapes[shape])]
 
     async def catch_up(
         self, connection: Connection, since: Position, until: Position
@@ -188,7 +206,7 @@ class LogReader:
         pending = _Pending()
         async with aclosing(self._pages(connection, since, until)) as pages:
             async for rows, upto in pages:
-                await self._learn_shapes(connection, rows)
+                await self._learn_shapes(connection, {row.shape for row in rows})
                 pending.add(self._wanted(rows))
                 finished = await _without_changes_beyond(connection, pending.xids(), upto)
                 for xid, ready, complete in pending.take_ready(finished):
@@ -225,8 +243,8 @@ class LogReader:
             fetching.cancel()
             await asyncio.gather(fetching, return_exceptions=True)
 
-    async def _learn_shapes(self, connection: Connection, rows: list[LogRow]) -> None:
-        unknown = {row.shape for row in rows} - self._shapes.keys()
+    async def _learn_shapes(self, connection: Connection, shapes: set[int]) -> None:
+        unknown = shapes - self._shapes.keys()
         if not unknown:
             return
         cursor = await connection.execute(
@@ -419,13 +437,14 @@ async def _seq_bounds(connection: Connection, since: Position, until: Position) 
         "select coalesce(min(seq), 1), coalesce(max(seq), 0) from headwater.log"
         " where (xid >= %(xmax)s::xid8 or xid = any(%(xip)s::xid8[]))"
         " and pg_visible_in_snapshot(xid, %(until)s::pg_snapshot)",
-        {
-            "xmax": str(since.xmax),
-            "xip": list(map(str, since.xip)),
-            "until": until.snapshot,
-        },
+        {**_new_xids(since), "until": until.snapshot},
     )
     return first, last
+
+
+def _new_xids(since: Position) -> dict[str, Any]:
+    """Parameters that tell the transactions which a position does not contain."""
+    return {"xmax": str(since.xmax), "xip": list(map(str, since.xip))}
 
 
 async def _without_changes_beyond(connection: Connection, xids: list[int], upto: int) -> list[int]:
