@@ -155,6 +155,10 @@ refused, to be asked again when one has been answered."""
 WAIT_SECONDS_MAX = 30.0
 """How long a client may wait for a position to be sent. Then it is told to try again."""
 
+BEHIND_SECONDS_MAX = 5.0
+"""How long a subscription waits for its gateway to read the log up to a position that the client
+has. Then it is refused (`behind`), so that the client tries again or another gateway."""
+
 FEED_TABLES_MAX = 100
 """Tables one change feed may name. More are refused."""
 

@@ -69,6 +69,9 @@ class Subscribed(_Message, frozen=True):
     """A live query's primary key: what the values in each `key` are called."""
     member: str | None = None
     """Of a channel on which the client is present: which of its members the client is."""
+    lost: bool = False
+    """The database does not have the position that the client named (it was restored, or lost it in
+    a crash): forget that, and every other position from before."""
 
 
 class Unsubscribed(_Message, frozen=True):
@@ -333,6 +336,8 @@ class Subscribe(_Message, frozen=True, forbid_unknown_fields=True):
     channel: ChannelCall | None = None
     since: str | None = None
     """The position up to which the client has the query's result, or the topic's signals."""
+    after: str | None = None
+    """A position that what the subscription begins with must contain. `since` implies it."""
     batch: bool = True
     """False: one message per delta instead of one per flush."""
     overflow: Overflow | None = None

@@ -266,7 +266,9 @@ class Flusher:
         for subscription in list(opening.told):
             if not subscription.closed:
                 view.attach(subscription)
-                if frame is not None:
+                if frame is None:
+                    subscription.done()
+                else:
                     subscription.hand(frame)
 
 

@@ -82,6 +82,11 @@ class Groups:
     def position_text(self) -> str:
         return self._hub.position_text
 
+    @property
+    def reached(self) -> Position | None:
+        """How far the hub has read."""
+        return self._hub.position
+
     # -------------------------------------------------------------------- calls
 
     async def call(
@@ -147,9 +152,6 @@ class Groups:
             )
         if not self._hub.ready:
             raise self._hub.unavailable()
-        if since is not None and self._is_ahead(since):
-            # It was at a gateway that is further, and is not to see what was before.
-            await self._hub.next_flush()
         group = self._find(query, arguments, identity)
         subscription = QuerySubscription(self, group, subscriber, delta=delta, since=since)
         group.trace_id = trace_id
@@ -160,15 +162,6 @@ class Groups:
             subscription.close()
             raise
         return subscription
-
-    def _is_ahead(self, since: str) -> bool:
-        """Whether it is a position that this log has yet to come to."""
-        known = self._hub.position
-        try:
-            position = Position.parse(since)
-        except ValueError:
-            return False
-        return known is not None and known.log == position.log and not known.covers(position)
 
     def _find(self, query: Query, arguments: Arguments, identity: Identity) -> Group:
         caller = query.identity(identity)
@@ -408,28 +401,29 @@ class Groups:
 
     def _hand_out(self, group: Group, recovered: bool) -> None:
         subscribers = list(group.subscribers)
+        position = group.position(self._hub.position)
         whole = [each for each in subscribers if not each.delta]
         if whole:
-            frame = group.present(False, None)
+            frame = group.present(False, None, position)
             for subscription in whole:
                 subscription.deliver(frame)
             group.cost.sent(frame, len(whole))
         by_row = [each for each in subscribers if each.delta]
         if not by_row:
             group.forget_rows()  # nobody was told of them, or who was begins again
-        deltas = self._row_deltas(group, recovered) if by_row else None
+        deltas = self._row_deltas(group, position, recovered) if by_row else None
         if deltas is not None:
             for subscription in by_row:
                 subscription.deliver(deltas)
             group.cost.sent(deltas, len(by_row))
 
-    def _row_deltas(self, group: Group, recovered: bool) -> Frame | None:
+    def _row_deltas(self, group: Group, position: str, recovered: bool) -> Frame | None:
         if recovered:
             group.forget_rows()  # whoever was told of a failure is told the rows whole
         try:
-            return group.row_deltas()
+            return group.row_deltas(position)
         except HeadwaterError as error:
-            return group.failure(error, group.changed_at)
+            return group.failure(error, position)
 
     def _failed(self, group: Group, error: HeadwaterError) -> None:
         group.error = error

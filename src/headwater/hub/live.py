@@ -328,8 +328,13 @@ class LiveSubscription:
         self.reason = reason
         self._arrived.renew()
 
-    def begin(self, frames: Iterable[Frame], *, resumed: bool = False) -> None:
-        """Its whole result, or what it missed of it, is handed over."""
+    async def settled(self, position: Position) -> None:
+        """Wait until the result that is being read for it, if one is, was handed over whole: where
+        the view is live, it was handed what every flush changed."""
+        await self._arrived.wait()
+
+    def begin(self, frames: Iterable[Frame], *, resumed: bool = False, whole: bool = True) -> None:
+        """Its result, or what it missed of it, is handed over; a part of it, unless `whole`."""
         view = self.target
         assert view is not None
         try:
@@ -342,16 +347,19 @@ class LiveSubscription:
         except Exception:
             logger.exception("a subscriber of view %d failed to take its result", view.id)
         self.done()
+        if not whole:
+            self._arrived.renew()
 
-    def hand(self, frame: Frame) -> None:
-        """One more frame, to this subscriber alone."""
+    def hand(self, frame: Frame, *, whole: bool = True) -> None:
+        """One more frame, to this subscriber alone; a part of its result, unless `whole`."""
         if self.closed:
             return
         try:
             self.deliver(frame)
         except Exception:
             logger.exception("a subscriber of view %d failed to take a frame", self.view)
-        self.done()
+        if whole:
+            self.done()
 
     def done(self) -> None:
         """Everything it waited for was handed over."""

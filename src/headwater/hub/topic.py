@@ -95,6 +95,10 @@ class TopicView:
         self.safe: Place | None = None
         self.cost = Cost()
 
+    def has_sent(self, position: Position) -> bool:
+        """Whether nothing up to the position is pending."""
+        return self.safe is None or self.safe.reached.covers(position)
+
     def settle(self, news: News, rows: Mapping[Key, Row], known: KnownTable) -> None:
         """Say of each row that was named what was read of it."""
         of_key = KeyReader(known.table).of_key
