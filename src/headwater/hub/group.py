@@ -209,8 +209,8 @@ class QuerySubscription:
     """One subscriber's query. Made by `Groups.subscribe`."""
 
     __slots__ = (
-        "_arrived", "_groups", "_told_of", "begun", "closed", "delta", "group", "reason", "since",
-        "subscriber",
+        "_arrived", "_groups", "_told_of", "begun", "closed", "delta", "flush", "group", "reason",
+        "since", "subscriber",
     )  # fmt: skip
 
     def __init__(
@@ -221,12 +221,15 @@ class QuerySubscription:
         *,
         delta: bool,
         since: str | None,
+        flush: int,
     ) -> None:
         self._groups = groups
         self.group = group
         self.subscriber = subscriber
         self.delta = delta
         self.since = since
+        self.flush = flush
+        """How far the hub was when it was asked for: it begins with no older result."""
         self.begun = False
         """Whether its subscriber has heard of it; before, errors are raised where it is made."""
         self.closed = False

@@ -153,7 +153,10 @@ class Groups:
         if not self._hub.ready:
             raise self._hub.unavailable()
         group = self._find(query, arguments, identity)
-        subscription = QuerySubscription(self, group, subscriber, delta=delta, since=since)
+        flush = self._hub.advanced
+        subscription = QuerySubscription(
+            self, group, subscriber, delta=delta, since=since, flush=flush
+        )
         group.trace_id = trace_id
         self._join(subscription)
         try:
@@ -393,7 +396,10 @@ class Groups:
         self._resolve(group, Answered(msgspec.Raw(value), str(moment.position)))
         joining, group.joining = group.joining, []
         for subscription in joining:
-            self._begin(subscription)
+            if group.is_fresh or moment.flush >= subscription.flush:
+                self._begin(subscription)
+            else:
+                group.joining.append(subscription)  # the next execution contains it
         if group.size <= self._cache_entry_bytes:
             self._keep(group)
         else:

@@ -94,7 +94,7 @@ class Hub:
         self.begun = 0
         """The flush that has begun last. What is read in a later one was there before."""
         self.completed = 0
-        self._advanced = 0
+        self.advanced = 0
         """The last flush that brought the position forward, which one that failed does not."""
         self.restarts = 0
         """How often the server was restarted under us."""
@@ -212,7 +212,7 @@ class Hub:
         self.topics.fell_behind()
         behind, self.position = self.position, position
         self.position_text = str(position)
-        self._advanced = self.begun
+        self.advanced = self.begun
         self.progress.leap(position)
         self.lives.read_all_again()
         self.groups.read_all_again()
@@ -300,7 +300,7 @@ class Hub:
         """Wait for a flush that began after this call and took the hub forward. A database shows
         everything then that it has shown to any gateway before."""
         flush = self.begun + 1
-        while self._advanced < flush:
+        while self.advanced < flush:
             if not self.ready:
                 raise self.unavailable()
             await self.next_flush()
@@ -357,7 +357,7 @@ class Hub:
     def begin_step(self, position: Position) -> None:
         """From here until `end_step`, states are on their way to this position."""
         self.flushes += 1
-        self._advanced = self.begun
+        self.advanced = self.begun
         self.position_before, self.position = self.position, position
         self.position_text = str(position)
         self._between.clear()

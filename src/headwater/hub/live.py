@@ -108,7 +108,7 @@ class LiveView(View):
     def whole(self, position: str, reason: ResetReason | None) -> Frame:
         """The present rows: a snapshot, or a reset for one who has others. Whoever asks before
         they change, or the frame is forgotten, gets the same one."""
-        if reason not in self._whole:
+        if reason not in self._whole or self._whole[reason].position != position:
             rows = self.rows()
             self._whole[reason] = Frame(
                 Snapshot(self.id, position, rows, hash=self.hash(rows))
