@@ -106,14 +106,17 @@ class Deltas(_Message, frozen=True):
     """Of the result that they lead to, where a subscriber asked to verify."""
 
 
-ResetReason: TypeAlias = Literal["overflow", "resync", "table", "access", "window", "result"]
+ResetReason: TypeAlias = Literal[
+    "overflow", "resync", "table", "access", "window", "result", "drift"
+]
 
 
 class Reset(_Message, frozen=True):
     """Forget the result; it is now `rows`. Why: the client read too slowly (`overflow`), the log
     could not be followed (`resync`), the table was truncated, altered or enabled again (`table`),
-    the client's rights changed (`access`), it slid its window (`window`), or so much of a query's
-    result changed, or it had failed, that it is sent whole (`result`)."""
+    the client's rights changed (`access`), it slid its window (`window`), so much of a query's
+    result changed, or it had failed, that it is sent whole (`result`), or what was sent turned out
+    not to be what the database has (`drift`)."""
 
     view: int
     position: str

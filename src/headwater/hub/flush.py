@@ -64,6 +64,7 @@ class Flusher:
             self._hub.leap(batch.position)
         else:
             await self._take(batch, started)
+            await self._hub.reconciler.run(self._connection, self._allow_any_plan)
             await self._connection.execute("commit")
         return batch.news
 

@@ -32,6 +32,7 @@ from headwater.hub.execution import Execution, Outcome
 from headwater.hub.executions import Executions
 from headwater.hub.group import Answered, Group, Moment, QuerySubscription, Reason, retry_pause
 from headwater.hub.lanes import Export
+from headwater.hub.reconcile import DRIFT
 from headwater.hub.subscriber import Subscriber
 from headwater.identity import Identity
 from headwater.model import Change, Position, Transaction
@@ -382,10 +383,8 @@ class Groups:
         differs = group.take(value, moment)
         # A replica may show what no flush has brought yet.
         if differs and known and outcome.reason == "sweep" and outcome.seen is None:
-            self._hub.metrics.query_sweep_found.inc()
-            logger.warning(
-                "query %s had changed and nobody had noticed; a sweep found it", group.query.name
-            )
+            self._hub.metrics.reconcile_drift.labels("query").inc()
+            logger.warning("%s: query %s; the sweep found it", DRIFT, group.query.name)
         if group.uncaptured:
             self._tell_failure(group, _not_captured(group))
         else:
@@ -508,6 +507,7 @@ class Groups:
             for group in groups:
                 await asyncio.sleep(self._sweep_seconds / len(groups))
                 if group.subscribers:
+                    self._hub.metrics.reconcile_checks.labels("query").inc()
                     self._want(group, "sweep")
             if not groups:
                 await asyncio.sleep(min(self._sweep_seconds, 1.0))

@@ -34,6 +34,7 @@ from headwater.hub.groups import Groups
 from headwater.hub.live import LiveSubscription, ViewInfo
 from headwater.hub.lives import Lives
 from headwater.hub.recheck import recheck_for_ever
+from headwater.hub.reconcile import Reconciler
 from headwater.hub.subscriber import Access, Settling, Subscriber
 from headwater.hub.tables import FORMATS, Tables
 from headwater.hub.topics import Topics
@@ -86,6 +87,7 @@ class Hub:
         self.lives = Lives(self, rules or {})
         self.feeds = Feeds(self)
         self.groups = Groups(self, settings or Settings(), events or Events())
+        self.reconciler = Reconciler(self, (settings or Settings()).reconcile_seconds)
         window = (settings or Settings()).topic_window_period
         self.topics = Topics(self, window.total_seconds())
         self.position: Position | None = None
