@@ -180,6 +180,10 @@ refused, to be asked again when one has been answered."""
 WAIT_SECONDS_MAX = 30.0
 """How long a client may wait for a position to be sent. Then it is told to try again."""
 
+BEHIND_SECONDS_MAX = 5.0
+"""How long a subscription waits for its gateway to read the log up to a position that the client
+has. Then it is refused (`behind`), so that the client tries again or another gateway."""
+
 FEED_TABLES_MAX = 100
 """Tables one change feed may name. More are refused."""
 
@@ -384,6 +388,27 @@ LOOKUP_SECONDS = 10.0
 
 FLUSH_QUESTION_SECONDS = 0.5
 """How long a question within a flush may take. Then the live query is read beside it."""
+
+RECONCILE_VIEWS_MAX = 100
+"""Live queries and topics compared with the database in one flush. The others wait for the next."""
+
+RECONCILE_ROWS_MAX = 2_000
+"""Rows that are read for comparing in one flush. A streamed query with more is read beside it."""
+
+RECONCILE_STREAMED_ROWS_MAX = 100_000
+"""A streamed query with more members is not compared, and counted as skipped."""
+
+RECONCILE_SECONDS = 0.1
+"""After this long, a flush begins no further comparison."""
+
+RECONCILE_QUESTION_SECONDS = 0.2
+"""How long reading one live query for comparing may take within a flush. Then it is read beside."""
+
+RECONCILE_TOPIC_ROWS = 8
+"""Rows of a topic that are compared: the last that were sent."""
+
+RECONCILE_VALUE_CHARS = 100
+"""Characters of a value that is logged because it differs. The rest is cut."""
 
 FLUSH_QUESTIONS_SECONDS = 2.0
 """How long all questions of a flush may take once one has failed; the rest is read beside it."""

@@ -248,6 +248,17 @@ class Position(msgspec.Struct, frozen=True, eq=False):
             and all(xid >= other.xmax or xid in other.xip for xid in self.xip)
         )
 
+    def joined(self, other: Position) -> Position:
+        """The least position of the same log that covers both.
+
+        >>> print(Position("a", 5, 9, (5, 7)).joined(Position("a", 4, 8, (4, 5))))
+        a-5:9:5
+        """
+        xmax = max(self.xmax, other.xmax)
+        running = sorted({*self.xip, *other.xip})
+        xip = tuple(xid for xid in running if not (self.contains(xid) or other.contains(xid)))
+        return Position(self.log, xip[0] if xip else xmax, xmax, xip)
+
 
 _XIDS = r"[0-9]{1,20}(?:,[0-9]{1,20})*"
 _POSITION = re.compile(

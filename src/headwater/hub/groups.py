@@ -33,6 +33,7 @@ from headwater.hub.execution import Execution, Outcome
 from headwater.hub.executions import Executions
 from headwater.hub.group import Answered, Group, Moment, QuerySubscription, Reason, retry_pause
 from headwater.hub.lanes import Export
+from headwater.hub.reconcile import DRIFT
 from headwater.hub.subscriber import Subscriber
 from headwater.identity import Identity
 from headwater.log.signals import is_signals
@@ -82,6 +83,11 @@ class Groups:
     @property
     def position_text(self) -> str:
         return self._hub.position_text
+
+    @property
+    def reached(self) -> Position | None:
+        """How far the hub has read."""
+        return self._hub.position
 
     # -------------------------------------------------------------------- calls
 
@@ -148,13 +154,13 @@ class Groups:
             )
         if not self._hub.ready:
             raise self._hub.unavailable()
-        if since is not None and self._is_ahead(since):
-            # It was at a gateway that is further, and is not to see what was before.
-            await self._hub.next_flush()
         if since is not None and not await self._is_of_this_history(since):
             since = None
         group = self._find(query, arguments, identity)
-        subscription = QuerySubscription(self, group, subscriber, delta=delta, since=since)
+        flush = self._hub.advanced
+        subscription = QuerySubscription(
+            self, group, subscriber, delta=delta, since=since, flush=flush
+        )
         group.trace_id = trace_id
         self._join(subscription)
         try:
@@ -163,15 +169,6 @@ class Groups:
             subscription.close()
             raise
         return subscription
-
-    def _is_ahead(self, since: str) -> bool:
-        """Whether it is a position that this log has yet to come to."""
-        known = self._hub.position
-        try:
-            position = Position.parse(since)
-        except ValueError:
-            return False
-        return known is not None and known.log == position.log and not known.covers(position)
 
     async def _is_of_this_history(self, since: str) -> bool:
         try:
@@ -412,10 +409,8 @@ class Groups:
         differs = group.take(value, moment)
         # A replica may show what no flush has brought yet.
         if differs and known and outcome.reason == "sweep" and outcome.seen is None:
-            self._hub.metrics.query_sweep_found.inc()
-            logger.warning(
-                "query %s had changed and nobody had noticed; a sweep found it", group.query.name
-            )
+            self._hub.metrics.reconcile_drift.labels("query").inc()
+            logger.warning("%s: query %s; the sweep found it", DRIFT, group.query.name)
         if group.uncaptured:
             self._tell_failure(group, _not_captured(group))
         else:
@@ -430,7 +425,10 @@ class Groups:
         self._resolve(group, Answered(msgspec.Raw(value), str(moment.position)))
         joining, group.joining = group.joining, []
         for subscription in joining:
-            self._begin(subscription)
+            if group.is_fresh or moment.flush >= subscription.flush:
+                self._begin(subscription)
+            else:
+                group.joining.append(subscription)  # the next execution contains it
         if group.size <= self._cache_entry_bytes:
             self._keep(group)
         else:
@@ -438,28 +436,29 @@ class Groups:
 
     def _hand_out(self, group: Group, recovered: bool) -> None:
         subscribers = list(group.subscribers)
+        position = group.position(self._hub.position)
         whole = [each for each in subscribers if not each.delta]
         if whole:
-            frame = group.present(False, None)
+            frame = group.present(False, None, position)
             for subscription in whole:
                 subscription.deliver(frame)
             group.cost.sent(frame, len(whole))
         by_row = [each for each in subscribers if each.delta]
         if not by_row:
             group.forget_rows()  # nobody was told of them, or who was begins again
-        deltas = self._row_deltas(group, recovered) if by_row else None
+        deltas = self._row_deltas(group, position, recovered) if by_row else None
         if deltas is not None:
             for subscription in by_row:
                 subscription.deliver(deltas)
             group.cost.sent(deltas, len(by_row))
 
-    def _row_deltas(self, group: Group, recovered: bool) -> Frame | None:
+    def _row_deltas(self, group: Group, position: str, recovered: bool) -> Frame | None:
         if recovered:
             group.forget_rows()  # whoever was told of a failure is told the rows whole
         try:
-            return group.row_deltas()
+            return group.row_deltas(position)
         except HeadwaterError as error:
-            return group.failure(error, group.changed_at)
+            return group.failure(error, position)
 
     def _failed(self, group: Group, error: HeadwaterError) -> None:
         group.error = error
@@ -538,6 +537,7 @@ class Groups:
             for group in groups:
                 await asyncio.sleep(self._sweep_seconds / len(groups))
                 if group.subscribers:
+                    self._hub.metrics.reconcile_checks.labels("query").inc()
                     self._want(group, "sweep")
             if not groups:
                 await asyncio.sleep(min(self._sweep_seconds, 1.0))
