@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -368,6 +368,7 @@ class Wrong(AssertionError):
 
 
 Rows = dict[Any, str]
+Change = tuple[str, str | None, str | None]
 
 
 class Player:
@@ -401,7 +402,6 @@ class Player:
             run("rollback")
             run("drop schema h cascade")
             run("select headwater.sync_tables()")
-            run("truncate headwater.log, headwater.shapes")
         return self.counts
 
     def step(self, step: Step) -> None:
@@ -455,16 +455,16 @@ class Player:
         return {self.key_of(table, image): image for (image,) in found}
 
     def judge(self, step: Step) -> None:
+        logged = self.logged()
         for table in self.history.captured:
-            now = self.content(table)
-            if folded := self.fold(table, now):
+            if folded := self.fold(table, logged.get(table, []), self.content(table)):
                 raise Wrong(f"{folded}\nof {table} after: {step.sql}")
 
-    def fold(self, table: str, now: Rows) -> str:
+    def fold(self, table: str, changes: list[Change], now: Rows) -> str:
         """What is wrong with the log of this transaction; nothing if it is right."""
         rows = dict(self.before[table])
         story: list[str] = []
-        for op, before, after in self.logged(table):
+        for op, before, after in changes:
             story.append(f"{op} {before} -> {after}")
             if op == "R":
                 self.counts["resets"] += 1
@@ -483,15 +483,17 @@ class Player:
             return f"ends in {rows}\nnot in {now}\n" + "\n".join(story)
         return ""
 
-    def logged(self, table: str) -> Iterator[tuple[str, str | None, str | None]]:
+    def logged(self) -> dict[str, list[Change]]:
+        """What this transaction has logged, by table."""
         found = self.connection.execute(
-            "select l.op, l.before::text, l.after::text from headwater.log l"
-            " where l.xid = pg_current_xact_id_if_assigned() and l.shape in"
-            " (select id from headwater.shapes where relid = %s::regclass) order by l.seq",
-            (table,),
+            "select s.table_name, l.op::text, l.before::text, l.after::text from headwater.log l"
+            " cross join lateral (select table_name from headwater.shapes where id = l.shape limit 1) s"
+            " where l.xid = pg_current_xact_id_if_assigned() order by l.seq"
         )
-        for op, before, after in found:
-            yield op.decode() if isinstance(op, bytes) else op, before, after
+        changes: dict[str, list[Change]] = {}
+        for table, *change in found:
+            changes.setdefault(table, []).append((change[0], change[1], change[2]))
+        return changes
 
 
 def play(connection: Connection, history: History) -> Counter[str]:

@@ -139,23 +139,31 @@ as $$
   where condition is not null and has_table_privilege(root, 'SELECT') and not row_security_active(root)
 $$;
 
+-- The condition that finds what the present statement logs: it lies in one slot, unless the statement takes
+-- long or the slot ends meanwhile. To plan for all slots costs more than all the rest.
+create function headwater.slot_condition() returns text
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+  select case
+    when clock_timestamp() - statement_timestamp() < interval '1 second'
+         and headwater.slot_at(statement_timestamp()) = headwater.slot_at(clock_timestamp())
+      then ' and l.slot = ' || headwater.slot_at(clock_timestamp())
+    else '' end
+$$;
+
 -- The queries over what this transaction has logged of a table since a change: `mine` has a row for
 -- each change with its key and images, hashed, `chained` the same with its neighbours, `groups` a row
 -- for each key whose changes are not known to be in order:
 --   turned: the last of them goes first;
 --   closed: they are in order, but end where they begin, and might as well begin elsewhere;
 --   broken: otherwise.
-create function headwater.logged_since(root oid, since bigint, seed bigint) returns text
-language plpgsql volatile
+create function headwater.logged_since(root oid, since bigint, seed bigint, slot text) returns text
+language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 declare
   key_columns jsonb := headwater.describe(root) -> 'key';
-  -- What a statement logs lies in one slot, unless it takes long or the slot ends meanwhile.
-  slot smallint := case
-    when clock_timestamp() - statement_timestamp() < interval '1 second'
-         and headwater.slot_at(statement_timestamp()) = headwater.slot_at(clock_timestamp())
-      then headwater.slot_at(clock_timestamp()) end;
 begin
   return format(
     $query$with mine as materialized (
@@ -184,7 +192,7 @@ begin
     (select string_agg(
        format('(coalesce(l.after, l.before) -> %L)::jsonb', name), ', ')
      from jsonb_array_elements_text(key_columns) name),
-    seed, since, root, 'and l.slot = ' || slot);
+    seed, since, root, slot);
 end $$;
 
 -- Gives the changes of a table that this transaction has logged since a number the order in which they
@@ -197,7 +205,8 @@ as $$
 declare
   -- Another one each time, so that rows cannot be made to look alike.
   seed constant bigint := (random() * 4e18)::bigint;
-  source constant text := headwater.logged_since(root, since, seed);
+  slot constant text := headwater.slot_condition();
+  source constant text := headwater.logged_since(root, since, seed, slot);
   turned bigint;
   doubtful bigint;
 begin
@@ -210,13 +219,13 @@ begin
       set seq = coalesce(c.next_seq, c.first_seq)
       from chained c
       where c.k in (select k from groups where kind = 'turned')
-        and l.slot = c.slot and l.xid = pg_current_xact_id() and l.seq = c.seq$update$;
+        and l.slot = c.slot and l.xid = pg_current_xact_id() and l.seq = c.seq$update$ || slot;
   end if;
-  return doubtful = 0 or headwater.chain_keys(root, seed, source);
+  return doubtful = 0 or headwater.chain_keys(root, seed, source, slot);
 end $$;
 
 -- The same for the keys whose changes a look at the table or a search puts in order.
-create function headwater.chain_keys(root oid, seed bigint, source text) returns boolean
+create function headwater.chain_keys(root oid, seed bigint, source text, slot text) returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
@@ -247,7 +256,7 @@ begin
       from edges e
       join lateral (
         select coalesce(l.after, l.before) as image from headwater.log l
-        where l.slot = e.slot and l.xid = pg_current_xact_id() and l.seq = e.seq
+        where l.slot = e.slot and l.xid = pg_current_xact_id() and l.seq = e.seq %s
       ) i on true
       where e.seq = e.first_seq
     )
@@ -259,7 +268,7 @@ begin
     union all
     select null, null, null, null, null, null
     order by 1 nulls last, 4, 3$query$,
-    coalesce(headwater.present_image(root, seed), 'null::bigint'))
+    coalesce(headwater.present_image(root, seed), 'null::bigint'), slot)
   loop
     if found.k is distinct from group_key and group_key is not null then
       path := headwater.chain(nodes, targets, start);
@@ -283,10 +292,13 @@ begin
     slots := slots || found.slot;
     numbers := numbers || found.seq;
   end loop;
-  update headwater.log l
-  set seq = m.new_seq
-  from unnest(moved_slots, moved_from, moved_to) m (slot, old_seq, new_seq)
-  where l.slot = m.slot and l.xid = pg_current_xact_id() and l.seq = m.old_seq;
+  if cardinality(moved_from) > 0 then
+    execute 'update headwater.log l
+             set seq = m.new_seq
+             from unnest($1, $2, $3) m (slot, old_seq, new_seq)
+             where l.slot = m.slot and l.xid = pg_current_xact_id() and l.seq = m.old_seq' || slot
+    using moved_slots, moved_from, moved_to;
+  end if;
   return complete;
 end $$;
 
