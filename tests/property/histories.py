@@ -87,7 +87,12 @@ class Maker:
             add("create table t_2 partition of t for values in (2) partition by list (id)")
             add("create table t_2_1 partition of t_2 for values in (1, 2, 3)")
             add("create table t_2_2 partition of t_2 default")
-            self.relations += ["t_1", "t_2", "t_2_1"]
+            add(  # its columns in another order
+                "create table t_3 (c pair, l int[], flag bool, g int generated always as (n * 2) stored,"
+                " n int, id int not null, grp int not null, ref2 int, ref int, m mood, f float8)"
+            )
+            add("alter table t attach partition t_3 for values in (3)")
+            self.relations += ["t_1", "t_2", "t_2_1", "t_3"]
         if self.shape == INHERITED:
             # Keys are not unique across children, and what shares a key cannot be told apart.
             add("alter table t add check (id < 100) no inherit")
@@ -220,7 +225,7 @@ class Maker:
             if self.chance(0.7):
                 self.relations.append(number)
             choices.append(
-                lambda: f"create table {number} partition of t for values in ({value % 3 + 3})"
+                lambda: f"create table {number} partition of t for values in ({value % 2 + 4})"
             )
         return self.random.choice(choices)()
 
@@ -231,7 +236,7 @@ class Maker:
         if self.chance(0.04):
             return Step(
                 self.pick("truncate t cascade", "truncate p cascade", "truncate u",
-                          f"truncate {self.pick(*self.relations)} cascade")
+                          f"truncate {self.pick(*self.relations[:4])} cascade")
             )  # fmt: skip
         return Step(self.random.choice((self._plain, self._plain, self._with, self._merge))())
 
@@ -246,7 +251,7 @@ class Maker:
         return f"'{number}'" if self.key_type == "text" else str(number)
 
     def _grp(self) -> str:
-        return self.pick("1", "1", "2", "2", "3", "4") if self.shape == PARTITIONED else "1"
+        return self.pick("1", "1", "2", "2", "3", "4", "5") if self.shape == PARTITIONED else "1"
 
     def _n(self) -> str:
         number = str(self.random.randint(0, 4))

@@ -14,7 +14,7 @@ drop function headwater.numbered(text, text, text[], text);
 --
 -- What others log meanwhile gives the entry a `since`: the number that the log stood at before. An entry
 -- without it was alone. `!` says that the changes since could not be ordered yet: some that happened are
--- not logged. The entry of a partitioned relation says more, for headwater.capture_row.
+-- not logged. The entry of a partition or partitioned table says more, for headwater.capture_row.
 
 -- This transaction, in entries.
 create function headwater.transaction_mark() returns text
@@ -28,12 +28,13 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
   select format(
-    case when relkind = 'p'
+    case when relkind = 'p' or relispartition
       then '(%L operator(pg_catalog.||) pg_catalog.pg_trigger_depth()::pg_catalog.text operator(pg_catalog.||) ''.'''
            ' operator(pg_catalog.||) (pg_catalog.date_part(''epoch'', pg_catalog.now()) operator(pg_catalog.*)'
            ' 1e6::pg_catalog.float8)::pg_catalog.int8::pg_catalog.text)'
       else '%L' end,
-    format(' %s:%s%s', upper(left(operation, 1)), member, case when relkind = 'p' then '@' else '' end))
+    format(' %s:%s%s', upper(left(operation, 1)), member,
+           case when relkind = 'p' or relispartition then '@' else '' end))
   from pg_class where oid = member
 $$;
 
@@ -316,6 +317,7 @@ declare
     select max(place) from unnest(entries) with ordinality e (entry, place)
     where entry ~ format('^%s:%s(@|:|$)', left(operation, 1), member));
   since bigint := case when own is null then 0 else headwater.since_of(entries[own]) end;
+  complete boolean := true;
 begin
   if logged > 0 then
     entries := headwater.add_since(entries, first);
@@ -325,11 +327,17 @@ begin
     since := first; -- its rows may not be paired
   end if;
   if since is not null and (logged > 0 or entries[own] like '%!') then
-    if not headwater.put_in_order(root, since) then
-      if cardinality(entries) = (own is not null)::integer then
-        insert into headwater.log (op, shape) values ('R', headwater.register_shape(root));
-      end if;
-      entries := headwater.add_doubt(entries, since, own);
+    complete := headwater.put_in_order(root, since);
+  end if;
+  if not headwater.find_moved(root, first) then
+    complete := false;
+    since := coalesce(since, first);
+  end if;
+  if not complete then
+    entries := headwater.add_doubt(entries, since, own);
+    if cardinality(entries) = (own is not null)::integer then
+      insert into headwater.log (op, shape) values ('R', headwater.register_shape(root));
+      perform set_config('headwater.moved_' || root, '', true);
     end if;
   end if;
   if own is not null then
@@ -398,8 +406,10 @@ language plpgsql stable
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  before_image text := headwater.image('o', member, root);
-  after_image text := headwater.image('n', member, root);
+  before_image text := headwater.image('o', root, root);
+  after_image text := headwater.image('n', root, root);
+  old_rows constant text := headwater.as_root('old_rows', member, root);
+  new_rows constant text := headwater.as_root('new_rows', member, root);
   actor constant text := headwater.actor();
   first_key text;
   same_key text;
@@ -408,11 +418,11 @@ begin
   if operation = 'INSERT' then
     return format(
       'insert into headwater.log (op, shape, after, user_id, function_name, trace_id)
-       select ''I'', %s, %s, %s from new_rows n', shape, after_image, actor);
+       select ''I'', %s, %s, %s from %s n', shape, after_image, actor, new_rows);
   elsif operation = 'DELETE' then
     return format(
       'insert into headwater.log (op, shape, before, user_id, function_name, trace_id)
-       select ''D'', %s, %s, %s from old_rows o', shape, before_image, actor);
+       select ''D'', %s, %s, %s from %s o', shape, before_image, actor, old_rows);
   end if;
   -- Built-in types are compared by the operator of the key's index, text by its bytes, so that a key
   -- that changed only for the eye ('a' to 'A' under a case-blind collation) is a delete and an insert
@@ -446,7 +456,7 @@ begin
   ) e on true
   where i.indrelid = root and i.indisprimary and k.ordinality <= i.indnkeyatts;
   if headwater.may_repeat_rows(member) then
-    return headwater.capture_versions(shape, keys, same_key, before_image, after_image);
+    return headwater.capture_versions(shape, keys, same_key, before_image, after_image, old_rows, new_rows);
   end if;
   -- A full join, because a changed key leaves both of its sides alone, and because it is never
   -- planned as a nested loop: the plan is made for one row and must do for a million.
@@ -457,16 +467,27 @@ begin
             case when o.%1$s is not null then %3$s end,
             case when n.%1$s is not null then %4$s end,
             %5$s
-     from old_rows o full join new_rows n on %6$s
+     from %7$s o full join %8$s n on %6$s
      where (o.* operator(pg_catalog.*=) n.*) is not true',
-    first_key, shape, before_image, after_image, actor, same_key);
+    first_key, shape, before_image, after_image, actor, same_key, old_rows, new_rows);
 end $$;
+
+-- Rows of a member as rows of the table: its columns may stand in another order, and the same row
+-- must have the same image, whichever relation a statement names.
+create function headwater.as_root(source text, member oid, root oid) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select case when member = root then source
+         else format('(select %s from %s)', string_agg(quote_ident(attname), ', ' order by attnum), source) end
+  from pg_attribute where attrelid = root and attnum > 0 and not attisdropped
+$$;
 
 -- The same for an update that may touch a row twice: the rows are paired by their number. PostgreSQL
 -- writes both lists in turn, except for a row that a trigger kept from moving to another partition:
 -- then the lists differ in length, and each old row is a delete and each new row an insert.
 create function headwater.capture_versions(
-  shape bigint, keys text[], same_key text, before_image text, after_image text
+  shape bigint, keys text[], same_key text, before_image text, after_image text, old_rows text, new_rows text
 ) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -475,14 +496,14 @@ as $$
     'insert into headwater.log (op, shape, before, after, user_id, function_name, trace_id)
      select e.op::pg_catalog."char", %1$s, e.before, e.after, %2$s
      from (select %3$s, row(o.*) as hw_row, %4$s as hw_image, pg_catalog.row_number() over () as hw_number
-           from old_rows o) o
+           from %8$s o) o
      full join (
        select %5$s, row(n.*) as hw_row, %6$s as hw_image,
               pg_catalog.row_number() over () operator(pg_catalog.+) (
                 select case when old operator(pg_catalog.=) new then 0 else old end
                 from (select (select pg_catalog.count(*) from old_rows) as old,
                              (select pg_catalog.count(*) from new_rows) as new) sizes) as hw_number
-       from new_rows n) n on o.hw_number operator(pg_catalog.=) n.hw_number
+       from %9$s n) n on o.hw_number operator(pg_catalog.=) n.hw_number
      cross join lateral (
        select ''U'', o.hw_image, n.hw_image where %7$s
        union all
@@ -495,7 +516,7 @@ as $$
     shape, headwater.actor(),
     (select string_agg('o.' || key, ', ') from unnest(keys) key), before_image,
     (select string_agg('n.' || key, ', ') from unnest(keys) key), after_image,
-    same_key)
+    same_key, old_rows, new_rows)
 $$;
 
 -- A row written to a partition that was attached after the table was enabled and has no function of
@@ -527,7 +548,8 @@ begin
   if tg_op = 'UPDATE' and old operator(pg_catalog.*=) new then
     return null;
   end if;
-  take := format('select %s from (select ($1).*) r', headwater.image('r', tg_relid, root));
+  take := format('select %s from %s r', headwater.image('r', root, root),
+                 headwater.as_root('(select ($1).*) row', tg_relid, root));
   if tg_op <> 'INSERT' then
     execute take into before_image using old;
   end if;
@@ -590,6 +612,65 @@ begin
   perform headwater.set_entries(root, headwater.add_since(entries, first));
 end $$;
 
+-- A row that an update moves to another partition is deleted there and inserted here. MERGE hands it to
+-- neither the old nor the new rows of its update, and to the triggers of its deletes and inserts only
+-- if it has such parts; otherwise no statement trigger sees it (PostgreSQL 15 to 18). So moved rows are
+-- noted, in a setting named headwater.moved_<oid>, until they are found in the log.
+create function headwater.note_move() returns trigger
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set timezone = 'UTC' set datestyle = 'ISO' set intervalstyle = 'iso_8601'
+set bytea_output = 'hex' set extra_float_digits = 1 set lc_monetary = 'C'
+as $$
+declare
+  root oid := pg_partition_root(tg_relid);
+  name constant text := 'headwater.moved_' || root;
+  noted text := coalesce(current_setting(name, true), '');
+  image json;
+begin
+  if length(noted) > 20000 then
+    return null; -- these will do: the others went the same way
+  end if;
+  execute format('select %s from %s r', headwater.image('r', root, root),
+                 headwater.as_root('(select ($1).*) row', tg_relid, root))
+  into image using case when tg_op = 'DELETE' then old else new end;
+  perform set_config(name, concat(noted, ' ', left(tg_op, 1), hashtextextended(image::text, 0)), true);
+  return null;
+end $$;
+
+-- Whether a row is deleted or inserted by an update alone, as the condition of a trigger: no statement
+-- that deletes or inserts has an entry at this depth.
+create function headwater.moves(root oid, operation text) returns text
+language sql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+  select format(
+    'pg_catalog.strpos(pg_catalog.current_setting(%1$L, true), '' U:'') operator(pg_catalog.>) 0
+     and (pg_catalog.current_setting(%1$L, true) operator(pg_catalog.~) pg_catalog.format(
+       '' %2$s:[0-9]+@%%s\.'', pg_catalog.pg_trigger_depth() operator(pg_catalog.+) 1)) is not true',
+    'headwater.open_' || root, upper(left(operation, 1)))
+$$;
+
+-- Strikes the noted rows that were logged behind a number off the list; returns whether none is left.
+create function headwater.find_moved(root oid, since bigint) returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  name constant text := 'headwater.moved_' || root;
+  noted text[] := string_to_array(ltrim(current_setting(name, true)), ' ');
+begin
+  if coalesce(cardinality(noted), 0) = 0 then
+    return true;
+  end if;
+  execute 'select array(select unnest($1) except all
+     select op::text || hashtextextended(coalesce(l.after, l.before)::text, 0) from headwater.log l
+     where l.xid = pg_current_xact_id() and l.seq > $2 and l.op in (''D'', ''I'')' || headwater.slot_condition() || ')'
+  into noted using noted, since;
+  perform set_config(name, array_to_string(noted, ' '), true);
+  return cardinality(noted) = 0;
+end $$;
+
 -- Makes (or makes again) the functions and the triggers of one relation. The functions are short:
 -- plpgsql prepares every expression again in each transaction, and most transactions write one row.
 create or replace function headwater.make_capture(member oid, root oid) returns bigint
@@ -635,6 +716,11 @@ begin
     perform headwater.set_trigger(member, 'headwater_row', format(
       'after insert or update or delete on %s for each row execute function headwater.capture_row()',
       member::regclass), is_partitioned);
+    foreach operation in array array['insert', 'delete'] loop
+      perform headwater.set_trigger(member, 'headwater_move_' || operation, format(
+        'after %s on %s for each row when (%s) execute function headwater.note_move()',
+        operation, member::regclass, headwater.moves(root, operation)), is_partitioned);
+    end loop;
   elsif exists (select from pg_trigger where tgrelid = member and tgname = 'headwater_row' and tgenabled <> 'D')
     and not is_partitioned then
     execute format('alter table only %s disable trigger headwater_row', member::regclass);
@@ -720,8 +806,15 @@ end $function$,
     end,
     shape,
     headwater.own_entry(member, operation),
-    case when is_partitioned and operation = 'update' then ' or true' end,
-    case when not is_partitioned then headwater.upsert_source(member, root, operation) end);
+    -- Rows may be moved that it does not see, and not be paired if they may repeat.
+    case
+      when not is_partitioned or operation <> 'update' then ''
+      when headwater.may_repeat_rows(member) then ' or true'
+      else format(
+        ' or current_setting(''headwater.moved_%2$s'', true) <> ''''
+     or not headwater.fits(''%1$s''::oid, ''%2$s''::oid, %3$L::bigint)', member, root, fingerprint)
+    end,
+    case when member = root and not is_partitioned then headwater.upsert_source(member, root, operation) end);
 end $body$;
 
 -- INSERT ... ON CONFLICT DO UPDATE leaves two entries, and mostly one of them logs nothing: what
