@@ -34,7 +34,7 @@ async def captured(connection: Connection, probe: LogProbe, *statements: str) ->
     await probe.changes()
 
 
-COLUMNS = ["n", "o", "r", "v", "image", "user_id", "mark", "logged", "statement", "found", "tg_op"]
+COLUMNS = ["n", "o", "r", "v", "image", "user_id", "first", "logged", "statement", "state", "tg_op"]
 
 
 @pytest.mark.parametrize("name", COLUMNS)

@@ -1,0 +1,77 @@
+"""After every statement the log chains, and ends in what the table holds; so do live clients."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from headwater.database import connect
+from headwater.hub.hub import Hub
+from tests.conftest import fresh_database
+from tests.hub import Recorder, answer, live
+from tests.property.histories import Connection, Player, Wrong, make, play, shrink
+
+STATEMENTS = int(os.environ.get("HEADWATER_FUZZ_STATEMENTS", "60"))
+SEED = int(os.environ.get("HEADWATER_FUZZ_SEED", "1"))
+TRANSACTIONS = 25
+
+
+@pytest.fixture(params=["postgres_url", "icu_postgres_url"], ids=["embedded", "system"])
+def writer(request: pytest.FixtureRequest) -> Iterator[Connection]:
+    with (
+        fresh_database(request.getfixturevalue(request.param), installed=True) as url,
+        psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection,
+    ):
+        yield connection
+
+
+@pytest.mark.timeout(600 + STATEMENTS)
+def test_every_statement_leaves_a_log_that_chains(writer: Connection) -> None:
+    """`HEADWATER_FUZZ_SEED` is the seed of the first history, as a failure names it."""
+    counts: Counter[str] = Counter()
+    seed = SEED
+    while counts["statements"] < STATEMENTS:
+        history = make(seed, TRANSACTIONS)
+        try:
+            counts += play(writer, history)
+        except Wrong as wrong:
+            steps = shrink(writer, history)
+            script = [*steps.setup, "-- enabled", *(step.sql for step in steps.steps)]
+            pytest.fail(f"HEADWATER_FUZZ_SEED={seed}: {wrong}\n\n" + ";\n".join(script))
+        seed += 1
+    print(f"seeds {SEED} to {seed - 1}: {dict(counts)}")
+
+
+@pytest.mark.timeout(600 + STATEMENTS)
+async def test_a_live_client_equals_the_table(writer: Connection) -> None:
+    """After every transaction of a share of the histories."""
+    reader = await connect(writer.info.dsn, purpose="test")
+    for seed in range(SEED, SEED + 1 + STATEMENTS // 500):
+        player = Player(writer, make(seed, TRANSACTIONS))
+        await asyncio.to_thread(player.start)
+        try:
+            async with Hub(writer.info.dsn) as hub:
+                await _follow(hub, player, reader)
+        finally:
+            await asyncio.to_thread(player.finish)
+    await reader.close()
+
+
+async def _follow(hub: Hub, player: Player, reader: Any) -> None:
+    tables = player.history.captured
+    recorders = {table: Recorder() for table in tables}
+    for table, recorder in recorders.items():
+        await hub.live(live(f"h.{table}", limit=100), recorder)
+    for step in player.history.steps:
+        await asyncio.to_thread(player.step, step)
+        if step.kind in ("commit", "rollback"):
+            for table in tables:
+                order = ", ".join(player.keys[table])
+                rows = await answer(reader, f"select * from h.{table} order by {order}")
+                await recorders[table].until_rows(rows)
