@@ -89,7 +89,8 @@ class Maker:
             add("create table t_2_2 partition of t_2 default")
             add(  # its columns in another order
                 "create table t_3 (c pair, l int[], flag bool,"
-                " g int generated always as (n * 2) stored, n int, id int not null, grp int not null, ref2 int, ref int, m mood, f float8)"
+                " g int generated always as (n * 2) stored, n int, id int not null,"
+                " grp int not null, ref2 int, ref int, m mood, f float8)"
             )
             add("alter table t attach partition t_3 for values in (3)")
             self.relations += ["t_1", "t_2", "t_2_1", "t_3"]
