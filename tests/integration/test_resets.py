@@ -1,5 +1,5 @@
 """What no row tells: DDL that changes rows or their meaning, triggers that are switched off, tables
-that are enabled, disabled and dropped. The log says `reset`, and every reader is right afterwards."""
+that are enabled, disabled and dropped. The log says `reset`, and readers are right afterwards."""
 
 from __future__ import annotations
 
@@ -248,13 +248,36 @@ async def test_a_writer_without_rights(
 
 
 async def test_writes_of_a_replica_are_captured(items: Connection, probe: LogProbe) -> None:
-    await run(
-        items,
+    as_replica = [
         "set session_replication_role = replica",
         "update items set a = 0 where id = 1",
         "truncate items",
-    )
+        "set session_replication_role = origin",
+    ]
+    await run(items, *as_replica)
     assert await probe.story() == [("update", 1), ("truncate",)]
+    await run(items, "insert into items (id) values (1)")
+    await run(
+        items, "alter table items disable trigger all", "alter table items enable trigger all"
+    )
+    await run(items, SYNC, *as_replica)
+    assert await probe.story() == [("insert", 1), ("reset",), ("update", 1), ("truncate",)]
+
+
+async def test_triggers_of_an_earlier_release_fire_in_every_session(
+    items: Connection, probe: LogProbe
+) -> None:
+    """From the next time that the table is enabled: an upgrade takes no locks on tables."""
+    await run(
+        items, "alter table items disable trigger all", "alter table items enable trigger all"
+    )
+    await run(items, "update headwater.captures set triggers_mark = null, meaning = null")
+    await enable(items, "items")
+    # What happened before the upgrade is not known.
+    assert await probe.story() == [("reset",)]
+    assert await rows(
+        items, "select distinct tgenabled from pg_trigger where tgname like 'headwater%'"
+    ) == [("A",)]
 
 
 async def test_a_partition_that_was_away(connection: Connection, probe: LogProbe) -> None:

@@ -62,9 +62,8 @@ async def test_the_log_ends_in_the_tables_rows(
     while len(await rows(connection, f"select from {TABLE}")) < 8:
         story.append(await attempt(connection, ddl.write(rng, TABLE)))
     await enable(connection, TABLE)
-    for session in sessions:  # until plans are cached
-        for _ in range(7):
-            story.append(await attempt(session, ddl.write(rng, TABLE)))
+    for session in sessions * 7:  # until plans are cached
+        story += [await attempt(session, ddl.write(rng, TABLE))]
     async with Hub(url, recheck=3600.0) as hub:
         follower = await ddl.LogFollower.begin(url, TABLE)
         client, reactive = Recorder(), Follower()
