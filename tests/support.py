@@ -56,3 +56,20 @@ async def run(connection: Connection, *statements: str) -> None:
 async def rows(connection: Connection, statement: str) -> list[tuple[Any, ...]]:
     cursor = await connection.execute(statement.encode())
     return await cursor.fetchall()
+
+
+async def unseen(connection: Connection, statement: str) -> None:
+    """Write what the log does not have, and leave no sign of it: triggers are off meanwhile, and
+    capture believes that they always were as they are now."""
+    off, on = (
+        "do $$ declare t text; begin for t in select relid::regclass from headwater.tables"
+        f" where enabled loop execute format('alter table %s {verb} trigger user', t); end loop;"
+        " end $$"
+        for verb in ("disable", "enable")
+    )
+    async with connection.transaction():
+        await run(connection, off, statement, on)
+        await run(
+            connection,
+            "select headwater.remember(headwater.observe(member, root)) from headwater.captures",
+        )

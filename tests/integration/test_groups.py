@@ -31,7 +31,7 @@ from headwater.queries.context import Context
 from headwater.queries.functions import Query
 from headwater.settings import Settings
 from tests.hub import Recorder, answer
-from tests.support import enable, run
+from tests.support import enable, run, unseen
 
 ORDERS = "create table orders (id int primary key, region int, amount int, note text)"
 
@@ -606,12 +606,7 @@ async def test_the_sweep_finds_what_nobody_noticed(url: str, orders: Connection)
     async with Hub(url, settings=Settings(query_sweep="1 second")) as hub:
         follower = await Follower().follow(hub, IN_REGION, args={"region": 2})
         await settle(hub)
-        await run(
-            orders,
-            "set session_replication_role = replica",  # no trigger fires
-            "update orders set note = 'unseen' where id = 2",
-            "set session_replication_role = origin",
-        )
+        await unseen(orders, "update orders set note = 'unseen' where id = 2")
         await follower.until_value(await rows(orders, 2))
         (metric,) = hub.metrics.reconcile_drift.labels("query").collect()
         assert metric.samples[0].value == 1

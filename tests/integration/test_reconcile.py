@@ -1,7 +1,7 @@
 """The net: a view or topic that has drifted from the database is found, logged, counted, repaired.
 
-A write with `session_replication_role = replica` fires no trigger, so the log does not have it:
-what is served is then as wrong as any defect could make it.
+A write while triggers are off is not in the log (`unseen`): what is served is then as wrong as any
+defect could make it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headwater.protocol import Reset, Topic
 from headwater.topics.definitions import TopicDefinition
 from tests.conftest import fresh_database
 from tests.hub import Recorder, answer, live
-from tests.support import enable, run
+from tests.support import enable, run, unseen
 
 pytestmark = pytest.mark.drifts
 
@@ -55,16 +55,6 @@ async def shop(connection: Connection) -> None:
         "insert into orders select i, 7, i, 'note' from generate_series(1, 20) i",
     )
     await enable(connection, "orders")
-
-
-async def unseen(connection: Connection, statement: str) -> None:
-    """Write what the log does not have."""
-    await run(
-        connection,
-        "set session_replication_role = replica",
-        statement,
-        "set session_replication_role = origin",
-    )
 
 
 async def compared(hub: Hub) -> None:

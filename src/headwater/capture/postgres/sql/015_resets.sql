@@ -163,8 +163,9 @@ as $$
     select p.attnum, jsonb_object_agg(p.oid, jsonb_strip_nulls(jsonb_build_object(
       'owner', concat_ws('/', t.typowner, (select r.rolsuper from pg_roles r where r.oid = t.typowner)),
       'base', nullif(t.typbasetype, 0),
-      'cast', (select concat_ws('/', k.castfunc, k.castmethod) from pg_cast k
-               where k.castsource = t.oid and k.casttarget = 'json'::regtype),
+      'cast', coalesce((
+        select concat_ws('/', k.castfunc, k.castmethod) from pg_cast k
+        where k.castsource = t.oid and k.casttarget = 'json'::regtype), 'none'),
       'labels', (select jsonb_object_agg(e.oid, e.enumlabel) from pg_enum e where e.enumtypid = t.oid),
       'attributes', (
         select string_agg(format('%s %I %s', a.attnum, a.attname, a.atttypid), ', ' order by a.attnum)
@@ -319,8 +320,8 @@ begin
 end $$;
 
 -- Creates or drops a trigger only where it is not as wanted: both take a lock that waits for writers.
--- Ours fire also with session_replication_role = replica, or rows would change in silence. Only the
--- table's owner may say that; for others they fire as triggers do.
+-- Ours fire also with session_replication_role = replica, or rows would change in silence; only the
+-- table's owner may say that. One that fires in all other sessions is left to headwater.fire_always.
 create or replace function headwater.set_trigger(relation oid, name text, definition text, wanted boolean)
 returns void
 language plpgsql
@@ -337,15 +338,47 @@ begin
   end if;
   if state is null then
     execute format('create trigger %I %s', name, definition);
-    state := 'O';
   end if;
-  if state = 'A' then
+  if state is null or state in ('D', 'R') then
+    if (select pg_has_role(relowner, 'usage') from pg_class where oid = relation) then
+      execute format('alter table only %s enable always trigger %I', relation::regclass, name);
+    elsif state is not null then
+      execute format('alter table only %s enable trigger %I', relation::regclass, name);
+    end if;
+  end if;
+end $$;
+
+-- Has the triggers of a relation fire in every session, where they are older than that or somebody
+-- enabled them again. It takes a lock, so only if no one writes; there will be another occasion. That
+-- we touch them is no reset; whether somebody else did is asked under the lock.
+create function headwater.fire_always(relation oid) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  name text;
+  untouched boolean;
+begin
+  if not exists (
+       select from pg_trigger
+       where tgrelid = relation and tgname like 'headwater\_%' and tgenabled = 'O')
+     or not (select pg_has_role(relowner, 'usage') from pg_class where oid = relation) then
     return;
-  elsif (select pg_has_role(relowner, 'usage') from pg_class where oid = relation) then
-    execute format('alter table only %s enable always trigger %I', relation::regclass, name);
-  elsif state in ('D', 'R') then
-    execute format('alter table only %s enable trigger %I', relation::regclass, name);
   end if;
+  execute format('lock table only %s in share row exclusive mode nowait', relation::regclass);
+  untouched := exists (
+    select from headwater.captures c
+    where c.member = relation and c.triggers_mark = headwater.triggers_mark(relation));
+  for name in
+    select tgname from pg_trigger
+    where tgrelid = relation and tgname like 'headwater\_%' and tgenabled = 'O'
+  loop
+    execute format('alter table only %s enable always trigger %I', relation::regclass, name);
+  end loop;
+  update headwater.captures c set triggers_mark = headwater.triggers_mark(relation)
+  where c.member = relation and untouched;
+exception when lock_not_available then
+  null;
 end $$;
 
 -- The fingerprint covers the triggers as well, so the functions are made again once these are there.
@@ -414,6 +447,10 @@ begin
       null; -- the reset of a table that is enabled is logged by headwater.enable_table
     elsif not relation.is_new then
       is_due := is_due or headwater.is_reset_due(relation.known, seen);
+      if (relation.known).triggers_mark <> seen.triggers_mark then
+        perform headwater.fire_always(relation.oid);
+        relation.triggers := headwater.triggers_mark(relation.oid, logging);
+      end if;
     elsif not is_due then
       execute format('lock table only %s in share row exclusive mode', relation.oid::regclass);
       if not has_table_privilege(relation.oid, 'SELECT') or row_security_active(relation.oid) then
@@ -488,6 +525,30 @@ begin
   return done;
 end $$;
 
+create or replace function headwater.enable_table(root oid) returns text
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  was_enabled boolean;
+begin
+  perform pg_advisory_xact_lock(headwater.lock_class(), 4); -- one at a time
+  was_enabled := (select enabled from headwater.tables where relid = root);
+  perform headwater.fire_always(c.member) from headwater.captures c where c.root = enable_table.root;
+  perform headwater.sync_table(root);
+  if was_enabled then
+    return headwater.label(root);
+  end if;
+  insert into headwater.tables (relid, schema_name, table_name, enabled)
+  select root, n.nspname, c.relname, true
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace
+  where c.oid = root
+  on conflict (relid) do update set enabled = true, changed_at = clock_timestamp();
+  -- Readers do not know what happened while the table was not captured.
+  perform headwater.log_reset(root);
+  return headwater.label(root);
+end $$;
+
 create or replace function headwater.disable_table(root oid) returns text
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -507,6 +568,7 @@ end $$;
 revoke all on function headwater.columns_mark(oid) from public;
 revoke all on function headwater.triggers_mark(oid, text) from public;
 revoke all on function headwater.meaning(oid, boolean) from public;
+revoke all on function headwater.fire_always(oid) from public;
 revoke all on function headwater.observe(oid, oid) from public;
 revoke all on function headwater.is_reset_due(headwater.captures, headwater.captures) from public;
 revoke all on function headwater.log_reset_due(oid, oid) from public;
