@@ -74,7 +74,7 @@ class Planner:
         if position.mark is not None:
             return position
         rows = self._all(marks.NEWEST, marks.to_mark(position, since))
-        found = marks.marked(position, [tuple(row) for row in rows])
+        found = marks.marked(position, rows, since)
         self._checked.append(str(found))
         return found
 
