@@ -496,7 +496,8 @@ async def check(connection: Connection, log: str, position: Position) -> None:
             hint=f"The database was restored, failed over or installed anew. {_READ_AGAIN}",
         )
     (snapshot,) = await _one(connection, "select pg_current_snapshot()::text")
-    if position.xmax > Position.of_snapshot(log, snapshot).xmax:
+    # Not only its end: an id that was given out again may belong to what is running now.
+    if not Position.of_snapshot(log, snapshot).covers(position):
         raise ResyncRequired(
             f"position {position} is ahead of the database",
             hint="The server crashed and lost what it had not yet written to disk, or its files "

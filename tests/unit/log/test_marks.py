@@ -58,7 +58,7 @@ class Log:
         return self.snapshot(read_on(since, position, new))
 
     def is_behind(self, position: Position) -> bool:
-        return position.xmax > self.ended + 1
+        return not self.snapshot().covers(position)
 
     def accepts(self, position: Position) -> bool:
         """As `read.check` does, with the rows that `marks.COVERED` asks for."""
