@@ -19,6 +19,10 @@ earlier one, and trimmed rows that the log remembers by number and time. A trans
 restored snapshot lost, and that began before so many newer rows, is not noticed by such a mark; a
 position whose mark covers more trimmed rows than are remembered is accepted as it is."""
 
+MARK_LATE_MAX = 1_000
+"""Transactions that a mark lists, because they were running at the position before. Of more, those
+with the highest ids are listed."""
+
 CHECKED_POSITIONS_MAX = 1_000
 """Positions of returning clients for which a gateway remembers whether they are of this history.
 Beyond, it asks the database again."""

@@ -135,8 +135,8 @@ class Mark(msgspec.Struct, frozen=True):
     """Which rows of the log a position was the first to contain, how many, and a digest of them.
 
     The rows are those from transaction `xid` and number `seq` on, in the order of these two, and
-    the last row of each transaction in `late`, which began earlier and ended only then. See
-    `headwater.log.marks`.
+    the last row of each transaction in `late`, which began earlier and ended only then; one of
+    these may have none. See `headwater.log.marks`.
     """
 
     xid: int
@@ -261,9 +261,10 @@ class Position(msgspec.Struct, frozen=True, eq=False):
 
 
 _XIDS = r"[0-9]{1,20}(?:,[0-9]{1,20})*"
+_LATE = _XIDS.replace("*", "{,999}")  # limits.MARK_LATE_MAX
 _POSITION = re.compile(
     rf"(?P<log>[0-9a-f]{{1,16}})-(?P<snapshot>[0-9]{{1,20}}:[0-9]{{1,20}}:(?:{_XIDS})?)"
-    rf"(?:~(?P<mark>(?:[0-9]{{1,20}}\.){{3}}[0-9a-f]{{12}}(?:\.{_XIDS})?))?"
+    rf"(?:~(?P<mark>(?:[0-9]{{1,20}}\.){{3}}[0-9a-f]{{12}}(?:\.{_LATE})?))?"
 )
 
 

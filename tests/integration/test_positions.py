@@ -132,8 +132,9 @@ async def test_a_lost_transaction_is_noticed_below_rows_that_are_there(
     """It had the lowest id and number, and ended last: the newest rows are in the copy."""
     async with session(url) as long, session(url) as reading:
         reader = await LogReader.open(reading)
-        begun = await reader.now(reading)
         await run(long, "begin", "insert into orders (n) values (1)", "prepare transaction 'long'")
+        await write(url, 1)
+        begun = await reader.now(reading)
         await write(url, 3)
         kept = (await reader.read(reading, begun)).position
         assert kept.xip

@@ -268,16 +268,16 @@ class History:
         (floor,) = (await rows(self.other, "select last_value from headwater.log_floor"))[0]
         now = await self.reader.now(self.reading)
         for given in self.given:
-            await self._judge(given, floor, now.xmax)
+            await self._judge(given, floor, now)
         if (saved := await cursors.load(self.other, "mine")) is not None and saved.xmin >= floor:
             await self.reader.check(self.reading, saved)
 
-    async def _judge(self, given: Given, floor: int, xmax: int) -> None:
+    async def _judge(self, given: Given, floor: int, now: Position) -> None:
         position = Position.parse(given.position)
         accepted = await self._is_accepted(position)
         assert accepted == self._is_planned(position), given
         holds = frozenset(row for row in self.held if position.contains(row[0])) == given.held
-        if position.xmax > xmax or position.xmin < floor:
+        if not now.covers(position) or position.xmin < floor:
             assert not accepted, given
             self.verdicts["ahead or trimmed"] += 1
             return

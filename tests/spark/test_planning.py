@@ -289,6 +289,17 @@ def test_a_range_of_time(url: str, orders: psycopg.Connection) -> None:
     assert later.xmin >= stream.at.position.xmax
 
 
+def test_a_time_before_what_is_still_running(url: str, orders: psycopg.Connection) -> None:
+    """It wrote after that time, has the lowest id, and is not in the log yet."""
+    stream = Stream(url)
+    moment = datetime.now(UTC)
+    with psycopg.connect(url) as running:
+        running.execute("insert into orders values (1, 1)")
+        orders.execute("insert into orders values (2, 1)")
+        stream.at = Offset(stream.planner.before(moment))
+    assert [row["key"] for row in stream.take_all()] == ['{"id":1}', '{"id":2}']
+
+
 # ---------------------------------------------------------------------------- what is gone
 
 

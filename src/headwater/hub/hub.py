@@ -297,12 +297,14 @@ class Hub:
     ) -> bool:
         """Wait until the hub has read everything up to a position, or with `newest`, everything
         that is in the database by now. False where the database does not have the position: it is
-        of another log, or was lost in a crash. Behind if that takes more `seconds`."""
+        of another log or history, or was lost in a crash. Behind if that takes more `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 is_of_log = self.position is None or position.log == self.position.log
                 if is_of_log and (newest or not self._covers(position)):
                     await self._advance()
+                if not self._covers(position) or not await self.is_of_this_history(position):
+                    return False
                 await self.between()
         except TimeoutError:
             raise Behind(
@@ -340,12 +342,16 @@ class Hub:
         if position.mark is None:
             return True
         text = str(position)
-        if text not in self._checked:
-            (answer,) = await self.tables.ask(marks.COVERED, marks.to_check(position))
+        if (known := self._checked.get(text)) is not None:
+            return known
+        (answer,) = await self.tables.ask(marks.COVERED, marks.to_check(position))
+        found = marks.agrees(position, answer)
+        # What is not all in the past may come to be another one.
+        if self._covers(position):
             if len(self._checked) >= limits.CHECKED_POSITIONS_MAX:
                 self._checked.clear()
-            self._checked[text] = marks.agrees(position, answer)
-        return self._checked[text]
+            self._checked[text] = found
+        return found
 
     # -------------------------------------------------------------------- subscribing
 

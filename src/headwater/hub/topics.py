@@ -450,6 +450,9 @@ class Topics:
     def gap(self) -> None:
         """What happens until the next flush cannot be told."""
         self._lost, self._place = True, None
+        for view in self:
+            # Viewers read everything again; the rows of before may be of another history.
+            view.sent.clear()
 
     def _announce_loss(self, handout: Handout, place: Place) -> None:
         self._lost = False

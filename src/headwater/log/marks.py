@@ -1,14 +1,15 @@
 """Marks: by them a position is recognised as of a history that no longer exists.
 
-A server whose files are replaced by an older copy of themselves gives the same transaction ids and
-numbers out again, for other changes. Nothing else tells the two histories apart: cluster and
-timeline are the same. But each row of the log has the time when it was written, which no history
-repeats. So a position carries a digest of the rows that it was the first to contain: those of the
-last read that brought any. When it is used, the log is asked for the same rows.
+A server whose files are replaced by an earlier copy gives the same transaction ids and numbers out
+again, for other changes. Nothing else tells the two histories apart: cluster and timeline are the
+same. But each row of the log has the time when it was written, which no history repeats. So a
+position carries a digest of the rows that it was the first to contain: those of the last read that
+brought any. When it is used, the log is asked for the same rows.
 
-Why that is enough. Everything else in the position was visible before these rows were, so a copy
-that has them has everything. And what is written after such a copy has higher transaction ids than
-all in it: were one of them in the position, it would be among the rows that are asked for.
+Why that is enough. Call the position before that read Q. A log that has one of the rows has
+everything that ended before it, and so everything in Q, as it was. All that ended between Q and
+the position has an id from Q's `xmax` on, or was running at Q: of exactly these the rows are asked
+for, also of those that had none.
 
 A position that was not reached by reading on has a mark of the newest `limits.MARK_ROWS` rows. Rows
 that were trimmed stay known by number and time in `headwater.trimmed`. Pure, but for the text of
@@ -17,13 +18,13 @@ two statements.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from headwater.errors import ResyncRequired
-from headwater.limits import LOG_PAGE_CHANGES, MARK_ROWS
+from headwater.limits import LOG_PAGE_CHANGES, MARK_LATE_MAX, MARK_ROWS
 from headwater.model import Mark, Position
 
 _DIGESTS = 1 << 48
@@ -52,37 +53,38 @@ def _digest(stamp: Stamp) -> int:
     return int.from_bytes(blake2b(b"%d.%d.%d" % stamp, digest_size=6).digest())
 
 
-def read_on(since: Position, stamps: Iterable[Stamp]) -> Mark | None:
-    """The mark of a position that is `since` and these rows, as one read brought them.
+def read_on(since: Position, position: Position, stamps: Iterable[Stamp]) -> Mark | None:
+    """The mark of a position that was reached by a read from `since`, which brought these rows.
 
-    >>> since = Position("a", 5, 9, (5,))
-    >>> read_on(since, []) is None
-    True
-    >>> mark = read_on(since, [Stamp(5, 1, 70), Stamp(9, 2, 70), Stamp(9, 3, 70), Stamp(12, 4, 71)])
-    >>> mark.xid, mark.seq, mark.late
-    (9, 3, (5,))
-    >>> mark.digest == digest([Stamp(5, 1, 70), Stamp(9, 3, 70), Stamp(12, 4, 71)])
+    >>> since, position = Position("a", 5, 9, (5, 7)), Position("a", 14, 14)
+    >>> mark = read_on(since, position, [Stamp(5, 1, 70), Stamp(5, 2, 70), Stamp(9, 3, 71)])
+    >>> mark.xid, mark.seq, mark.rows, mark.late
+    (9, 0, 2, (5, 7))
+    >>> mark.digest == digest([Stamp(5, 2, 70), Stamp(9, 3, 71)])
     True
     """
     found = sorted(stamps)
-    if not found:
-        return since.mark
+    if since.mark is None or (found and found[-1].xid >= since.xmax):
+        begin = Mark(since.xmax, 0, 0, 0) if found else None
+    else:
+        # Nothing new but what was running at `since`: the rows of its mark remain the newest.
+        begin = since.mark
+    if begin is None:
+        return None
+    ended = [xid for xid in since.xip if xid < begin.xid and position.contains(xid)]
+    if len(begin.late) + len(ended) > MARK_LATE_MAX:
+        begin = Mark(since.xmax, 0, 0, 0)
+        ended = _ended(position, since)
     last = {stamp.xid: stamp for stamp in found}
-    late = {xid: stamp for xid, stamp in last.items() if xid < since.xmax}
-    if len(late) == len(last):
-        # Nothing but what was running at `since`; the rows of its mark remain the newest.
-        before = since.mark or Mark(since.xmax, 0, 0, 0)
-        total = (before.digest + digest(late.values())) % _DIGESTS
-        xids = tuple(sorted({*before.late, *late}))
-        return Mark(before.xid, before.seq, before.rows + len(late), total, xids)
-    first = last[next(stamp.xid for stamp in found if stamp.xid not in late)]
-    covered = [stamp for stamp in found if stamp >= first and stamp.xid not in late]
-    return _mark(first, covered, late.values())
-
-
-def _mark(first: Stamp, covered: Collection[Stamp], late: Collection[Stamp]) -> Mark:
-    rows, xids = (*covered, *late), tuple(sorted(stamp.xid for stamp in late))
-    return Mark(first.xid, first.seq, len(rows), digest(rows), xids)
+    covered = [stamp for stamp in found if stamp.xid >= begin.xid]
+    covered += (last[xid] for xid in ended if xid in last)
+    return Mark(
+        begin.xid,
+        begin.seq,
+        begin.rows + len(covered),
+        (begin.digest + digest(covered)) % _DIGESTS,
+        tuple(sorted([*begin.late, *ended])),
+    )
 
 
 # -------------------------------------------------------------------- what the log is asked
@@ -104,7 +106,7 @@ NEWEST = f"""
       select true as is_late, last.* from {_LATE}
       union all
       (select false, xid, seq, at from {_ROWS}
-       where xid < %(xmax)s::xid8 and xid <> all(%(late)s::xid8[])
+       where xid < %(xmax)s::xid8
          and pg_visible_in_snapshot(xid, %(snapshot)s::pg_snapshot)
        order by xid desc, seq desc limit {MARK_ROWS})) newest"""
 """The newest rows of a position, and the last of each transaction that is late in it."""
@@ -117,9 +119,8 @@ COVERED = f"""
           union all
           (select xid, seq, at from {_ROWS}
            where (xid, seq) >= (%(xid)s::xid8, %(seq)s::bigint) and xid < %(xmax)s::xid8
-             and xid <> all(%(late)s::xid8[])
              and pg_visible_in_snapshot(xid, %(snapshot)s::pg_snapshot)
-           limit {LOG_PAGE_CHANGES + 1})) rows) stamps (xid, seq, at)) covered
+           limit %(rows)s + 1)) rows) stamps (xid, seq, at)) covered
     left join (
       select xid::text::bigint, seq from headwater.trimmed
       where installation = (select id from headwater.installation)
@@ -129,26 +130,43 @@ once older ones are forgotten."""
 
 
 def to_mark(position: Position, since: Position | None = None) -> dict[str, Any]:
-    """The values for `NEWEST`. `since` is an earlier position: what was running then is late."""
-    late = () if since is None else tuple(xid for xid in since.xip if position.contains(xid))
-    return _values(position, late)
+    """The values for `NEWEST`. `since` is an earlier position."""
+    return _values(position, _ended(position, since))
 
 
-def marked(position: Position, rows: Sequence[tuple[bool, int, int, int]]) -> Position:
+def marked(
+    position: Position,
+    rows: Iterable[tuple[bool, int, int, int]],
+    since: Position | None = None,
+) -> Position:
     """The position with a mark, from the answer to `NEWEST`."""
-    late = [Stamp(*stamp) for is_late, *stamp in rows if is_late]
-    newest = [Stamp(*stamp) for is_late, *stamp in rows if not is_late]
+    newest, last = list[Stamp](), dict[int, Stamp]()
+    for is_late, *fields in rows:
+        stamp = Stamp(*fields)
+        if is_late:
+            last[stamp.xid] = stamp
+        else:
+            newest.append(stamp)
     # Fewer than were asked for are all there are, and a mark of all is the safest.
     first = min(newest) if len(newest) == MARK_ROWS else Stamp(0, 0, 0)
-    mark = _mark(first, newest, late)
+    late = [xid for xid in _ended(position, since) if xid < first.xid]
+    covered = [*newest, *(last[xid] for xid in late if xid in last)]
+    mark = Mark(first.xid, first.seq, len(covered), digest(covered), tuple(late))
     return Position(position.log, position.xmin, position.xmax, position.xip, mark)
+
+
+def _ended(position: Position, since: Position | None) -> list[int]:
+    """What was running at the earlier position, and is not any more."""
+    found = () if since is None else since.xip
+    return [xid for xid in found if position.contains(xid)][-MARK_LATE_MAX:]
 
 
 def to_check(position: Position) -> dict[str, Any]:
     """The values for `COVERED`."""
     assert position.mark is not None
     mark = position.mark
-    return _values(position, mark.late) | {"xid": str(mark.xid), "seq": mark.seq}
+    rows = min(mark.rows, LOG_PAGE_CHANGES)
+    return _values(position, mark.late) | {"xid": str(mark.xid), "seq": mark.seq, "rows": rows}
 
 
 def agrees(position: Position, answer: tuple[Any, ...]) -> bool:
@@ -164,7 +182,7 @@ def agrees(position: Position, answer: tuple[Any, ...]) -> bool:
     return (mark.xid, mark.seq) < tuple(oldest) or any(xid < oldest[0] for xid in mark.late)
 
 
-def _values(position: Position, late: tuple[int, ...]) -> dict[str, Any]:
+def _values(position: Position, late: Sequence[int]) -> dict[str, Any]:
     return {
         "late": list(map(str, late)),
         "xmax": str(position.xmax),

@@ -129,7 +129,7 @@ class LogReader:
     ) -> Position:
         """With a mark, though it was not reached by reading on."""
         cursor = await connection.execute(marks.NEWEST.encode(), marks.to_mark(position, since))
-        return marks.marked(position, await cursor.fetchall())
+        return marks.marked(position, await cursor.fetchall(), since)
 
     async def check(self, connection: Connection, position: Position) -> None:
         """Raise ResyncRequired unless the log still holds everything since the position."""
@@ -164,7 +164,7 @@ class LogReader:
             position = await self._marked(connection, position, since)
         else:
             stamps = (marks.Stamp.of(row.xid, row.seq, row.at) for row in rows)
-            mark = marks.read_on(since, stamps)
+            mark = marks.read_on(since, position, stamps)
             position = msgspec.structs.replace(position, mark=mark)
         await self._learn_shapes(connection, {row.shape for row in rows})
         return Batch(
@@ -496,7 +496,8 @@ async def check(connection: Connection, log: str, position: Position) -> None:
             hint=f"The database was restored, failed over or installed anew. {_READ_AGAIN}",
         )
     (snapshot,) = await _one(connection, "select pg_current_snapshot()::text")
-    if position.xmax > Position.of_snapshot(log, snapshot).xmax:
+    # Not only its end: an id that was given out again may belong to what is running now.
+    if not Position.of_snapshot(log, snapshot).covers(position):
         raise ResyncRequired(
             f"position {position} is ahead of the database",
             hint="The server crashed and lost what it had not yet written to disk, or its files "

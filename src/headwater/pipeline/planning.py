@@ -74,7 +74,7 @@ class Planner:
         if position.mark is not None:
             return position
         rows = self._all(marks.NEWEST, marks.to_mark(position, since))
-        found = marks.marked(position, [tuple(row) for row in rows])
+        found = marks.marked(position, rows, since)
         self._checked.append(str(found))
         return found
 
@@ -109,7 +109,7 @@ class Planner:
                 f"position {position} belongs to another log than this database's ({log})",
                 hint=f"The database was restored, failed over or installed anew. {RESNAPSHOT}",
             )
-        if position.xmax > Position.of_snapshot(log, snapshot).xmax:
+        if not Position.of_snapshot(log, snapshot).covers(position):
             raise ResyncRequired(
                 f"position {position} is ahead of the database",
                 hint="The server lost what it had not yet written to disk, or its files were "
@@ -138,7 +138,7 @@ class Planner:
         log, snapshot, _ = self._one(_HELD)
         if position.log != log:
             return False
-        if position.xmax > Position.of_snapshot(log, snapshot).xmax:
+        if not Position.of_snapshot(log, snapshot).covers(position):
             return True
         return position.mark is not None and not marks.agrees(
             position, self._one(marks.COVERED, marks.to_check(position))
