@@ -112,3 +112,12 @@ async def test_a_writer_with_old_texts_may_enable_and_synchronise(
     await run(writer, f"insert into {TABLE} values ('1')")
     cursor = await connection.execute("select after from headwater.log order by seq desc limit 1")
     assert await cursor.fetchall() == [({NAMES[0].strip('"'): "1", "e\\'": None},)]
+
+
+async def test_every_function_with_a_backslash_pins_what_it_means(connection: Connection) -> None:
+    cursor = await connection.execute(
+        "select oid::regprocedure::text from pg_proc where pronamespace = 'headwater'::regnamespace"
+        " and strpos(prosrc, chr(92)) > 0 and not coalesce(proconfig, '{}')"
+        " @> array['standard_conforming_strings=on']"
+    )
+    assert await cursor.fetchall() == []

@@ -34,7 +34,7 @@ def may_differ(before: Value, after: Value, column: Column | None) -> bool:
     if column is None or differ(before, after):
         return True
     if column.type in ("real", "double precision"):
-        return before == 0  # an image has -0, which is read as 0
+        return bool(before == 0)  # an image has -0, which is read as 0
     if column.type == "jsonb":
         # NULL and a null in JSON have the same image, and a fraction loses digits when it is read.
         return before is None or _has_fraction(before)
