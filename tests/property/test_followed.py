@@ -36,7 +36,7 @@ from tests.support import enable, run
 HISTORIES = int(os.environ.get("HEADWATER_FUZZ_FOLLOWED", "1"))
 FIRST = int(os.environ.get("HEADWATER_FUZZ_FOLLOWED_FIRST", "0"))
 QUERIES = 10
-STATEMENTS = 100
+STATEMENTS = 100 if HISTORIES > 1 else 50
 DDL = 0.15
 """The share of statements that alter the catalog."""
 
