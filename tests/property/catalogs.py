@@ -32,7 +32,8 @@ VALUES: dict[str, tuple[str, ...]] = {
     "d": ("1", "2", "null"),
     "arr": ("'{1,2}'", "'[0:1]={1,2}'", "'[2:3]={1,2}'", "'{}'", "'{{1,2}}'", "null"),
     "f": ("0", "'-0'", "1.5", "'nan'", "null"),
-    "js": ("'{\"a\":1}'", "'{\"a\": 1}'", "'{\"a\":1,\"a\":1}'", "'null'", "null", "'1.0'", "'1.00'"),
+    "js": ("'{\"a\":1}'", "'{\"a\": 1}'", "'{\"a\":1,\"a\":1}'", "'null'", "null", "'1.0'",
+           "'1.00'"),
     "jb": ("'{\"a\":1}'", "'{\"a\":1.0}'", "'{\"a\":1.00}'", "'null'", "null", "'true'", "'1'"),
     "r": ("'[1,2)'", "'[1,5)'", "'empty'", "null"),
     "dj": ("'[1]'", "'[ 1]'", "'null'", "null"),
@@ -410,13 +411,12 @@ class Writer:
         return [self.catalog.helper()]
 
     def operator(self) -> list[str]:
-        sign = self.random.choice(("=", "<>", ">"))
+        name, sign = self.random.choice((("equal", "="), ("unequal", "<>"), ("above", ">")))
         return [
             "drop operator if exists === (int, int)",
-            f"create or replace function same_{sign.count('=')}{len(sign)}(int, int) returns boolean"
+            f"create or replace function {name}(int, int) returns boolean"
             f" language sql immutable as 'select $1 {sign} $2'",
-            "create operator === (leftarg = int, rightarg = int,"
-            f" function = same_{sign.count('=')}{len(sign)})",
+            f"create operator === (leftarg = int, rightarg = int, function = {name})",
         ]
 
     def cast(self) -> list[str]:
@@ -443,8 +443,8 @@ class Writer:
             f"grant select on public.t to {CALLER}",
             f"revoke select on u from {OWNER}", f"grant select on u to {OWNER}",
             f"grant {GROUP} to {CALLER}", f"revoke {GROUP} from {CALLER}",
-            f"revoke execute on function f1(int) from public",
-            f"grant execute on function f1(int) to public",
+            "revoke execute on function f1(int) from public",
+            "grant execute on function f1(int) to public",
             f"alter role {CALLER} bypassrls", f"alter role {CALLER} nobypassrls",
         ))]  # fmt: skip
 

@@ -12,14 +12,14 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import psycopg
 import pytest
+from psycopg.rows import dict_row, tuple_row
 
 from headwater.database import Connection, connect
 from headwater.hub import group
@@ -35,9 +35,9 @@ from tests.support import enable, run
 
 HISTORIES = int(os.environ.get("HEADWATER_FUZZ_FOLLOWED", "1"))
 FIRST = int(os.environ.get("HEADWATER_FUZZ_FOLLOWED_FIRST", "0"))
-QUERIES = 16
-STATEMENTS = 60
-DDL = 0.3
+QUERIES = 10
+STATEMENTS = 100 if HISTORIES > 1 else 50
+DDL = 0.15
 """The share of statements that alter the catalog."""
 
 
@@ -50,10 +50,9 @@ def server_url(request: pytest.FixtureRequest) -> str:
 @dataclass
 class Followed:
     sql: str
-    identity: Identity
-    query: Query
+    role: str | None
     follower: Follower
-    answer: Any = None
+    answer: list[bytes] | None = None
 
 
 @pytest.mark.timeout(0)
@@ -66,77 +65,112 @@ async def test_what_is_followed_is_what_the_database_answers(
     counted: Counter[str] = Counter()
     for seed in range(FIRST, FIRST + HISTORIES):
         with fresh_database(server_url, installed=True) as url:
-            async with roles(server_url):
-                await history(seed, url, counted)
+            await history(seed, url, counted)
     print(dict(sorted(counted.items())))
-    assert counted["differs"] > 0
-
-
-@asynccontextmanager
-async def roles(server_url: str) -> AsyncIterator[None]:
-    """They belong to the server, not to the database."""
-    connection = await connect(server_url, purpose="test")
-    await run(connection, *(f"create role {role}" for role in ROLES))
-    try:
-        yield
-    finally:
-        await connection.close()
+    assert counted["rows differing"] > 0 < counted["ddl differing"]
 
 
 async def history(seed: int, url: str, counted: Counter[str]) -> None:
     chance = random.Random(seed)
     connection = await connect(url, purpose="test")
     catalog = Catalog(chance)
-    await run(connection, *catalog.statements())
-    await enable(connection, "u", "allowed", *(f"{schema}.t" for schema in catalog.tables))
-    writer = Writer(catalog, connection.info.dbname)
     try:
-        async with Hub(url) as hub:
-            followed = await follow(hub, url, Queries(chance))
-            await compare(hub, url, followed, Counter(), f"seed {seed}, at first")
+        await run(connection, *(f"create role {role}" for role in ROLES), *catalog.statements())
+        await enable(connection, "u", "allowed", *(f"{schema}.t" for schema in catalog.tables))
+        writer = Writer(catalog, connection.info.dbname)
+        async with Hub(url) as hub, Judge(url) as judge:
+            followed = await follow(hub, judge, Queries(chance))
             for number in range(STATEMENTS):
-                is_ddl = chance.random() < DDL
-                said = writer.alteration() if is_ddl else [writer.row()]
+                kind = "ddl" if chance.random() < DDL else "rows"
+                said = writer.alteration() if kind == "ddl" else [writer.row()]
                 try:
                     async with connection.transaction():
                         await run(connection, *said)
                 except psycopg.Error as error:
                     counted[f"refused {type(error).__name__}"] += 1
                     continue
-                counted["ddl" if is_ddl else "rows"] += 1
                 before = executions(hub)
-                if is_ddl:
+                if kind == "ddl":
                     await hub.groups.recheck()
-                story = f"seed {seed}, statement {number}: {said}"
-                differing = await compare(hub, url, followed, counted, story)
-                kind = "ddl" if is_ddl else "rows"
+                    await judge.begin()
+                differing = await compare(hub, judge, followed, f"seed {seed}, {number}: {said}")
+                counted[kind] += 1
+                counted[f"{kind} looks"] += len(followed)
                 counted[f"{kind} executions"] += executions(hub) - before
                 counted[f"{kind} differing"] += differing
     finally:
+        await forget_roles(connection)
         await connection.close()
-        await forget_roles(url)
 
 
-async def forget_roles(url: str) -> None:
-    connection = await connect(url, purpose="test")
+async def forget_roles(connection: Connection) -> None:
+    """They belong to the server, not to the database."""
     for role in ROLES:
-        with suppress(psycopg.Error):
-            await run(connection, f"reassign owned by {role} to postgres", f"drop owned by {role}")
-    await run(connection, *(f"drop role {role}" for role in ROLES))
-    await connection.close()
+        await run(connection, f"reassign owned by {role} to postgres", f"drop owned by {role}")
+        await run(connection, f"drop role {role}")
 
 
-async def follow(hub: Hub, url: str, queries: Queries) -> list[Followed]:
+class Judge:
+    """A session like one that has just begun, which answers as the database does."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._connection: Connection | None = None
+
+    async def __aenter__(self) -> Judge:
+        await self.begin()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._connection is not None
+        await self._connection.close()
+
+    async def begin(self) -> None:
+        """With the settings as they are now, and without a plan of before."""
+        if self._connection is not None:
+            await self._connection.close()
+        self._connection = await connect(self._url, purpose="test")
+
+    async def position(self) -> Position:
+        ((position,),) = await self._rows(
+            "select headwater.log_id() || '-' || pg_catalog.pg_current_snapshot()"
+        )
+        return Position.parse(position)
+
+    async def answers(self, asked: Iterable[tuple[str, str | None]]) -> list[list[bytes] | str]:
+        """The rows in some order, or why there are none."""
+        found: list[list[bytes] | str] = []
+        acting: str | None = None
+        for sql, role in asked:
+            if role != acting:
+                await self._rows(f"set role {role or 'none'}")
+                acting = role
+            try:
+                found.append(in_order(await self._rows(sql, dict_row)))
+            except psycopg.Error as error:
+                found.append(str(error))
+        await self._rows("set role none")
+        return found
+
+    async def _rows(self, sql: str, made: Any = tuple_row) -> list[Any]:
+        assert self._connection is not None
+        cursor = self._connection.cursor(row_factory=made)
+        await cursor.execute(sql.encode(), prepare=False)
+        return await cursor.fetchall() if cursor.description else []
+
+
+async def follow(hub: Hub, judge: Judge, queries: Queries) -> list[Followed]:
     """Queries that the database takes, each as one of the roles."""
     followed: list[Followed] = []
     while len(followed) < QUERIES:
-        sql = queries.any()
-        identity = Identity(role=queries.random.choice((None, CALLER)))
-        query = made(sql, len(followed))
-        if isinstance(await answer(url, query, identity), str):
+        sql, role = queries.any(), queries.random.choice((None, CALLER))
+        ((answer),) = await judge.answers([(sql, role)])
+        if isinstance(answer, str):
             continue
-        follower = await Follower().follow(hub, query, identity)
-        followed.append(Followed(sql, identity, query, follower))
+        query, identity = made(sql, len(followed)), Identity(role=role)
+        followed.append(Followed(sql, role, await Follower().follow(hub, query, identity)))
+    followed.sort(key=lambda each: each.role or "")
+    await compare(hub, judge, followed, "at first")
     return followed
 
 
@@ -147,50 +181,25 @@ def made(sql: str, number: int) -> Query:
     return Query(f"followed_{number}", body)
 
 
-async def compare(
-    hub: Hub, url: str, followed: list[Followed], counted: Counter[str], story: str
-) -> int:
+async def compare(hub: Hub, judge: Judge, followed: list[Followed], story: str) -> int:
     """Wait until everything that was written has been handed out, then look. How many differ."""
-    connection = await connect(url, purpose="test")
-    cursor = await connection.execute("select headwater.log_id() || '-' || pg_current_snapshot()")
-    ((position,),) = await cursor.fetchall()
     async with asyncio.timeout(60):
-        await hub.reached(Position.parse(position), [each.follower.handle for each in followed])
+        position = await judge.position()
+        await hub.reached(position, [each.follower.handle for each in followed])
     differing = 0
-    for each in followed:
-        fresh = await answered(connection, each.query, each.identity)
+    fresh = await judge.answers((each.sql, each.role) for each in followed)
+    for each, answer in zip(followed, fresh, strict=True):
         shown = each.follower
-        told = "failed" if shown.failure is not None else in_order(shown.value)
-        expected = "failed" if isinstance(fresh, str) else in_order(fresh)
-        assert told == expected, f"{story}\n{each.sql}\nas {each.identity.role}: {fresh}"
-        counted["looks"] += 1
-        differs = each.answer is not None and each.answer != expected
-        differing += differs
-        counted["differs"] += differs
-        each.answer = expected
-    await connection.close()
+        failed = shown.failure is not None or isinstance(answer, str)
+        if failed:
+            agreed = shown.failure is not None and isinstance(answer, str)
+        else:
+            agreed = in_order(shown.value) == answer
+        assert agreed, f"{story}\n{each.sql}\nas {each.role}: {answer}\n{shown.value}"
+        now = [] if isinstance(answer, str) else answer
+        differing += each.answer is not None and each.answer != now
+        each.answer = now
     return differing
-
-
-async def answer(url: str, query: Query, identity: Identity) -> Any:
-    connection = await connect(url, purpose="test")
-    try:
-        return await answered(connection, query, identity)
-    finally:
-        await connection.close()
-
-
-async def answered(connection: Connection, query: Query, identity: Identity) -> Any:
-    """The rows; a text where the database refuses."""
-    try:
-        async with connection.transaction():
-            if identity.role is not None:
-                await run(connection, f"set local role {identity.role}")
-            context = Context(connection, identity, function=query.name)
-            value = await query.run(context, query.bind({}))
-    except psycopg.Error as error:
-        return str(error)
-    return msgspec.json.decode(query.encode(value))
 
 
 def in_order(rows: list[Any]) -> list[bytes]:

@@ -15,8 +15,8 @@ from headwater.model import Column, Value, differ
 
 _FAITHFUL = frozenset(
     {
-        "smallint", "integer", "bigint", "numeric", "real", "double precision", "boolean", "money",
-        "text", "character varying", "character", "name", '"char"', "bytea", "uuid",
+        "smallint", "integer", "bigint", "numeric", "boolean", "money", "bytea", "uuid",
+        "text", "character varying", "character", "name", '"char"',
         "date", "time without time zone", "time with time zone", "interval",
         "timestamp without time zone", "timestamp with time zone",
         "inet", "cidr", "macaddr", "macaddr8", "bit", "bit varying", "oid", "xid", "xid8", "pg_lsn",
@@ -33,6 +33,8 @@ def may_differ(before: Value, after: Value, column: Column | None) -> bool:
     """Whether the table may have held two values where the images have these."""
     if column is None or differ(before, after):
         return True
+    if column.type in ("real", "double precision"):
+        return bool(before == 0)  # an image has -0, which is read as 0
     if column.type == "jsonb":
         # NULL and a null in JSON have the same image, and a fraction loses digits when it is read.
         return before is None or _has_fraction(before)
