@@ -259,10 +259,12 @@ async def _disturbed(url: str, two: Two, clients: list[Client], chance: random.R
 
 
 async def _all_equal(connection: Connection, clients: list[Client]) -> None:
-    cursor = await connection.execute("select id, n from counters")
-    true: dict[int, int] = dict(await cursor.fetchall())
+    true: dict[int, int] = {}
 
-    def equal() -> bool:
+    async def equal() -> bool:
+        # A mutation whose caller has gone may be committed only now.
+        cursor = await connection.execute("select id, n from counters")
+        true.update(await cursor.fetchall())
         return all(client.present(kind) == true for client in clients for kind in client.shown)
 
     try:
