@@ -1,7 +1,7 @@
 """The net: a view or topic that has drifted from the database is found, logged, counted, repaired.
 
-A write with `session_replication_role = replica` fires no trigger, so the log does not have it:
-what is served is then as wrong as any defect could make it.
+A write that is taken out of the log is seen by no reader of it: what is served is then as wrong as
+any defect could make it.
 """
 
 from __future__ import annotations
@@ -59,12 +59,10 @@ async def shop(connection: Connection) -> None:
 
 async def unseen(connection: Connection, statement: str) -> None:
     """Write what the log does not have."""
-    await run(
-        connection,
-        "set session_replication_role = replica",
-        statement,
-        "set session_replication_role = origin",
-    )
+    async with connection.transaction():
+        await run(
+            connection, statement, "delete from headwater.log where xid = pg_current_xact_id()"
+        )
 
 
 async def compared(hub: Hub) -> None:
