@@ -606,12 +606,12 @@ async def test_the_sweep_finds_what_nobody_noticed(url: str, orders: Connection)
     async with Hub(url, settings=Settings(query_sweep="1 second")) as hub:
         follower = await Follower().follow(hub, IN_REGION, args={"region": 2})
         await settle(hub)
-        await run(
-            orders,
-            "set session_replication_role = replica",  # no trigger fires
-            "update orders set note = 'unseen' where id = 2",
-            "set session_replication_role = origin",
-        )
+        async with orders.transaction():
+            await run(
+                orders,
+                "update orders set note = 'unseen' where id = 2",
+                "delete from headwater.log where xid = pg_current_xact_id()",
+            )
         await follower.until_value(await rows(orders, 2))
         (metric,) = hub.metrics.reconcile_drift.labels("query").collect()
         assert metric.samples[0].value == 1
