@@ -254,6 +254,10 @@ class Position(msgspec.Struct, frozen=True, eq=False):
         >>> print(Position("a", 5, 9, (5, 7)).joined(Position("a", 4, 8, (4, 5))))
         a-5:9:5
         """
+        if self.covers(other):
+            return self
+        if other.covers(self):
+            return other
         xmax = max(self.xmax, other.xmax)
         running = sorted({*self.xip, *other.xip})
         xip = tuple(xid for xid in running if not (self.contains(xid) or other.contains(xid)))

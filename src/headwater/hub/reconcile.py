@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -29,11 +29,9 @@ from headwater.database import Connection
 from headwater.hub.live import LiveView
 from headwater.hub.questions import Question, ask_in_flush, lost
 from headwater.hub.topic import News, TopicView
-from headwater.live.comparison import Difference
-from headwater.live.streamed import Streamed
+from headwater.live.comparison import Difference, State
 from headwater.live.view import new_state
-from headwater.live.window import Window
-from headwater.model import Key, Row
+from headwater.model import Key, Row, Table
 from headwater.protocol import Upsert
 
 if TYPE_CHECKING:
@@ -72,14 +70,16 @@ class Reconciler:
             return
         await allow_any_plan()
         await connection.execute(_TIMEOUT)
-        captured = await _captured(connection, due)
+        captured = await _captured(connection, set(map(self._oid, due)))
         rows, until = limits.RECONCILE_ROWS_MAX, time.monotonic() + limits.RECONCILE_SECONDS
         while due and rows > 0 and time.monotonic() < until:
             served = due.popleft()
             try:
+                if self._oid(served) not in captured:
+                    continue
                 if isinstance(served, TopicView):
                     rows -= await self._compare_topic(connection, served)
-                elif served.known.table.oid in captured:
+                else:
                     rows -= await self._compare_view(connection, served)
             except psycopg.Error as error:
                 if lost(error):
@@ -98,6 +98,12 @@ class Reconciler:
             "%s: view %d of %s, key %s: sent %s, the database has %s; it is sent again",
             DRIFT, view.id, view.query.table.label, _cut(found.key), ours, theirs,
         )  # fmt: skip
+
+    def _oid(self, served: Served) -> int:
+        """Of the table that it shows; 0 for a topic that is derived from none."""
+        if isinstance(served, LiveView):
+            return served.known.table.oid
+        return self._hub.topics.table_of(served).oid if served.definition.table else 0
 
     # -------------------------------------------------------------------- what is due
 
@@ -149,11 +155,12 @@ class Reconciler:
             if rows > 2 * limits.RECONCILE_ROWS_MAX:
                 self._slow.add(view.id)
                 return rows
-        self._compare(view, state)
+        if await _was_read(connection, view.known.table):
+            self._compare(view, state)
         return rows
 
-    def _compare(self, view: LiveView, state: Window | Streamed) -> None:
-        if view.live and not view.removed:
+    def _compare(self, view: LiveView, state: State) -> None:
+        if view.live and not view.removed:  # it may have been left meanwhile
             self._hub.metrics.reconcile_checks.labels("live").inc()
             self._hub.lives.compare(view, state)
 
@@ -191,6 +198,8 @@ class Reconciler:
         if news is None:
             self._skip("error")
             return count
+        if not await _was_read(connection, self._hub.topics.table_of(view)):
+            return count
         self._hub.metrics.reconcile_checks.labels("topic").inc()
         if news.ops and view.subscribers:
             self._topic_drifted(view, sent, news)
@@ -213,17 +222,24 @@ Prepare: TypeAlias = Callable[[], Awaitable[None]]
 _TIMEOUT = f"set local statement_timeout = '{int(limits.RECONCILE_QUESTION_SECONDS * 1000)}ms'"
 
 
-async def _captured(connection: Connection, due: Iterable[Served]) -> set[int]:
-    """Of the tables of these views those whose changes are captured, as of the flush: the others
-    are allowed to differ until they are enabled again."""
-    oids = {view.known.table.oid for view in due if isinstance(view, LiveView)}
-    if not oids:
-        return set()
+async def _captured(connection: Connection, oids: set[int]) -> set[int]:
+    """Those of these tables whose changes are captured, as of the flush: the others are allowed to
+    differ until they are enabled again."""
     cursor = await connection.execute(_ENABLED, (list(oids),))
     return {oid for (oid,) in await cursor.fetchall()}
 
 
 _ENABLED = "select relid::bigint from headwater.tables where enabled and relid = any(%s::oid[])"
+
+
+async def _was_read(connection: Connection, table: Table) -> bool:
+    """Whether it was this table that a statement has read by its name, and not one that has taken
+    the name since the snapshot. What was read is locked until the flush ends."""
+    cursor = await connection.execute(_NAMED, (table.schema, table.name))
+    return await cursor.fetchone() == (table.oid,)
+
+
+_NAMED = "select to_regclass(format('%%I.%%I', %s::text, %s::text))::oid::bigint"
 
 
 def _differing(ours: Row | None, theirs: Row | None, *, secret: bool) -> tuple[str, str]:

@@ -387,7 +387,7 @@ class Topics:
         """The rows of a topic that were sent last, and that the database does not have as they were
         sent, as they are. None where that cannot be known."""
         name = view.definition.table
-        assert name is not None
+        assert name is not None, "it is derived from a table"
         known, news = self._known[name], News()
         if name in self._stale:
             return None
@@ -401,6 +401,11 @@ class Topics:
         for key in same:
             del news.ops[key]
         return news
+
+    def table_of(self, view: TopicView) -> Table:
+        """The table that a topic is derived from."""
+        assert view.definition.table is not None
+        return self._known[view.definition.table].table
 
     def correct(self, view: TopicView, news: News) -> None:
         """Send rows again as they are."""

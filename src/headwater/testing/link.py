@@ -1,7 +1,8 @@
-"""A link that is cut now and then: a TCP proxy between clients and a gateway.
+"""Links that fail: between clients and a gateway one that is cut now and then, between a gateway
+and its database one that is held up.
 
-It cuts connections when told to, and by chance at any byte: before some bytes are passed on, after
-a part of them, or after all of them, in either direction.
+Connections are cut when a test says so, and by chance at any byte: before some bytes are passed on,
+after a part of them, or after all of them, in either direction.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
+
+from psycopg.conninfo import conninfo_to_dict
 
 
 class Cutter:
@@ -78,3 +81,85 @@ async def cutting(
     finally:
         server.close()
         cutter.cut_some(random.Random(0), 1.1)
+
+
+class Holder:
+    """Forwards connections to a database. Held, it passes nothing on in either direction, and loses
+    nothing: whoever reads through it is behind."""
+
+    def __init__(self, url: str) -> None:
+        found = conninfo_to_dict(url)
+        self._host, self._port = (
+            str(found.get("host") or "127.0.0.1"),
+            int(found.get("port") or 5432),
+        )
+        self._user, self._name = str(found.get("user")), str(found.get("dbname"))
+        self._password = found.get("password")
+        self._passes = asyncio.Event()
+        self._passes.set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.url = ""
+
+    def hold(self) -> None:
+        self._passes.clear()
+
+    def release(self) -> None:
+        self._passes.set()
+
+    def serve_at(self, port: int) -> None:
+        password = "" if self._password is None else f":{quote(str(self._password))}"
+        self.url = f"postgresql://{self._user}{password}@127.0.0.1:{port}/{self._name}"
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            upstream = await self._connect()
+        except OSError:
+            writer.close()
+            return
+        self._writers |= {writer, upstream[1]}
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._copy(reader, upstream[1]))
+                tasks.create_task(self._copy(upstream[0], writer))
+        finally:
+            self._writers -= {writer, upstream[1]}
+            for end in (writer, upstream[1]):
+                end.transport.abort()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._host.startswith("/"):
+            return await asyncio.open_unix_connection(f"{self._host}/.s.PGSQL.{self._port}")
+        return await asyncio.open_connection(self._host, self._port)
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                await self._passes.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.transport.abort()
+
+    async def close(self) -> None:
+        self.release()
+        for writer in list(self._writers):
+            writer.transport.abort()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def holding(url: str) -> AsyncIterator[Holder]:
+    """A link to the database at `url`, whose own URL is in `url`."""
+    holder = Holder(url)
+    server = await asyncio.start_server(holder.accept, "127.0.0.1", 0)
+    holder.serve_at(server.sockets[0].getsockname()[1])
+    try:
+        yield holder
+    finally:
+        server.close()
+        await holder.close()
