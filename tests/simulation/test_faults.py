@@ -122,7 +122,7 @@ class Faults:
             else:
                 wrapped = self._around(label, original)
             monkeypatch.setattr(owner, name, wrapped)
-        link = hub_module.link
+        link = follow_module.link
 
         @asynccontextmanager
         async def faulty(*args: Any, **options: Any) -> AsyncIterator[Any]:
