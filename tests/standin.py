@@ -91,6 +91,8 @@ class StandIn:
         self.call_refusals: list[Error] = []
         self.answers = True
         """Whether queries, mutations and waits are answered; a mutation happens all the same."""
+        self.stored: dict[str | None, Any] = {}
+        """What mutations returned, by their key."""
         self.resumes = True
         self.keepalive = 15.0
         self.expires_at: datetime | None = None
@@ -259,9 +261,13 @@ class StandIn:
         match call:
             case Ask():
                 value = list(self.rows.values())
-            case Mutate(_, _, args):
-                self.put(**args)
-                value = args["id"]
+            case Mutate(_, _, args, key):
+                value = self.stored.get(key)
+                if value is None:
+                    self.put(**args)
+                    value = args["id"]
+                if key is not None:
+                    self.stored[key] = value
         return Answer(call.id, self.position, value)
 
     def _view(self, query: dict[str, Any]) -> int:
@@ -379,7 +385,8 @@ class StandIn:
         name, args = request.path_params["name"], await request.json()
         is_query = request.url.path.startswith("/v1/query/")
         after = request.query_params.get("after")
-        message = Ask("", name, args, after) if is_query else Mutate("", name, args)
+        key = request.headers.get("idempotency-key")
+        message = Ask("", name, args, after) if is_query else Mutate("", name, args, key)
         self.seen.append(message)
         answer = self._answer(message)
         if isinstance(answer, Error):

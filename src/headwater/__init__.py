@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from headwater.app import Headwater
     from headwater.client.connection import connect
     from headwater.errors import (
+        Behind,
         CaptureError,
         ConfigError,
         ConnectionFailed,
@@ -43,6 +44,7 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "Actor",
+    "Behind",
     "BlockingContext",
     "CaptureError",
     "Change",
@@ -89,6 +91,7 @@ _MODULES = {
     "headwater.app": ("Headwater",),
     "headwater.client.connection": ("connect",),
     "headwater.errors": (
+        "Behind",
         "CaptureError",
         "ConfigError",
         "ConnectionFailed",

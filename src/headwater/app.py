@@ -113,16 +113,18 @@ class Headwater:
         Live queries may filter by the `filterable` columns and order by the `sortable` ones (None
         for all of them), and ask for at most `limit_max` rows.
         """
+        if limit_max < 1:
+            raise ConfigError(
+                f"table {name}: limit_max={limit_max} allows no rows at all",
+                hint="Give the most rows that a live query may ask for.",
+            )
+        filterable, sortable = _names("filterable", filterable), _names("sortable", sortable)
         if self._started:
             raise ConfigError(
                 f"table {name} is declared too late: Headwater is running",
                 hint=f"Declare it before `async with`, or call: await hw.enable({name!r})",
             )
-        self._tables[name] = Rules(
-            None if filterable is None else frozenset(filterable),
-            None if sortable is None else frozenset(sortable),
-            limit_max,
-        )
+        self._tables[name] = Rules(filterable, sortable, limit_max)
 
     def authorize(self, rule: Authorize) -> Authorize:
         """Decide who may see what; used as a decorator.
@@ -431,7 +433,9 @@ class Headwater:
             if keep := self.settings.retention_period:
                 await maintenance.set_retention(connection, keep)
             for name, rules in self._tables.items():
-                self._rules[await triggers.enable(connection, name)] = rules
+                label = await triggers.enable(connection, name)
+                rules.check(await triggers.find_enabled(connection, label))
+                self._rules[label] = rules
         self._started = True
         self._functions.start(self.url, self.settings)
         self._stack.push_async_callback(self._functions.close)
@@ -553,6 +557,13 @@ class Headwater:
             return []
         async with self.connection("setup") as connection:
             return [await triggers.find_enabled(connection, name) for name in tables]
+
+
+def _names(what: str, names: Iterable[str] | None) -> frozenset[str] | None:
+    """The columns that a table is declared with; None for all."""
+    if isinstance(names, str):
+        raise ConfigError(f"{what}={names!r} is a text", hint=f"Give a list: {what}=[{names!r}]")
+    return None if names is None else frozenset(names)
 
 
 def _feed_filter(where: Filter | None, tables: list[Table]) -> FeedFilter | None:

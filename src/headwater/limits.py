@@ -13,6 +13,16 @@ LOG_SLOTS = 32
 LOG_PAGE_CHANGES = 50_000
 """Changes read from the log at a time. More new changes than this are read page by page."""
 
+MARK_ROWS = 1_000
+"""Rows of the log that the mark of a position covers where it was not reached by reading on from an
+earlier one, and trimmed rows that the log remembers by number and time. A transaction that a
+restored snapshot lost, and that began before so many newer rows, is not noticed by such a mark; a
+position whose mark covers more trimmed rows than are remembered is accepted as it is."""
+
+CHECKED_POSITIONS_MAX = 1_000
+"""Positions of returning clients for which a gateway remembers whether they are of this history.
+Beyond, it asks the database again."""
+
 LOG_TABLES_SECONDS = 10.0
 """How long the log is asked which tables a backlog changed. If it takes longer, all are read."""
 
@@ -170,6 +180,10 @@ refused, to be asked again when one has been answered."""
 WAIT_SECONDS_MAX = 30.0
 """How long a client may wait for a position to be sent. Then it is told to try again."""
 
+BEHIND_SECONDS_MAX = 5.0
+"""How long a subscription waits for its gateway to read the log up to a position that the client
+has. Then it is refused (`behind`), so that the client tries again or another gateway."""
+
 FEED_TABLES_MAX = 100
 """Tables one change feed may name. More are refused."""
 
@@ -302,6 +316,13 @@ CLIENT_CALLS_AT_ONCE = 32
 CLIENT_CALL_ATTEMPTS_MAX = 10
 """How often a query or wait is asked whose connection is lost each time; then that is raised."""
 
+CLIENT_MUTATION_ATTEMPTS_MAX = 30
+"""How often a mutation is sent whose connection is lost each time; then its outcome is unknown, and
+that is raised."""
+
+CLIENT_REPEAT_SECONDS = 60.0
+"""How long a mutation that is refused for now is repeated; then the refusal is raised."""
+
 CLIENT_SUBSCRIBE_ATTEMPTS_MAX = 3
 """How often a new subscription is asked for that is refused for now; then the refusal is raised."""
 
@@ -367,6 +388,27 @@ LOOKUP_SECONDS = 10.0
 
 FLUSH_QUESTION_SECONDS = 0.5
 """How long a question within a flush may take. Then the live query is read beside it."""
+
+RECONCILE_VIEWS_MAX = 100
+"""Live queries and topics compared with the database in one flush. The others wait for the next."""
+
+RECONCILE_ROWS_MAX = 2_000
+"""Rows that are read for comparing in one flush. A streamed query with more is read beside it."""
+
+RECONCILE_STREAMED_ROWS_MAX = 100_000
+"""A streamed query with more members is not compared, and counted as skipped."""
+
+RECONCILE_SECONDS = 0.1
+"""After this long, a flush begins no further comparison."""
+
+RECONCILE_QUESTION_SECONDS = 0.2
+"""How long reading one live query for comparing may take within a flush. Then it is read beside."""
+
+RECONCILE_TOPIC_ROWS = 8
+"""Rows of a topic that are compared: the last that were sent."""
+
+RECONCILE_VALUE_CHARS = 100
+"""Characters of a value that is logged because it differs. The rest is cut."""
 
 FLUSH_QUESTIONS_SECONDS = 2.0
 """How long all questions of a flush may take once one has failed; the rest is read beside it."""
@@ -473,6 +515,39 @@ EVENTS_DROPPED_SECONDS = 10.0
 
 COMMIT_SECONDS = 60.0
 """How long committing a mutation may take. Then its outcome is unknown, and the caller is told."""
+
+IDEMPOTENCY_KEY_CHARS_MAX = 128
+"""Characters of an idempotency key. A longer one is refused."""
+
+REQUEST_RESULT_BYTES_MAX = 1024 * 1024
+"""Bytes of a mutation's result, as JSON, that are stored with its idempotency key. Of a larger one
+only the key is stored: a repetition does nothing and is answered with an error that says so."""
+
+REQUEST_LOOKUP_SECONDS = 10.0
+"""How long a gateway that lost the database during a commit looks for the outcome. Then it is
+unknown; with an idempotency key the caller may repeat the mutation."""
+
+REQUESTS_PER_USER_MAX = 100_000
+"""Idempotency keys of one user that are stored. Beyond, the oldest are removed; a repetition of
+theirs runs again."""
+
+REQUESTS_TRIM_EVERY = 1_000
+"""After how many stored keys of one user a gateway looks whether there are too many, and how many
+more than that may be stored for each gateway until then."""
+
+REQUESTS_TRIM_BATCH = 10_000
+"""Idempotency keys that are removed in one transaction."""
+
+REQUESTS_TRIM_BATCHES_MAX = 1_000
+"""Transactions in which one round of maintenance removes idempotency keys whose time is over. The
+rest is left for the next round."""
+
+REQUESTS_COUNTED_USERS_MAX = 10_000
+"""Users whose stored keys a gateway counts. Beyond, it begins to count again."""
+
+PUBLISH_KEY_SECONDS = 600.0
+"""How long the idempotency key of a message on a channel is stored. A later repetition is published
+again."""
 
 CONNECTION_CLEAN_SECONDS = 5.0
 """How long it may take to undo what a function left on its connection. Then that is closed."""

@@ -66,6 +66,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mutation_timeout: str = "30 seconds"
     """How long a mutation may run, unless it says so itself."""
 
+    mutation_retention: str = "24 hours"
+    """How long the idempotency key and the result of a mutation are stored. A repetition in this
+    time is answered with the result, a later one runs again."""
+
     query_concurrency: int = 64
     """Queries that are executed at once, each on a connection of its own."""
 
@@ -74,6 +78,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     query_sweep: str = "600 seconds"
     """In which time every subscribed query is executed once without a reason, as a safety net."""
+
+    reconcile_interval: str = "600 seconds"
+    """In which time every live query and topic is compared once with the database, as a safety net:
+    `off` for never, `0 seconds` for at every flush."""
 
     query_cache_bytes: int = 256 * 1024 * 1024
     """Results kept in memory, in all."""
@@ -264,8 +272,20 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return parse_duration(self.mutation_timeout, name="mutation_timeout")
 
     @property
+    def mutation_retention_period(self) -> timedelta:
+        return parse_duration(self.mutation_retention, name="mutation_retention", least=60)
+
+    @property
     def query_sweep_period(self) -> timedelta:
         return parse_duration(self.query_sweep, name="query_sweep")
+
+    @property
+    def reconcile_seconds(self) -> float | None:
+        """None for never, 0 for at every flush."""
+        if self.reconcile_interval.strip() == "off":
+            return None
+        interval = parse_duration(self.reconcile_interval, name="reconcile_interval", least=0)
+        return interval.total_seconds()
 
     @property
     def replica_wait_period(self) -> timedelta:
@@ -362,7 +382,8 @@ def check(settings: Settings) -> None:
     _ = settings.retention_period, settings.maintenance_period, settings.topic_window_period
     _ = settings.keepalive_period, settings.drain_period, settings.recheck_period
     _ = settings.query_timeout_period, settings.mutation_timeout_period, settings.activity_period
-    _ = settings.query_sweep_period, settings.replica_wait_period
+    _ = settings.query_sweep_period, settings.replica_wait_period, settings.reconcile_seconds
+    _ = settings.mutation_retention_period
     _ = settings.lake_interval_period, settings.lake_vacuum_period
     _ = settings.lake_retention_period
     _ = settings.presence_timeout_seconds

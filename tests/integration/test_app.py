@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,25 @@ async def test_declared_tables_are_captured(hw: Headwater, writer: Connection) -
     start = await hw.position()
     await run(writer, "insert into orders values (1)", "insert into orders values (2)")
     assert keys(await first(hw, 2, since=start)) == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["filterable", "sortable"])
+async def test_a_table_is_declared_with_columns_that_it_has(hw: Headwater, kind: str) -> None:
+    url = hw.url
+    some: dict[str, Any] = {kind: ["id", "nope"]}
+    wrong = Headwater(url)
+    wrong.table("orders", **some)
+    with pytest.raises(ConfigError, match=f"orders has no column 'nope', .* as {kind}"):
+        async with wrong:
+            pass
+    with pytest.raises(ConfigError, match="is a text"):
+        Headwater(url).table("orders", **some | {kind: "id"})
+    with pytest.raises(ConfigError, match="allows no rows"):
+        Headwater(url).table("orders", limit_max=0)
+    right = Headwater(url)
+    right.table("orders", **some | {kind: ["id"], "limit_max": 3})
+    async with right:
+        pass
 
 
 async def test_a_feed_of_some_tables_survives_a_rename(hw: Headwater, writer: Connection) -> None:

@@ -24,6 +24,7 @@ from headwater.errors import (
     Refused,
     ResyncRequired,
     TimedOut,
+    Unavailable,
 )
 from headwater.model import Position
 from headwater.protocol import Ask, Error, Mutate, QueryCall, Subscribe, Unsubscribe, Wait
@@ -106,8 +107,13 @@ REFUSALS: list[tuple[Error, type[HeadwaterError]]] = [
 
 @pytest.mark.parametrize(("refusal", "kind"), REFUSALS)
 async def test_refusals(
-    standin: StandIn, transport: Any, refusal: Error, kind: type[HeadwaterError]
+    standin: StandIn,
+    transport: Any,
+    refusal: Error,
+    kind: type[HeadwaterError],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("headwater.client.calls.CLIENT_REPEAT_SECONDS", 5.0)  # less than it asks
     standin.status |= {"sold_out": 422, "refused": 422, "timed_out": 504}
     async with client(standin, transport) as hw:
         for ask in (hw.query, hw.mutate, lambda _: hw.wait_for("ab-7:7:")):
@@ -173,16 +179,65 @@ async def test_what_is_safe_is_asked_again(standin: StandIn, transport: Any, kin
         assert len(asked(standin, kind)) == 2
 
 
-async def test_a_mutation_is_never_sent_twice(standin: StandIn, transport: Any) -> None:
+async def test_a_mutation_is_repeated_with_its_key(standin: StandIn, transport: Any) -> None:
     async with client(standin, transport) as hw:
         task = await unanswered(standin, hw, Mutate)
         standin.answers = True
+        standin.put(1, 6)
+        standin.cut()
+        assert (await task).value == 1
+        assert await hw.query("all_orders") == [{"id": 1, "amount": 6}]
+        await hw.mutate("put", id=1, amount=7)
+    keys = [message.idempotency_key for message in asked(standin, Mutate)]
+    assert keys[0] == keys[1] != keys[2]
+    assert len(keys[0]) >= 22  # 128 random bits
+
+
+RATE = Error("limit", "too often", retryable=True, retry_after_secs=0.01)
+STARTING = Error("unavailable", "starting", retryable=True)
+CONFLICT = Error("conflict", "still runs", retryable=True)
+
+
+async def test_a_mutation_that_is_refused_for_now(standin: StandIn, transport: Any) -> None:
+    standin.status["conflict"] = 503
+    async with client(standin, transport) as hw:
+        standin.call_refusals = [RATE, STARTING, CONFLICT]
+        assert (await hw.mutate("put", id=1, amount=5)).value == 1
+    calls = asked(standin, Mutate)
+    assert len(calls) == 4
+    assert len({message.idempotency_key for message in calls}) == 1
+
+
+async def test_a_mutation_that_is_refused_for_long(
+    standin: StandIn, transport: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If an attempt before may have succeeded, the last refusal does not say how it ended."""
+    monkeypatch.setattr("headwater.client.calls.CLIENT_REPEAT_SECONDS", 0.2)
+    async with client(standin, transport) as hw:
+        standin.call_refusals = [STARTING] * 1000
+        with pytest.raises(Unavailable, match="starting"):
+            await hw.mutate("put", id=1, amount=5)
+        standin.call_refusals, before = [], len(asked(standin, Mutate))
+        standin.answers = False
+        task = asyncio.create_task(hw.mutate("put", id=1, amount=5))
+        await until(lambda: len(asked(standin, Mutate)) > before)
+        standin.answers = True
+        standin.call_refusals = [STARTING] * 1000
         standin.cut()
         error = await raised(task)
         assert isinstance(error, ConnectionFailed)
         assert (error.code, error.retryable) == ("outcome_unknown", False)
+
+
+async def test_a_key_of_ones_own(standin: StandIn, transport: Any) -> None:
+    async with client(standin, transport) as hw:
+        for amount in (5, 6):
+            await hw.mutate("put", idempotency_key="order-7", id=1, amount=amount)
         assert await hw.query("all_orders") == [{"id": 1, "amount": 5}]
-        assert len(asked(standin, Mutate)) == 1
+        for wrong in ("", "a b", "x" * 129):
+            with pytest.raises(InvalidQuery, match="idempotency_key: expected"):
+                await hw.mutate("put", idempotency_key=wrong, id=1, amount=5)
+    assert len(asked(standin, Mutate)) == 2
 
 
 async def test_a_mutation_that_was_not_sent_waits_for_a_connection(

@@ -12,6 +12,7 @@ import pytest
 
 from headwater.errors import ConfigError, InvalidQuery, ResyncRequired, Unavailable
 from headwater.live.filter import Filter, c
+from headwater.pipeline.state import Moment
 from tests.spark.truth import Copy, Database, copy, fill, lake_at, opened, position, rows_of
 
 if TYPE_CHECKING:
@@ -107,6 +108,52 @@ def test_a_random_history(url: str, spark: SparkSession, tmp_path: Path) -> None
     for (taken, _), key in zip(copies[::3], (1, 20, 105), strict=True):
         expected = [row for row in taken.rows if row["id"] == key]
         assert rows_of(lake.as_of("items", taken.position, key=key)) == expected
+
+
+def test_a_row_that_only_its_history_tells_of(
+    url: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Without any snapshot, with truncates and an added column: a row is as it was, or is refused
+    where its history does not tell it either."""
+    rng = random.Random(17)
+    lake = lake_at(tmp_path, spark)
+    copies: list[Copy] = []
+    with opened(url) as database:
+        database.execute(ITEMS)
+        database.execute(
+            "insert into items select i, i, i, 'old', now() from generate_series(1, 9) i"
+        )
+        enable(database, "items")
+        for turn in range(8):
+            for _ in range(3):
+                a_transaction(database, rng, range(1, 7))
+            if turn == 3:
+                database.execute("truncate items")
+            if turn == 5:
+                database.execute("alter table items add column extra int")
+            copies.append(copy(database, "items"))
+        fill(lake, url)
+    answered = 0
+    for taken in rng.sample(copies, 4):
+        moment: Moment = taken.position if rng.random() < 0.5 else taken.at
+        with pytest.raises(ResyncRequired, match="no snapshot"):
+            lake.as_of("items", moment)
+        for key in rng.sample(range(1, 7), 2):
+            versions = lake.history("items", key).toArrow().to_pylist()
+            is_told = any(v["valid_from"] and v["valid_from"] <= taken.at for v in versions)
+            expected = [row for row in taken.rows if row["id"] == key]
+            try:
+                found = rows_of(lake.as_of("items", moment, key=key))
+            except ResyncRequired:
+                assert not is_told
+                continue
+            answered += 1
+            assert [{**row, "extra": row.get("extra")} for row in found] == [
+                {**row, "extra": row.get("extra")} for row in expected
+            ]
+    assert answered > 4
+    with pytest.raises(ResyncRequired, match="no snapshot"):
+        lake.as_of("items", copies[0].position, key=8)  # no change of it tells
 
 
 def test_schema_changes(url: str, spark: SparkSession, tmp_path: Path) -> None:

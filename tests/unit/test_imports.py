@@ -21,7 +21,9 @@ ALLOWED: dict[str, set[str]] = {
     "protocol": {"model"},
     "tasks": set(),
     "client/replica": {"model", "errors", "limits", "protocol"},
-    "client": {"model", "errors", "limits", "protocol", "live", "client", "tasks"},
+    "client": {
+        "model", "errors", "limits", "protocol", "live", "client", "tasks", "idempotency",
+    },
     "pipeline": {
         "model", "errors", "limits", "settings", "database", "metrics", "capture", "log", "live",
         "pipeline",
@@ -29,15 +31,16 @@ ALLOWED: dict[str, set[str]] = {
     "database": {"errors", "limits"},
     "log": {"model", "errors", "limits", "settings", "database", "log"},
     "identity": {"settings"},
+    "idempotency": {"errors", "identity", "limits"},
     "queries": {
-        "model", "errors", "limits", "settings", "identity", "database", "protocol", "live", "log",
-        "queries",
+        "model", "errors", "limits", "settings", "identity", "idempotency", "database", "protocol",
+        "live", "log", "queries", "tasks",
     },
     "topics/patterns": {"errors", "limits"},
     "topics": {"model", "errors", "limits", "identity", "queries", "topics"},
     "channels": {
-        "model", "errors", "limits", "identity", "database", "metrics", "protocol", "log",
-        "queries", "topics", "channels",
+        "model", "errors", "limits", "identity", "idempotency", "database", "metrics", "protocol",
+        "log", "queries", "topics", "channels",
     },
     "hub": {
         "model", "errors", "limits", "settings", "identity", "database", "metrics", "protocol",
@@ -45,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "gateway": {
         "model", "errors", "limits", "settings", "identity", "database", "metrics", "protocol",
-        "live", "queries", "topics", "channels", "hub", "gateway",
+        "live", "queries", "topics", "channels", "hub", "gateway", "idempotency",
     },
 }  # fmt: skip
 """What of ours a package may import, for the packages whose place is fixed."""

@@ -14,14 +14,21 @@ import secrets
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 
 from headwater.channels.notes import Heard, Note, Reader, payloads
 from headwater.database import Connection, connect
 from headwater.errors import HeadwaterError, LimitExceeded, Unavailable
-from headwater.limits import BUS_BATCH_BYTES, BUS_QUEUE_BYTES_MAX, BUS_SECONDS
+from headwater.idempotency import Request, reused
+from headwater.limits import (
+    BUS_BATCH_BYTES,
+    BUS_QUEUE_BYTES_MAX,
+    BUS_SECONDS,
+    PUBLISH_KEY_SECONDS,
+)
 from headwater.log.follow import reconnect_pause
 
 if TYPE_CHECKING:
@@ -34,10 +41,14 @@ CHANNEL = "headwater:bus"
 NOTIFY = f"select pg_notify('{CHANNEL}', payload) from unnest(%s::text[]) payload"
 
 
+PUBLISH_ONCE = "select headwater.publish_once(%s::bytea[], %s, %s::bytea[], %s, %s::int[], %s)"
+
+
 class _Waiting(NamedTuple):
     payloads: list[str]
     size: int
     sent: asyncio.Future[None]
+    request: Request | None
 
 
 class Bus:
@@ -72,9 +83,10 @@ class Bus:
 
     # -------------------------------------------------------------------- speaking
 
-    def send(self, note: Note) -> asyncio.Future[None]:
-        """Say something to everybody who listens, us too, behind what was said before. The future
-        is Unavailable if the database did not pass it on."""
+    def send(self, note: Note, request: Request | None = None) -> asyncio.Future[None]:
+        """Say something to everybody who listens, us too, behind what was said before; a `request`
+        that was said before is not said again. The future is Unavailable if the database did not
+        pass it on."""
         if self._bytes > BUS_QUEUE_BYTES_MAX:
             raise LimitExceeded(
                 "too much waits to be sent to other gateways",
@@ -86,7 +98,7 @@ class Bus:
         sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.add(sent)
         sent.add_done_callback(self._over)
-        waiting = _Waiting(texts, sum(map(len, texts)), sent)
+        waiting = _Waiting(texts, sum(map(len, texts)), sent, request)
         self._queue.append(waiting)
         self._bytes += waiting.size
         self._wake.set()
@@ -117,15 +129,15 @@ class Bus:
         while self._queue and size < BUS_BATCH_BYTES:
             batch.append(self._queue.popleft())
             size += batch[-1].size
-        failure: Unavailable | None = None
+        failures: list[HeadwaterError | None]
         try:
-            await self._notify([text for each in batch for text in each.payloads])
+            failures = [None if ok else reused("publish") for ok in await self._notify(batch)]
         except (psycopg.Error, HeadwaterError, TimeoutError) as error:
             logger.debug("a message was not passed on: %s", error)
-            failure = _not_passed_on()
+            failures = [_not_passed_on() for _ in batch]
         finally:
             self._bytes -= size
-        for each in batch:
+        for each, failure in zip(batch, failures, strict=True):
             if each.sent.done():
                 continue  # who sent it does not wait any more
             if failure is None:
@@ -133,23 +145,31 @@ class Bus:
             else:
                 each.sent.set_exception(failure)
 
-    async def _notify(self, texts: list[str]) -> None:
+    async def _notify(self, batch: list[_Waiting]) -> list[bool]:
+        """Of each whether it was passed on; False for a key that stands for another message."""
         was_open = self._connection is not None
         try:
-            await self._execute(texts)
+            return await self._execute(batch)
         except (psycopg.Error, HeadwaterError, TimeoutError):
             await self._hang_up()
             if not was_open:
                 raise
             # A connection that was lost while nobody spoke says so only now. Should it have been
             # passed on nevertheless, those who hear it twice know by its number.
-            await self._execute(texts)
+            return await self._execute(batch)
 
-    async def _execute(self, texts: list[str]) -> None:
+    async def _execute(self, batch: list[_Waiting]) -> list[bool]:
         async with asyncio.timeout(BUS_SECONDS):
             if self._connection is None:
                 self._connection = await connect(self._url, purpose="bus")
-            await self._connection.execute(NOTIFY, (texts,))
+            if not any(each.request for each in batch):
+                texts = [text for each in batch for text in each.payloads]
+                await self._connection.execute(NOTIFY, (texts,))
+                return [True] * len(batch)
+            cursor = await self._connection.execute(PUBLISH_ONCE, _once(batch))
+            row = await cursor.fetchone()
+            assert row is not None
+            return list(row[0])
 
     async def _hang_up(self) -> None:
         connection, self._connection = self._connection, None
@@ -184,6 +204,19 @@ class Bus:
                     await connection.close()
             await asyncio.sleep(reconnect_pause(attempt))
             attempt += 1
+
+
+def _once(batch: list[_Waiting]) -> tuple[Any, ...]:
+    """What `headwater.publish_once` is given."""
+    requests = [each.request for each in batch]
+    return (
+        [request and request.scope for request in requests],
+        [request and request.key for request in requests],
+        [request and request.digest for request in requests],
+        timedelta(seconds=PUBLISH_KEY_SECONDS),
+        [number for number, each in enumerate(batch, 1) for _ in each.payloads],
+        [text for each in batch for text in each.payloads],
+    )
 
 
 def _take(reader: Reader, payload: str, heard: Callable[[Heard], None], metrics: Metrics) -> None:

@@ -21,6 +21,7 @@ from headwater.channels.bus import Bus
 from headwater.channels.definitions import ChannelDefinition, said
 from headwater.channels.notes import Bye, Heard, Kept, Note, Recall, Recalled, Said, Who, Whole
 from headwater.channels.presence import Presence
+from headwater.idempotency import Request
 from headwater.limits import (
     BUS_SECONDS,
     CHANNEL_HISTORY_BYTES_MAX,
@@ -304,11 +305,17 @@ class Rooms:
     # -------------------------------------------------------------------- messages
 
     def say(
-        self, name: str, data: msgspec.Raw, *, user: str | None = None, member: str | None = None
+        self,
+        name: str,
+        data: msgspec.Raw,
+        *,
+        user: str | None = None,
+        member: str | None = None,
+        request: Request | None = None,
     ) -> asyncio.Future[None]:
-        """Say something on a channel, behind what was said before. The future is Unavailable if the
-        database did not pass it on."""
-        return self._bus.send(said(name, data, user=user, member=member))
+        """Say something on a channel, behind what was said before; a `request` once. The future is
+        Unavailable if the database did not pass it on."""
+        return self._bus.send(said(name, data, user=user, member=member), request)
 
     def _connected(self) -> None:
         if self._hearing.is_set():

@@ -25,7 +25,7 @@ def live_query(
     table: str,
     where: Where | None,
     order: Order,
-    limit: int,
+    limit: int | None,
     after: Sequence[Any] | None,
     columns: Sequence[str] | None,
     mode: Mode,

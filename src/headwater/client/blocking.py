@@ -239,8 +239,8 @@ class BlockingChannel(_Blocking[Channel]):
     def presence(self) -> Iterator[tuple[Member, ...]]:
         return self._loop.iterate(self._inner.presence())
 
-    def publish(self, data: Any) -> None:
-        self._loop.call(self._inner.publish(data))
+    def publish(self, data: Any, *, idempotency_key: str | None = None) -> None:
+        self._loop.call(self._inner.publish(data, idempotency_key=idempotency_key))
 
     def set_state(self, state: Any) -> None:
         self._loop.call(self._inner.set_state(state))

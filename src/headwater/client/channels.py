@@ -13,7 +13,8 @@ from typing import Any
 from headwater import limits
 from headwater.client.channel_state import ChannelMessage, ChannelState
 from headwater.client.subscriptions import Owner, Subscription
-from headwater.errors import ConfigError, ConnectionFailed, HeadwaterError
+from headwater.errors import ConfigError, ConnectionFailed, HeadwaterError, NotFound
+from headwater.idempotency import check_key, new_key
 from headwater.protocol import ChannelCall, Member, Publish, SetState
 
 
@@ -78,12 +79,26 @@ class Channel(Subscription):
                 seen = self._version
                 yield self.members
 
-    async def publish(self, data: Any) -> None:
-        """Say something to everybody who follows the channel. Returns when it was passed on to all
-        gateways. If the connection is lost before that is known, ConnectionFailed with the code
-        `outcome_unknown` is raised."""
-        await self._begun()
-        await self._owner.speak(Publish(self.state.wire_id, data))
+    async def publish(self, data: Any, *, idempotency_key: str | None = None) -> None:
+        """Say something to everybody who follows the channel, once. Returns when it was passed on
+        to all gateways. After a lost connection it is repeated; the gateway knows the repetition by
+        its key, which may be one's own. If no gateway can be reached any more, ConnectionFailed
+        with the code `outcome_unknown` is raised."""
+        key = new_key() if idempotency_key is None else check_key(idempotency_key)
+        lost: ConnectionFailed | None = None
+        for _ in range(limits.CLIENT_MUTATION_ATTEMPTS_MAX):
+            await self._begun(lost)
+            message = Publish(self.state.wire_id, data, idempotency_key=key)
+            try:
+                return await self._owner.speak(message)
+            except ConnectionFailed as error:
+                lost = error
+                await self._followed_again(message.id, lost)
+            except NotFound:
+                # It was sent on a new connection, under the name that the channel had before.
+                if message.id == self.state.wire_id:
+                    raise
+        raise lost or ConnectionFailed("the connection was lost each time this was published")
 
     async def set_state(self, state: Any) -> None:
         """Have others see this from now on."""
@@ -97,10 +112,21 @@ class Channel(Subscription):
             self.state.call = before
             raise
 
-    async def _begun(self) -> None:
+    async def _followed_again(self, before: str, lost: ConnectionFailed) -> None:
+        """Wait until it is followed on another connection; raises that it was lost if there is
+        none."""
+        try:
+            while self.state.wire_id == before and await self.waiting():
+                pass
+        except HeadwaterError as error:
+            raise lost from error
+
+    async def _begun(self, lost: ConnectionFailed | None = None) -> None:
         """Wait until it is followed, after a lost connection again."""
         while self.state.is_due and await self.waiting():
             pass
+        if self._over and lost is not None:
+            raise lost
         if self._over:
             raise ConfigError(
                 "a channel is spoken on while it is followed",

@@ -60,11 +60,11 @@ from headwater.errors import (
     ResyncRequired,
     Unauthorized,
 )
+from headwater.idempotency import check_key, new_key
 from headwater.limits import (
     CLIENT_BACKOFF_SECONDS,
     CLIENT_REFRESH_SECONDS,
     CONNECT_TIMEOUT_SECONDS,
-    WINDOW_ROWS_DEFAULT,
 )
 from headwater.live.filter import to_json
 from headwater.live.query import LiveQuery, Mode
@@ -146,7 +146,7 @@ class Connection:
         self._open = opener
         self._new_backoff = backoff
         self._session = Session()
-        self._calls = Calls(self._send, self._check_open)
+        self._calls = Calls(self._send, self._check_open, backoff)
         self._holding: Feed | None = None  # the feed that holds up the reading
         self._written: Position | None = None
         self._heard = asyncio.Event()  # set whenever a subscription may have got somewhere
@@ -203,7 +203,7 @@ class Connection:
         *,
         where: Where | None = None,
         order: Order = (),
-        limit: int = WINDOW_ROWS_DEFAULT,
+        limit: int | None = None,
         after: Sequence[Any] | None = None,
         columns: Sequence[str] | None = None,
         mode: Mode = "maintained",
@@ -260,18 +260,41 @@ class Connection:
         return await self.query(name, arguments)
 
     async def mutate(
-        self, name: str, args: Mapping[str, Any] | None = None, /, **named: Any
+        self,
+        name: str,
+        args: Mapping[str, Any] | None = None,
+        /,
+        *,
+        idempotency_key: str | None = None,
+        **named: Any,
     ) -> Mutated:
-        """Run a mutation, once. If the connection is lost before the answer, ConnectionFailed with
-        the code `outcome_unknown` is raised."""
-        answer = await self._calls.ask(Mutate("", name, call_arguments(args, named)))
+        """Run a mutation, once. It is repeated after a lost connection, and while it is refused for
+        now; the gateway knows the repetition by its key. If no gateway can be reached any more,
+        ConnectionFailed with the code `outcome_unknown` is raised.
+
+        With a key of one's own, calls with the same key are one mutation, also those of another
+        process. Arguments are passed by name; in a mapping, if one of them is called
+        `idempotency_key`.
+        """
+        key = new_key() if idempotency_key is None else check_key(idempotency_key)
+        call = Mutate("", name, call_arguments(args, named), key)
+        answer = await self._calls.ask_once(call)
         self._wrote(Position.parse(answer.position))
         return Mutated(answer.value, answer.position)
 
     async def wait_for(self, position: str | Position) -> None:
-        """Wait until every subscription of this connection has what the position contains."""
-        await self._calls.ask(Wait("", str(position_of(position, "position"))))
-        await self._caught_up()
+        """Wait until every subscription of this connection has what the position contains. One that
+        was refused for now, or is asked for again after a reconnect, is waited for too."""
+        wanted = str(position_of(position, "position"))
+        due = list(self._subscriptions)
+        while True:
+            due = await self._begun_all(due)
+            asked = self._session.asked
+            await self._calls.ask(Wait("", wanted))
+            self._session.saw(wanted)
+            # One that was asked for again meanwhile may have begun behind the gateway's back.
+            if asked == self._session.asked and not any(map(self._is_due, due)):
+                return
 
     def subscribe(
         self,
@@ -359,14 +382,20 @@ class Connection:
         if self._written is None or not self._written.covers(position):
             self._written = position
 
-    async def _caught_up(self) -> None:
-        """Wait for the subscriptions that have yet to begin, or to go on after a reconnect: what
-        they show is older than what the others have been sent."""
-        due = list(self._subscriptions)
-        while due := [state for state in due if self._session.is_due(state)]:
+    async def _begun_all(self, states: list[State]) -> list[State]:
+        """Wait for those that have yet to begin, or to go on after a reconnect or a refusal; those
+        that have not ended."""
+        while True:
+            states = [state for state in states if state in self._subscriptions]
+            if not any(map(self._is_due, states)):
+                return states
             self._heard.clear()
             await self._heard.wait()
             self._check_open()
+
+    def _is_due(self, state: State) -> bool:
+        """Whether it is yet to begin, to go on, or to be asked for again."""
+        return state in self._again or self._session.is_due(state)
 
     def _over(self, error: Exception) -> None:
         """Nothing will be answered any more."""
@@ -397,7 +426,7 @@ class Connection:
             turn, tried = turn + 1, 1 if lasted else tried + 1
             if tried < len(self._urls):
                 continue
-            tried, asked = 0, error.retry_after if isinstance(error, LimitExceeded) else 0.0
+            tried, asked = 0, error.retry_after or 0.0
             pause = backoff.failed(random.random(), at_least=asked)
             if pause is None:
                 raise _given_up(backoff.failures, error) from error
@@ -491,7 +520,10 @@ class Connection:
             case Answer() | Error() if message.id == f"s{self._slides}":
                 self._slid(message)
             case Answer() | Error() if self._calls.received(message):
-                pass
+                if isinstance(message, Answer) and message.position:
+                    self._session.saw(message.position)
+            case Error(code="behind", id=str()) if len(self._urls) > 1:
+                raise error_of(message)  # another gateway may be further
             case _:
                 for event in self._session.receive(message):
                     if isinstance(event, Received):
@@ -562,7 +594,7 @@ class Connection:
         subscription = self._subscriptions.get(state)
         if subscription is None:
             return
-        asked = error.retry_after if isinstance(error, LimitExceeded) else 0.0
+        asked = error.retry_after or 0.0
         pause = subscription.backoff.failed(random.random(), asked) if error.retryable else None
         if pause is None:
             self.end(subscription)

@@ -335,19 +335,25 @@ class _SseLink:
             case Ask(_, name, args, after):
                 url = f"{self._address}/query/{_quoted(name)}"
                 return await self._post(url if after is None else f"{url}?after={after}", args)
-            case Mutate(_, name, args):
-                return await self._post(f"{self._address}/mutation/{_quoted(name)}", args)
+            case Mutate(_, name, args, key):
+                url = f"{self._address}/mutation/{_quoted(name)}"
+                return await self._post(url, args, key=key)
             case Wait(id, position):
                 return await self._post(f"{session}/wait", {"id": id, "position": position})
-            case Publish(id, data):
-                return await self._post(f"{session}/publish", {"id": id, "data": data})
+            case Publish(id, data, _, key):
+                body = {"id": id, "data": data}
+                return await self._post(f"{session}/publish", body, key=key)
             case SetState(id, state):
                 return await self._post(f"{session}/state", {"id": id, "state": state})
             case _:
                 assert_never(message)
 
-    async def _post(self, url: str, body: object, *, method: str = "POST") -> httpx.Response:
+    async def _post(
+        self, url: str, body: object, *, method: str = "POST", key: str | None = None
+    ) -> httpx.Response:
         headers = {"Content-Type": "application/json"}
+        if key is not None:
+            headers["Idempotency-Key"] = key
         content = msgspec.json.encode(body)
         return await self._client.request(method, url, content=content, headers=headers)
 

@@ -68,7 +68,7 @@ def error_of(message: Error, status: int = 0) -> HeadwaterError:
     error = kind(message.message, hint=message.hint)
     error.code = message.code
     error.retryable = message.retryable
-    if isinstance(error, LimitExceeded) and message.retry_after_secs is not None:
+    if message.retry_after_secs is not None:
         error.retry_after = message.retry_after_secs
     return error
 
@@ -95,10 +95,11 @@ def error_in_body(status: int, body: bytes) -> Error:
 
 
 def error_of_mutation(status: int, body: bytes) -> Error:
-    """The same for a mutation. A proxy that failed has told nobody what became of it."""
+    """The same for a mutation. What became of it a proxy that failed does not say; the gateway
+    does, when it is repeated."""
     if status >= 500 and _said(body) is None:
         said = f"the mutation was answered with status {status}, and not by the gateway"
-        return Error("outcome_unknown", said, hint=LOOK_FIRST)
+        return Error("outcome_unknown", said, hint=LOOK_FIRST, retryable=True)
     return error_in_body(status, body)
 
 

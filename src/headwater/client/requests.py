@@ -2,20 +2,31 @@
 question to its answer.
 
 Pure. A connection may be lost between the two. To ask for a query or a wait again is safe, and so
-they are asked again on the next connection. A mutation is sent once: if it was sent and not
-answered, nobody here knows whether it has happened, and that is its outcome; so it is with what is
-said on a channel. Ids begin with a letter, so that they are never those of subscriptions.
+they are asked again on the next connection. So is a mutation with an idempotency key: it runs once,
+however often it is sent. If there is no next connection, it is unknown whether a mutation that was
+sent has happened, and that is its outcome. What is said on a channel names a subscription of its
+connection, so the channel repeats it itself. Ids begin with a letter, so that they are never those
+of subscriptions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import msgspec
 
 from headwater.client.refusals import LOOK_FIRST, error_of
-from headwater.errors import ConnectionFailed
-from headwater.limits import CLIENT_CALL_ATTEMPTS_MAX
+from headwater.errors import (
+    ConnectionFailed,
+    DatabaseError,
+    HeadwaterError,
+    LimitExceeded,
+    NotFound,
+    Unauthorized,
+    Unavailable,
+)
+from headwater.limits import CLIENT_CALL_ATTEMPTS_MAX, CLIENT_MUTATION_ATTEMPTS_MAX
 from headwater.protocol import (
     Answer,
     Ask,
@@ -87,43 +98,75 @@ class Requests:
                 self.forget(id)
                 return Settled(id, message)
             case Error(id=str(id)) if id in self._calls:
+                outcome = self._refused(id, error_of(message))
                 self.forget(id)
-                return Settled(id, error_of(message))
+                return Settled(id, outcome)
         return None
+
+    def _refused(self, id: str, error: HeadwaterError) -> HeadwaterError:
+        """What a refusal means for a call. If it turned away a repetition before that was looked
+        up, the attempts before it may have succeeded."""
+        call = self._calls[id]
+        repeated = isinstance(call, Mutate) and self._attempts[id] > 1
+        if repeated and isinstance(error, _TURNED_AWAY):
+            return outcome_unknown(_name(call), error)
+        return error
 
     def lost(self) -> list[Settled]:
         """The connection is gone: the calls that cannot be asked again."""
-        over = list[Settled]()
-        for id, call in list(self._calls.items()):
-            if isinstance(call, Mutate) and self._attempts[id]:
-                over.append(Settled(id, _outcome_unknown(f"mutation {call.name!r}")))
-            elif isinstance(call, Publish | SetState):
-                # It names a subscription of that connection.
-                over.append(Settled(id, _outcome_unknown("what was said on a channel")))
-            elif self._attempts[id] >= CLIENT_CALL_ATTEMPTS_MAX:
-                over.append(Settled(id, _too_often(call)))
+        return self._end({id: self._loss(id) for id in self._calls})
+
+    def _loss(self, id: str) -> HeadwaterError | None:
+        """What a lost connection means for a call; None if it is asked again on the next one."""
+        call, attempts = self._calls[id], self._attempts[id]
+        if isinstance(call, Publish | SetState):
+            return outcome_unknown(_name(call))
+        if not isinstance(call, Mutate):
+            return _too_often(call) if attempts >= CLIENT_CALL_ATTEMPTS_MAX else None
+        most = CLIENT_MUTATION_ATTEMPTS_MAX if call.idempotency_key is not None else 1
+        return outcome_unknown(_name(call)) if attempts >= most else None
+
+    def over(self, error: Exception) -> list[Settled]:
+        """There will be no other connection."""
+        return self._end({id: self._last(id, error) for id in self._calls})
+
+    def _last(self, id: str, error: Exception) -> Exception:
+        call = self._calls[id]
+        if isinstance(call, Mutate) and not self._attempts[id]:
+            return error
+        return self._loss(id) or (
+            outcome_unknown(_name(call)) if isinstance(call, Mutate) else error
+        )
+
+    def _end(self, outcomes: Mapping[str, Exception | None]) -> list[Settled]:
+        over = [Settled(id, outcome) for id, outcome in outcomes.items() if outcome is not None]
         for settled in over:
             self.forget(settled.id)
         return over
 
-    def over(self, error: Exception) -> list[Settled]:
-        """There will be no other connection."""
-        settled = [*self.lost(), *(Settled(id, error) for id in self._calls)]
-        self._calls, self._attempts = {}, {}
-        return settled
+
+_TURNED_AWAY = (ConnectionFailed, DatabaseError, LimitExceeded, NotFound, Unauthorized, Unavailable)
+"""Refusals that say nothing about an attempt before."""
 
 
-def _outcome_unknown(what: str) -> ConnectionFailed:
+def _name(call: Call) -> str:
+    return f"mutation {call.name!r}" if isinstance(call, Mutate) else "what was said on a channel"
+
+
+def outcome_unknown(what: str, refusal: HeadwaterError | None = None) -> ConnectionFailed:
+    """The outcome of what was sent and not answered. It may be repeated where the `refusal` of its
+    last repetition allows that."""
+    reason = "" if refusal is None else f", and its repetition was refused: {refusal}"
     error = ConnectionFailed(
-        f"the connection was lost before {what} was answered",
+        f"the connection was lost before {what} was answered{reason}",
         hint=LOOK_FIRST,
         code="outcome_unknown",
     )
-    error.retryable = False
+    error.retryable = refusal is not None and refusal.retryable
     return error
 
 
-def _too_often(call: Ask | Mutate | Wait) -> ConnectionFailed:
+def _too_often(call: Ask | Wait) -> ConnectionFailed:
     what = "wait_for" if isinstance(call, Wait) else f"query {call.name!r}"
     return ConnectionFailed(
         f"the connection was lost {CLIENT_CALL_ATTEMPTS_MAX} times before {what} was answered",

@@ -44,6 +44,7 @@ from headwater.gateway.requests import (
     admit,
     check_deliberate,
     counted_address,
+    idempotency_key,
     parameter,
     read_json,
 )
@@ -103,6 +104,7 @@ def create_app(
         allow_headers=[
             "authorization",
             "content-type",
+            "idempotency-key",
             "last-event-id",
             "traceparent",
             "tracestate",
@@ -203,7 +205,7 @@ def refusal(error: HeadwaterError) -> Response:
     headers = {}
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = f'Bearer error="{error.code}"'
-    if isinstance(error, LimitExceeded):
+    if error.retry_after is not None:
         headers["retry-after"] = f"{max(1, round(error.retry_after))}"
     if error.code in ("too_slow", "too_large"):
         headers["connection"] = "close"  # the rest of the body is not waited for
@@ -218,7 +220,7 @@ _ERROR_FIELDS = ("code", "message", "hint", "retryable", "retry_after_secs")
 
 def _status(error: HeadwaterError) -> int:
     match error:
-        case HeadwaterError(code="outcome_unknown"):
+        case HeadwaterError(code="outcome_unknown", retryable=False):
             return 500
         case InvalidQuery():
             return 400
@@ -293,6 +295,7 @@ async def mutate(gateway: Gateway, request: Request) -> Response:
         request.path_params["name"],
         await read_json(request, dict, empty={}),
         caller.identity,
+        key=idempotency_key(request),
         parent=parent_of(request.headers),
     )
     return json_answer(answer)
@@ -346,7 +349,8 @@ async def publish(gateway: Gateway, request: Request) -> Response:
     """Publish on the channel of a subscription. Answered when it was passed on to all gateways."""
     connection = await _connection(gateway, request)
     wish = await read_json(request, Publish)
-    await gateway.channels.publish(connection, wish.id, wish.data)
+    key = idempotency_key(request, wish.idempotency_key)
+    await gateway.channels.publish(connection, wish.id, wish.data, key)
     return Response(status_code=204)
 
 

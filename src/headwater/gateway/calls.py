@@ -15,11 +15,11 @@ from opentelemetry.context import Context
 from headwater.errors import HeadwaterError, InvalidQuery, NotFound, ResyncRequired, TimedOut
 from headwater.gateway.connection import Connection, no_session
 from headwater.gateway.faults import unforeseen
-from headwater.gateway.session import QuerySubscription, error_message
+from headwater.gateway.session import ChannelSubscription, error_message
 from headwater.gateway.tracing import traced
-from headwater.hub import group
 from headwater.hub.groups import Answered
 from headwater.hub.hub import Hub
+from headwater.idempotency import Request, check_key
 from headwater.identity import Identity
 from headwater.limits import WAIT_SECONDS_MAX
 from headwater.model import Position
@@ -103,12 +103,15 @@ class Calls:
         args: dict[str, Any],
         identity: Identity,
         *,
+        key: str | None = None,
         parent: Context | None = None,
     ) -> Answered:
-        """What a mutation returned, and a position that contains what it wrote."""
+        """What a mutation returned, and a position that contains what it wrote. With an idempotency
+        key, it runs once for this user."""
         mutation = self.mutation(name)
         arguments = mutation.bind(args)
-        running = asyncio.create_task(self._mutate(mutation, arguments, identity, parent))
+        request = None if key is None else Request.of(identity, check_key(key), name, args)
+        running = asyncio.create_task(self._mutate(mutation, arguments, identity, request, parent))
         self._running.add(running)
         running.add_done_callback(self._ended)
         return await asyncio.shield(running)
@@ -118,13 +121,14 @@ class Calls:
         mutation: Mutation,
         arguments: Arguments,
         identity: Identity,
+        request: Request | None,
         parent: Context | None,
     ) -> Answered:
         assert self._runner is not None, "mutations need a runner"
         attributes = {"headwater.function": mutation.name}
         with traced("headwater.mutation", attributes, parent) as trace_id:
             value, position = await self._runner.answer(
-                mutation, arguments, identity, trace_id=trace_id
+                mutation, arguments, identity, trace_id=trace_id, request=request
             )
             return Answered(value, str(position))
 
@@ -145,8 +149,10 @@ class Calls:
         match request:
             case Ask(name=name):
                 self.query(name)
-            case Mutate(name=name):
+            case Mutate(name=name, idempotency_key=key):
                 self.mutation(name)
+                if key is not None:
+                    check_key(key)
             case Wait(position=position):
                 self.position(position)
         connection.begin_request(request.id)
@@ -183,8 +189,8 @@ class Calls:
             case Ask(id, name, args, after):
                 found = await self.ask(name, args, identity, after=after)
                 return Answer(id, found.position, found.value)
-            case Mutate(id, name, args):
-                found = await self.mutate(name, args, identity)
+            case Mutate(id, name, args, key):
+                found = await self.mutate(name, args, identity, key=key)
                 return Answer(id, found.position, found.value)
             case Wait(id, position):
                 await self.wait(connection, self.position(position))
@@ -226,14 +232,21 @@ class Calls:
         # What is being opened may yet get a result from before.
         if connection.openings:
             await asyncio.wait(set(connection.openings.values()))
-        handles = [
-            each.handle
+        subscriptions = [
+            each
             for each in connection.session.subscriptions.values()
-            if isinstance(each, QuerySubscription)
-            and isinstance(each.handle, group.QuerySubscription)
+            if not isinstance(each, ChannelSubscription)
         ]
-        await self._hub.reached(position, handles)
-        await connection.all_sent()
+        await self._hub.reached(position)
+        while True:
+            for each in subscriptions:
+                if not each.over and each.handle is not None:
+                    await each.handle.settled(position)
+            if not any(each.is_owed for each in subscriptions if not each.over):
+                return
+            # Those that fell behind are sent the rest when there is room: wait for that, and then
+            # for those that catch up from the log.
+            await connection.all_sent()
 
 
 def _unknown(kind: Literal["query", "mutation"], name: str) -> NotFound:

@@ -18,6 +18,7 @@ from headwater.errors import InvalidQuery, NotFound
 from headwater.gateway.connection import Connection
 from headwater.gateway.quotas import Quotas
 from headwater.gateway.session import ChannelSubscription
+from headwater.idempotency import Request, check_key
 from headwater.identity import Identity
 from headwater.protocol import ResetReason, Subscribe
 
@@ -52,15 +53,16 @@ class ChannelGuest:
         await self._check(identity, "join")
         self._publisher = None
 
-    async def publish(self, rooms: Rooms, data: Any, identity: Identity) -> None:
-        text = message_json(data)
+    async def publish(self, rooms: Rooms, data: Any, identity: Identity, key: str | None) -> None:
+        text, name = message_json(data), self.seat.room.name
+        request = None if key is None else Request.of(identity, key, name, text)
         # Those of one client that wait for the access function keep their order.
         async with self._order:
             if self._definition.asks_action and self._publisher is not identity:
                 await self._check(identity, "publish")
                 self._publisher = identity
             member = self.seat.member.member if self.seat.member is not None else None
-            sent = rooms.say(self.seat.room.name, text, user=identity.user, member=member)
+            sent = rooms.say(name, text, user=identity.user, member=member, request=request)
         await sent
 
     async def _check(self, identity: Identity, action: Any) -> None:
@@ -103,11 +105,15 @@ class ChannelDesk:
         )
         subscription.opened(ChannelGuest(self._channels, definition, places, seat))
 
-    async def publish(self, connection: Connection, id: str, data: Any) -> None:
-        """Say something on the channel of a subscription. Returns when it was passed on."""
+    async def publish(
+        self, connection: Connection, id: str, data: Any, key: str | None = None
+    ) -> None:
+        """Say something on the channel of a subscription; with an idempotency key, once. Returns
+        when it was passed on."""
         guest = self._guest(connection, id)
         assert self._rooms is not None
-        await guest.publish(self._rooms, data, connection.session.identity)
+        key = None if key is None else check_key(key)
+        await guest.publish(self._rooms, data, connection.session.identity, key)
 
     def set_state(self, connection: Connection, id: str, state: Any) -> None:
         """Change the state that others see."""
@@ -132,8 +138,9 @@ class ChannelDesk:
 
 
 def _check(wish: Subscribe) -> None:
-    if wish.since is not None:
-        raise InvalidQuery("a channel keeps no positions", path="since")
+    for name, position in (("since", wish.since), ("after", wish.after)):
+        if position is not None:
+            raise InvalidQuery("a channel has no positions", path=name)
     if wish.overflow not in (None, "drop"):
         raise InvalidQuery("what a slow client of a channel misses is dropped", path="overflow")
     if wish.verify:

@@ -101,7 +101,8 @@ _REFUSALS = {
     "408": "The body took too long to come.",
     "410": "The log no longer reaches back to the position.",
     "413": "The body is too large.",
-    "422": "The application says no; the code and message are its own.",
+    "422": "The application says no, by a code and message of its own; or `idempotency_key_reused`:"
+    " the key stands for another request.",
     "429": "A quota is reached; `retry_after_secs` says when to try again.",
     "500": "It failed in a way nobody foresaw; the log has it under the number in the message.",
     "503": "The gateway is starting, stopping or without its database.",
@@ -238,7 +239,7 @@ def _paths() -> dict[str, Any]:
             "post": _operation(
                 "Publish on a channel that the session follows",
                 _empty("204"),
-                parameters=[session],
+                parameters=[session, _KEY],
                 body=_ref("Publish"),
                 only=_ALL,
             )
@@ -345,6 +346,7 @@ def _parameter(
 _RESUME = [
     _parameter("since", "query", "The position to resume from."),
     _parameter("Last-Event-ID", "header", "The same, as EventSource sends it."),
+    _parameter("after", "query", "A position that it must contain from the beginning."),
 ]
 
 
@@ -363,6 +365,13 @@ _SEARCH = [
 
 _NAME = _parameter("name", "path", "The name it is registered under.")
 _ANY_ARGUMENTS = {"type": "object"}
+_KEY = _parameter(
+    "Idempotency-Key",
+    "header",
+    "A random text for this request. Sent again with the same text, it is not done again, and is "
+    "answered with what was answered first.",
+    {"type": "string", "pattern": "^[!-~]+$", "maxLength": limits.IDEMPOTENCY_KEY_CHARS_MAX},
+)
 _TRACE = _parameter("traceparent", "header", "The trace that it belongs to (W3C Trace Context).")
 
 
@@ -378,7 +387,7 @@ def _mutation_path(
     name: str, named: list[Any], arguments: dict[str, Any], returned: dict[str, Any]
 ) -> dict[str, Any]:
     answer = _answer("200", "What it returned; the position contains it.", _answered(returned))
-    return {"post": _call(f"Run {name}", answer, named, arguments)}
+    return {"post": _call(f"Run {name}", answer, [*named, _KEY], arguments)}
 
 
 def _subscribe_path(name: str, named: list[Any], arguments: dict[str, Any]) -> dict[str, Any]:

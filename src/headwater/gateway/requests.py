@@ -15,6 +15,7 @@ from headwater.errors import Forbidden, InvalidQuery, LimitExceeded
 from headwater.gateway.admins import is_here
 from headwater.gateway.auth import find_token
 from headwater.gateway.gateway import Gateway
+from headwater.idempotency import check_key
 from headwater.identity import Identity
 from headwater.limits import REQUEST_BODY_SECONDS, REQUEST_BYTES_MAX
 
@@ -85,6 +86,18 @@ def check_deliberate(request: Request, caller: Caller) -> None:
             code="content_type",
             hint="Send Content-Type: application/json, or a token.",
         )
+
+
+def idempotency_key(request: Request, in_body: str | None = None) -> str | None:
+    """The key by which a repetition of the request is known; None for a request without one."""
+    given = request.headers.getlist("idempotency-key")
+    if len(given) + (in_body is not None) > 1:
+        raise InvalidQuery(
+            f"expected one key, got {len(given) + (in_body is not None)}",
+            path="idempotency_key",
+            hint="Send the header Idempotency-Key once.",
+        )
+    return check_key(given[0]) if given else in_body
 
 
 async def read_json(request: Request, type: type[Body], *, empty: Body | None = None) -> Body:

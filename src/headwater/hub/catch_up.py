@@ -92,6 +92,7 @@ class FeedSubscription:
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         self._arrived.settle(Unavailable("the feed was closed before it began", hint="Try again."))
+        self._hub.stir()
 
     def pause(self) -> None:
         """Deliver nothing until `resume`. Said while a frame is being delivered, it means that the
@@ -123,6 +124,11 @@ class FeedSubscription:
             except BaseException:
                 self.close()
                 raise
+
+    async def settled(self, position: Position) -> None:
+        """Wait until it is live: then it was handed what every flush brought."""
+        while not self.closed and not self.live:
+            await self._hub.stirred()
 
     def flushed(self, transactions: Sequence[Transaction], frame: Frame | None) -> None:
         """What a flush brought for this feed; the frame of it is shared."""
@@ -247,6 +253,7 @@ class FeedSubscription:
                 await self._hub.between()
                 self._task = None
                 self._deliver(self._hub.feeds.gap_frame(self.feed, self._durable))
+                self._hub.stir()
                 return
             except (InvalidQuery, Undecided) as error:
                 from headwater.hub.feeds import feed_error
@@ -366,3 +373,4 @@ class FeedSubscription:
         self._tell_position(kept or ())
         # Only now: one that is paused by what was kept goes on from before it.
         self._task = None
+        self._hub.stir()

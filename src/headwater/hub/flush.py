@@ -80,6 +80,7 @@ class Flusher:
             await self._leap(since, batch.position)
         else:
             await self._take(batch, started)
+            await self._hub.reconciler.run(self._connection, self._allow_any_plan)
             await self._connection.execute("commit")
         return batch.news
 
@@ -318,7 +319,9 @@ class Flusher:
         for subscription in list(opening.told):
             if not subscription.closed:
                 view.attach(subscription)
-                if frame is not None:
+                if frame is None:
+                    subscription.done()
+                else:
                     subscription.hand(frame)
 
 

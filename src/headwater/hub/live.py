@@ -108,7 +108,7 @@ class LiveView(View):
     def whole(self, position: str, reason: ResetReason | None) -> Frame:
         """The present rows: a snapshot, or a reset for one who has others. Whoever asks before
         they change, or the frame is forgotten, gets the same one."""
-        if reason not in self._whole:
+        if reason not in self._whole or self._whole[reason].position != position:
             rows = self.rows()
             self._whole[reason] = Frame(
                 Snapshot(self.id, position, rows, hash=self.hash(rows))
@@ -329,8 +329,13 @@ class LiveSubscription:
         self.reason = reason
         self._arrived.renew()
 
-    def begin(self, frames: Iterable[Frame], *, resumed: bool = False) -> None:
-        """Its whole result, or what it missed of it, is handed over."""
+    async def settled(self, position: Position) -> None:
+        """Wait until the result that is being read for it, if one is, was handed over whole: where
+        the view is live, it was handed what every flush changed."""
+        await self._arrived.wait()
+
+    def begin(self, frames: Iterable[Frame], *, resumed: bool = False, whole: bool = True) -> None:
+        """Its result, or what it missed of it, is handed over; a part of it, unless `whole`."""
         view = self.target
         assert view is not None
         try:
@@ -345,9 +350,11 @@ class LiveSubscription:
             self.fail(not_taken())
             return
         self.done()
+        if not whole:
+            self._arrived.renew()
 
-    def hand(self, frame: Frame) -> None:
-        """One more frame, to this subscriber alone."""
+    def hand(self, frame: Frame, *, whole: bool = True) -> None:
+        """One more frame, to this subscriber alone; a part of its result, unless `whole`."""
         if self.closed:
             return
         try:
@@ -356,7 +363,8 @@ class LiveSubscription:
             logger.exception("a subscriber of view %d failed to take a frame", self.view)
             self.fail(not_taken())
             return
-        self.done()
+        if whole:
+            self.done()
 
     def done(self) -> None:
         """Everything it waited for was handed over."""

@@ -33,6 +33,7 @@ from headwater.hub.recent import Recents
 from headwater.hub.subscriber import Access, Subscriber
 from headwater.hub.tables import KnownTable
 from headwater.hub.visibility import guarded, scope_of
+from headwater.live.comparison import difference
 from headwater.live.filter import EVERYTHING
 from headwater.live.filter_check import check
 from headwater.live.query import BoundQuery, LiveQuery, Rules
@@ -413,18 +414,25 @@ class Lives:
             subscription.hand(frame)
 
     def compare(self, view: LiveView, state: Window | Streamed) -> None:
-        """A guarded view was read again. What others did to rights shows only now."""
-        if not isinstance(state, Window) or not isinstance(view.state, Window):
-            if view.differs(state):
-                self.read_again(view, "access")
+        """A live view was read again, true as of the last flush: repair it where it differs. Of a
+        guarded view, what others did to rights shows only now."""
+        found = difference(view.state, state, view.known.wire.row)
+        if found is None:
             return
-        before = view.rows()
+        reason: ResetReason = "drift"
+        if guarded(view) and not found.in_both:
+            reason = "access"
+        else:
+            self._hub.reconciler.drifted(view, found)
+        if not isinstance(state, Window):
+            self.read_again(view, reason)
+            return
         view.take(state)
-        if view.rows() != before:
+        if found.visible:
             self.recents.clear(view.recent)
-            self._hub.metrics.resyncs.labels("access").inc()
+            self._hub.metrics.resyncs.labels(reason).inc()
             for subscription in list(view.subscribers):
-                self._hand_whole(view, subscription, "access")
+                self._hand_whole(view, subscription, reason)
 
     def welcome(self, view: LiveView) -> None:
         """Those who wait for the result of a live view get it."""

@@ -254,9 +254,9 @@ class Openings:
                 # Who had no room for a part must not take the next for the whole.
                 frames[reason].is_step = not first
             if first:
-                subscription.begin([frames[reason]])
+                subscription.begin([frames[reason]], whole=False)
             else:
-                subscription.hand(frames[reason])
+                subscription.hand(frames[reason], whole=False)
         if more:
             await asyncio.gather(*map(_room, opening.told))
 

@@ -9,6 +9,7 @@ import msgspec
 
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.live.filter import EVERYTHING, Filter
+from headwater.model import Position
 from headwater.protocol import Frame
 
 
@@ -24,6 +25,14 @@ class Access(msgspec.Struct, frozen=True):
     claims: str = "{}"
     where: Filter = EVERYTHING
     whole: bool = False
+
+
+class Settling(Protocol):
+    """A subscription of any kind, as `Hub.reached` waits for it."""
+
+    def settled(self, position: Position) -> Awaitable[None]:
+        """Return once its subscriber was handed everything up to a position that the hub has
+        reached, or was told why not, or has ended it."""
 
 
 class Subscriber(Protocol):

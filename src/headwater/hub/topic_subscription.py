@@ -84,6 +84,7 @@ class TopicSubscription:
         self._stop()
         self._hub.topics.leave(self)
         self._arrived.settle(Unavailable("the topic was closed before it began", hint="Try again."))
+        self._hub.stir()
 
     def pause(self) -> None:
         """Deliver nothing until `resume`. Said while a frame is being delivered, it means that the
@@ -113,6 +114,12 @@ class TopicSubscription:
             self._introduce(resumed=False)
             self.state = "live"
             self.deliver(self._hub.topics.position_frame(self.topic))
+
+    async def settled(self, position: Position) -> None:
+        """Wait until it is live, and what was signalled up to the position is not being collected
+        any more."""
+        while not self.closed and not (self.is_live and self.topic.has_sent(position)):
+            await self._hub.stirred()
 
     def deliver(self, frame: Frame) -> None:
         """Hand a frame over, if it is live."""
@@ -165,6 +172,7 @@ class TopicSubscription:
         news = News()
         news.gap = True
         self.deliver(self.topic.frame(news, str(position)))
+        self._hub.stir()
 
     def fail(self, error: HeadwaterError) -> None:
         if self.closed:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
 import psycopg
 
 from headwater import limits
@@ -28,7 +29,7 @@ from headwater.hub.visibility import feed_rights
 from headwater.log.listener import Listener
 from headwater.log.signals import is_signals
 from headwater.model import Key, Position, Table, Transaction
-from headwater.protocol import Frame, Upsert, Wire
+from headwater.protocol import Frame, Remove, Upsert, Wire
 from headwater.topics.definitions import TopicDefinition
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ class Topics:
     def __iter__(self) -> Iterator[TopicView]:
         return iter(list(self._views.values()))
 
-    def __bool__(self) -> bool:
-        return bool(self._views)
+    def __len__(self) -> int:
+        return len(self._views)
 
     @property
     def place(self) -> Place:
@@ -319,6 +320,7 @@ class Topics:
                     subscription.missed(news)
         for view, news in handout.sending.items():
             if news:
+                view.remember(news)
                 self._send(view, handout.frame(view, news, text), handout.before)
         for subscription, news in handout.joining.items():
             joining = handout.frame(subscription.topic, news, text)
@@ -387,6 +389,32 @@ class Topics:
                 for subscription in tuple(view.subscribers):
                     if subscription not in handout.joining:
                         subscription.deliver(frame)
+
+    async def compare(self, connection: Connection, view: TopicView) -> News | None:
+        """The rows of a topic that were sent last, and that the database does not have as they were
+        sent, as they are. None where that cannot be known."""
+        name = view.definition.table
+        assert name is not None
+        known, news = self._known[name], News()
+        if name in self._stale:
+            return None
+        news.ops = dict.fromkeys(view.sent)
+        (rows,), statements = await fetch(connection, [(known, list(news.ops))])
+        self._hub.metrics.questions.labels("reconcile").inc(statements)
+        if isinstance(rows, Exception):
+            return None
+        view.settle(news, rows, known)
+        same = [key for key, op in news.ops.items() if _sent_as(op) == _sent_as(view.sent.get(key))]
+        for key in same:
+            del news.ops[key]
+        return news
+
+    def correct(self, view: TopicView, news: News) -> None:
+        """Send rows again as they are."""
+        view.remember(news)
+        frame = view.frame(news, str(self.place.durable))
+        for subscription in tuple(view.subscribers):
+            subscription.deliver(frame)
 
     def position_frame(self, view: TopicView) -> Frame:
         """Says no more than where to resume."""
@@ -510,6 +538,10 @@ def _values(news: News, column: str) -> Iterator[object]:
     for op in news.ops.values():
         if isinstance(op, Upsert) and (value := op.row.get(column)) is not None:
             yield value
+
+
+def _sent_as(op: Upsert | Remove | None) -> bytes:
+    return msgspec.json.encode(op)
 
 
 def _merged(earlier: News | None, later: News | None) -> News:

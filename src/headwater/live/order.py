@@ -22,6 +22,7 @@ import msgspec
 from headwater import limits
 from headwater.errors import InvalidQuery
 from headwater.live import kinds
+from headwater.live.columns import unusable_column
 from headwater.live.filter_sql import Sql, constant_sql, identifier, join
 from headwater.live.kinds import Kind
 from headwater.live.needs import Unplaced
@@ -98,11 +99,7 @@ def check_order(
     allowed = [name for name in columns if sortable is None or name in (*sortable, *table.key)]
     for i, by in enumerate(given):
         if by.column not in allowed:
-            raise InvalidQuery(
-                f"{table.label} has no sortable column {by.column!r:.100}",
-                path=f"{path}[{i}]",
-                hint=f"Sortable columns are: {', '.join(allowed)}.",
-            )
+            raise unusable_column(table, by.column, allowed, path=f"{path}[{i}]", use="sortable")
         if not kinds.kind_of(columns[by.column]).compares:
             declared = columns[by.column].declared
             raise InvalidQuery(f"{declared} cannot be ordered", path=f"{path}[{i}]")

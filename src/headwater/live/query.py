@@ -14,8 +14,9 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from headwater import limits
-from headwater.errors import InvalidQuery
+from headwater.errors import ConfigError, InvalidQuery
 from headwater.live import kinds
+from headwater.live.columns import unusable_column
 from headwater.live.filter import EVERYTHING, Filter, canonical, from_json, to_json
 from headwater.live.filter_check import check
 from headwater.live.filter_compile import Matches, compile_filter
@@ -27,12 +28,13 @@ Mode: TypeAlias = Literal["maintained", "streamed"]
 
 
 class LiveQuery(msgspec.Struct, frozen=True):
-    """`after` is a cursor: the result begins behind it. `columns` left out means all of them."""
+    """`after` is a cursor: the result begins behind it. `columns` left out means all of them, and
+    `limit` left out the usual number, or what the table allows if that is less."""
 
     table: str
     where: Filter = EVERYTHING
     order: tuple[OrderBy, ...] = ()
-    limit: int = limits.WINDOW_ROWS_DEFAULT
+    limit: int | None = None
     after: tuple[Value, ...] | None = None
     columns: tuple[str, ...] | None = None
     mode: Mode = "maintained"
@@ -77,7 +79,7 @@ class _Shape(msgspec.Struct, forbid_unknown_fields=True):
     table: str
     where: Any = ()
     order: list[str | list[str]] = []
-    limit: int = limits.WINDOW_ROWS_DEFAULT
+    limit: int | None = None
     after: list[Any] | None = None
     columns: tuple[str, ...] | None = None
     mode: Mode = "maintained"
@@ -86,7 +88,7 @@ class _Shape(msgspec.Struct, forbid_unknown_fields=True):
 _DEFAULT: dict[str, Any] = {
     "where": to_json(EVERYTHING),
     "order": [],
-    "limit": limits.WINDOW_ROWS_DEFAULT,
+    "limit": None,
     "after": None,
     "columns": None,
     "mode": "maintained",
@@ -99,6 +101,17 @@ class Rules(msgspec.Struct, frozen=True):
     filterable: frozenset[str] | None = None
     sortable: frozenset[str] | None = None
     limit_max: int = limits.WINDOW_ROWS_MAX
+
+    def check(self, table: Table) -> None:
+        """Raise ConfigError for rules that do not fit the table."""
+        names = [column.name for column in table.columns]
+        for kind, columns in (("filterable", self.filterable), ("sortable", self.sortable)):
+            if unknown := sorted((columns or frozenset()) - set(names)):
+                raise ConfigError(
+                    f"table {table.label} has no column {unknown[0]!r:.100}, and is declared with"
+                    f" it as {kind}",
+                    hint=f"Columns are: {', '.join(names)}.",
+                )
 
 
 class BoundQuery:
@@ -129,14 +142,15 @@ class BoundQuery:
         if not table.key:
             raise InvalidQuery(f"{table.label} has no primary key", path="table")
         _check_key(table)
-        if query.mode != "streamed" and not 1 <= query.limit <= rules.limit_max:
+        usual = min(limits.WINDOW_ROWS_DEFAULT, rules.limit_max)
+        self.limit = usual if query.limit is None else query.limit
+        if query.mode != "streamed" and not 1 <= self.limit <= rules.limit_max:
             raise InvalidQuery(f"expected 1 to {rules.limit_max:,}", path="limit")
         if query.mode == "streamed" and (query.order or query.after is not None):
             raise InvalidQuery("a streamed query has no order and no cursor", path="mode")
         self.table = table
         self.where = canonical(check(query.where, table, filterable=rules.filterable))
         self.order = ordering(check_order(query.order, table, sortable=rules.sortable), table)
-        self.limit = query.limit
         self.after = None if query.after is None else self.order.read_cursor(query.after)
         self.columns = _check_columns(query.columns, table)
         self.mode = query.mode
@@ -211,11 +225,7 @@ def _check_columns(columns: tuple[str, ...] | None, table: Table) -> tuple[str, 
     names = [column.name for column in table.columns]
     for i, name in enumerate(columns):
         if name not in names:
-            raise InvalidQuery(
-                f"{table.label} has no column {name!r:.100}",
-                path=f"columns[{i}]",
-                hint=f"Columns are: {', '.join(names)}.",
-            )
+            raise unusable_column(table, name, names, path=f"columns[{i}]")
     selected = tuple(name for name in names if name in columns or name in table.key)
     return None if len(selected) == len(names) else selected
 

@@ -109,6 +109,16 @@ class Window:
         return list(self._at)
 
     @property
+    def ordered_keys(self) -> list[Key]:
+        """The same, in the order of `buffer`."""
+        return list(map(self._key, self._entries))
+
+    @property
+    def limit(self) -> int:
+        """How many rows are visible at most."""
+        return self._limit
+
+    @property
     def complete(self) -> bool:
         """Whether every matching row behind the anchor is in the buffer."""
         return self._horizon is _END

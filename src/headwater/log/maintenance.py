@@ -1,5 +1,5 @@
-"""What must be done now and then: retention, altered tables, tickets that nobody came for, cursors
-about to fall off the log.
+"""What must be done now and then: retention, altered tables, tickets that nobody came for, requests
+whose time is over, cursors about to fall off the log.
 
 Any number of processes may run this loop; a lock lets one of them work at a time.
 """
@@ -16,7 +16,13 @@ import psycopg
 
 from headwater.database import Connection, connect, translated
 from headwater.errors import HeadwaterError
-from headwater.limits import CURSOR_WARNING_SHARE, MAINTENANCE_LOCK_TIMEOUT, MAINTENANCE_SECONDS
+from headwater.limits import (
+    CURSOR_WARNING_SHARE,
+    MAINTENANCE_LOCK_TIMEOUT,
+    MAINTENANCE_SECONDS,
+    REQUESTS_TRIM_BATCH,
+    REQUESTS_TRIM_BATCHES_MAX,
+)
 from headwater.log import cursors
 
 logger = logging.getLogger(__name__)
@@ -69,6 +75,7 @@ async def once(connection: Connection) -> Done:
         emptied = await _call(connection, "trim_log")
         synced = await _call(connection, "sync_tables")
         await _call(connection, "trim_tickets")
+        await _trim_requests(connection)
         await _warn_of_late_cursors(connection)
         return Done(emptied, synced)
     finally:
@@ -88,6 +95,14 @@ async def _call(connection: Connection, function: str) -> int:
     except psycopg.errors.LockNotAvailable:
         logger.info("maintenance step %s waits for a table in use; it is tried again", function)
         return 0
+
+
+async def _trim_requests(connection: Connection) -> None:
+    """Some at a time, each time in a transaction of its own, until nothing is left whose time is
+    over."""
+    for _ in range(REQUESTS_TRIM_BATCHES_MAX):
+        if await _call(connection, "trim_requests") < REQUESTS_TRIM_BATCH:
+            return
 
 
 async def _warn_of_late_cursors(connection: Connection) -> None:

@@ -10,19 +10,23 @@ unknown beginning.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
 from headwater.model import Column, Table
+from headwater.pipeline.gaps import Gap
 from headwater.pipeline.schemas import ImageReader, arrow_schema, arrow_type, split
 from headwater.pipeline.snapshots import Snapshot
+from headwater.pipeline.state import Moment, within
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
 _UTC = pa.timestamp("us", tz="UTC")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 VERSIONS = pa.schema(
     [
@@ -89,6 +93,61 @@ def beginning(steps: DataFrame, kept: Iterable[tuple[Snapshot, str, int]]) -> Da
         "*", f.lit(0).cast("long").alias("seq"), f.lit("before").alias("op")
     )
     return steps.unionByName(start, allowMissingColumns=True)
+
+
+class KnownRow(NamedTuple):
+    """A row at a moment: its image, None where it was not there, and the shapes that the table had
+    from the change that tells it to the moment."""
+
+    image: str | None
+    passed: tuple[int, ...]
+
+
+def row_at(events: DataFrame, key: str, when: Moment, missed: Sequence[Gap]) -> KnownRow | None:
+    """A row at a moment as its own changes tell it: the last one by then says what it became, else
+    the first one after it what it was. `events` are those of its table. None where neither does: it
+    was never changed, or between the change and the moment lies what the log does not tell."""
+    from pyspark.sql import functions as f
+
+    every = events.select(
+        *("key", "op", "seq", "shape", "before", "after"),
+        f.unix_micros("committed_at").alias("at"),
+        f.element_at(f.split("position", "-"), 1).alias("log"),
+        within(when).alias("inside"),
+    )
+    told = every.filter((f.col("key") == key) | f.col("op").isin("truncate", "reset"))
+    backwards = [f.desc("at"), f.desc("seq")]
+    last = told.filter("inside").orderBy(*backwards).first()
+    first = told.filter("not inside").orderBy("at", "seq").first()
+    by_then = every.filter("inside")
+    if last is not None and last["op"] != "reset" and _reaches(last, when, missed):
+        own = f.col("log") == last["log"]
+        if by_then.filter(~own & (f.col("at") >= last["at"])).isEmpty():
+            later = by_then.filter(own & (f.col("seq") >= last["seq"]))
+            return KnownRow(last["after"], _in_order(later, last["shape"]))
+    if first is None or first["op"] in ("reset", "truncate") or not _reaches(first, when, missed):
+        return None
+    present = by_then.orderBy(*backwards).first()
+    if present is None or (present["log"], present["shape"]) != (first["log"], first["shape"]):
+        return None  # it was not captured yet, or altered or restored in between
+    return KnownRow(first["before"], (first["shape"],))
+
+
+def _reaches(change: Row, when: Moment, missed: Sequence[Gap]) -> bool:
+    """Whether the lake has everything between a change and a moment."""
+    at = _EPOCH + timedelta(microseconds=change["at"])
+    return all(
+        (gap.is_after(when) and at >= gap.until_at) or (gap.is_before(when) and at <= gap.since_at)
+        for gap in missed
+    )
+
+
+def _in_order(changes: DataFrame, first: int) -> tuple[int, ...]:
+    """The shapes of changes in the order in which they came, the `first` known."""
+    from pyspark.sql import functions as f
+
+    rows = changes.groupBy("shape").agg(f.max("seq").alias("last")).orderBy("last").collect()
+    return (first, *(row["shape"] for row in rows if row["shape"] != first))
 
 
 def combined(tables: Sequence[Table]) -> Table:

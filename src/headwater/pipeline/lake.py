@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -64,7 +64,8 @@ class TableState(msgspec.Struct, frozen=True):
     """Rows of a table as images, and how to read them."""
 
     rows: Any
-    way: Way
+    way: Way | None
+    """None for a row that only its own changes tell of."""
     passed: tuple[Table, ...]
     when: Moment
 
@@ -218,6 +219,7 @@ class Lake:
 
         here = self._here()
         found = here._state_of(shapes.load(self.shapes_path), relation, position)
+        assert found.way is not None, "only a row is known without a snapshot"
         before = found.way.snapshot
         if len(found.passed) > 1:
             raise ResyncRequired(
@@ -258,7 +260,8 @@ class Lake:
         (`key`), those that match (`where`), so many at most (`limit`). Columns in `as_text` are
         read as PostgreSQL's text.
 
-        ResyncRequired where the lake does not know: no snapshot of the table serves that moment.
+        ResyncRequired where the lake does not know: no snapshot of the table serves that moment,
+        and for one row, its own changes do not tell it either.
         """
         found = self._here()._state(table, when, key=key)
         if limit is not None and where is None:
@@ -282,7 +285,13 @@ class Lake:
 
         tables = {shape.table.id: shape.table for shape in known if shape.table.oid == relation}
         taken = self._snapshots(relation)
-        way = state.choose(self._ways(taken, when), _label(known, relation), when)
+        try:
+            way = state.choose(self._ways(taken, when), _label(known, relation), when)
+        except ResyncRequired:
+            found = None if key is None else self._row_of(tables, relation, key, when)
+            if found is None:
+                raise
+            return found
         self._check_reached(way.snapshot, when)
         passed = tuple(changes_.known(tables, shape) for shape in way.passed)
         changes, rows = self._between(way.snapshot, taken, when), self._rows(way.snapshot)
@@ -292,6 +301,26 @@ class Lake:
         # Once more, now that the files are chosen: something may have been removed meanwhile.
         self._check_kept(when)
         return TableState(state.fold(rows, changes, way), way, passed, when)
+
+    def _row_of(
+        self, tables: Mapping[int, Table], relation: int, key: object, when: Moment
+    ) -> TableState | None:
+        """A row at a moment by its own changes alone, where no snapshot serves: `history` has
+        them. None where they do not tell."""
+        among = f"relation = {relation}"
+        events = self._events(among=among).filter(among)
+        if isinstance(when, Position):
+            self._check_covered([when])
+            events = events.filter(f"startswith(position, '{when.log}-')")
+        text = key_text(list(tables.values())[-1], key)
+        found = history.row_at(events, text, when, gaps.load(self.gaps_path))
+        if found is None:
+            return None
+        passed = tuple(changes_.known(tables, shape) for shape in found.passed)
+        rows = [] if found.image is None else [(text, found.image, found.passed[0])]
+        frame = self.spark.createDataFrame(rows, "key string, image string, shape long")
+        self._check_kept(when)
+        return TableState(frame, None, passed, when)
 
     def _check_kept(self, when: Moment) -> None:
         floor = retention.floor(self.root)

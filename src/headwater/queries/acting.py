@@ -6,8 +6,8 @@ One statement sets everything, and travels together with the one that begins the
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Literal, TypeAlias
 
 import psycopg
@@ -50,11 +50,19 @@ def statement_timeout(seconds: float) -> list[Setting]:
 async def begin(connection: Connection, how: Begin, settings: Sequence[Setting]) -> None:
     """Begin a transaction with these settings, in one round trip. Forbidden for a role that is not
     there or that Headwater may not act as."""
+    async with begin_as(connection, settings):
+        await connection.execute(how)
+        await set_settings(connection, settings)
+
+
+@asynccontextmanager
+async def begin_as(connection: Connection, settings: Sequence[Setting]) -> AsyncIterator[None]:
+    """One round trip for all statements inside, which begin a transaction and set these settings.
+    Forbidden as for `begin`, and the transaction is rolled back."""
     try:
         with _role_errors(settings):
             async with connection.pipeline():
-                await connection.execute(how)
-                await _set(connection, settings)
+                yield
     except Forbidden:
         await connection.rollback()
         raise
@@ -66,7 +74,7 @@ async def act(connection: Connection, settings: Sequence[Setting]) -> None:
     with _role_errors(settings):
         async with connection.pipeline():
             await connection.execute("savepoint headwater_act")
-            await _set(connection, settings)
+            await set_settings(connection, settings)
 
 
 async def act_no_more(connection: Connection) -> None:
@@ -76,7 +84,8 @@ async def act_no_more(connection: Connection) -> None:
         await connection.execute("release headwater_act")
 
 
-async def _set(connection: Connection, settings: Sequence[Setting]) -> None:
+async def set_settings(connection: Connection, settings: Sequence[Setting]) -> None:
+    """Set them until the transaction ends, in one statement."""
     if settings:
         calls = ", ".join("set_config(%s, %s, true)" for _ in settings)
         values = [text for setting in settings for text in setting]

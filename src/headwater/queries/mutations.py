@@ -1,14 +1,18 @@
 """Runs mutations: one transaction each, with its actor, on a pooled connection.
 
-What the function returned is checked before the commit, so that whoever gets an error knows that
-nothing was written. The one exception says so: the connection was lost while committing, and nobody
-knows (`outcome_unknown`).
+What the function returned is checked before the commit, so an error means that nothing was written.
+The one exception says so: the connection was lost while committing (`outcome_unknown`). A mutation
+with an idempotency key has an answer there too: its key and result are stored in its transaction,
+so the database knows whether it happened.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -16,9 +20,11 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from headwater.database import Connection
-from headwater.errors import HeadwaterError, LimitExceeded, Unavailable
+from headwater.errors import DatabaseError, HeadwaterError, LimitExceeded, Unavailable
+from headwater.idempotency import Request
 from headwater.identity import ANONYMOUS, Identity
-from headwater.limits import COMMIT_SECONDS
+from headwater.limits import COMMIT_SECONDS, REQUEST_LOOKUP_SECONDS
+from headwater.log.follow import is_lost, reconnect_pause
 from headwater.model import Position
 from headwater.queries.acting import actor, as_whom, begin, statement_timeout, trace_id_of
 from headwater.queries.context import MutationContext, writing
@@ -26,9 +32,18 @@ from headwater.queries.events import Events
 from headwater.queries.failures import as_callers_see
 from headwater.queries.functions import Arguments, Mutation
 from headwater.queries.pool import Pool, PoolBusy
+from headwater.queries.requests import (
+    Stored,
+    UserBound,
+    begin_request,
+    result_of,
+    store_request,
+    trim_user,
+)
 from headwater.queries.running import bounded
 from headwater.queries.signals import ids_of
 from headwater.settings import Settings
+from headwater.tasks import ended
 
 
 class Mutations:
@@ -38,6 +53,9 @@ class Mutations:
         self._timeout = settings.mutation_timeout_period.total_seconds()
         self._pool = Pool(url, settings.mutation_connections, purpose="mutation")
         self._events = events
+        self._keep = settings.mutation_retention_period
+        self._bound = UserBound()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(
         self,
@@ -57,13 +75,15 @@ class Mutations:
         identity: Identity,
         *,
         trace_id: str | None = None,
+        request: Request | None = None,
     ) -> tuple[msgspec.Raw, Position]:
-        """The same as JSON. What JSON cannot hold is an error before the commit."""
+        """The same as JSON. What JSON cannot hold is an error before the commit. A `request` runs
+        once: with one that ran before, what it returned then."""
 
         def encoded(value: Any) -> msgspec.Raw:
             return msgspec.Raw(mutation.encode(value))
 
-        return await self._run(mutation, arguments, identity, trace_id, encoded)
+        return await self._run(mutation, arguments, identity, trace_id, encoded, request)
 
     async def signal(self, topic: str, ids: Iterable[Any] = ()) -> None:
         """Signal a topic, in a transaction of its own."""
@@ -71,6 +91,7 @@ class Mutations:
         await self._run(_SIGNAL, arguments, ANONYMOUS, None, lambda value: value)
 
     async def close(self) -> None:
+        await asyncio.gather(*map(ended, self._tasks))
         await self._pool.close()
 
     async def _run(
@@ -80,12 +101,18 @@ class Mutations:
         identity: Identity,
         trace_id: str | None,
         finish: Callable[[Any], Any],
+        request: Request | None = None,
     ) -> tuple[Any, Position]:
         trace_id = trace_id_of(trace_id)
         if mutation.trusted:
             identity = msgspec.structs.replace(identity, role=None)
         with as_callers_see(mutation, identity, trace_id, self._events):
-            return await self._transaction(mutation, arguments, identity, trace_id, finish)
+            try:
+                return await self._transaction(
+                    mutation, arguments, identity, trace_id, finish, request
+                )
+            except _CommitLost as lost:
+                return lost.value, await self._outcome(mutation, request, lost)
 
     async def _transaction(
         self,
@@ -94,19 +121,24 @@ class Mutations:
         identity: Identity,
         trace_id: str,
         finish: Callable[[Any], Any],
+        request: Request | None,
     ) -> tuple[Any, Position]:
         seconds = mutation.timeout or self._timeout
-        settings = [
-            *statement_timeout(seconds),
-            *actor(identity, mutation.name, trace_id),
-            *as_whom(identity),
-        ]
+        own = statement_timeout(seconds)
+        settings = [*actor(identity, mutation.name, trace_id), *as_whom(identity)]
+        stored: Stored | None = None
 
         async def begun(connection: Connection) -> None:
-            await begin(connection, "begin", settings)
+            nonlocal stored
+            if request is None:
+                await begin(connection, "begin", [*own, *settings])
+            else:
+                stored = await begin_request(connection, mutation, request, own, settings)
 
         try:
             async with self._pool.begun(begun, wait=seconds) as connection:
+                if stored is not None:
+                    return result_of(stored, mutation), await _position_after_rollback(connection)
                 context = MutationContext(
                     connection,
                     identity,
@@ -119,9 +151,66 @@ class Mutations:
                     value = finish(await bounded(mutation, context, arguments, seconds))
                 finally:
                     writing.reset(token)
-                return value, await _uninterrupted(_commit(connection, mutation))
+                commit = _commit(connection, mutation, value, request, self._keep)
+                position = await _uninterrupted(commit)
         except PoolBusy:
             raise self._busy(mutation, seconds) from None
+        if request is not None and self._bound.stored(request.scope):
+            self._start(self._trim(request.scope))
+        return value, position
+
+    async def _outcome(
+        self, mutation: Mutation, request: Request | None, lost: _CommitLost
+    ) -> Position:
+        """A position that contains a mutation whose commit was not answered, if it happened. With a
+        key the database knows; without, nothing does."""
+        if request is None:
+            raise _outcome_unknown(mutation, retryable=False) from lost.__cause__
+        try:
+            async with asyncio.timeout(REQUEST_LOOKUP_SECONDS):
+                found = await self._look_up(mutation, request)
+        except (TimeoutError, PoolBusy):
+            raise _outcome_unknown(mutation, retryable=True) from lost.__cause__
+        if found is None:
+            raise Unavailable(
+                f"{mutation.label}: the database was lost while committing",
+                hint="Nothing was written. Repeat it with the same key.",
+            ) from lost.__cause__
+        return found
+
+    async def _look_up(self, mutation: Mutation, request: Request) -> Position | None:
+        """Waits until the transaction that may have stored the request has ended."""
+        stored: Stored | None = None
+
+        async def begun(connection: Connection) -> None:
+            nonlocal stored
+            own = statement_timeout(REQUEST_LOOKUP_SECONDS)
+            stored = await begin_request(connection, mutation, request, own, [])
+
+        for attempt in count():
+            try:
+                async with self._pool.begun(begun, wait=REQUEST_LOOKUP_SECONDS) as connection:
+                    if stored is None:
+                        return None
+                    return await _position_after_rollback(connection)
+            except (psycopg.Error, DatabaseError) as error:
+                if not is_lost(error):
+                    raise
+            await asyncio.sleep(reconnect_pause(attempt))
+        raise AssertionError("there is always another attempt")
+
+    async def _trim(self, scope: bytes) -> None:
+        async def begun(connection: Connection) -> None:
+            pass
+
+        with suppress(psycopg.Error, HeadwaterError, PoolBusy):
+            async with self._pool.begun(begun, wait=self._timeout) as connection:
+                await trim_user(connection, scope)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _busy(self, mutation: Mutation, seconds: float) -> HeadwaterError:
         return LimitExceeded(
@@ -138,8 +227,17 @@ async def _signal(ctx: MutationContext, topic: str, ids: list[str]) -> None:
 _SIGNAL = Mutation("signal", _signal)
 
 
-async def _commit(connection: Connection, mutation: Mutation) -> Position:
-    """Commit, and a position that contains what was committed."""
+class _CommitLost(Exception):
+    """The commit was not answered. `value` is what the mutation returned."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+async def _commit(
+    connection: Connection, mutation: Mutation, value: Any, request: Request | None, keep: timedelta
+) -> Position:
+    """Commit, and a position that contains what was committed. A request is stored with it."""
     status = connection.info.transaction_status
     if status != TransactionStatus.INTRANS:
         raise RuntimeError(_NOT_WHOLE.get(status, _ENDED))
@@ -147,6 +245,8 @@ async def _commit(connection: Connection, mutation: Mutation) -> Position:
     try:
         async with asyncio.timeout(COMMIT_SECONDS):
             async with connection.pipeline():
+                if request is not None:
+                    await store_request(connection, request, bytes(value), keep)
                 await commit.execute("commit")
                 # Whatever role the function may have left behind, it need not know the log.
                 await connection.execute("set session authorization default")
@@ -155,7 +255,16 @@ async def _commit(connection: Connection, mutation: Mutation) -> Position:
     except (psycopg.Error, TimeoutError) as error:
         if isinstance(error, psycopg.Error) and _refused(error) and not commit.statusmessage:
             raise
-        raise _outcome_unknown(mutation) from error
+        raise _CommitLost(value) from error
+
+
+async def _position_after_rollback(connection: Connection) -> Position:
+    """A position that contains what was committed before now, by Headwater's own rights."""
+    async with connection.pipeline():
+        await connection.execute("rollback")
+        await connection.execute("set session authorization default")
+        cursor = await connection.execute(_POSITION)
+    return await _position(cursor)
 
 
 async def _position(cursor: psycopg.AsyncCursor[tuple[Any, ...]]) -> Position:
@@ -181,13 +290,15 @@ def _refused(error: psycopg.Error) -> bool:
     return error.sqlstate is not None and error.sqlstate[:2] not in ("08", "57")
 
 
-def _outcome_unknown(mutation: Mutation) -> HeadwaterError:
+def _outcome_unknown(mutation: Mutation, *, retryable: bool) -> HeadwaterError:
     error = Unavailable(
         f"{mutation.label}: the database was lost while committing",
         code="outcome_unknown",
-        hint="Look whether it happened before you try again.",
+        hint="Repeat it with the same key: it runs only if it has not happened."
+        if retryable
+        else "Look whether it happened before you try again.",
     )
-    error.retryable = False
+    error.retryable = retryable
     return error
 
 

@@ -1,4 +1,8 @@
-"""A link that is cut now and then: a TCP proxy between clients and a gateway."""
+"""A link that is cut now and then: a TCP proxy between clients and a gateway.
+
+It cuts connections when told to, and by chance at any byte: before some bytes are passed on, after
+a part of them, or after all of them, in either direction.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,13 @@ from urllib.parse import urlsplit
 class Cutter:
     """Forwards connections, and cuts them when told to."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(
+        self, target: str, *, chance: random.Random | None = None, share: float = 0.0
+    ) -> None:
+        """With a `chance`, so large a share of all that is read ends its connection."""
         parts = urlsplit(target)
+        self._chance = chance or random.Random(0)
+        self.share = share
         self._target = (parts.hostname, parts.port)
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self.url = ""
@@ -36,25 +45,32 @@ class Cutter:
         self._pairs.add(pair)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(_copy(reader, upstream[1]))
-                tasks.create_task(_copy(upstream[0], writer))
+                tasks.create_task(self._copy(reader, upstream[1]))
+                tasks.create_task(self._copy(upstream[0], writer))
         finally:
             self._pairs.discard(pair)
             for end in pair:
                 end.transport.abort()
 
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    writer.transport.abort()
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                ends = self._chance.random() < self.share
+                if ends:
+                    self.cuts += 1
+                    data = data[: self._chance.choice((0, len(data), len(data) * 2 // 3))]
+                writer.write(data)
+                await writer.drain()
+                if ends:
+                    break
+        writer.transport.abort()
 
 
 @asynccontextmanager
-async def cutting(target: str) -> AsyncIterator[Cutter]:
-    cutter = Cutter(target)
+async def cutting(
+    target: str, *, chance: random.Random | None = None, share: float = 0.0
+) -> AsyncIterator[Cutter]:
+    cutter = Cutter(target, chance=chance, share=share)
     server = await asyncio.start_server(cutter.serve, "127.0.0.1", 0)
     cutter.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:

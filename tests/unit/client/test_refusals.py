@@ -85,17 +85,19 @@ def test_a_page_of_a_proxy(status: int, retryable: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "code"),
+    ("status", "body", "code", "retryable"),
     [
-        (502, b"<html>", "outcome_unknown"),
-        (504, b"", "outcome_unknown"),
-        (403, b"<html>", "forbidden"),
-        (503, b'{"error": {"code": "unavailable", "message": "starting"}}', "unavailable"),
+        (502, b"<html>", "outcome_unknown", True),
+        (504, b"", "outcome_unknown", True),
+        (403, b"<html>", "forbidden", False),
+        (503, b'{"error": {"code": "unavailable", "message": "starting"}}', "unavailable", False),
     ],
 )
-def test_what_a_proxy_says_of_a_mutation(status: int, body: bytes, code: str) -> None:
+def test_what_a_proxy_says_of_a_mutation(
+    status: int, body: bytes, code: str, retryable: bool
+) -> None:
     error = error_of_mutation(status, body)
-    assert (error.code, error.retryable) == (code, False)
+    assert (error.code, error.retryable) == (code, retryable)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from headwater.client.requests import Requests, Settled
-from headwater.errors import ConnectionFailed, Refused
-from headwater.limits import CLIENT_CALL_ATTEMPTS_MAX
+from headwater.client.requests import Requests, Settled, id_of
+from headwater.errors import ConnectionFailed, HeadwaterError, Refused
+from headwater.limits import CLIENT_CALL_ATTEMPTS_MAX, CLIENT_MUTATION_ATTEMPTS_MAX
 from headwater.protocol import Answer, Ask, Error, Mutate, Unsubscribe, Wait
 
-ASK, MUTATE, WAIT = Ask("", "orders", {"region": 7}), Mutate("", "place"), Wait("", "ab-5:5:")
+ASK, WAIT = Ask("", "orders", {"region": 7}), Wait("", "ab-5:5:")
+MUTATE = Mutate("", "place", {}, "a-key")
 POSITION = "ab-9:9:"
 
 
@@ -39,15 +41,43 @@ def test_what_is_about_others(message: Error) -> None:
     assert requests.receive(message) is None
 
 
-def test_after_a_lost_connection_a_mutation_is_not_sent_again() -> None:
+def test_after_a_lost_connection_all_are_sent_again_that_may_be() -> None:
     requests = Requests()
-    sent = [requests.add(call) for call in (ASK, MUTATE, WAIT)]
+    sent = [requests.add(call) for call in (ASK, MUTATE, WAIT, Mutate("", "no key"))]
     assert all(map(requests.sending, sent))
     (lost,) = requests.lost()
-    assert lost.id == sent[1].id
+    assert lost.id == id_of(sent[3])
     assert isinstance(lost.outcome, ConnectionFailed)
     assert (lost.outcome.code, lost.outcome.retryable) == ("outcome_unknown", False)
-    assert requests.connected() == [sent[0], sent[2]]
+    assert requests.connected() == sent[:3]
+
+
+REFUSALS = [
+    # What refuses a repetition before it is looked up says nothing about the attempt before.
+    (Error("rate", "too often", retryable=True, retry_after_secs=1), "outcome_unknown", True),
+    (Error("stopping", "in a moment", retryable=True), "outcome_unknown", True),
+    (Error("conflict", "still runs", retryable=True), "outcome_unknown", True),
+    (Error("token_expired", "too late"), "outcome_unknown", False),
+    (Error("mutation_unknown", "a new release"), "outcome_unknown", False),
+    # What it is refused with when it runs says that no attempt has succeeded.
+    (Error("sold_out", "none is left"), "sold_out", False),
+    (Error("function_failed", "under 7"), "function_failed", False),
+    (Error("idempotency_key_reused", "for another"), "idempotency_key_reused", False),
+]
+
+
+@pytest.mark.parametrize(("refusal", "code", "retryable"), REFUSALS)
+def test_a_repetition_that_is_refused(refusal: Error, code: str, retryable: bool) -> None:
+    for attempts in (1, 2):
+        requests = Requests()
+        call = requests.add(MUTATE)
+        for _ in range(attempts):
+            requests.sending(call)
+        settled = requests.receive(msgspec.structs.replace(refusal, id=id_of(call)))
+        assert settled is not None
+        assert isinstance(settled.outcome, HeadwaterError)
+        expected = (code, retryable) if attempts == 2 else (refusal.code, refusal.retryable)
+        assert (settled.outcome.code, settled.outcome.retryable) == expected
 
 
 def test_a_mutation_that_was_not_sent_is_sent_on_the_next_connection() -> None:
@@ -66,15 +96,25 @@ def test_what_is_forgotten_is_not_sent() -> None:
     assert requests.receive(Answer(mutation.id, POSITION)) is None
 
 
-def test_a_query_that_costs_the_connection_each_time_is_given_up() -> None:
+@pytest.mark.parametrize(
+    ("call", "most", "code"),
+    [
+        (ASK, CLIENT_CALL_ATTEMPTS_MAX, "connection"),
+        (MUTATE, CLIENT_MUTATION_ATTEMPTS_MAX, "outcome_unknown"),
+    ],
+)
+def test_a_call_that_costs_the_connection_each_time_is_given_up(
+    call: Ask | Mutate, most: int, code: str
+) -> None:
     requests = Requests()
-    call = requests.add(ASK)
-    for _ in range(CLIENT_CALL_ATTEMPTS_MAX - 1):
-        assert requests.sending(call)
+    sent = requests.add(call)
+    for _ in range(most - 1):
+        assert requests.sending(sent)
         assert requests.lost() == []
-    requests.sending(call)
+    requests.sending(sent)
     (lost,) = requests.lost()
     assert isinstance(lost.outcome, ConnectionFailed)
+    assert lost.outcome.code == code
     assert requests.connected() == []
 
 

@@ -63,7 +63,7 @@ def test_order_as_text(text: str, by: OrderBy) -> None:
     ("change", "path", "says"),
     [
         ({"offset": 10}, "", "unknown field `offset`"),
-        ({"limit": "10"}, "limit", "expected `int`"),
+        ({"limit": "10"}, "limit", "expected `int | null`"),
         ({"limit": 0}, "limit", "expected 1 to 1,000"),
         ({"limit": 5_000}, "limit", "expected 1 to 1,000"),
         ({"mode": "magic"}, "mode", "magic"),
@@ -153,3 +153,18 @@ def test_statements_are_bounded_and_bound() -> None:
     question = by_keys(query, ((1,), (2,)), None)
     assert '("id") in ((%s::bigint), (%s::bigint))' in question.text
     assert by_keys(query, (), None).text.count("where false") == 1
+
+
+@pytest.mark.parametrize(("most", "usual"), [(1, 1), (99, 99), (100, 100), (1000, 100)])
+def test_a_query_without_a_limit_fits_any_table(most: int, usual: int) -> None:
+    rules = Rules(limit_max=most)
+    bound = BoundQuery(LiveQuery("orders"), ORDERS, rules)
+    assert bound.limit == usual
+    assert bound.canonical == BoundQuery(LiveQuery("orders", limit=usual), ORDERS, rules).canonical
+    with pytest.raises(InvalidQuery, match=f"limit: expected 1 to {most:,}"):
+        BoundQuery(LiveQuery("orders", limit=most + 1), ORDERS, rules)
+
+
+def test_a_limit_that_is_given_is_sent() -> None:
+    assert "limit" not in LiveQuery("orders").to_json()
+    assert LiveQuery("orders", limit=100).to_json()["limit"] == 100

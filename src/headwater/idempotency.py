@@ -1,0 +1,75 @@
+"""Requests that may be repeated: what a client's key stands for.
+
+A client makes a key for each mutation and each message on a channel, and sends it again with every
+repetition. The gateway stores it together with the result, in the same transaction, and answers a
+repetition with what is stored. A key counts for one user only: the scope is a hash of all that the
+token says of who the user is, and a key of another scope is never looked at. Without tokens all
+clients have one scope, so a key must be one that others cannot guess.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headwater.errors import InvalidQuery, Refused
+from headwater.limits import IDEMPOTENCY_KEY_CHARS_MAX
+
+if TYPE_CHECKING:
+    # Clients make keys, and need no settings.
+    from headwater.identity import Identity
+
+_KEY = re.compile(rf"[\x21-\x7e]{{1,{IDEMPOTENCY_KEY_CHARS_MAX}}}")
+_RANDOM_BYTES = 16
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A key as it is stored: whose it is, and the digest of what was asked for."""
+
+    scope: bytes
+    key: str
+    digest: bytes
+
+    @classmethod
+    def of(cls, identity: Identity, key: str, name: str, value: Any) -> Request:
+        """The request of a user to call `name` with a value, which is what JSON can hold."""
+        scope = (identity.tenant, identity.user, identity.role)
+        return cls(_hash(scope), key, _hash((name, value)))
+
+
+def _hash(value: Any) -> bytes:
+    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).digest()
+
+
+def new_key() -> str:
+    """A key that nobody can guess."""
+    return secrets.token_urlsafe(_RANDOM_BYTES)
+
+
+def check_key(key: str) -> str:
+    """The key as it is; InvalidQuery for one that cannot be stored.
+
+    >>> check_key("order 7")
+    Traceback (most recent call last):
+    headwater.errors.InvalidQuery: idempotency_key: expected 1 to 128 visible ASCII characters
+    """
+    if not _KEY.fullmatch(key):
+        raise InvalidQuery(
+            f"expected 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters",
+            path="idempotency_key",
+            hint="Make a random one for each request, such as a UUID.",
+        )
+    return key
+
+
+def reused(what: str) -> Refused:
+    """For a key that stands for another request of the same user."""
+    return Refused(
+        f"{what}: the idempotency key was used for another request",
+        hint="Use a key for one request only: the same function with the same arguments.",
+        code="idempotency_key_reused",
+    )

@@ -1,0 +1,135 @@
+"""The stored requests: what a mutation with an idempotency key asks the database beside its own.
+
+All of it runs with Headwater's own rights, in the mutation's transaction and in round trips that it
+needs anyway: the key is looked up before the user's role is taken, and the result is stored after
+that role is given back, immediately before the commit. `016_requests.sql` has the tables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+
+import msgspec
+from psycopg import errors
+
+from headwater.database import Connection
+from headwater.errors import DatabaseError, HeadwaterError, ResultError
+from headwater.idempotency import Request, reused
+from headwater.limits import (
+    REQUEST_RESULT_BYTES_MAX,
+    REQUESTS_COUNTED_USERS_MAX,
+    REQUESTS_PER_USER_MAX,
+    REQUESTS_TRIM_BATCH,
+    REQUESTS_TRIM_EVERY,
+)
+from headwater.queries.acting import Setting, begin_as, set_settings
+from headwater.queries.functions import Mutation
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """What a mutation returned when it ran; None for a result that was too large."""
+
+    result: bytes | None
+
+
+async def begin_request(
+    connection: Connection,
+    mutation: Mutation,
+    request: Request,
+    own: Sequence[Setting],
+    settings: Sequence[Setting],
+) -> Stored | None:
+    """Begin a transaction, in one round trip. What is stored for the request, or None if it is to
+    run now; waits while another transaction runs it. The `own` settings hold for that already."""
+    try:
+        async with begin_as(connection, settings):
+            await connection.execute("begin")
+            await set_settings(connection, own)
+            cursor = await connection.execute(_BEGIN, (request.scope, request.key, request.digest))
+            await set_settings(connection, settings)
+        row = await cursor.fetchone()
+    except (errors.QueryCanceled, errors.LockNotAvailable) as error:
+        await connection.rollback()
+        raise _under_way(mutation) from error
+    assert row is not None
+    outcome, result = row
+    if outcome == "reused":
+        await connection.rollback()
+        raise reused(mutation.label)
+    return Stored(result) if outcome == "repeated" else None
+
+
+_BEGIN = "select outcome, result from headwater.begin_request(%s, %s, %s)"
+
+
+async def store_request(
+    connection: Connection, request: Request, result: bytes, keep: timedelta
+) -> None:
+    """Store the result, as the last statement before the commit; inside a pipeline.
+
+    What the mutation deferred to the commit is done first, with the rights that it has there. Its
+    search path may name any schema, so every name here has its own.
+    """
+    stored = result if len(result) <= REQUEST_RESULT_BYTES_MAX else None
+    await connection.execute("set constraints all immediate")
+    await connection.execute("set session authorization default")
+    await connection.execute(_STORE, (request.scope, request.key, request.digest, stored, keep))
+
+
+_STORE = (
+    "select headwater.store_request(%s::pg_catalog.bytea, %s::pg_catalog.text,"
+    " %s::pg_catalog.bytea, %s::pg_catalog.bytea, %s::pg_catalog.interval)"
+)
+
+
+def result_of(stored: Stored, mutation: Mutation) -> msgspec.Raw:
+    """The stored result; ResultError if only the key is there."""
+    if stored.result is None:
+        raise ResultError(
+            f"{mutation.label} ran before under this idempotency key; its result was larger than"
+            f" {REQUEST_RESULT_BYTES_MAX:,} bytes and is not stored",
+            hint="What it wrote is there: read it with a query.",
+            code="result_not_stored",
+        )
+    return msgspec.Raw(stored.result)
+
+
+def _under_way(mutation: Mutation) -> HeadwaterError:
+    return DatabaseError(
+        f"{mutation.label} still runs under this idempotency key",
+        code="conflict",
+        hint="Repeat it with the same key.",
+    )
+
+
+class UserBound:
+    """Counts what is stored for each user, to know when too much may be."""
+
+    def __init__(self) -> None:
+        self._stored: Counter[bytes] = Counter()
+
+    def stored(self, scope: bytes) -> bool:
+        """One more is stored; whether it is time to trim this user's requests."""
+        self._stored[scope] += 1
+        if self._stored[scope] >= REQUESTS_TRIM_EVERY:
+            del self._stored[scope]
+            return True
+        if len(self._stored) > REQUESTS_COUNTED_USERS_MAX:
+            self._stored.clear()
+        return False
+
+
+async def trim_user(connection: Connection, scope: bytes) -> None:
+    """Remove the oldest requests of a user beyond the bound."""
+    removed = REQUESTS_TRIM_BATCH
+    while removed >= REQUESTS_TRIM_BATCH:
+        cursor = await connection.execute(
+            "select headwater.trim_user_requests(%s, %s, %s)",
+            (scope, REQUESTS_PER_USER_MAX, REQUESTS_TRIM_BATCH),
+        )
+        row = await cursor.fetchone()
+        removed = row[0] if row else 0
+        await asyncio.sleep(0)
