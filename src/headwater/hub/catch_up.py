@@ -155,7 +155,9 @@ class FeedSubscription:
             self._start()
 
     def read_again(self) -> None:
-        """A flush could not be handed to it: it continues from the log, where it was before."""
+        """A flush may not have been handed to it: it continues from the log, where it was."""
+        if self._flush == self._hub.flushes:
+            return
         if self._task is not None:
             self._kept = None
         elif self._may_deliver.is_set():

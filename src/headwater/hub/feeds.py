@@ -216,13 +216,21 @@ class Feeds:
             return
         except Exception:
             logger.exception("feed %d cannot take a flush, and is read from the log", view.id)
-            for subscription in tuple(view.subscribers):
-                subscription.read_again()
+            self._read_again(view)
             return
         for subscription in tuple(view.subscribers):
             subscription.flushed(seen, frame)
         if frame is not None and seen:
             view.cost.sent(frame, len(view.subscribers))
+
+    def _read_again(self, view: FeedView) -> None:
+        for subscription in tuple(view.subscribers):
+            subscription.read_again()
+
+    def read_unsent(self) -> None:
+        """The step failed: those that were not handed this flush read it from the log."""
+        for view in list(self._views.values()):
+            self._read_again(view)
 
     def frame(
         self, view: FeedView, transactions: Sequence[Transaction], position: Position

@@ -128,6 +128,8 @@ class Flusher:
             self._emit(steps.values())
         except BaseException:
             hub.lives.read_all_again(step.view for step in steps.values() if not step.done)
+            hub.feeds.read_unsent()
+            hub.topics.read_unsent(handout)
             raise
         finally:
             hub.end_step()
@@ -296,15 +298,15 @@ class Flusher:
         hub, view = self._hub, step.view
         if opening not in view.openings:
             return
+        frame = None if isinstance(step.state, Window) or opening.quiet else self._frame(step)
+        if step.error is not None:
+            return  # among the openings it is begun again, with those who wait for it
         view.openings.remove(opening)
         if opening.quiet and view.live:
             hub.lives.compare(view, step.state)
             return
         if isinstance(step.state, Window):
             hub.lives.make_live(view, step.state)
-            return
-        frame = self._frame(step)
-        if step.error is not None:
             return
         if not view.live:
             view.take(step.state)

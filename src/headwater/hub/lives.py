@@ -267,15 +267,16 @@ class Lives:
 
     def leapt(self, tables: Iterable[Table] | None) -> None:
         """Changes of these tables, or of any, were passed over."""
-        if tables is None:
-            self.read_all_again()
-            return
-        self.reshape(tables)
-        resting: dict[LiveView, None] = {}
-        for mark in (mark for table in tables for mark in _marks(table)):
-            for views in self._shapes.get(mark, {}).values():
-                resting.update(dict.fromkeys(views))
-        self.read_all_again(resting)
+        resting: dict[LiveView, None] | None = None
+        if tables is not None:
+            resting = {}
+            for mark in (mark for table in tables for mark in _marks(table)):
+                for views in self._shapes.get(mark, {}).values():
+                    resting.update(dict.fromkeys(views))
+        try:
+            self.reshape(tables or ())
+        finally:
+            self.read_all_again(resting)
 
     def forget_positions(self) -> None:
         """The server restarted, and may give transaction ids out again: a position from before
@@ -576,10 +577,11 @@ class Lives:
 
 
 def _fault(view: LiveView, error: Exception) -> HeadwaterError:
-    return HeadwaterError(
-        f"{view.query.table.label}: a fault in the hub ({type(error).__name__}); the log has it"
-        f" under view {view.id}",
+    return Unavailable(
+        f"{view.query.table.label}: a fault in the hub ({type(error).__name__}); the log of the"
+        f" gateway has it under view {view.id}",
         code="internal",
+        hint="It is tried again by itself, and succeeds once what caused it is gone.",
     )
 
 

@@ -194,6 +194,9 @@ class Openings:
 
     async def _read(self, connection: Connection, opening: Opening) -> None:
         view, parts = opening.view, 0
+        if not opening.wanted:  # another has taken its place, and those who wait
+            opening.drop()
+            return
         if view.query.mode == "streamed" and not opening.quiet:
             opening.told, view.waiting = view.waiting, []
         while opening.wanted:

@@ -293,6 +293,13 @@ class Topics:
         except Exception:
             logger.exception("topics cannot take a flush, and are read from the log")
             self.fell_behind(None)
+        handout.done = True
+
+    def read_unsent(self, handout: Handout | None) -> None:
+        """The step failed, maybe before this was handed out: it is read from the log then."""
+        if handout is not None and not handout.done:
+            self._place = handout.before
+            self.fell_behind(None)
 
     def _hand_out(self, handout: Handout) -> None:
         metrics = self._hub.metrics
@@ -498,6 +505,8 @@ class Handout:
         self.start = start
         """Where the flush begins. That is later, where topics are collecting."""
         self.transactions = transactions
+        self.done = False
+        """Whether it was handed out, or is read from the log."""
         self.views: set[TopicView] = set()
         """Those that it was gathered for."""
         self.sending: dict[TopicView, News] = {}

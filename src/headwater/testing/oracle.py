@@ -15,20 +15,19 @@ from typing import Any, Literal
 
 import psycopg
 from psycopg import sql
-from psycopg.abc import Buffer
-from psycopg.adapt import Loader
-from psycopg.rows import dict_row
-from psycopg.types.datetime import DateLoader, TimeLoader, TimestampLoader, TimestamptzLoader
 
 from headwater.client.replica import Replica, result_hash
+from headwater.hub.tables import FORMATS
+from headwater.live.filter_sql import Sql
 from headwater.live.needs import Outcome
 from headwater.live.query import BoundQuery, LiveQuery
 from headwater.live.statements import page, statement
 from headwater.live.streamed import Streamed
 from headwater.live.window import Window
+from headwater.log.images import ImageDecoder
 from headwater.model import Change, Column, Key, Row, Table
 
-Connection = psycopg.Connection[dict[str, Any]]
+Connection = psycopg.Connection[Any]
 
 _TIME = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
@@ -70,10 +69,12 @@ SAMPLES: dict[str, Sample] = {
         _sample(
             "ts", "timestamp with time zone", (None, "2026-01-01 00:00:00+00", "infinity",
             "2026-01-01 02:00:00.000001+02", "-infinity", "0044-03-15 00:00:00+00 BC",
-            "20000-01-01 00:00:00+00", "1999-12-31 23:59:59.5+00"),
+            "20000-01-01 00:00:00+00", "1999-12-31 23:59:59.5+00", "10000-01-01 00:00:00+00",
+            "294276-12-31 23:59:59.999999+00", "4714-11-24 00:00:00+00 BC"),
         ),
         _sample("lts", "timestamp without time zone", (None, "2026-01-01", "infinity",
-                "2026-01-01 02:00:00.000001", "0044-03-15 BC")),
+                "2026-01-01 02:00:00.000001", "0044-03-15 BC", "10000-01-01", "-infinity",
+                "294276-12-31 23:59:59.999999")),
         _sample("d", "date", (None, "2026-01-01", "2026-01-02", "infinity", "0044-03-15 BC",
                 "-infinity", "5874897-12-31", "10000-01-01")),
         _sample("tm", "time without time zone", (None, "00:00:00", "24:00:00", "12:30:00.5")),
@@ -150,14 +151,13 @@ class Played:
 
 
 def connect(url: str) -> Connection:
-    """A connection that reads values as the log's images hold them."""
+    """A connection that prints values as the log's images hold them."""
     connection: Connection = psycopg.connect(
-        url, autocommit=True, prepare_threshold=None, row_factory=dict_row
+        url,
+        autocommit=True,
+        prepare_threshold=None,
+        options=f"{FORMATS} -c timezone=UTC -c client_min_messages=warning",
     )
-    connection.execute("set timezone to 'UTC'; set client_min_messages to warning")
-    for name, loader in _LOADERS.items():
-        connection.adapters.register_loader(name, loader)
-    connection.adapters.register_loader("interval", _Text)
     connection.execute(_TYPES)
     return connection
 
@@ -172,32 +172,6 @@ do $$ begin
 exception when duplicate_object then null;
 end $$
 """
-
-
-class _Text(Loader):
-    def load(self, data: Buffer) -> Any:
-        return bytes(data).decode()
-
-
-def _or_text(loader: type[Loader]) -> type[Loader]:
-    """What Python's type cannot hold stays PostgreSQL's text."""
-
-    class OrText(loader):  # type: ignore[misc,valid-type]
-        def load(self, data: Buffer) -> Any:
-            try:
-                return super().load(data)
-            except psycopg.DataError:
-                return bytes(data).decode()
-
-    return OrText
-
-
-_LOADERS: dict[str, type[Loader]] = {
-    "timestamptz": _or_text(TimestamptzLoader),
-    "timestamp": _or_text(TimestampLoader),
-    "date": _or_text(DateLoader),
-    "time": _or_text(TimeLoader),
-}
 
 
 def make_table(history: History) -> Table:
@@ -217,6 +191,9 @@ def create_table(connection: Connection, table: Table) -> None:
     )
 
 
+_RETURNING = b" returning row_to_json(t.*)::text"
+
+
 class Player:
     """A table, and the operations of a history on it as changes."""
 
@@ -224,6 +201,7 @@ class Player:
         self._connection = connection
         self._history = history
         self.table = make_table(history)
+        self._decode = ImageDecoder(self.table)
         self.images: dict[Key, Row] = {}
         create_table(connection, self.table)
 
@@ -271,7 +249,7 @@ class Player:
             return
         names = ", ".join(f"{name} = %s" for name in self.table.key)
         text, values = self._where(f"update pg_temp.t set {names}", new, old)
-        cursor = self._connection.execute(text + b" returning *", values)
+        cursor = self._connection.execute(text + _RETURNING, values)
         alive.remove(old)
         alive.add(new)
         yield "delete", old, None
@@ -291,8 +269,8 @@ class Player:
 
     def _insert(self, key: Key, number: int) -> Any:
         places = sql.SQL(", ").join([sql.Placeholder()] * len(self.table.columns))
-        text = sql.SQL("insert into pg_temp.t values ({}) returning *").format(places)
-        return self._connection.execute(text, (*key, *self._values(number)))
+        text = sql.SQL("insert into pg_temp.t values ({})").format(places).as_bytes(None)
+        return self._connection.execute(text + _RETURNING, (*key, *self._values(number)))
 
     def _update(self, key: Key, number: int, *, whole: bool) -> Any:
         names, values = self._history.columns, self._values(number)
@@ -301,11 +279,11 @@ class Player:
             names, values = names[chosen : chosen + 1], values[chosen : chosen + 1]
         assignments = ", ".join(f'"{name}" = %s' for name in names)
         text, bound = self._where(f"update pg_temp.t set {assignments}", values, key)
-        return self._connection.execute(text + b" returning *", bound)
+        return self._connection.execute(text + _RETURNING, bound)
 
     def _change(self, op: Any, key: Key, cursor: Any) -> Change:
         before = self.images.get(key)
-        after = None if cursor is None else cursor.fetchone()
+        after = None if cursor is None else self._decode(cursor.fetchone()[0])
         if op == "truncate":
             self.images.clear()
         elif op == "delete":
@@ -325,6 +303,7 @@ class Game:
 
     def run(self) -> Played:
         player = Player(self.connection, self.history)
+        self.decode = ImageDecoder(player.table)
         player.play([self.history.rows])
         query = BoundQuery(LiveQuery.from_json({"table": "t", **self.history.query}), player.table)
         state: Window | Streamed
@@ -373,13 +352,18 @@ class Game:
             (need,) = outcome.needs
             question = statement(query, need)
             self.played.asked += 1
-            answer = self.connection.execute(question.text.encode(), question.values).fetchall()
-            outcome = state.answer(need, answer)
+            outcome = state.answer(need, self._rows(question))
             self._fold(replica, outcome)
+
+    def _rows(self, question: Sql) -> list[Row]:
+        """What the database answers, as capture would print and the log's reader decode it."""
+        text = f"select row_to_json(o.*)::text from ({question.text}) o"
+        found = self.connection.execute(text.encode(), question.values).fetchall()
+        return [self.decode(image) for (image,) in found]
 
     def _compare(self, state: Window | Streamed, query: BoundQuery, replica: Replica) -> None:
         question = page(query, query.after, 1_000_000)
-        true = self.connection.execute(question.text.encode(), question.values).fetchall()
+        true = self._rows(question)
         keyed = [(query.key_of(row), _seen(query, row)) for row in true]
         if isinstance(state, Streamed):
             assert state.members == {key for key, _ in keyed}
