@@ -46,7 +46,8 @@ _CODES: dict[type[HeadwaterError], str] = {
     "tickets_per_user too_large too_slow views",
     NotFound: "channel_unknown mutation_unknown path query_unknown session_unknown "
     "subscription_unknown topic_unknown",
-    ResultError: "result_key result_too_large several_rows too_many_rows",
+    Refused: "idempotency_key_reused",
+    ResultError: "result_key result_not_stored result_too_large several_rows too_many_rows",
     Unauthorized: "ticket token_algorithm token_audience token_claims token_expired token_issuer "
     "token_malformed token_missing token_not_yet_valid token_signature",
     Unavailable: "bus slow_client slow_query stopping",
