@@ -27,8 +27,8 @@ test: install ## Run every test, several files at a time (ARGS="-n 0 -k word" fo
 sim: install ## Repeat the crash simulation (SEED=8123 SECONDS=60)
 	SEED=$(SEED) SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/simulation -s
 
-fuzz: install ## Run 20,000 random histories against PostgreSQL (HISTORIES=… for another number)
-	HEADWATER_FUZZ_HISTORIES=$(or $(HISTORIES),20000) $(BIN)/python -m pytest tests/regressions tests/property/test_live_oracle.py $(ARGS)
+fuzz: install ## Run 20,000 random histories against PostgreSQL (HISTORIES=…, ROLLBACKS=… for other numbers)
+	HEADWATER_FUZZ_HISTORIES=$(or $(HISTORIES),20000) ROLLBACKS=$(or $(ROLLBACKS),50) $(BIN)/python -m pytest tests/regressions tests/property/test_live_oracle.py tests/simulation/test_rollback.py $(ARGS)
 
 check: install ## Lint, format check and types
 	$(BIN)/ruff check .

@@ -24,6 +24,9 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 from headwater.capture.postgres import schema
 from headwater.database import Connection, connect
 from headwater.embedded import EmbeddedPostgres
+from headwater.hub.hub import Hub
+from headwater.metrics import Metrics, total
+from headwater.testing import served
 
 _numbers = itertools.count(1)
 
@@ -71,6 +74,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
 
 # Tests do not crash the machine; without this each commit waits for the disk.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+@pytest.fixture(autouse=True)
+def reconciled(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[Metrics]]:
+    """Every hub and gateway of a test compares its views with the database at every flush, and a
+    difference fails the test."""
+    begun, metrics = Hub.__init__, list[Metrics]()
+
+    def init(hub: Hub, *args: Any, **options: Any) -> None:
+        begun(hub, *args, **options)
+        hub.reconciler.seconds = 0.0
+        metrics.append(hub.metrics)
+
+    monkeypatch.setattr(Hub, "__init__", init)
+    monkeypatch.setitem(served.SETTINGS, "reconcile_interval", "0 seconds")
+    yield metrics
+    if request.node.get_closest_marker("drifts") is None:
+        assert [total(each.reconcile_drift) for each in metrics] == [0] * len(metrics)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from headwater.app import Headwater
     from headwater.client.connection import connect
     from headwater.errors import (
+        Behind,
         CaptureError,
         ConfigError,
         ConnectionFailed,
@@ -36,13 +37,14 @@ if TYPE_CHECKING:
     from headwater.live.filter import Filter, c
     from headwater.model import Actor, Change, Column, Position, Table, Transaction
     from headwater.queries.context import BlockingContext, Context, MutationContext
-    from headwater.queries.events import ChangeEvent, ErrorEvent, QueryEvent
+    from headwater.queries.events import ChangeEvent, ErrorEvent, GapEvent, QueryEvent
     from headwater.queries.functions import Mutation, Query
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "Actor",
+    "Behind",
     "BlockingContext",
     "CaptureError",
     "Change",
@@ -58,6 +60,7 @@ __all__ = [
     "Filter",
     "Forbidden",
     "FunctionFailed",
+    "GapEvent",
     "Headwater",
     "HeadwaterError",
     "Identity",
@@ -88,6 +91,7 @@ _MODULES = {
     "headwater.app": ("Headwater",),
     "headwater.client.connection": ("connect",),
     "headwater.errors": (
+        "Behind",
         "CaptureError",
         "ConfigError",
         "ConnectionFailed",
@@ -113,7 +117,7 @@ _MODULES = {
     "headwater.live.filter": ("Filter", "c"),
     "headwater.model": ("Actor", "Change", "Column", "Position", "Table", "Transaction"),
     "headwater.queries.context": ("BlockingContext", "Context", "MutationContext"),
-    "headwater.queries.events": ("ChangeEvent", "ErrorEvent", "QueryEvent"),
+    "headwater.queries.events": ("ChangeEvent", "ErrorEvent", "GapEvent", "QueryEvent"),
     "headwater.queries.functions": ("Mutation", "Query"),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}

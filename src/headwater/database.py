@@ -75,7 +75,8 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
 async def connect(url: str, *, purpose: str, options: str = "") -> Connection:
     """Open a connection in autocommit mode. `purpose` shows in pg_stat_activity.
 
-    Times are read in UTC and texts in UTF-8, whatever the server's zone and encoding are.
+    Times are read in UTC and texts in UTF-8, whatever the server's zone and encoding are, and
+    backslashes in the texts of statements are backslashes.
     """
     try:
         return await Connection.connect(
@@ -86,10 +87,13 @@ async def connect(url: str, *, purpose: str, options: str = "") -> Connection:
             tcp_user_timeout=DEAD_PEER_SECONDS * 1000,
             application_name=f"headwater {purpose}",
             client_encoding="utf8",
-            options=f"-c timezone=UTC -c client_min_messages=warning {options}",
+            options=f"{_SETTINGS} {options}",
         )
     except psycopg.Error as error:
         raise translate(error, url) from error
+
+
+_SETTINGS = "-c timezone=UTC -c client_min_messages=warning -c standard_conforming_strings=on"
 
 
 @contextmanager

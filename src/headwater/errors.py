@@ -14,6 +14,7 @@
     ├── NotFound               there is no such session or subscription
     ├── LimitExceeded          a quota or a bound is reached
     ├── Unavailable            the gateway cannot serve now
+    │   └── Behind             … what is as new as a position that the client has
     ├── Refused                a query or mutation says no, for a reason of its own
     ├── FunctionFailed         a query or mutation failed in a way nobody foresaw
     ├── ResultError            what a query or mutation returned cannot be sent
@@ -34,6 +35,8 @@ class HeadwaterError(Exception):
 
     code = "headwater_error"
     retryable = False
+    retry_after: float | None = None
+    """When to try again, in seconds, where that is known."""
 
     def __init__(self, message: str, *, hint: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -114,10 +117,9 @@ class NotFound(HeadwaterError):
 
 
 class LimitExceeded(HeadwaterError):
-    """`retry_after` is when to try again, in seconds."""
-
     code = "limit"
     retryable = True
+    retry_after: float
 
     def __init__(
         self,
@@ -136,6 +138,13 @@ class Unavailable(HeadwaterError):
 
     code = "unavailable"
     retryable = True
+
+
+class Behind(Unavailable):
+    """This gateway has not read what the client has seen at another one."""
+
+    code = "behind"
+    retry_after = 1.0
 
 
 class ConnectionFailed(HeadwaterError):

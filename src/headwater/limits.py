@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 # Log and reader
+VALUE_DEPTH_MAX = 200
+"""How deep JSON in a row may be nested. What is deeper stays text: a later reader could not follow
+it."""
+
 LOG_SLOTS = 32
 """Partitions of the log. Retention empties them in turn; see docs/design/001-log.md."""
 
 LOG_PAGE_CHANGES = 50_000
 """Changes read from the log at a time. More new changes than this are read page by page."""
+
+MARK_ROWS = 1_000
+"""Rows of the log that the mark of a position covers where it was not reached by reading on from an
+earlier one, and trimmed rows that the log remembers by number and time. A transaction that a
+restored snapshot lost, and that began before so many newer rows, is not noticed by such a mark; a
+position whose mark covers more trimmed rows than are remembered is accepted as it is."""
+
+CHECKED_POSITIONS_MAX = 1_000
+"""Positions of returning clients for which a gateway remembers whether they are of this history.
+Beyond, it asks the database again."""
+
+LOG_TABLES_SECONDS = 10.0
+"""How long the log is asked which tables a backlog changed. If it takes longer, all are read."""
+
+EVENT_CHANGES_MAX = 10_000
+"""Changes that wait for handlers of `hw.on("change")`. More are read from the log later."""
 
 TRANSACTION_PART_CHANGES = 200_000
 """A transaction with more changes is delivered in parts (`Transaction.complete`)."""
@@ -112,6 +132,11 @@ FILTER_VALUES_TOTAL_MAX = 10_000
 FILTER_TEXT_CHARS_MAX = 10_000
 """Characters in a text, number or pattern of a filter or cursor. A longer one is refused."""
 
+NUMERIC_DIGITS_MAX = 131_072
+NUMERIC_SCALE_MAX = 16_383
+"""Digits before and behind the point of a number in a filter or cursor: as many as PostgreSQL's
+`numeric` can have. A larger or finer number is refused."""
+
 ORDER_COLUMNS_MAX = 8
 """Order columns a query may name, before the primary key is appended. More are refused."""
 
@@ -154,6 +179,10 @@ refused, to be asked again when one has been answered."""
 
 WAIT_SECONDS_MAX = 30.0
 """How long a client may wait for a position to be sent. Then it is told to try again."""
+
+BEHIND_SECONDS_MAX = 5.0
+"""How long a subscription waits for its gateway to read the log up to a position that the client
+has. Then it is refused (`behind`), so that the client tries again or another gateway."""
 
 FEED_TABLES_MAX = 100
 """Tables one change feed may name. More are refused."""
@@ -359,6 +388,27 @@ LOOKUP_SECONDS = 10.0
 
 FLUSH_QUESTION_SECONDS = 0.5
 """How long a question within a flush may take. Then the live query is read beside it."""
+
+RECONCILE_VIEWS_MAX = 100
+"""Live queries and topics compared with the database in one flush. The others wait for the next."""
+
+RECONCILE_ROWS_MAX = 2_000
+"""Rows that are read for comparing in one flush. A streamed query with more is read beside it."""
+
+RECONCILE_STREAMED_ROWS_MAX = 100_000
+"""A streamed query with more members is not compared, and counted as skipped."""
+
+RECONCILE_SECONDS = 0.1
+"""After this long, a flush begins no further comparison."""
+
+RECONCILE_QUESTION_SECONDS = 0.2
+"""How long reading one live query for comparing may take within a flush. Then it is read beside."""
+
+RECONCILE_TOPIC_ROWS = 8
+"""Rows of a topic that are compared: the last that were sent."""
+
+RECONCILE_VALUE_CHARS = 100
+"""Characters of a value that is logged because it differs. The rest is cut."""
 
 FLUSH_QUESTIONS_SECONDS = 2.0
 """How long all questions of a flush may take once one has failed; the rest is read beside it."""

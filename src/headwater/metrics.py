@@ -29,6 +29,15 @@ class Metrics:
         self.changes = counter("changes_total", "Changes read from the log")
         self.questions = counter("questions_total", "Questions put to the database", "kind")
         self.resyncs = counter("resyncs_total", "Times that views were read anew", "reason")
+        self.reconcile_checks = counter(
+            "reconcile_checks_total", "Comparisons of what is served with the database", "kind"
+        )
+        self.reconcile_skipped = counter(
+            "reconcile_skipped_total", "Comparisons that were left out", "reason"
+        )
+        self.reconcile_drift = counter(
+            "reconcile_drift_total", "Comparisons that found a difference, and repaired it", "kind"
+        )
         self.views = gauge("views", "Live queries maintained, shared ones once")
         self.query_groups = gauge("query_groups", "Reactive queries known, shared ones once")
         self.query_executions = counter(
@@ -37,9 +46,6 @@ class Metrics:
         self.query_seconds = histogram("query_seconds", "Time of one execution")
         self.query_failures = counter("query_failures_total", "Executions that failed", "code")
         self.query_cache_hits = counter("query_cache_hits_total", "Calls served without execution")
-        self.query_sweep_found = counter(
-            "query_sweep_found_total", "Results that only the sweep found to have changed"
-        )
         self.topics = gauge("topics", "Topics that somebody follows")
         self.signals = counter("signals_total", "Signals read for topics that somebody follows")
         self.signal_ids_refused = counter(

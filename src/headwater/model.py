@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
-from decimal import Decimal
+from datetime import date, datetime, time
 from typing import Any, Literal, TypeAlias
+from uuid import UUID
 
 import msgspec
 
@@ -47,7 +47,8 @@ class Column(msgspec.Struct, frozen=True):
 class Table(msgspec.Struct, frozen=True):
     """The shape of a table at one time. A column added, dropped, renamed or retyped makes a new
     one with another `id`; changes point at the shape they were written under. `oid` stays the same
-    for as long as the table lives, whatever it is called.
+    for as long as the table lives, whatever it is called. `virtual` names the columns that are
+    computed when they are read, and are left out.
     """
 
     id: int
@@ -56,6 +57,7 @@ class Table(msgspec.Struct, frozen=True):
     columns: tuple[Column, ...]
     key: tuple[str, ...]
     oid: int = 0
+    virtual: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -107,35 +109,75 @@ class Change(msgspec.Struct, frozen=True, gc=False):
         return tuple(
             name
             for name, value in self.after.items()
-            if name not in before or _differ(before[name], value)
+            if name not in before or differ(before[name], value)
         )
 
 
-def _differ(before: Value, after: Value) -> bool:
-    """Whether the database holds another value: 5.00 is not 5.0, and NaN is NaN."""
-    if isinstance(before, Decimal) or before != before:
-        return str(before) != str(after)
-    return bool(before != after)
+def differ(before: Value, after: Value) -> bool:
+    """Whether two values print differently, though Python may call them equal.
+
+    >>> from decimal import Decimal
+    >>> differ(Decimal("5.0"), Decimal("5.00")), differ(0.0, -0.0), differ(1, True)
+    (True, True, True)
+    >>> differ(float("nan"), float("nan")), differ({"a": [1]}, {"a": [1]})
+    (False, False)
+    """
+    type_ = before.__class__
+    if type_ is not after.__class__:
+        return True
+    return bool(before != after) if type_ in _EXACT else repr(before) != repr(after)
 
 
-class Position(msgspec.Struct, frozen=True):
+_EXACT = frozenset({str, int, bool, bytes, date, datetime, time, UUID, type(None)})
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """Which rows of the log a position was the first to contain, how many, and a digest of them.
+
+    The rows are those from transaction `xid` and number `seq` on, in the order of these two, and
+    the last row of each transaction in `late`, which began earlier and ended only then. See
+    `headwater.log.marks`.
+    """
+
+    xid: int
+    seq: int
+    rows: int
+    digest: int
+    late: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Mark:
+        xid, seq, rows, digest, *late = text.split(".")
+        xids = _xids(late[0] if late else "")
+        return cls(int(xid), int(seq), int(rows), int(digest, 16), xids)
+
+    def __str__(self) -> str:
+        late = f".{','.join(map(str, self.late))}" if self.late else ""
+        return f"{self.xid}.{self.seq}.{self.rows}.{self.digest:012x}{late}"
+
+
+class Position(msgspec.Struct, frozen=True, eq=False):
     """A place in the log: a database snapshot, and the log it belongs to.
 
     A position contains the transactions that were visible in its snapshot: those below `xmin`, and
     those below `xmax` that are not in `xip`. It is the resume token, the cursor, the SSE id and the
-    Spark offset; it prints and parses itself.
+    Spark offset; it prints and parses itself. By its `mark` the log recognises a position of a
+    history that was replaced; two positions are equal when they contain the same.
 
-    >>> position = Position.parse("9f3a61c2-748:752:749,751")
+    >>> position = Position.parse("9f3a61c2-748:752:749,751~750.31.1.0c55a1d2e3f4")
     >>> position.contains(747), position.contains(749), position.contains(750)
     (True, False, True)
     >>> str(position)
-    '9f3a61c2-748:752:749,751'
+    '9f3a61c2-748:752:749,751~750.31.1.0c55a1d2e3f4'
+    >>> position == Position.parse("9f3a61c2-748:752:749,751")
+    True
     """
 
     log: str
     xmin: int
     xmax: int
     xip: tuple[int, ...] = ()
+    mark: Mark | None = None
 
     @classmethod
     def parse(cls, text: str) -> Position:
@@ -149,14 +191,15 @@ class Position(msgspec.Struct, frozen=True):
         match = _POSITION.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is not a position: expected LOG-XMIN:XMAX:XIP,…")
-        return cls.of_snapshot(match["log"], match["snapshot"])
+        mark = None if match["mark"] is None else Mark.parse(match["mark"])
+        return cls.of_snapshot(match["log"], match["snapshot"], mark)
 
     @classmethod
-    def of_snapshot(cls, log: str, snapshot: str) -> Position:
+    def of_snapshot(cls, log: str, snapshot: str, mark: Mark | None = None) -> Position:
         """Build a position from PostgreSQL's text form of a `pg_snapshot`."""
         xmin, xmax, xip = snapshot.split(":")
-        running = tuple(int(xid) for xid in xip.split(",")) if xip else ()
-        position = cls(log, int(xmin), int(xmax), running)
+        running = _xids(xip)
+        position = cls(log, int(xmin), int(xmax), running, mark)
         if not (
             position.xmin <= position.xmax
             and all(position.xmin <= xid < position.xmax for xid in running)
@@ -173,7 +216,20 @@ class Position(msgspec.Struct, frozen=True):
         return f"{self.xmin}:{self.xmax}:{','.join(map(str, self.xip))}"
 
     def __str__(self) -> str:
-        return f"{self.log}-{self.snapshot}"
+        mark = "" if self.mark is None else f"~{self.mark}"
+        return f"{self.log}-{self.snapshot}{mark}"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Position):
+            return NotImplemented
+        return self._contents == other._contents
+
+    def __hash__(self) -> int:
+        return hash(self._contents)
+
+    @property
+    def _contents(self) -> tuple[str, int, int, tuple[int, ...]]:
+        return self.log, self.xmin, self.xmax, self.xip
 
     def contains(self, xid: int) -> bool:
         """Whether the transaction had committed (or failed) as of this position."""
@@ -192,10 +248,27 @@ class Position(msgspec.Struct, frozen=True):
             and all(xid >= other.xmax or xid in other.xip for xid in self.xip)
         )
 
+    def joined(self, other: Position) -> Position:
+        """The least position of the same log that covers both.
 
+        >>> print(Position("a", 5, 9, (5, 7)).joined(Position("a", 4, 8, (4, 5))))
+        a-5:9:5
+        """
+        xmax = max(self.xmax, other.xmax)
+        running = sorted({*self.xip, *other.xip})
+        xip = tuple(xid for xid in running if not (self.contains(xid) or other.contains(xid)))
+        return Position(self.log, xip[0] if xip else xmax, xmax, xip)
+
+
+_XIDS = r"[0-9]{1,20}(?:,[0-9]{1,20})*"
 _POSITION = re.compile(
-    r"(?P<log>[0-9a-f]{1,16})-(?P<snapshot>[0-9]{1,20}:[0-9]{1,20}:(?:[0-9]{1,20}(?:,[0-9]{1,20})*)?)"
+    rf"(?P<log>[0-9a-f]{{1,16}})-(?P<snapshot>[0-9]{{1,20}}:[0-9]{{1,20}}:(?:{_XIDS})?)"
+    rf"(?:~(?P<mark>(?:[0-9]{{1,20}}\.){{3}}[0-9a-f]{{12}}(?:\.{_XIDS})?))?"
 )
+
+
+def _xids(text: str) -> tuple[int, ...]:
+    return tuple(int(xid) for xid in text.split(",")) if text else ()
 
 
 class Transaction(msgspec.Struct, frozen=True):

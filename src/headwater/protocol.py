@@ -69,6 +69,9 @@ class Subscribed(_Message, frozen=True):
     """A live query's primary key: what the values in each `key` are called."""
     member: str | None = None
     """Of a channel on which the client is present: which of its members the client is."""
+    lost: bool = False
+    """The database does not have the position that the client named (it was restored, or lost it in
+    a crash): forget that, and every other position from before."""
 
 
 class Unsubscribed(_Message, frozen=True):
@@ -103,14 +106,17 @@ class Deltas(_Message, frozen=True):
     """Of the result that they lead to, where a subscriber asked to verify."""
 
 
-ResetReason: TypeAlias = Literal["overflow", "resync", "table", "access", "window", "result"]
+ResetReason: TypeAlias = Literal[
+    "overflow", "resync", "table", "access", "window", "result", "drift"
+]
 
 
 class Reset(_Message, frozen=True):
     """Forget the result; it is now `rows`. Why: the client read too slowly (`overflow`), the log
     could not be followed (`resync`), the table was truncated, altered or enabled again (`table`),
-    the client's rights changed (`access`), it slid its window (`window`), or so much of a query's
-    result changed, or it had failed, that it is sent whole (`result`)."""
+    the client's rights changed (`access`), it slid its window (`window`), so much of a query's
+    result changed, or it had failed, that it is sent whole (`result`), or what was sent turned out
+    not to be what the database has (`drift`)."""
 
     view: int
     position: str
@@ -333,6 +339,8 @@ class Subscribe(_Message, frozen=True, forbid_unknown_fields=True):
     channel: ChannelCall | None = None
     since: str | None = None
     """The position up to which the client has the query's result, or the topic's signals."""
+    after: str | None = None
+    """A position that what the subscription begins with must contain. `since` implies it."""
     batch: bool = True
     """False: one message per delta instead of one per flush."""
     overflow: Overflow | None = None

@@ -199,6 +199,12 @@ def _tables(status: Status) -> Grid | Text:
             state = Text("altered, captured the slow way", style="yellow")
         else:
             state = Text("captured", style="green")
+        if table.left_out:
+            state.append(
+                f", but for virtual column{'s' * (len(table.left_out) > 1)}"
+                f" {', '.join(table.left_out)}",
+                style="yellow",
+            )
         grid.add_row(table.name, state, str(table.members), str(table.changes))
     return grid
 

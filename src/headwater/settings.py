@@ -79,6 +79,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     query_sweep: str = "600 seconds"
     """In which time every subscribed query is executed once without a reason, as a safety net."""
 
+    reconcile_interval: str = "600 seconds"
+    """In which time every live query and topic is compared once with the database, as a safety net:
+    `off` for never, `0 seconds` for at every flush."""
+
     query_cache_bytes: int = 256 * 1024 * 1024
     """Results kept in memory, in all."""
 
@@ -276,6 +280,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return parse_duration(self.query_sweep, name="query_sweep")
 
     @property
+    def reconcile_seconds(self) -> float | None:
+        """None for never, 0 for at every flush."""
+        if self.reconcile_interval.strip() == "off":
+            return None
+        interval = parse_duration(self.reconcile_interval, name="reconcile_interval", least=0)
+        return interval.total_seconds()
+
+    @property
     def replica_wait_period(self) -> timedelta:
         return parse_duration(self.replica_wait, name="replica_wait", least=0)
 
@@ -370,7 +382,7 @@ def check(settings: Settings) -> None:
     _ = settings.retention_period, settings.maintenance_period, settings.topic_window_period
     _ = settings.keepalive_period, settings.drain_period, settings.recheck_period
     _ = settings.query_timeout_period, settings.mutation_timeout_period, settings.activity_period
-    _ = settings.query_sweep_period, settings.replica_wait_period
+    _ = settings.query_sweep_period, settings.replica_wait_period, settings.reconcile_seconds
     _ = settings.mutation_retention_period
     _ = settings.lake_interval_period, settings.lake_vacuum_period
     _ = settings.lake_retention_period

@@ -21,7 +21,7 @@ from headwater.client.connection import Connection
 from headwater.client.links import Link, Opener
 from headwater.client.rows_state import Batch
 from headwater.client.subscriptions import Live
-from headwater.errors import HeadwaterError, LimitExceeded
+from headwater.errors import HeadwaterError
 from headwater.hub.subscriber import Subscriber
 from headwater.limits import (
     WATCH_FRAMES_MAX,
@@ -207,8 +207,7 @@ class _HubLink:
                     self.refuse(error, None)
 
     def refuse(self, error: HeadwaterError, id: str | None) -> None:
-        after = error.retry_after if isinstance(error, LimitExceeded) else None
-        said = Error(error.code, str(error), error.hint, error.retryable, id, after)
+        said = Error(error.code, str(error), error.hint, error.retryable, id, error.retry_after)
         self.put(Frame(said))
 
     async def close(self) -> None:

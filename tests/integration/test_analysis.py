@@ -456,10 +456,6 @@ async def test_functions_with_a_search_path(db: Connection, analyst: Analyst) ->
     }
     assert columns(await analyst.analyse(Statement("select owned()"))) == {"orders": ""}
     assert (await analyst.analyse(Statement("select poly(1)"))).everything
-    await run(db, "create schema postgres")
-    moved = await analyst.analyse(Statement("select owned() + 1"))
-    assert moved.everything
-    assert "owned()" in " ".join(moved.notes)
 
 
 async def test_functions_that_call_themselves(db: Connection, analyst: Analyst) -> None:
@@ -503,7 +499,7 @@ CHANGES = [
     ("select id from orders", "select headwater.disable_reactivity('orders')"),
     ("select id from audit", "select headwater.enable_reactivity('audit')"),
     ("select id from orders", "grant select on orders to pg_monitor"),
-    ("select id from orders", "create schema postgres create table orders (id int)"),
+    ("select id from orders", "create schema elsewhere create table orders (id int)"),
 ]  # fmt: skip
 
 
@@ -529,7 +525,7 @@ async def test_what_was_refused_is_asked_again_after_a_recheck(
     statement = Statement("select * from later")
     assert (await analyst.analyse(statement)).everything
     await run(db, "create table later (id int primary key)")
-    assert await analyst.recheck() == set()
+    assert await analyst.recheck() == {statement}
     assert (await analyst.analyse(statement)).uncaptured == ("later",)
 
 

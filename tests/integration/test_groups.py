@@ -601,6 +601,7 @@ async def test_a_client_that_fell_behind_gets_the_present_result(
 # ------------------------------------------------------------------------ the safety net
 
 
+@pytest.mark.drifts
 async def test_the_sweep_finds_what_nobody_noticed(url: str, orders: Connection) -> None:
     async with Hub(url, settings=Settings(query_sweep="1 second")) as hub:
         follower = await Follower().follow(hub, IN_REGION, args={"region": 2})
@@ -612,7 +613,7 @@ async def test_the_sweep_finds_what_nobody_noticed(url: str, orders: Connection)
             "set session_replication_role = origin",
         )
         await follower.until_value(await rows(orders, 2))
-        (metric,) = hub.metrics.query_sweep_found.collect()
+        (metric,) = hub.metrics.reconcile_drift.labels("query").collect()
         assert metric.samples[0].value == 1
 
 

@@ -64,7 +64,7 @@ async def test_followed_results_are_the_databases_own(
             await compare(hub, shop, followed, seed)
         for writer in writers:
             await writer.close()
-        (found,) = hub.metrics.query_sweep_found.collect()
+        (found,) = hub.metrics.reconcile_drift.labels("query").collect()
         assert found.samples[0].value == 0
 
 

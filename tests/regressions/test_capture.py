@@ -322,7 +322,8 @@ async def test_a_partition_is_not_captured_twice(
         "create table t1 partition of t for values in (1)",
     )
     await run(connection, *between, "insert into t1 values (1, 1)")
-    assert await probe.story() == [("insert", 1, 1)]
+    # Rows may have been written in between that were not captured.
+    assert await probe.story() == [("reset",), ("insert", 1, 1)]
 
 
 async def test_a_cascade_into_a_partition_that_is_new(
@@ -421,7 +422,7 @@ async def test_triggers_that_were_dropped_or_disabled_come_back(
     )
     await enable(connection, "t")
     await run(connection, "insert into t values (1)", "delete from t")
-    assert await probe.story() == [("insert", 1), ("delete", 1)]
+    assert await probe.story() == [("reset",), ("insert", 1), ("delete", 1)]
 
 
 async def test_two_programs_enable_a_table_at_once(url: str, connection: Connection) -> None:

@@ -1,13 +1,16 @@
 /**
  * A place in the log: a database snapshot, and the log it belongs to. It contains the transactions
  * that were visible in its snapshot: those below `xmin`, and those below `xmax` that are not in
- * `xip`. To programs it is a text; only the client looks inside.
+ * `xip`. To programs it is a text; only the client looks inside. What follows a `~` is for the
+ * gateway, which recognises by it the history that a position is of.
  *
  * @typedef {{log: string, xmin: number, xmax: number, xip: number[]}} Position
  */
 
-const POSITION =
-  /^([0-9a-f]{1,16})-([0-9]{1,20}):([0-9]{1,20}):((?:[0-9]{1,20}(?:,[0-9]{1,20})*)?)$/;
+const POSITION = new RegExp(
+  "^([0-9a-f]{1,16})-([0-9]{1,20}):([0-9]{1,20}):((?:[0-9]{1,20}(?:,[0-9]{1,20})*)?)" +
+    "(?:~[0-9a-f.,]+)?$",
+);
 
 /** Read a position; throws for what is none. @param {string} text @returns {Position} */
 export function parsePosition(text) {

@@ -114,6 +114,10 @@ test("positions", () => {
   assert.equal(covers("a-4:6:4,5", "a-5:9:5"), false);
   assert.equal(covers("b-9:9:", "a-4:6:"), false);
   assert.throws(() => parsePosition("yesterday"), /is not a position/);
+  const marked = "9f3a61c2-748:752:749,751~750.31.2.0c55a1d2e3f4.746";
+  assert.deepEqual(parsePosition(marked), position);
+  assert.ok(covers(marked, "9f3a61c2-748:752:749,751"));
+  assert.throws(() => parsePosition("9f3a61c2-748:752:~"), /is not a position/);
 });
 
 test("what is equal keeps its identity", () => {

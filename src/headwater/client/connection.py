@@ -283,9 +283,18 @@ class Connection:
         return Mutated(answer.value, answer.position)
 
     async def wait_for(self, position: str | Position) -> None:
-        """Wait until every subscription of this connection has what the position contains."""
-        await self._calls.ask(Wait("", str(position_of(position, "position"))))
-        await self._caught_up()
+        """Wait until every subscription of this connection has what the position contains. One that
+        was refused for now, or is asked for again after a reconnect, is waited for too."""
+        wanted = str(position_of(position, "position"))
+        due = list(self._subscriptions)
+        while True:
+            due = await self._begun_all(due)
+            asked = self._session.asked
+            await self._calls.ask(Wait("", wanted))
+            self._session.saw(wanted)
+            # One that was asked for again meanwhile may have begun behind the gateway's back.
+            if asked == self._session.asked and not any(map(self._is_due, due)):
+                return
 
     def subscribe(
         self,
@@ -373,14 +382,20 @@ class Connection:
         if self._written is None or not self._written.covers(position):
             self._written = position
 
-    async def _caught_up(self) -> None:
-        """Wait for the subscriptions that have yet to begin, or to go on after a reconnect: what
-        they show is older than what the others have been sent."""
-        due = list(self._subscriptions)
-        while due := [state for state in due if self._session.is_due(state)]:
+    async def _begun_all(self, states: list[State]) -> list[State]:
+        """Wait for those that have yet to begin, or to go on after a reconnect or a refusal; those
+        that have not ended."""
+        while True:
+            states = [state for state in states if state in self._subscriptions]
+            if not any(map(self._is_due, states)):
+                return states
             self._heard.clear()
             await self._heard.wait()
             self._check_open()
+
+    def _is_due(self, state: State) -> bool:
+        """Whether it is yet to begin, to go on, or to be asked for again."""
+        return state in self._again or self._session.is_due(state)
 
     def _over(self, error: Exception) -> None:
         """Nothing will be answered any more."""
@@ -411,7 +426,7 @@ class Connection:
             turn, tried = turn + 1, 1 if lasted else tried + 1
             if tried < len(self._urls):
                 continue
-            tried, asked = 0, error.retry_after if isinstance(error, LimitExceeded) else 0.0
+            tried, asked = 0, error.retry_after or 0.0
             pause = backoff.failed(random.random(), at_least=asked)
             if pause is None:
                 raise _given_up(backoff.failures, error) from error
@@ -505,7 +520,10 @@ class Connection:
             case Answer() | Error() if message.id == f"s{self._slides}":
                 self._slid(message)
             case Answer() | Error() if self._calls.received(message):
-                pass
+                if isinstance(message, Answer) and message.position:
+                    self._session.saw(message.position)
+            case Error(code="behind", id=str()) if len(self._urls) > 1:
+                raise error_of(message)  # another gateway may be further
             case _:
                 for event in self._session.receive(message):
                     if isinstance(event, Received):
@@ -576,7 +594,7 @@ class Connection:
         subscription = self._subscriptions.get(state)
         if subscription is None:
             return
-        asked = error.retry_after if isinstance(error, LimitExceeded) else 0.0
+        asked = error.retry_after or 0.0
         pause = subscription.backoff.failed(random.random(), asked) if error.retryable else None
         if pause is None:
             self.end(subscription)

@@ -22,6 +22,8 @@ class QueryState:
         self.wire_id = ""
         self.view: int | None = None
         self.position: str | None = None
+        self.shown: str | None = None
+        """The position of the latest result that a program has seen."""
         self.value: Any = None
         self.error: HeadwaterError | None = None
         """Why the value may be out of date."""
@@ -48,6 +50,7 @@ class QueryState:
         it often is not, and nobody needs to hear that."""
         before = None if self.position is None else (self.value,)
         self.value, self.position = message.value, message.position
+        self.shown = message.position
         self._waiting, self.error = False, None
         return before is None or not _same(before[0], self.value)
 

@@ -69,7 +69,7 @@ def error_of(message: Error, status: int = 0) -> HeadwaterError:
     error = kind(message.message, hint=message.hint)
     error.code = message.code
     error.retryable = message.retryable
-    if isinstance(error, LimitExceeded) and message.retry_after_secs is not None:
+    if message.retry_after_secs is not None:
         error.retry_after = message.retry_after_secs
     return error
 

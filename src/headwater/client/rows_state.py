@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from headwater import limits
+from headwater.client.positions import is_older
 from headwater.client.replica import Replica
 from headwater.errors import Diverged, HeadwaterError
-from headwater.model import Cursor, Delta, Enter, Key, Match, Position, Row
+from headwater.model import Cursor, Delta, Enter, Key, Match, Row
 from headwater.model import Reset as ResetDelta
 from headwater.protocol import (
     Deltas,
@@ -48,6 +49,9 @@ class RowsState:
         self.wire_id = ""
         self.view: int | None = None
         self.position: str | None = None
+        self.shown: str | None = None
+        """The position of the latest rows that a program has seen, also while there is none to go
+        on from."""
         self.key: tuple[str, ...] = ()
         self._replica = Replica()
         self._waiting = True
@@ -119,12 +123,13 @@ class RowsState:
         self.position, self._waiting = None, False
         self._replica.apply(deltas, message.hash)
         self.position, self._whole = message.position, True
+        self.shown = message.position
         # After a reconnect the result is often what it was; nobody needs to hear that.
         if before != (self.keys, self.rows):
             yield Batch(deltas, message.position)
         meanwhile, self._meanwhile = self._meanwhile, []
         for later in meanwhile:
-            if not _covers(message.position, later.position):
+            if is_older(message.position, later.position):
                 yield from self._fold(later)
 
     def _fold(self, message: Deltas) -> Iterator[Batch]:
@@ -138,6 +143,7 @@ class RowsState:
         self.position = None
         self._replica.apply(message.deltas, message.hash)
         self.position, self._diverged = message.position, 0
+        self.shown = message.position
         if message.deltas:
             yield Batch(message.deltas, message.position, message.at)
 
@@ -153,10 +159,6 @@ def _replacing(rows: list[Enter | Match] | list[Enter] | list[Match]) -> tuple[D
     entering = tuple(row for row in rows if isinstance(row, Enter))
     matching = tuple(row for row in rows if isinstance(row, Match))
     return ResetDelta(entering), *matching
-
-
-def _covers(later: str, earlier: str) -> bool:
-    return Position.parse(later).covers(Position.parse(earlier))
 
 
 class LiveState(RowsState):

@@ -16,11 +16,12 @@ import msgspec
 
 from headwater.client.channel_state import ChannelMessage, ChannelState
 from headwater.client.feed_state import READ_AGAIN, FeedState, FeedTransaction
+from headwater.client.positions import is_older, joined
 from headwater.client.query_state import QueryState
 from headwater.client.refusals import error_of
 from headwater.client.rows_state import Batch, LiveState, QueryRowsState, RowsState
 from headwater.client.topic_state import Ops, TopicState
-from headwater.errors import Diverged, HeadwaterError, ResyncRequired
+from headwater.errors import Behind, Diverged, HeadwaterError, ResyncRequired
 from headwater.protocol import (
     Changes,
     ClientMessage,
@@ -131,9 +132,31 @@ class Session:
         self._states: dict[State, None] = {}
         self._by_wire_id: dict[str, State] = {}
         self._number = 0
+        self._saw: str | None = None
 
     def __iter__(self) -> Iterator[State]:
         return iter(list(self._states))
+
+    @property
+    def asked(self) -> int:
+        """How often a subscription was asked for so far."""
+        return self._number
+
+    def saw(self, position: str) -> None:
+        """The program has seen this position elsewhere: in an answer."""
+        self._saw = joined((self._saw, position))
+
+    @property
+    def seen(self) -> str | None:
+        """The least position that covers everything that the program has seen."""
+        return joined((self._saw, *map(_shown, self._states)))
+
+    def _forget_positions(self) -> None:
+        """The database does not have them any more."""
+        self._saw = None
+        for state in self._states:
+            if isinstance(state, RowsState | QueryState):
+                state.shown = None
 
     def add(self, state: State) -> None:
         """Follow it from the next connection on; `subscribe` has it begin on this one."""
@@ -145,13 +168,22 @@ class Session:
         self._number += 1
         wire_id = str(self._number)
         self._by_wire_id[wire_id] = state
-        if isinstance(state, FeedState | TopicState | ChannelState):
+        if isinstance(state, ChannelState):
             return state.subscribe(wire_id)
-        return state.subscribe(wire_id, resume=resume)
+        seen = self.seen
+        if isinstance(state, FeedState | TopicState):
+            message = state.subscribe(wire_id)
+        else:
+            message = state.subscribe(wire_id, resume=resume)
+        since = message.since if message.changes is None else message.changes.since
+        # What it goes on from is implied.
+        return message if seen == since else msgspec.structs.replace(message, after=seen)
 
     def remove(self, state: State) -> Unsubscribe | None:
         """Forget it; what to send, if the server may know of it."""
         self._states.pop(state, None)
+        if (shown := _shown(state)) is not None:
+            self.saw(shown)
         return self.pause(state)
 
     def pause(self, state: State) -> Unsubscribe | None:
@@ -190,7 +222,9 @@ class Session:
             case Snapshot() | Reset() | Deltas():
                 return [e for state in self._on(message.view) for e in self._fold(state, message)]
             case Result():
-                return [e for state in self._on(message.view) for e in _replace(state, message)]
+                return [
+                    e for state in self._on(message.view) for e in self._replace(state, message)
+                ]
             case FailedMessage():
                 return [e for state in self._on(message.view) for e in _doubt(state, message)]
             case Changes():
@@ -216,6 +250,8 @@ class Session:
         state = self._by_wire_id.get(message.id)
         if state is None:
             return []
+        if message.lost:
+            self._forget_positions()
         if isinstance(state, TopicState):
             ops = state.subscribed(message)
             return [Ready(state)] if ops is None else [Ready(state), Told(state, ops)]
@@ -224,6 +260,9 @@ class Session:
 
     def _fold(self, state: State, message: Snapshot | Reset | Deltas) -> Iterator[Event]:
         if not isinstance(state, RowsState):
+            return
+        if not isinstance(message, Deltas) and is_older(message.position, state.shown):
+            yield from self._refuse(state)
             return
         try:
             for batch in state.receive(message):
@@ -236,6 +275,24 @@ class Session:
             else:
                 error.retryable = False
                 yield Failed(state, error)
+
+    def _replace(self, state: State, message: Result) -> Iterator[Event]:
+        if not isinstance(state, QueryState):
+            return
+        if is_older(message.position, state.shown):
+            yield from self._refuse(state)
+        elif state.receive(message):
+            yield Replaced(state)
+
+    def _refuse(self, state: RowsState | QueryState) -> Iterator[Event]:
+        """What came is older than what the program has seen. No gateway sends that to who names
+        what it has seen; if one does, ask again later."""
+        assert isinstance(state, LiveState | QueryRowsState | QueryState)
+        if message := self.pause(state):
+            yield Send(message)
+        state.view = None
+        said = f"{state.name}: the gateway sent an older state than it had shown before"
+        yield Failed(state, Behind(said, hint="It is asked for again."))
 
     def _gap(self, state: State, message: Gap) -> Iterator[Event]:
         if isinstance(state, TopicState):
@@ -254,9 +311,14 @@ class Session:
         yield Send(self.subscribe(state))
 
 
-def _replace(state: State, message: Result) -> Iterator[Event]:
-    if isinstance(state, QueryState) and state.receive(message):
-        yield Replaced(state)
+def _shown(state: State) -> str | None:
+    """The position of what a program has seen of it."""
+    match state:
+        case RowsState() | QueryState():
+            return state.shown
+        case FeedState() | TopicState():
+            return state.position
+    return None
 
 
 def _doubt(state: State, message: FailedMessage) -> Iterator[Event]:

@@ -205,7 +205,7 @@ def refusal(error: HeadwaterError) -> Response:
     headers = {}
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = f'Bearer error="{error.code}"'
-    if isinstance(error, LimitExceeded):
+    if error.retry_after is not None:
         headers["retry-after"] = f"{max(1, round(error.retry_after))}"
     if error.code in ("too_slow", "too_large"):
         headers["connection"] = "close"  # the rest of the body is not waited for

@@ -12,6 +12,7 @@ class LiveBody(msgspec.Struct, forbid_unknown_fields=True):
 
     live: dict[str, Any]
     since: str | None = None
+    after: str | None = None
     batch: bool = True
     verify: bool = False
 

@@ -15,9 +15,8 @@ from opentelemetry.context import Context
 from headwater.errors import HeadwaterError, InvalidQuery, NotFound, ResyncRequired, TimedOut
 from headwater.gateway.connection import Connection, no_session
 from headwater.gateway.faults import unforeseen
-from headwater.gateway.session import QuerySubscription, error_message
+from headwater.gateway.session import ChannelSubscription, error_message
 from headwater.gateway.tracing import traced
-from headwater.hub import group
 from headwater.hub.groups import Answered
 from headwater.hub.hub import Hub
 from headwater.idempotency import Request, check_key
@@ -233,14 +232,21 @@ class Calls:
         # What is being opened may yet get a result from before.
         if connection.openings:
             await asyncio.wait(set(connection.openings.values()))
-        handles = [
-            each.handle
+        subscriptions = [
+            each
             for each in connection.session.subscriptions.values()
-            if isinstance(each, QuerySubscription)
-            and isinstance(each.handle, group.QuerySubscription)
+            if not isinstance(each, ChannelSubscription)
         ]
-        await self._hub.reached(position, handles)
-        await connection.all_sent()
+        await self._hub.reached(position)
+        while True:
+            for each in subscriptions:
+                if not each.over and each.handle is not None:
+                    await each.handle.settled(position)
+            if not any(each.is_owed for each in subscriptions if not each.over):
+                return
+            # Those that fell behind are sent the rest when there is room: wait for that, and then
+            # for those that catch up from the log.
+            await connection.all_sent()
 
 
 def _unknown(kind: Literal["query", "mutation"], name: str) -> NotFound:

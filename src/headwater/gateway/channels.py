@@ -138,8 +138,9 @@ class ChannelDesk:
 
 
 def _check(wish: Subscribe) -> None:
-    if wish.since is not None:
-        raise InvalidQuery("a channel keeps no positions", path="since")
+    for name, position in (("since", wish.since), ("after", wish.after)):
+        if position is not None:
+            raise InvalidQuery("a channel has no positions", path=name)
     if wish.overflow not in (None, "drop"):
         raise InvalidQuery("what a slow client of a channel misses is dropped", path="overflow")
     if wish.verify:

@@ -50,6 +50,7 @@ from headwater.hub.hub import Hub
 from headwater.hub.subscriber import Access
 from headwater.identity import Identity, anonymous
 from headwater.limits import (
+    BEHIND_SECONDS_MAX,
     FEED_TABLES_MAX,
     KEEPALIVE_SLOTS,
 )
@@ -259,6 +260,8 @@ class Gateway:
         wish: Subscribe,
         trace_id: str | None,
     ) -> None:
+        if not isinstance(subscription, ChannelSubscription):
+            subscription.lost = not await self._has_read(subscription, wish)
         match subscription:
             case TopicSubscription():
                 await self._open_topic(connection, subscription, wish)
@@ -272,6 +275,21 @@ class Gateway:
                 identity = connection.session.identity
                 await self.channels.open(connection, subscription, wish)
                 self._opened_with(connection, subscription, {}, identity)
+
+    async def _has_read(self, subscription: AnySubscription, wish: Subscribe) -> bool:
+        """Wait until this gateway is no further behind than what the client has seen; whether the
+        database has all the positions that it names."""
+        positions = [_position_or_none(wish.since), read_position(wish.after, "after")]
+        if wish.changes is not None:
+            positions.append(read_position(wish.changes.since))
+        # What feeds and topics say is rounded down to what is on disk: they have shown more.
+        newest = isinstance(subscription, FeedSubscription)
+        found = [
+            await self.hub.contains(each, newest=newest, seconds=BEHIND_SECONDS_MAX)
+            for each in positions
+            if each is not None
+        ]
+        return all(found)
 
     async def _until_open(
         self,
@@ -508,12 +526,20 @@ def _feed_query(wish: ChangesQuery) -> FeedQuery:
     return FeedQuery(wish.tables, where, read_position(wish.since), wish.format)
 
 
-def read_position(text: str | None) -> Position | None:
+def _position_or_none(text: str | None) -> Position | None:
+    """A live or reactive query with a `since` that is no position begins with a snapshot."""
+    try:
+        return read_position(text)
+    except InvalidQuery:
+        return None
+
+
+def read_position(text: str | None, path: str = "since") -> Position | None:
     try:
         return None if text is None else Position.parse(text)
     except ValueError:
         raise InvalidQuery(
             f"{text!r:.100} is not a position",
-            path="since",
+            path=path,
             hint="Use the position of a message, as it was.",
         ) from None

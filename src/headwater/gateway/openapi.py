@@ -346,6 +346,7 @@ def _parameter(
 _RESUME = [
     _parameter("since", "query", "The position to resume from."),
     _parameter("Last-Event-ID", "header", "The same, as EventSource sends it."),
+    _parameter("after", "query", "A position that it must contain from the beginning."),
 ]
 
 

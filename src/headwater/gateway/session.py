@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
-from headwater.hub.subscriber import Access
+from headwater.errors import HeadwaterError, InvalidQuery, NotFound
+from headwater.hub.subscriber import Access, Settling
 from headwater.identity import Identity
 from headwater.limits import SESSION_QUEUE_BYTES_MAX
 from headwater.protocol import (
@@ -62,7 +62,7 @@ class StateHandle(Protocol):
     def resync(self, reason: ResetReason) -> None: ...
 
 
-class LiveHandle(StateHandle, Protocol):
+class LiveHandle(StateHandle, Settling, Protocol):
     """The same about a live query."""
 
     def reanchor(self, after: list[Any] | None) -> Awaitable[None]: ...
@@ -70,13 +70,13 @@ class LiveHandle(StateHandle, Protocol):
     def change_access(self, access: Access) -> Awaitable[None]: ...
 
 
-class QueryHandle(StateHandle, Protocol):
+class QueryHandle(StateHandle, Settling, Protocol):
     """The same about a reactive query."""
 
     def change_identity(self, identity: Identity) -> Awaitable[None]: ...
 
 
-class FeedHandle(Protocol):
+class FeedHandle(Settling, Protocol):
     """What a session asks of the hub about a change feed."""
 
     def close(self) -> None: ...
@@ -110,8 +110,8 @@ class Subscription:
     """
 
     __slots__ = (
-        "_alone", "_position", "_skipped", "batch", "behind", "give_up", "handle", "id", "over",
-        "session", "view",
+        "_alone", "_position", "_skipped", "batch", "behind", "give_up", "handle", "id", "lost",
+        "over", "session", "view",
     )  # fmt: skip
 
     member: str | None = None
@@ -126,6 +126,8 @@ class Subscription:
         self.handle: StateHandle | FeedHandle | None = None
         self.over = False
         """Whether it has ended, maybe before it had begun: then nobody is told more."""
+        self.lost = False
+        """Whether the client named a position that the database does not have; said once."""
         self.give_up: Callable[[], object] | None = None
         """Ends its opening, while there is no handle to close."""
         self._alone = True
@@ -144,7 +146,8 @@ class Subscription:
             return
         self.session.change_view(self, view)
         self._alone = self.view == view
-        self.session.say(Subscribed(self.id, self.view, resumed, key, self.member))
+        lost, self.lost = self.lost, False
+        self.session.say(Subscribed(self.id, self.view, resumed, key, self.member, lost))
 
     def deliver(self, frame: Frame) -> None:
         # Thousands of times for one change of a popular query: few calls, nothing looked up twice.
@@ -540,5 +543,5 @@ def error_message(error: HeadwaterError, *, id: str | None = None) -> Error:
         hint=error.hint,
         retryable=error.retryable,
         id=id,
-        retry_after_secs=error.retry_after if isinstance(error, LimitExceeded) else None,
+        retry_after_secs=error.retry_after,
     )

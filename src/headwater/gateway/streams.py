@@ -91,7 +91,8 @@ async def _open(
     encoding = negotiate(request.headers.get("accept-encoding", ""), gateway.settings.compression)
     if topics:
         since = request.headers.get("last-event-id") or parameter(request, "since")
-        follow(gateway, connection, topics, since, parent_of(request.headers))
+        after = parameter(request, "after")
+        follow(gateway, connection, topics, since, after, parent_of(request.headers))
     return Stream(gateway, connection, content_type, encoding, marked=bool(topics))
 
 
@@ -109,6 +110,7 @@ async def live(gateway: Gateway, request: Request) -> Response | Stream:
             batch=flag(request, "batch", wish.batch),
             verify=flag(request, "verify", wish.verify),
             since=parameter(request, "since") or wish.since,
+            after=parameter(request, "after") or wish.after,
         )
     wish = msgspec.structs.replace(wish, since=request.headers.get("last-event-id") or wish.since)
     return await _open(gateway, request, caller, wish)
@@ -122,7 +124,14 @@ def _live_wish(value: dict[str, Any]) -> Subscribe:
         body = msgspec.convert(value, LiveBody)
     except msgspec.ValidationError as error:
         raise InvalidQuery(str(error)) from None
-    return Subscribe("live", live=body.live, since=body.since, batch=body.batch, verify=body.verify)
+    return Subscribe(
+        "live",
+        live=body.live,
+        since=body.since,
+        after=body.after,
+        batch=body.batch,
+        verify=body.verify,
+    )
 
 
 async def query(gateway: Gateway, request: Request) -> Response | Stream:
@@ -140,6 +149,7 @@ async def query(gateway: Gateway, request: Request) -> Response | Stream:
         "query",
         query=call,
         since=request.headers.get("last-event-id") or parameter(request, "since"),
+        after=parameter(request, "after"),
         batch=flag(request, "batch", True),
     )
     return await _open(gateway, request, caller, wish)
@@ -152,7 +162,10 @@ async def changes(gateway: Gateway, request: Request) -> Response | Stream:
         return Response(media_type=content_type)
     caller = await admit(gateway, request)
     wish = Subscribe(
-        "changes", changes=_feed_wish(request), overflow=_choice(request, "overflow", Overflow)
+        "changes",
+        changes=_feed_wish(request),
+        after=parameter(request, "after"),
+        overflow=_choice(request, "overflow", Overflow),
     )
     return await _open(gateway, request, caller, wish, content_type)
 
@@ -194,6 +207,7 @@ async def session(gateway: Gateway, request: Request) -> Response | Stream:
     caller = await admit(gateway, request)
     topics = topic_names(parameter(request, "topics"))
     read_position(request.headers.get("last-event-id") or parameter(request, "since"))
+    read_position(parameter(request, "after"), "after")
     return await _open(gateway, request, caller, None, topics=topics)
 
 

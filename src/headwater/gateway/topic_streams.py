@@ -46,6 +46,7 @@ def follow(
     connection: Connection,
     topics: Sequence[str],
     since: str | None,
+    after: str | None = None,
     parent: Context | None = None,
 ) -> None:
     """Have a connection follow these topics; each is its subscription's id."""
@@ -67,7 +68,7 @@ def follow(
         marks.decided(wish.id)
 
     for topic in topics:
-        connection.start(begin(Subscribe(topic, topic=topic, since=since)))
+        connection.start(begin(Subscribe(topic, topic=topic, since=since, after=after)))
 
 
 async def _until_decided(

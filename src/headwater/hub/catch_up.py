@@ -26,7 +26,7 @@ from headwater.errors import (
     Unavailable,
 )
 from headwater.hub.arrival import Arrival
-from headwater.hub.subscriber import Access, Subscriber
+from headwater.hub.subscriber import Access, Subscriber, not_taken
 from headwater.hub.unreadable import unreadable
 from headwater.live.needs import Undecided
 from headwater.log.follow import is_lost, reconnect_pause
@@ -92,6 +92,7 @@ class FeedSubscription:
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
         self._arrived.settle(Unavailable("the feed was closed before it began", hint="Try again."))
+        self._hub.stir()
 
     def pause(self) -> None:
         """Deliver nothing until `resume`. Said while a frame is being delivered, it means that the
@@ -124,6 +125,11 @@ class FeedSubscription:
                 self.close()
                 raise
 
+    async def settled(self, position: Position) -> None:
+        """Wait until it is live: then it was handed what every flush brought."""
+        while not self.closed and not self.live:
+            await self._hub.stirred()
+
     def flushed(self, transactions: Sequence[Transaction], frame: Frame | None) -> None:
         """What a flush brought for this feed; the frame of it is shared."""
         if self._task is not None:
@@ -146,6 +152,14 @@ class FeedSubscription:
             self._position = self._durable = since
             self._restarts = self._hub.restarts
             self._delivered.clear()
+            self._start()
+
+    def read_again(self) -> None:
+        """A flush could not be handed to it: it continues from the log, where it was before."""
+        if self._task is not None:
+            self._kept = None
+        elif self._may_deliver.is_set():
+            self._stop_here()
             self._start()
 
     def gap(self) -> None:
@@ -202,10 +216,13 @@ class FeedSubscription:
             self._hub.watch(self._task)
 
     def _deliver(self, frame: Frame) -> None:
+        if self.closed:
+            return
         try:
             self._subscriber.deliver(frame)
         except Exception:
             logger.exception("a subscriber of feed %d failed to take a frame", self.feed.id)
+            self.fail(not_taken())
 
     def _keep(self, transactions: Sequence[Transaction]) -> None:
         if self._kept is None:
@@ -234,6 +251,7 @@ class FeedSubscription:
                 await self._hub.between()
                 self._task = None
                 self._deliver(self._hub.feeds.gap_frame(self.feed, self._durable))
+                self._hub.stir()
                 return
             except (InvalidQuery, Undecided) as error:
                 from headwater.hub.feeds import feed_error
@@ -251,7 +269,7 @@ class FeedSubscription:
                 return
             except Exception:
                 logger.exception("feed %d cannot be caught up with", self.feed.id)
-                self.fail(Unavailable("the feed cannot be caught up with", hint="Try again."))
+                self.fail(not_taken())
                 return
 
     async def _catch_up(self) -> None:
@@ -334,7 +352,7 @@ class FeedSubscription:
             except TimeoutError:
                 raise _Slow from None
             if self._may_deliver.is_set():
-                self._deliver(frame)
+                self._subscriber.deliver(frame)  # what it raises ends the feed
                 taken = self._may_deliver.is_set()
         self._delivered.update(each.xid for each in transactions if each.complete)
 
@@ -353,3 +371,4 @@ class FeedSubscription:
         self._tell_position(kept or ())
         # Only now: one that is paused by what was kept goes on from before it.
         self._task = None
+        self._hub.stir()

@@ -11,12 +11,13 @@ import asyncio
 import time
 from collections.abc import Callable
 from typing import TypeAlias
+from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from headwater.database import Connection
+from headwater.database import Connection, connect, translated
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.hub.group import Group, Moment, Reason, Seen
 from headwater.hub.questions import lost
@@ -28,6 +29,7 @@ from headwater.queries.context import Context
 from headwater.queries.events import Events
 from headwater.queries.failures import as_error
 from headwater.queries.running import bounded
+from headwater.queries.search_path import Session, session_of
 from headwater.queries.sending import StalePlan
 from headwater.queries.statements import Executed, Read, Statement
 from headwater.settings import Settings
@@ -68,7 +70,37 @@ class Execution:
         self._events = events
         self._finished = finished
         self.metrics = metrics
-        self.options = f"{FORMATS} -c statement_timeout={int(self._seconds * 1000)}"
+        self._options = f"{FORMATS} -c statement_timeout={int(self._seconds * 1000)}"
+        self._sessions: WeakKeyDictionary[Connection, Session] = WeakKeyDictionary()
+        self._current: WeakSet[Connection] = WeakSet()
+
+    async def open(self, url: str) -> Connection:
+        """A connection for queries, of which is known how it finds names."""
+        current = self._current
+        await self._analyst.note_settings()
+        connection = await connect(url, purpose="queries", options=self._options)
+        try:
+            with translated(url):
+                self._sessions[connection] = await session_of(connection)
+        except BaseException:
+            await connection.close()
+            raise
+        current.add(connection)
+        return connection
+
+    def is_current(self, connection: Connection) -> bool:
+        """Whether its session is like one that would begin now."""
+        return connection in self._current
+
+    @property
+    def users(self) -> set[str]:
+        """As whom sessions were begun."""
+        return {session.user for session in self._sessions.values()}
+
+    def outdate(self) -> None:
+        """Sessions that began before this are not like new ones: they have other settings, or
+        plans that the server does not make again (for a role that may see more, for example)."""
+        self._current = WeakSet()
 
     async def run(
         self, connection: Connection, group: Group, moment: Moment, seen: Seen | None
@@ -85,7 +117,7 @@ class Execution:
         group.cost.ran(took)
         group.losses = 0
         outcome = Outcome(moment, reason, value=value, error=error, seen=seen)
-        outcome = await self._with_reads(outcome, group, executed)
+        outcome = await self._with_reads(outcome, group, executed, self._sessions[connection])
         self._finished(group, outcome)
         # What may read anything may also have changed settings, as `set_config` does.
         is_known = len(outcome.statements) > 0 or not executed
@@ -142,16 +174,16 @@ class Execution:
                 await connection.close()
 
     async def _with_reads(
-        self, outcome: Outcome, group: Group, executed: list[Executed]
+        self, outcome: Outcome, group: Group, executed: list[Executed], session: Session
     ) -> Outcome:
-        reads: list[Read] = []
+        reads, role = list[Read](), group.identity.role
         everything, uncaptured, analysed = False, dict[str, None](), False
         for each in executed:
-            known = self._analyst.known(each.statement, group.identity.role)
+            known = self._analyst.known(each.statement, role, session)
             if known is None:
                 analysed = True
                 try:
-                    known = await self._analyst.analyse(each.statement, group.identity.role)
+                    known = await self._analyst.analyse(each.statement, role, session)
                 except HeadwaterError as error:
                     return msgspec.structs.replace(outcome, value=None, error=error)
             reads += known.reads(each)

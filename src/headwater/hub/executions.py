@@ -30,6 +30,7 @@ class Executions:
                 patience=settings.replica_wait_period.total_seconds(),
                 fall_back=self._primary.want,
             )
+        self._execution = execution
         self._lanes = (self._primary, *([self._replica] if self._replica else []))
 
     @property
@@ -61,6 +62,17 @@ class Executions:
     def close_idle(self) -> None:
         for lane in self._lanes:
             lane.close_idle()
+
+    @property
+    def users(self) -> set[str]:
+        """As whom queries are executed where no other role is set."""
+        return self._execution.users
+
+    def renew(self) -> None:
+        """Have everything that is wanted from here on executed in new sessions."""
+        self._execution.outdate()
+        for lane in self._lanes:
+            lane.close_outdated()
 
     def restart(self) -> None:
         """The database was lost: forget everything that is wanted or under way."""

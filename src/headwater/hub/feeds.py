@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -201,18 +201,28 @@ class Feeds:
         elif not transactions:
             return
         for view in list(self._views.values()):
-            if not view.subscribers:
-                continue
-            try:
-                seen = [kept for each in transactions if (kept := view.seen(each))]
-            except (InvalidQuery, Undecided) as error:
-                self.fail(view, error)
-                continue
+            if view.subscribers:
+                self._hand_out(view, transactions, quiet)
+
+    def _hand_out(self, view: FeedView, transactions: list[Transaction], quiet: bool) -> None:
+        """What fails in one feed harms no other; it continues from the log."""
+        try:
+            seen = [kept for each in transactions if (kept := view.seen(each))]
             frame = self.frame(view, seen, self._hub.progress.durable) if seen or quiet else None
+            if frame is not None:
+                _ = frame.json
+        except (InvalidQuery, Undecided) as error:
+            self.fail(view, error)
+            return
+        except Exception:
+            logger.exception("feed %d cannot take a flush, and is read from the log", view.id)
             for subscription in tuple(view.subscribers):
-                subscription.flushed(seen, frame)
-            if frame is not None and seen:
-                view.cost.sent(frame, len(view.subscribers))
+                subscription.read_again()
+            return
+        for subscription in tuple(view.subscribers):
+            subscription.flushed(seen, frame)
+        if frame is not None and seen:
+            view.cost.sent(frame, len(view.subscribers))
 
     def frame(
         self, view: FeedView, transactions: Sequence[Transaction], position: Position
@@ -252,11 +262,13 @@ class Feeds:
 
     # -------------------------------------------------------------------- what goes wrong
 
-    def fell_behind(self, since: Position) -> None:
-        """The hub went on without telling what happened since then: read it in the log."""
-        for view in self._views.values():
-            for subscription in list(view.subscribers):
-                subscription.fell_behind(since)
+    def fell_behind(self, since: Position, tables: Collection[Table] | None) -> None:
+        """The hub passed over changes of these tables, or of any, since then: they are read in the
+        log."""
+        for view in list(self._views.values()):
+            if tables is None or any(map(view.wants, tables)):
+                for subscription in list(view.subscribers):
+                    subscription.fell_behind(since)
 
     def gap(self) -> None:
         """What happens until the next flush cannot be told."""

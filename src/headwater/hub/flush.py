@@ -3,15 +3,20 @@
 Read the log; see which views it touches; lend the snapshot to openings; ask what row-level security
 hides; apply; ask what memory cannot know; hand the frames out; commit. Everything between the first
 change applied and the last frame handed out is one step for whoever joins a view: nobody sees a
-state without its position. A view whose questions fail or take too long is read anew beside the
-flush, and nobody else notices.
+state without its position. A view whose questions fail or take too long is read again beside the
+flush, and no other is concerned.
+
+Whatever fails in a step, each view that it touched has either handed its frame to all subscribers
+or is read again. A flush that fails before its step begins, for a reason that was not foreseen,
+would fail again: the next one leaps over the same changes, as over a backlog.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,18 +24,21 @@ import psycopg
 from opentelemetry import trace
 
 from headwater.database import Connection
+from headwater.errors import HeadwaterError
 from headwater.hub.group import Moment
 from headwater.hub.live import LiveSubscription, LiveView, Opening, logger
 from headwater.hub.questions import Question, allow_any_plan, ask_in_flush
 from headwater.hub.steps import Step
+from headwater.hub.subscriber import not_taken
 from headwater.hub.visibility import guarded, hide
-from headwater.live.needs import Refill
+from headwater.live.needs import Need, Refill
 from headwater.live.streamed import Streamed
 from headwater.live.window import Window
+from headwater.log.follow import is_lost
 from headwater.log.progress import flush as flush_wal
 from headwater.log.read import Batch, LogReader
 from headwater.log.signals import is_signals
-from headwater.model import Change, Transaction
+from headwater.model import Change, Position, Transaction
 from headwater.protocol import Frame
 
 if TYPE_CHECKING:
@@ -55,39 +63,52 @@ class Flusher:
         self._any_plan = False
         self._snapshot = None
         self._hub.begun += 1
+        since = self._hub.progress.position
         await self._connection.execute("begin isolation level repeatable read, read only")
+        try:
+            return await self._flush(since)
+        except Exception as error:
+            if not _is_foreseen(error):
+                self._hub.faulted_at = since
+            raise
+
+    async def _flush(self, since: Position) -> bool:
         started = time.perf_counter()
-        batch = await self._read()
+        batch = await self._read(since)
         if batch.backlog:
             await self._connection.execute("rollback")
-            await flush_wal(self._connection)
-            self._hub.leap(batch.position)
+            await self._leap(since, batch.position)
         else:
             await self._take(batch, started)
+            await self._hub.reconciler.run(self._connection, self._allow_any_plan)
             await self._connection.execute("commit")
         return batch.news
 
-    async def _read(self) -> Batch:
-        since = self._hub.progress.position
+    async def _read(self, since: Position) -> Batch:
         try:
-            return await self._reader.read(self._connection, since)
+            if since != self._hub.faulted_at:
+                return await self._reader.read(self._connection, since)
         except psycopg.errors.InFailedSqlTransaction:
             # The rows of this read were too large to be sent at once: a backlog, too.
             await self._connection.execute("rollback")
-            now = await self._reader.now(self._connection)
-            return Batch((), now, 0, 0, news=True, backlog=True)
+        now = await self._reader.now(self._connection)
+        return Batch((), now, 0, 0, news=True, backlog=True)
+
+    async def _leap(self, since: Position, position: Position) -> None:
+        """Go on from a later position; what rests on the tables that changed is read again."""
+        await flush_wal(self._connection)
+        tables = await self._reader.tables_since(self._connection, since)
+        if tables is not None:
+            await self._hub.feeds.meet(tables)
+        self._hub.leap(position, tables)
 
     async def _take(self, batch: Batch, started: float) -> None:
-        hub = self._hub
-        everything = list(hub.progress.new(batch))
+        hub, since = self._hub, self._hub.progress.position
+        everything = hub.progress.new(batch)
         new = list(_changes_of(everything))
         steps = self._route(new)
         hub.groups.flushed(new)
-        if hub.lives.openings.can_start:
-            await hub.lives.openings.start(self._export, batch.position)
-        if hub.groups.can_start:
-            moment = Moment(hub.begun, batch.position, batch.written)
-            await hub.groups.start(self._export, moment)
+        await self._lend(batch)
         if any(guarded(step.view) for step in steps.values()):
             await self._allow_any_plan()
             asked = await hide(self._connection, steps.values(), datetime.now(UTC))
@@ -104,30 +125,43 @@ class Flusher:
             for step in steps.values():
                 self._apply(step)
             await self._settle(steps.values())
+            self._emit(steps.values())
         except BaseException:
-            # Applied, but nobody was told: whoever follows these views begins again.
-            for step in steps.values():
-                hub.lives.read_again(step.view, "resync")
-            hub.end_step()
+            hub.lives.read_all_again(step.view for step in steps.values() if not step.done)
             raise
-        self._emit(steps.values())
-        hub.end_step()
-        hub.groups.tell(new)
+        finally:
+            hub.end_step()
+            hub.change_events.flushed(new, since, batch.position)
         if everything:
             took = time.perf_counter() - started
             self._measure(everything[-1].at, new, len(steps), took)
 
+    async def _lend(self, batch: Batch) -> None:
+        """Let what is wanted be read in the snapshot of this flush, beside it."""
+        hub = self._hub
+        if hub.lives.openings.can_start:
+            await hub.lives.openings.start(self._export, batch.position)
+        if hub.groups.can_start:
+            moment = Moment(hub.begun, batch.position, batch.written)
+            await hub.groups.start(self._export, moment)
+
     def _apply(self, step: Step) -> None:
-        """A fault in one view harms nobody else."""
         if step.error is None:
             began = time.perf_counter()
-            try:
-                step.apply()
-            except Exception as error:
-                logger.exception("view %d cannot take its changes", step.view.id)
-                step.error = error
+            self._try(step, step.apply)
             if step.changes:
                 step.view.cost.ran(time.perf_counter() - began)
+
+    def _try(self, step: Step, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:
+            self._fault(step, error)
+
+    def _fault(self, step: Step, error: Exception) -> None:
+        """A fault in one view harms no other: it is read again."""
+        logger.error("view %d cannot take a flush: it is read again", step.view.id, exc_info=error)
+        step.error = error
 
     def _measure(self, written: datetime, new: list[Transaction], views: int, took: float) -> None:
         metrics, now = self._hub.metrics, time.time()
@@ -199,48 +233,63 @@ class Flusher:
                 step.error = psycopg.errors.QueryCanceled("to be read beside the flush")
         asking = [step for step in asking if step.need is not None]
         while asking:
-            needs = [need for step in asking if (need := step.need) is not None]
-            questions = [
-                Question.of_need(step.view.known, step.view.query, need, step.view.scope)
-                for step, need in zip(asking, needs, strict=True)
-            ]
+            asked = list(self._questions(asking))
+            questions = [question for _, _, question in asked]
             answers = await ask_in_flush(self._connection, questions)
-            for step, need, answer in zip(asking, needs, answers, strict=True):
+            for (step, need, _), answer in zip(asked, answers, strict=True):
                 self._hub.metrics.questions.labels(type(need).__name__.lower()).inc()
-                if isinstance(answer, psycopg.Error):
+                if isinstance(answer, Exception):
                     step.error = answer
                 else:
-                    step.answer(need, answer)
+                    self._try(step, partial(step.answer, need, answer))
             asking = [step for step in asking if step.need is not None]
 
-    # -------------------------------------------------------------------- who is told what
+    def _questions(self, asking: Iterable[Step]) -> Iterator[tuple[Step, Need, Question]]:
+        for step in asking:
+            need, view = step.need, step.view
+            assert need is not None
+            try:
+                yield step, need, Question.of_need(view.known, view.query, need, view.scope)
+            except Exception as error:
+                self._fault(step, error)
+
+    # -------------------------------------------------------------------- who is sent what
 
     def _emit(self, steps: Iterable[Step]) -> None:
         hub = self._hub
         frames = [
-            (step.view, frame)
+            (step, frame)
             for step in steps
             if step.error is None and step.opening is None and (frame := self._frame(step))
         ]
         hub.emitting = True
-        for view, frame in frames:
-            fan_out(view.subscribers, frame, hub.flushes)
-            view.cost.sent(frame, len(view.subscribers))
-        for view, frame in frames:
-            if not view.removed:
-                hub.lives.recents.add(view.recent, frame, hub.position_text)
+        for step, frame in frames:
+            fan_out(step.view.subscribers, frame, hub.flushes)
+            step.view.cost.sent(frame, len(step.view.subscribers))
+            if not step.view.removed:
+                hub.lives.recents.add(step.view.recent, frame, hub.position_text)
+            step.done = True
         for step in steps:
+            if step.error is None and step.opening is not None:
+                self._try(step, partial(self._finish, step, step.opening))
             if step.error is not None:
                 hub.lives.step_failed(step.view, step.error)
-            elif step.opening is not None:
-                self._finish(step, step.opening)
+            step.done = True
         for step in steps:
             hub.lives.welcome(step.view)
         hub.lives.catch_up_laggards()
 
     def _frame(self, step: Step) -> Frame | None:
+        """What its subscribers are sent, encoded; None for nothing, or for what cannot be sent."""
         at = step.at or datetime.now(UTC)
-        return step.view.frame(self._hub.position_text, at, step.deltas)
+        try:
+            frame = step.view.frame(self._hub.position_text, at, step.deltas)
+            if frame is not None:
+                _ = frame.json
+            return frame
+        except Exception as error:
+            self._fault(step, error)
+            return None
 
     def _finish(self, step: Step, opening: Opening) -> None:
         """A result is there, true as of this flush."""
@@ -255,6 +304,8 @@ class Flusher:
             hub.lives.make_live(view, step.state)
             return
         frame = self._frame(step)
+        if step.error is not None:
+            return
         if not view.live:
             view.take(step.state)
         elif view.differs(step.state):
@@ -266,7 +317,9 @@ class Flusher:
         for subscription in list(opening.told):
             if not subscription.closed:
                 view.attach(subscription)
-                if frame is not None:
+                if frame is None:
+                    subscription.done()
+                else:
                     subscription.hand(frame)
 
 
@@ -291,3 +344,11 @@ def fan_out(subscribers: Iterable[LiveSubscription], frame: Frame, flush: int) -
                 logger.exception(
                     "a subscriber of view %d failed to take a frame", subscription.view
                 )
+                subscription.fail(not_taken())
+
+
+def _is_foreseen(error: Exception) -> bool:
+    """Whether trying the same flush again is right: the database may answer then."""
+    if isinstance(error, psycopg.Error):
+        return is_lost(error)
+    return isinstance(error, HeadwaterError)

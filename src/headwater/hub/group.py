@@ -21,7 +21,7 @@ from headwater import limits
 from headwater.errors import HeadwaterError
 from headwater.hub.arrival import Arrival
 from headwater.hub.costs import Cost
-from headwater.hub.subscriber import Subscriber
+from headwater.hub.subscriber import Subscriber, not_taken
 from headwater.identity import Identity
 from headwater.model import Position
 from headwater.protocol import Deltas, Failed, Frame, Reset, ResetReason, Result, Snapshot
@@ -64,8 +64,8 @@ class Group:
     """The shared state behind the same calls."""
 
     __slots__ = (
-        "_digest", "_rows", "analyses", "answered_at", "arguments", "changed_at", "cost", "delayed",
-        "error", "everything", "id", "identity", "joining", "key", "losses", "query", "reads",
+        "_digest", "_rows", "analyses", "answered_at", "arguments", "cost", "delayed", "error",
+        "everything", "executed", "id", "identity", "joining", "key", "losses", "query", "reads",
         "reason", "result", "retries", "seen", "since", "state", "statements", "subscribers",
         "told_error", "touched_at", "trace_id", "uncaptured", "waiters",
     )  # fmt: skip
@@ -96,7 +96,8 @@ class Group:
         """The last flush that brought a change which may concern it."""
         self.since: Position | None = None
         """Since when the result is what it is."""
-        self.changed_at = ""
+        self.executed: Position | None = None
+        """What the last execution that succeeded was as of."""
         self.reads: tuple[Read, ...] = ()
         self.everything = False
         self.statements: frozenset[Statement] = frozenset()
@@ -134,8 +135,9 @@ class Group:
         """A new result; whether it differs from the one before."""
         digest = blake2b(result, digest_size=16).digest()
         differs = digest != self._digest
+        self.executed = moment.position
         if differs or self.since is None:
-            self.since, self.changed_at = moment.position, str(moment.position)
+            self.since = moment.position
         self._digest, self.result, self.error = digest, result, None
         self.retries = 0
         return differs
@@ -153,17 +155,27 @@ class Group:
 
     # -------------------------------------------------------------------- what is sent
 
-    def present(self, delta: bool, reason: ResetReason | None) -> Frame:
+    def position(self, reached: Position | None) -> str:
+        """What the result is complete up to, at a hub that has reached a position. It holds there
+        if no change since has touched it: one who has seen more elsewhere must not take it for an
+        older one."""
+        executed = self.executed
+        assert executed is not None
+        if self.is_fresh and reached is not None and reached.covers(executed):
+            return str(reached)
+        return str(executed)
+
+    def present(self, delta: bool, reason: ResetReason | None, position: str) -> Frame:
         """The result as it is, for one who has none, or has another. ResultError where it cannot
         be told row by row."""
         assert self.result is not None
         if not delta:
-            return Frame(Result(self.id, self.changed_at, msgspec.Raw(self.result)))
+            return Frame(Result(self.id, position, msgspec.Raw(self.result)))
         rows = entering(self.rows())
         return Frame(
-            Snapshot(self.id, self.changed_at, rows)
+            Snapshot(self.id, position, rows)
             if reason is None
-            else Reset(self.id, self.changed_at, reason, rows)
+            else Reset(self.id, position, reason, rows)
         )
 
     def rows(self) -> Rows:
@@ -173,20 +185,24 @@ class Group:
             self._rows = rows_of(self.result, self.query.key, self.query.name)
         return self._rows
 
-    def row_deltas(self) -> Frame | None:
+    def row_deltas(self, position: str) -> Frame | None:
         """What became of the rows that subscribers were told of; None for nothing."""
         before, self._rows = self._rows, None
         if before is None:
-            return self.present(True, "result")
+            return self.present(True, "result", position)
         found = steps(before, self.rows())
         if found is None:
-            return self.present(True, "result")
+            return self.present(True, "result", position)
         if not found:
             return None
-        return Frame(Deltas(self.id, self.changed_at, datetime.now(UTC), found))
+        return Frame(Deltas(self.id, position, datetime.now(UTC), found))
 
     def forget_rows(self) -> None:
         self._rows = None
+
+    def forget_told(self) -> None:
+        """What its subscribers have is not known."""
+        self._digest, self._rows = b"", None
 
     def failure(self, error: HeadwaterError, position: str) -> Frame:
         said = (error.code, str(error), error.hint, error.retryable)
@@ -197,8 +213,8 @@ class QuerySubscription:
     """One subscriber's query. Made by `Groups.subscribe`."""
 
     __slots__ = (
-        "_arrived", "_groups", "_told_of", "begun", "closed", "delta", "group", "reason", "since",
-        "subscriber",
+        "_arrived", "_groups", "_told_of", "begun", "closed", "delta", "doubted", "flush", "group",
+        "reason", "since", "subscriber",
     )  # fmt: skip
 
     def __init__(
@@ -209,15 +225,20 @@ class QuerySubscription:
         *,
         delta: bool,
         since: str | None,
+        flush: int,
     ) -> None:
         self._groups = groups
         self.group = group
         self.subscriber = subscriber
         self.delta = delta
         self.since = since
+        self.flush = flush
+        """How far the hub was when it was asked for: it begins with no older result."""
         self.begun = False
         """Whether its subscriber has heard of it; before, errors are raised where it is made."""
         self.closed = False
+        self.doubted = False
+        """Whether what it reads was looked at again before it was refused."""
         self.reason: ResetReason | None = None
         self._told_of = 0
         self._arrived = Arrival()
@@ -249,7 +270,8 @@ class QuerySubscription:
         group = self.group
         resumed = self._told_of != group.id and self._may_resume()
         try:
-            frame = None if resumed else group.present(self.delta, self.reason)
+            position = group.position(self._groups.reached)
+            frame = None if resumed else group.present(self.delta, self.reason, position)
         except HeadwaterError as error:
             self.fail(error)
             return
@@ -283,6 +305,7 @@ class QuerySubscription:
             self.subscriber.deliver(frame)
         except Exception:
             logger.exception("a subscriber of query %s failed to take it", self.group.query.name)
+            self.end(not_taken())
 
     def fail(self, error: HeadwaterError) -> None:
         """No result: raised where it is waited for; one that has begun is told, and goes on."""
@@ -311,13 +334,14 @@ class QuerySubscription:
         except Exception:
             logger.exception("a subscriber failed to take an error")
 
-    async def settled(self) -> None:
+    async def settled(self, position: Position) -> None:
         """Wait until it was told what the flushes so far made of its result, or that it failed."""
         touched_at = self.group.touched_at
         # Calls that wait are refused when the database is lost; this waits until it is back.
         while not self.closed and self.group.answered_at < touched_at:
             with suppress(HeadwaterError):
                 await self._groups.answered(self.group, touched_at)
+        await self._arrived.wait()  # it may have moved to another group, or be sent whole
 
     def expect(self, reason: ResetReason) -> None:
         """Another whole result is to come."""

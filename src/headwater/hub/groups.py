@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,12 +33,14 @@ from headwater.hub.execution import Execution, Outcome
 from headwater.hub.executions import Executions
 from headwater.hub.group import Answered, Group, Moment, QuerySubscription, Reason, retry_pause
 from headwater.hub.lanes import Export
+from headwater.hub.reconcile import DRIFT
 from headwater.hub.subscriber import Subscriber
 from headwater.identity import Identity
-from headwater.model import Change, Position, Transaction
+from headwater.log.signals import is_signals
+from headwater.model import Change, Position, Table, Transaction
 from headwater.protocol import Frame, ResetReason
 from headwater.queries.analysis import Analyst
-from headwater.queries.events import ChangeEvent, Events
+from headwater.queries.events import Events
 from headwater.queries.functions import Arguments, Query
 from headwater.queries.statements import Read, Statement
 from headwater.queries.watches import Watches, concerns
@@ -60,7 +63,6 @@ class Groups:
 
     def __init__(self, hub: Hub, settings: Settings, events: Events) -> None:
         self._hub = hub
-        self._events = events
         self._cache_bytes = settings.query_cache_bytes
         self._cache_entry_bytes = settings.query_cache_entry_bytes
         self._sweep_seconds = settings.query_sweep_period.total_seconds()
@@ -81,6 +83,11 @@ class Groups:
     @property
     def position_text(self) -> str:
         return self._hub.position_text
+
+    @property
+    def reached(self) -> Position | None:
+        """How far the hub has read."""
+        return self._hub.position
 
     # -------------------------------------------------------------------- calls
 
@@ -147,11 +154,13 @@ class Groups:
             )
         if not self._hub.ready:
             raise self._hub.unavailable()
-        if since is not None and self._is_ahead(since):
-            # It was at a gateway that is further, and is not to see what was before.
-            await self._hub.next_flush()
+        if since is not None and not await self._is_of_this_history(since):
+            since = None
         group = self._find(query, arguments, identity)
-        subscription = QuerySubscription(self, group, subscriber, delta=delta, since=since)
+        flush = self._hub.advanced
+        subscription = QuerySubscription(
+            self, group, subscriber, delta=delta, since=since, flush=flush
+        )
         group.trace_id = trace_id
         self._join(subscription)
         try:
@@ -161,14 +170,12 @@ class Groups:
             raise
         return subscription
 
-    def _is_ahead(self, since: str) -> bool:
-        """Whether it is a position that this log has yet to come to."""
-        known = self._hub.position
+    async def _is_of_this_history(self, since: str) -> bool:
         try:
             position = Position.parse(since)
         except ValueError:
             return False
-        return known is not None and known.log == position.log and not known.covers(position)
+        return await self._hub.is_of_this_history(position)
 
     def _find(self, query: Query, arguments: Arguments, identity: Identity) -> Group:
         caller = query.identity(identity)
@@ -205,10 +212,16 @@ class Groups:
 
     def _begin(self, subscription: QuerySubscription) -> None:
         group = subscription.group
-        if group.uncaptured:
+        if not group.uncaptured:
+            subscription.begin()
+        elif subscription.begun or subscription.doubted:
             subscription.fail(_not_captured(group))
         else:
-            subscription.begin()
+            # The table may have been enabled a moment ago: refused only after a look of its own.
+            subscription.doubted = True
+            self.analyst.forget_statements(group.statements)
+            group.joining.append(subscription)
+            group.touched_at = max(group.touched_at, self._hub.begun + 1)
 
     def leave(self, subscription: QuerySubscription) -> None:
         """It is over, or goes elsewhere."""
@@ -255,17 +268,35 @@ class Groups:
     def flushed(self, transactions: Sequence[Transaction]) -> None:
         """What is new in the flush that has begun: say whom it may concern."""
         changes = [change for each in transactions for change in each.changes]
+        # Also without groups: what a refused query read may be captured now.
+        self._altered(changes)
         if not changes or not self._groups:
             return
         flush = self._hub.begun
         self._meanwhile.add(flush, changes, since=self._executions.oldest)
-        self._altered(changes)
         self._flushing = True
         try:
+            self._altered(changes)
             for group in self._watches.touched(changes):
+                self._touch(group, flush)
+        except Exception:
+            logger.exception("whom changes concern is not known: every query is executed again")
+            for group in self:
                 self._touch(group, flush)
         finally:
             self._flushing = False
+
+    def leapt(self, tables: Iterable[Table] | None) -> None:
+        """Changes of these tables, or of any, were passed over: anything may have happened."""
+        if tables is None:
+            self.read_all_again()
+            return
+        now = datetime.now(UTC)
+        changes = tuple(
+            Change(0, 0, now, table, "truncate") for table in tables if not is_signals(table)
+        )
+        if changes and self._hub.position is not None:
+            self.flushed([Transaction(0, changes, self._hub.position)])
 
     def _wake(self) -> None:
         """Something could be started: by the next flush, unless this one is about to."""
@@ -283,14 +314,6 @@ class Groups:
         if altered:
             self._shapes.update(altered)  # once is enough, whoever reads them now
             self._touch_all(self.analyst.forget(altered))
-
-    def tell(self, transactions: Iterable[Transaction]) -> None:
-        """Tell the application of the changes, of its own tables."""
-        if self._events.wanted("change"):
-            for transaction in transactions:
-                for change in transaction.changes:
-                    if not change.table.is_system:
-                        self._events.emit(_change_event(change, transaction.position))
 
     def _touch(self, group: Group, flush: int, reason: Reason = "change") -> None:
         group.touched_at = flush
@@ -386,21 +409,26 @@ class Groups:
         differs = group.take(value, moment)
         # A replica may show what no flush has brought yet.
         if differs and known and outcome.reason == "sweep" and outcome.seen is None:
-            self._hub.metrics.query_sweep_found.inc()
-            logger.warning(
-                "query %s had changed and nobody had noticed; a sweep found it", group.query.name
-            )
+            self._hub.metrics.reconcile_drift.labels("query").inc()
+            logger.warning("%s: query %s; the sweep found it", DRIFT, group.query.name)
         if group.uncaptured:
             self._tell_failure(group, _not_captured(group))
         else:
             recovered = group.told_error is not None
             group.told_error = None
             if differs or recovered:
-                self._hand_out(group, recovered)
+                try:
+                    self._hand_out(group, recovered)
+                except BaseException:
+                    group.forget_told()  # the next result is sent whatever it is
+                    raise
         self._resolve(group, Answered(msgspec.Raw(value), str(moment.position)))
         joining, group.joining = group.joining, []
         for subscription in joining:
-            self._begin(subscription)
+            if group.is_fresh or moment.flush >= subscription.flush:
+                self._begin(subscription)
+            else:
+                group.joining.append(subscription)  # the next execution contains it
         if group.size <= self._cache_entry_bytes:
             self._keep(group)
         else:
@@ -408,28 +436,29 @@ class Groups:
 
     def _hand_out(self, group: Group, recovered: bool) -> None:
         subscribers = list(group.subscribers)
+        position = group.position(self._hub.position)
         whole = [each for each in subscribers if not each.delta]
         if whole:
-            frame = group.present(False, None)
+            frame = group.present(False, None, position)
             for subscription in whole:
                 subscription.deliver(frame)
             group.cost.sent(frame, len(whole))
         by_row = [each for each in subscribers if each.delta]
         if not by_row:
             group.forget_rows()  # nobody was told of them, or who was begins again
-        deltas = self._row_deltas(group, recovered) if by_row else None
+        deltas = self._row_deltas(group, position, recovered) if by_row else None
         if deltas is not None:
             for subscription in by_row:
                 subscription.deliver(deltas)
             group.cost.sent(deltas, len(by_row))
 
-    def _row_deltas(self, group: Group, recovered: bool) -> Frame | None:
+    def _row_deltas(self, group: Group, position: str, recovered: bool) -> Frame | None:
         if recovered:
             group.forget_rows()  # whoever was told of a failure is told the rows whole
         try:
-            return group.row_deltas()
+            return group.row_deltas(position)
         except HeadwaterError as error:
-            return group.failure(error, group.changed_at)
+            return group.failure(error, position)
 
     def _failed(self, group: Group, error: HeadwaterError) -> None:
         group.error = error
@@ -508,15 +537,23 @@ class Groups:
             for group in groups:
                 await asyncio.sleep(self._sweep_seconds / len(groups))
                 if group.subscribers:
+                    self._hub.metrics.reconcile_checks.labels("query").inc()
                     self._want(group, "sweep")
             if not groups:
                 await asyncio.sleep(min(self._sweep_seconds, 1.0))
 
     async def recheck(self) -> None:
-        """Look again at the views, functions and policies that queries go through, and at the
-        connections that nobody has needed for a while."""
+        """Look again at all that queries rest on beside rows: views, functions, types, policies,
+        roles, settings; and at the connections that were not needed for a while."""
         self._executions.close_idle()
-        self._touch_all(await self.analyst.recheck())
+        if await self.analyst.settings_changed(self._executions.users):
+            self._executions.renew()
+            for group in self:
+                self._touch(group, self._hub.begun + 1, "catalog")
+        statements = await self.analyst.recheck()
+        if statements:
+            self._executions.renew()
+        self._touch_all(statements)
 
     def _touch_all(self, statements: set[Statement]) -> None:
         """They may read something else than was thought."""
@@ -595,16 +632,4 @@ def _not_captured(group: Group) -> CaptureError:
         f"query {group.query.name} reads {names}, whose changes are not captured",
         hint=f"Tables are captured with headwater enable {group.uncaptured[0]}; a query over"
         " anything else can be called, not followed.",
-    )
-
-
-def _change_event(change: Change, position: Position) -> ChangeEvent:
-    return ChangeEvent(
-        change.table.label,
-        change.op,
-        change.key,
-        change.changed,
-        change.at,
-        change.actor,
-        position,
     )

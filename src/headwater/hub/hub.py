@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
 import psycopg
@@ -18,6 +18,7 @@ import psycopg
 from headwater import limits
 from headwater.database import translate
 from headwater.errors import (
+    Behind,
     ConfigError,
     DatabaseError,
     HeadwaterError,
@@ -26,18 +27,20 @@ from headwater.errors import (
     Unavailable,
 )
 from headwater.hub.catch_up import FeedSubscription
+from headwater.hub.change_events import ChangeEvents
 from headwater.hub.coalesce import Coalescing
 from headwater.hub.feeds import FeedQuery, Feeds
 from headwater.hub.flush import Flusher
-from headwater.hub.group import QuerySubscription
 from headwater.hub.groups import Groups
 from headwater.hub.live import LiveSubscription, ViewInfo
 from headwater.hub.lives import Lives
 from headwater.hub.recheck import recheck_for_ever
-from headwater.hub.subscriber import Access, Subscriber
+from headwater.hub.reconcile import Reconciler
+from headwater.hub.subscriber import Access, Settling, Subscriber
 from headwater.hub.tables import FORMATS, Tables
 from headwater.hub.topics import Topics
 from headwater.live.query import LiveQuery, Rules
+from headwater.log import marks
 from headwater.log.follow import link, reconnect_pause
 from headwater.log.progress import Progress
 from headwater.log.wake import Waker
@@ -85,15 +88,22 @@ class Hub:
         self.tables = Tables(url)
         self.lives = Lives(self, rules or {})
         self.feeds = Feeds(self)
-        self.groups = Groups(self, settings or Settings(), events or Events())
+        events = events or Events()
+        self.groups = Groups(self, settings or Settings(), events)
+        self.change_events = ChangeEvents(self, events)
+        self.reconciler = Reconciler(self, (settings or Settings()).reconcile_seconds)
         window = (settings or Settings()).topic_window_period
         self.topics = Topics(self, window.total_seconds())
         self.position: Position | None = None
         self.position_text = ""
+        self.faulted_at: Position | None = None
+        """From where a flush failed for a reason that was not foreseen."""
         self.flushes = 0
         self.begun = 0
         """The flush that has begun last. What is read in a later one was there before."""
         self.completed = 0
+        self.advanced = 0
+        """The last flush that brought the position forward, which one that failed does not."""
         self.restarts = 0
         """How often the server was restarted under us."""
         self.position_before: Position | None = None
@@ -104,6 +114,8 @@ class Hub:
         self._between = asyncio.Event()
         self._between.set()
         self._flushed = asyncio.Event()
+        self._checked: dict[str, bool] = {}
+        """Positions, and whether they are of this history; since the last connection."""
 
     @property
     def ready(self) -> bool:
@@ -148,6 +160,7 @@ class Hub:
                     progress = Progress() if self._lost_track else self.progress
                     restarted = await progress.begin(connection, reader)
                     self.progress, self._lost_track = progress, False
+                    self._checked.clear()
                     if restarted:
                         self.restarts += 1
                         self.lives.forget_positions()
@@ -192,8 +205,11 @@ class Hub:
         self._is_ready.clear()
         self.metrics.database_up.set(0)
         self._attempted.set()
-        self.lives.lost()
-        self.groups.lost()
+        for part in (self.lives, self.groups):
+            try:
+                part.lost()
+            except Exception:  # nothing ends the loop that follows the log
+                logger.exception("the loss of the database could not be dealt with")
         self.end_step()
 
     def _resync(self, error: ResyncRequired) -> None:
@@ -202,18 +218,23 @@ class Hub:
         self._lost_track = True
         self.lives.read_all_again()
         self.groups.read_all_again()
+        self.groups.forget_positions()
         self.feeds.gap()
         self.topics.gap()
+        self.change_events.gap()
 
-    def leap(self, position: Position) -> None:
-        """More is new than a flush takes. The views are read as of this position instead."""
-        self.topics.fell_behind()
-        behind, self.position = self.position, position
-        self.position_text = str(position)
+    def leap(self, position: Position, tables: Collection[Table] | None) -> None:
+        """More is new than a flush takes, of these tables (None for any). What rests on them is
+        read as of this position instead, or in the log; all else holds as it is."""
+        since = self.progress.position
+        self.topics.fell_behind(tables)
+        self.position, self.position_text = position, str(position)
+        self.advanced = self.begun
         self.progress.leap(position)
-        self.lives.read_all_again()
-        self.groups.read_all_again()
-        self.feeds.fell_behind(behind or position)
+        self.lives.leapt(tables)
+        self.groups.leapt(tables)
+        self.feeds.fell_behind(since, tables)
+        self.change_events.fell_behind(since, position, tables)
 
     def unavailable(self) -> Unavailable:
         return Unavailable(
@@ -262,23 +283,69 @@ class Hub:
             self._flushed.clear()
             await self._flushed.wait()
 
-    async def reached(
-        self, position: Position, subscriptions: Iterable[QuerySubscription] = ()
-    ) -> None:
-        """Wait until everything up to a position was handed out, to these queries too.
-        ResyncRequired for one that this database has not come to."""
-        if self.position is None or not self.position.covers(position):
-            await self.next_flush()
-        await self.between()
-        if self.position is None or not self.position.covers(position):
+    async def stirred(self) -> None:
+        """Wait, without asking for one, until a flush ends or a subscription has caught up."""
+        self._flushed.clear()
+        await self._flushed.wait()
+
+    def stir(self) -> None:
+        """A subscription has caught up, or has ended."""
+        self._flushed.set()
+
+    async def contains(
+        self, position: Position, *, newest: bool = False, seconds: float | None = None
+    ) -> bool:
+        """Wait until the hub has read everything up to a position, or with `newest`, everything
+        that is in the database by now. False where the database does not have the position: it is
+        of another log, or was lost in a crash. Behind if that takes more `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                is_of_log = self.position is None or position.log == self.position.log
+                if is_of_log and (newest or not self._covers(position)):
+                    await self._advance()
+                await self.between()
+        except TimeoutError:
+            raise Behind(
+                f"this gateway has not read the log up to position {position}",
+                hint="Try again, or at another gateway over the same database.",
+            ) from None
+        return self._covers(position)
+
+    def _covers(self, position: Position) -> bool:
+        return self.position is not None and self.position.covers(position)
+
+    async def _advance(self) -> None:
+        """Wait for a flush that began after this call and took the hub forward. A database shows
+        everything then that it has shown to any gateway before."""
+        flush = self.begun + 1
+        while self.advanced < flush:
             if not self.ready:
                 raise self.unavailable()
+            await self.next_flush()
+
+    async def reached(self, position: Position, subscriptions: Iterable[Settling] = ()) -> None:
+        """Wait until everything up to a position was handed out to these subscriptions.
+        ResyncRequired for a position that this database does not have."""
+        if not await self.contains(position):
             raise ResyncRequired(
                 f"position {position} is not of this database, or ahead of it",
                 hint="Use the position of an answer; the database may have lost it since.",
             )
         for subscription in subscriptions:
-            await subscription.settled()
+            await subscription.settled(position)
+
+    async def is_of_this_history(self, position: Position) -> bool:
+        """Whether everything in a position happened in this database, and was not replaced by an
+        earlier copy of it. One that was there can only be gone after a restart of the server."""
+        if position.mark is None:
+            return True
+        text = str(position)
+        if text not in self._checked:
+            (answer,) = await self.tables.ask(marks.COVERED, marks.to_check(position))
+            if len(self._checked) >= limits.CHECKED_POSITIONS_MAX:
+                self._checked.clear()
+            self._checked[text] = marks.agrees(position, answer)
+        return self._checked[text]
 
     # -------------------------------------------------------------------- subscribing
 
@@ -321,6 +388,7 @@ class Hub:
     def begin_step(self, position: Position) -> None:
         """From here until `end_step`, states are on their way to this position."""
         self.flushes += 1
+        self.advanced = self.begun
         self.position_before, self.position = self.position, position
         self.position_text = str(position)
         self._between.clear()

@@ -20,7 +20,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from headwater import limits
-from headwater.database import Connection, connect
+from headwater.database import Connection
 from headwater.errors import HeadwaterError
 from headwater.hub.execution import Execution
 from headwater.hub.group import Group, Moment, Seen
@@ -167,9 +167,7 @@ class Lane:
 
     async def _connect(self) -> None:
         try:
-            connection = await connect(
-                self._url, purpose="queries", options=self._execution.options
-            )
+            connection = await self._execution.open(self._url)
         except HeadwaterError as error:
             await self._unreachable(error)
             return
@@ -184,6 +182,9 @@ class Lane:
         self._tell()
 
     def _free(self, connection: Connection) -> None:
+        if not self._execution.is_current(connection):
+            self._drop(connection)
+            return
         self._idle.append((connection, time.monotonic()))
         self._tell()
 
@@ -199,6 +200,14 @@ class Lane:
         self._idle = [each for each in self._idle if each[0] not in unused]
         self._open -= len(unused)
         self._close_all(unused)
+
+    def close_outdated(self) -> None:
+        """Let go of connections whose sessions are not current; those at work go when they are
+        free."""
+        outdated = [each for each, _ in self._idle if not self._execution.is_current(each)]
+        self._idle = [each for each in self._idle if each[0] not in outdated]
+        for connection in outdated:
+            self._drop(connection)
 
     def _close_all(self, connections: Iterable[Connection]) -> None:
         for connection in connections:

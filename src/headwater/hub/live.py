@@ -20,7 +20,7 @@ from headwater.hub.arrival import Arrival
 from headwater.hub.costs import Cost
 from headwater.hub.questions import Scope
 from headwater.hub.recent import Recent
-from headwater.hub.subscriber import Access, Subscriber
+from headwater.hub.subscriber import Access, Subscriber, not_taken
 from headwater.hub.tables import KnownTable
 from headwater.live.query import BoundQuery, LiveQuery
 from headwater.live.streamed import Streamed
@@ -108,7 +108,7 @@ class LiveView(View):
     def whole(self, position: str, reason: ResetReason | None) -> Frame:
         """The present rows: a snapshot, or a reset for one who has others. Whoever asks before
         they change, or the frame is forgotten, gets the same one."""
-        if reason not in self._whole:
+        if reason not in self._whole or self._whole[reason].position != position:
             rows = self.rows()
             self._whole[reason] = Frame(
                 Snapshot(self.id, position, rows, hash=self.hash(rows))
@@ -190,8 +190,17 @@ def _matches(deltas: Iterable[Delta]) -> Iterable[Match]:
 
 
 _ATTEMPTS_MAX = 3
-"""How often a subscription is opened anew, one failure after the other, because its table changed
-meanwhile."""
+"""How often a subscription is opened again, one failure after the other, because its table changed
+meanwhile or for a reason that was not foreseen."""
+
+
+def attempts_left(*subscriptions: Iterable[LiveSubscription]) -> bool:
+    """Whether to try once more to give them a result."""
+    for subscription in [each for some in subscriptions for each in some]:
+        subscription.attempts += 1
+        if subscription.attempts > _ATTEMPTS_MAX:
+            return False
+    return True
 
 
 class Opening:
@@ -211,14 +220,6 @@ class Opening:
         self.told: list[LiveSubscription] = []
         """Those who are handed a streamed result part by part."""
         self.again()
-
-    def attempts_left(self) -> bool:
-        """Whether to try once more with the table as it is now."""
-        for subscription in (*self.view.subscribers, *self.view.waiting, *self.told):
-            subscription.attempts += 1
-            if subscription.attempts > _ATTEMPTS_MAX:
-                return False
-        return True
 
     def again(self) -> None:
         """Know nothing, and wait for a snapshot."""
@@ -328,8 +329,13 @@ class LiveSubscription:
         self.reason = reason
         self._arrived.renew()
 
-    def begin(self, frames: Iterable[Frame], *, resumed: bool = False) -> None:
-        """Its whole result, or what it missed of it, is handed over."""
+    async def settled(self, position: Position) -> None:
+        """Wait until the result that is being read for it, if one is, was handed over whole: where
+        the view is live, it was handed what every flush changed."""
+        await self._arrived.wait()
+
+    def begin(self, frames: Iterable[Frame], *, resumed: bool = False, whole: bool = True) -> None:
+        """Its result, or what it missed of it, is handed over; a part of it, unless `whole`."""
         view = self.target
         assert view is not None
         try:
@@ -341,17 +347,24 @@ class LiveSubscription:
                     self.deliver(frame)
         except Exception:
             logger.exception("a subscriber of view %d failed to take its result", view.id)
+            self.fail(not_taken())
+            return
         self.done()
+        if not whole:
+            self._arrived.renew()
 
-    def hand(self, frame: Frame) -> None:
-        """One more frame, to this subscriber alone."""
+    def hand(self, frame: Frame, *, whole: bool = True) -> None:
+        """One more frame, to this subscriber alone; a part of its result, unless `whole`."""
         if self.closed:
             return
         try:
             self.deliver(frame)
         except Exception:
             logger.exception("a subscriber of view %d failed to take a frame", self.view)
-        self.done()
+            self.fail(not_taken())
+            return
+        if whole:
+            self.done()
 
     def done(self) -> None:
         """Everything it waited for was handed over."""

@@ -8,6 +8,7 @@ its position. Whatever makes a state doubtful has it read anew, and its subscrib
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,13 +26,14 @@ from headwater.errors import (
     PermissionMissing,
     Unavailable,
 )
-from headwater.hub.live import LiveSubscription, LiveView, Opening
+from headwater.hub.live import LiveSubscription, LiveView, Opening, attempts_left
 from headwater.hub.openings import Openings, slow_query
 from headwater.hub.questions import Scope
 from headwater.hub.recent import Recents
 from headwater.hub.subscriber import Access, Subscriber
 from headwater.hub.tables import KnownTable
 from headwater.hub.visibility import guarded, scope_of
+from headwater.live.comparison import difference
 from headwater.live.filter import EVERYTHING
 from headwater.live.filter_check import check
 from headwater.live.query import BoundQuery, LiveQuery, Rules
@@ -43,6 +45,8 @@ from headwater.protocol import Frame, ResetReason
 
 if TYPE_CHECKING:
     from headwater.hub.hub import Hub
+
+logger = logging.getLogger(__name__)
 
 Bound: TypeAlias = tuple[LiveQuery, BoundQuery, KnownTable, Scope | None]
 """A query with what the hook adds to it, the same bound to its table, and as whom it is read."""
@@ -214,6 +218,8 @@ class Lives:
             self._remove(view)
 
     def _remove(self, view: LiveView) -> None:
+        if view.removed:
+            return
         self._lingering.pop(view, None)
         self._rechecks.pop(view, None)
         self.recents.clear(view.recent)
@@ -233,7 +239,9 @@ class Lives:
     # -------------------------------------------------------------------- reading anew
 
     def read_again(self, view: LiveView, reason: ResetReason) -> None:
-        """Its state no longer holds. Its subscribers are told the new one when it is there."""
+        """Its state no longer holds. Its subscribers are sent the new one when it is there."""
+        if view.removed:
+            return
         self._abandon_openings(view)
         self.recents.clear(view.recent)
         view.live = False
@@ -248,9 +256,26 @@ class Lives:
         self._hub.metrics.resyncs.labels(reason).inc()
         self.open(view)
 
-    def read_all_again(self) -> None:
-        for view in self:
-            self.read_again(view, "resync")
+    def read_all_again(self, views: Iterable[LiveView] | None = None) -> None:
+        """All of them, or these: they may not have been sent what became of them."""
+        for view in list(self if views is None else views):
+            try:
+                self.read_again(view, "resync")
+            except Exception as error:
+                logger.exception("view %d cannot be read again", view.id)
+                self.fail_all(view, _fault(view, error))
+
+    def leapt(self, tables: Iterable[Table] | None) -> None:
+        """Changes of these tables, or of any, were passed over."""
+        if tables is None:
+            self.read_all_again()
+            return
+        self.reshape(tables)
+        resting: dict[LiveView, None] = {}
+        for mark in (mark for table in tables for mark in _marks(table)):
+            for views in self._shapes.get(mark, {}).values():
+                resting.update(dict.fromkeys(views))
+        self.read_all_again(resting)
 
     def forget_positions(self) -> None:
         """The server restarted, and may give transaction ids out again: a position from before
@@ -363,22 +388,50 @@ class Lives:
         view.take(state)
         self.recents.clear(view.recent)
         for subscription in list(view.subscribers):
-            reason = subscription.reason or "resync"
-            subscription.hand(self._whole(view, reason))
+            self._hand_whole(view, subscription, subscription.reason or "resync")
+
+    def _hand_whole(
+        self,
+        view: LiveView,
+        subscription: LiveSubscription,
+        reason: ResetReason | None,
+        *,
+        begin: bool = False,
+    ) -> None:
+        """The present rows, to one. Rows that cannot be sent end its subscription."""
+        try:
+            frame = self._whole(view, reason)
+            _ = frame.json
+        except Exception as error:
+            logger.exception("view %d has rows that cannot be sent", view.id)
+            view.forget_whole()
+            subscription.fail(_fault(view, error))
+            return
+        if begin:
+            subscription.begin([frame])
+        else:
+            subscription.hand(frame)
 
     def compare(self, view: LiveView, state: Window | Streamed) -> None:
-        """A guarded view was read again. What others did to rights shows only now."""
-        if not isinstance(state, Window) or not isinstance(view.state, Window):
-            if view.differs(state):
-                self.read_again(view, "access")
+        """A live view was read again, true as of the last flush: repair it where it differs. Of a
+        guarded view, what others did to rights shows only now."""
+        found = difference(view.state, state, view.known.wire.row)
+        if found is None:
             return
-        before = view.rows()
+        reason: ResetReason = "drift"
+        if guarded(view) and not found.in_both:
+            reason = "access"
+        else:
+            self._hub.reconciler.drifted(view, found)
+        if not isinstance(state, Window):
+            self.read_again(view, reason)
+            return
         view.take(state)
-        if view.rows() != before:
+        if found.visible:
             self.recents.clear(view.recent)
-            self._hub.metrics.resyncs.labels("access").inc()
+            self._hub.metrics.resyncs.labels(reason).inc()
             for subscription in list(view.subscribers):
-                subscription.hand(self._whole(view, "access"))
+                self._hand_whole(view, subscription, reason)
 
     def welcome(self, view: LiveView) -> None:
         """Those who wait for the result of a live view get it."""
@@ -389,8 +442,7 @@ class Lives:
             view.attach(subscription)
         for subscription in waiting:
             if not subscription.closed:
-                frame = self._whole(view, subscription.reason)
-                subscription.begin([frame])
+                self._hand_whole(view, subscription, subscription.reason, begin=True)
 
     def resync(self, subscription: LiveSubscription, reason: ResetReason) -> None:
         view = subscription.target
@@ -409,7 +461,7 @@ class Lives:
         elif view.live:
             subscription.caught_up = self._hub.flushes
             if self._hub.emitting or not self._hub.stepping:
-                subscription.hand(self._whole(view, reason))
+                self._hand_whole(view, subscription, reason)
             else:
                 self._laggards.append(subscription)
 
@@ -418,30 +470,30 @@ class Lives:
         for subscription in laggards:
             view = subscription.target
             if view is not None and view.live and subscription in view.subscribers:
-                reason = subscription.reason or "overflow"
-                subscription.hand(self._whole(view, reason))
+                self._hand_whole(view, subscription, subscription.reason or "overflow")
 
     # -------------------------------------------------------------------- what goes wrong
 
     def step_failed(self, view: LiveView, error: Exception) -> None:
-        """A question within a flush. What only took too long is read beside the flushes."""
+        """Within a flush. What only took too long, or what nobody foresaw, is read beside it."""
         if view.removed:
-            return
-        if not isinstance(error, psycopg.Error):
-            self.fail_all(view, _fault(view, error))
             return
         if isinstance(error, _NO_RIGHT):
             self.fail_all(view, self._refusal(view, error))
         elif isinstance(error, _CHANGED):
             self.reopen(view)
-        else:
+        elif isinstance(error, psycopg.Error) or attempts_left(view.subscribers, view.waiting):
             self.read_again(view, "resync")
+        else:
+            self.fail_all(view, _fault(view, error))
 
     def _opening_failed(self, opening: Opening, error: Exception) -> None:
         view = opening.view
         if opening not in view.openings:
             return
-        if isinstance(error, _CHANGED) and opening.attempts_left():
+        if isinstance(error, _CHANGED) and attempts_left(
+            view.subscribers, view.waiting, opening.told
+        ):
             self.reopen(view)
             return
         view.openings.remove(opening)

@@ -202,7 +202,7 @@ class Openings:
             # The server ends what takes too long; one that hangs ends nothing.
             async with asyncio.timeout(2 * limits.OPENING_SECONDS):
                 (answer,) = await ask(connection, [question])
-            if isinstance(answer, psycopg.Error):
+            if isinstance(answer, Exception):
                 self._failed(opening, answer)
                 return
             if parts == 0 and not await self._was_whole(connection, opening):
@@ -251,9 +251,9 @@ class Openings:
                 # Who had no room for a part must not take the next for the whole.
                 frames[reason].is_step = not first
             if first:
-                subscription.begin([frames[reason]])
+                subscription.begin([frames[reason]], whole=False)
             else:
-                subscription.hand(frames[reason])
+                subscription.hand(frames[reason], whole=False)
         if more:
             await asyncio.gather(*map(_room, opening.told))
 

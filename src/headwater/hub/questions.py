@@ -86,7 +86,8 @@ def of_keys(known: KnownTable, keys: Sequence[Key], scope: Scope | None) -> Ques
     return Question(known, images(known, rows), scope, keys_only=known.plain)
 
 
-Answer: TypeAlias = list[Row] | psycopg.Error
+Answer: TypeAlias = list[Row] | Exception
+"""The rows; or the driver's error, or that of decoding them."""
 
 
 async def ask(
@@ -96,7 +97,7 @@ async def ask(
     `seconds`, what takes longer is left: the questions still open then count as timed out."""
     await connection.execute("savepoint headwater_questions")
     try:
-        return list(await _ask_together(connection, questions))
+        return await _ask_together(connection, questions)
     except psycopg.Error as error:
         if lost(error):
             raise
@@ -138,9 +139,7 @@ _REWRITTEN = """
 """
 
 
-async def _ask_together(
-    connection: Connection, questions: Sequence[Question]
-) -> Iterator[list[Row]]:
+async def _ask_together(connection: Connection, questions: Sequence[Question]) -> list[Answer]:
     cursors = []
     async with connection.pipeline():
         for question in questions:
@@ -152,10 +151,14 @@ async def _ask_together(
                 await connection.execute(text.encode())
         await connection.execute("release savepoint headwater_questions")
     fetched = [await cursor.fetchall() for cursor in cursors]
-    return (
-        list(map(question.decode, (image for (image,) in rows)))
-        for question, rows in zip(questions, fetched, strict=True)
-    )
+    return list(map(_decoded, questions, fetched))
+
+
+def _decoded(question: Question, rows: Sequence[tuple[str]]) -> Answer:
+    try:
+        return list(map(question.decode, (image for (image,) in rows)))
+    except Exception as error:
+        return error
 
 
 def lost(error: psycopg.Error) -> bool:

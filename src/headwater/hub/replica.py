@@ -18,7 +18,7 @@ from collections.abc import Callable
 import psycopg
 
 from headwater import limits
-from headwater.database import Connection, connect
+from headwater.database import Connection
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.hub.execution import Execution
 from headwater.hub.group import Group, Moment, Seen
@@ -137,9 +137,7 @@ class Replica(Lane):
         while not self.is_up:
             await asyncio.sleep(limits.REPLICA_RETRY_SECONDS)
             try:
-                connection = await connect(
-                    self._url, purpose="queries", options=self._execution.options
-                )
+                connection = await self._execution.open(self._url)
             except HeadwaterError:
                 continue
             try:

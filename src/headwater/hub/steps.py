@@ -19,7 +19,9 @@ applied at once, and only what differs in the end is told."""
 class Step:
     """Takes a state from the last flush to this one."""
 
-    __slots__ = ("at", "changes", "deltas", "error", "opening", "state", "view")
+    __slots__ = (
+        "at", "changes", "deltas", "done", "error", "opening", "state", "view",
+    )  # fmt: skip
 
     def __init__(self, view: LiveView, opening: Opening | None = None) -> None:
         self.view = view
@@ -32,6 +34,8 @@ class Step:
         self.at: datetime | None = None
         self.error: Exception | None = None
         """The driver's, for a question; or a fault of ours."""
+        self.done = False
+        """Whether all subscribers have what came of it, or the view is read again."""
 
     def add(self, changes: list[Change]) -> None:
         """Those of one more transaction."""

@@ -7,8 +7,9 @@ from typing import Protocol
 
 import msgspec
 
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, Unavailable
 from headwater.live.filter import EVERYTHING, Filter
+from headwater.model import Position
 from headwater.protocol import Frame
 
 
@@ -26,8 +27,17 @@ class Access(msgspec.Struct, frozen=True):
     whole: bool = False
 
 
+class Settling(Protocol):
+    """A subscription of any kind, as `Hub.reached` waits for it."""
+
+    def settled(self, position: Position) -> Awaitable[None]:
+        """Return once its subscriber was handed everything up to a position that the hub has
+        reached, or was told why not, or has ended it."""
+
+
 class Subscriber(Protocol):
-    """One subscription of one session. None of these calls waits or raises."""
+    """One subscription of one session. None of these calls waits or raises; a subscription whose
+    `deliver` raises has missed a frame, and is over."""
 
     def subscribed(self, view: int, *, key: tuple[str, ...], resumed: bool) -> None:
         """Frames that name this view are for you from here on. Said again when the view changes."""
@@ -41,3 +51,11 @@ class Subscriber(Protocol):
     def room(self) -> Awaitable[None]:
         """Wait until the client has taken most of what it was sent. For results too large to be
         handed over at once."""
+
+
+def not_taken() -> HeadwaterError:
+    """For a subscription whose subscriber raised an error instead of taking a frame."""
+    return Unavailable(
+        "a message could not be handed over; the log of the gateway says why",
+        hint="Subscribe again: nothing is lost.",
+    )

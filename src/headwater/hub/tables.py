@@ -8,7 +8,7 @@ a shape implies (decoder, statement parts) is kept by its id.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -65,6 +65,9 @@ _NAMES = frozenset(
 )  # fmt: skip
 
 
+_Values: TypeAlias = Sequence[Any] | Mapping[str, Any] | None
+
+
 class Tables:
     """Finds tables by the names people use, through a connection of its own."""
 
@@ -86,7 +89,7 @@ class Tables:
                 self._task = asyncio.create_task(self._look_up())
         return await asyncio.shield(future)
 
-    async def ask(self, statement: str, values: Sequence[Any] | None) -> list[tuple[Any, ...]]:
+    async def ask(self, statement: str, values: _Values) -> list[tuple[Any, ...]]:
         """Put any other question about tables. Raises the driver's errors for wrong questions."""
         async with self.lock:
             kept = self._connection is not None
@@ -107,7 +110,7 @@ class Tables:
                 await self._disconnect()
                 raise _away() from error
 
-    async def _ask(self, statement: str, values: Sequence[Any] | None) -> list[tuple[Any, ...]]:
+    async def _ask(self, statement: str, values: _Values) -> list[tuple[Any, ...]]:
         if self._connection is None:
             self._connection = await connect(self._url, purpose="tables", options=FORMATS)
         try:
@@ -168,7 +171,9 @@ class Tables:
         if description is not None:
             columns = msgspec.convert(description["columns"], tuple[Column, ...])
             key = tuple(description["key"])
-            table = Table(shape, description["schema"], description["name"], columns, key, oid)
+            virtual = tuple(description.get("virtual", ()))
+            names = description["schema"], description["name"]
+            table = Table(shape, *names, columns, key, oid, virtual)
             decoders = ImageDecoder(table), ImageDecoder(_key_part(table))
             self._shapes[shape] = KnownTable(table, image, secured, *decoders, Wire(table))
         return replace(self._shapes[shape], secured=secured)

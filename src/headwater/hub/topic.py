@@ -81,7 +81,8 @@ class TopicView:
     are still being collected."""
 
     __slots__ = (
-        "channel", "cost", "definition", "due", "id", "name", "pending", "safe", "subscribers",
+        "channel", "cost", "definition", "due", "id", "name", "pending", "safe", "sent",
+        "subscribers",
     )  # fmt: skip
 
     def __init__(self, id: int, name: str, definition: TopicDefinition) -> None:
@@ -93,7 +94,27 @@ class TopicView:
         self.pending: News | None = None
         self.due = 0.0
         self.safe: Place | None = None
+        self.sent: dict[Key, Op] = {}
+        """The last rows that were sent, to be compared with the database; of a topic that is
+        derived from a table, as any other says what it is told to say."""
         self.cost = Cost()
+
+    def remember(self, news: News) -> None:
+        """What is about to be sent."""
+        if self.definition.table is None:
+            return
+        if news.gap:
+            self.sent.clear()
+        for key, op in news.ops.items():
+            if op is not None:
+                self.sent.pop(key, None)
+                self.sent[key] = op
+        while len(self.sent) > limits.RECONCILE_TOPIC_ROWS:
+            del self.sent[next(iter(self.sent))]
+
+    def has_sent(self, position: Position) -> bool:
+        """Whether nothing up to the position is pending."""
+        return self.safe is None or self.safe.reached.covers(position)
 
     def settle(self, news: News, rows: Mapping[Key, Row], known: KnownTable) -> None:
         """Say of each row that was named what was read of it."""

@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Any
 
 import msgspec
-import psycopg
 
 from headwater.database import Connection
 from headwater.hub.questions import Question, ask_in_flush, images
@@ -124,7 +123,7 @@ def _element(value: Value) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-Found = Mapping[Key, Row] | psycopg.Error
+Found = Mapping[Key, Row] | Exception
 
 
 async def fetch(
@@ -138,15 +137,15 @@ async def fetch(
         for at, (known, keys) in enumerate(wanted)
         for part in _parts(known, keys)
     ]
-    found: list[dict[Key, Row] | psycopg.Error] = [{} for _ in wanted]
+    found: list[dict[Key, Row] | Exception] = [{} for _ in wanted]
     if not questions:
         return list(found), 0
     answers = await ask_in_flush(connection, [question for _, question in questions])
     for (at, question), answer in zip(questions, answers, strict=True):
         rows = found[at]
-        if isinstance(answer, psycopg.Error):
+        if isinstance(answer, Exception):
             found[at] = answer
-        elif not isinstance(rows, psycopg.Error):
+        elif not isinstance(rows, Exception):
             reader = KeyReader(question.known.table)
             rows.update((reader.of_row(row), row) for row in answer)
     return list(found), len(questions)

@@ -18,7 +18,7 @@ import psycopg
 from headwater.database import connect
 from headwater.errors import DatabaseError, HeadwaterError, ResyncRequired, Unavailable
 from headwater.hub.arrival import Arrival
-from headwater.hub.subscriber import Access, Subscriber
+from headwater.hub.subscriber import Access, Subscriber, not_taken
 from headwater.hub.topic import News, Place, TopicView
 from headwater.hub.unreadable import unreadable
 from headwater.log.follow import is_lost, reconnect_pause
@@ -84,6 +84,7 @@ class TopicSubscription:
         self._stop()
         self._hub.topics.leave(self)
         self._arrived.settle(Unavailable("the topic was closed before it began", hint="Try again."))
+        self._hub.stir()
 
     def pause(self) -> None:
         """Deliver nothing until `resume`. Said while a frame is being delivered, it means that the
@@ -114,6 +115,12 @@ class TopicSubscription:
             self.state = "live"
             self.deliver(self._hub.topics.position_frame(self.topic))
 
+    async def settled(self, position: Position) -> None:
+        """Wait until it is live, and what was signalled up to the position is not being collected
+        any more."""
+        while not self.closed and not (self.is_live and self.topic.has_sent(position)):
+            await self._hub.stirred()
+
     def deliver(self, frame: Frame) -> None:
         """Hand a frame over, if it is live."""
         if self.closed or self.state != "live":
@@ -122,6 +129,7 @@ class TopicSubscription:
             self.subscriber.deliver(frame)
         except Exception:
             logger.exception("a subscriber of topic %s failed to take a frame", self.topic.name)
+            self.fail(not_taken())
 
     def missed(self, news: News) -> None:
         """A flush brought this while it catches up."""
@@ -164,6 +172,7 @@ class TopicSubscription:
         news = News()
         news.gap = True
         self.deliver(self.topic.frame(news, str(position)))
+        self._hub.stir()
 
     def fail(self, error: HeadwaterError) -> None:
         if self.closed:

@@ -14,20 +14,22 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
 import psycopg
 
 from headwater import limits
 from headwater.database import Connection
 from headwater.errors import CaptureError, Forbidden, HeadwaterError
-from headwater.hub.subscriber import Access, Subscriber
+from headwater.hub.subscriber import Access, Subscriber, not_taken
 from headwater.hub.tables import KnownTable
 from headwater.hub.topic import Gathering, News, Place, TopicView, upsert
 from headwater.hub.topic_rows import Found, KeyReader, fetch
 from headwater.hub.topic_subscription import TopicSubscription
 from headwater.hub.visibility import feed_rights
 from headwater.log.listener import Listener
+from headwater.log.signals import is_signals
 from headwater.model import Key, Position, Table, Transaction
-from headwater.protocol import Frame, Upsert, Wire
+from headwater.protocol import Frame, Remove, Upsert, Wire
 from headwater.topics.definitions import TopicDefinition
 
 if TYPE_CHECKING:
@@ -59,8 +61,8 @@ class Topics:
     def __iter__(self) -> Iterator[TopicView]:
         return iter(list(self._views.values()))
 
-    def __bool__(self) -> bool:
-        return bool(self._views)
+    def __len__(self) -> int:
+        return len(self._views)
 
     @property
     def place(self) -> Place:
@@ -240,7 +242,7 @@ class Topics:
             if entity is None or not any(True for _ in news.unread):
                 continue
             rows = found[entity]
-            if isinstance(rows, psycopg.Error):
+            if isinstance(rows, Exception):
                 news.lose()
             else:
                 view.settle(news, rows, self._known[entity])
@@ -255,7 +257,7 @@ class Topics:
         )
         self._hub.metrics.questions.labels(kind).inc(statements)
         for name, rows in zip(asked, found, strict=True):
-            if isinstance(rows, psycopg.Error):
+            if isinstance(rows, Exception):
                 logger.warning("topics could not read table %s: %s", name, rows)
                 self._stale.add(name)
         return dict(zip(asked, found, strict=True))
@@ -275,17 +277,24 @@ class Topics:
         found = await self._fetch(connection, wanted, "parent")
         for news, parent, key in pointing:
             rows, known = found[parent], self._known[parent]
-            if isinstance(rows, psycopg.Error):
+            if isinstance(rows, Exception):
                 news.lose()
             elif (row := rows.get(key)) is not None:
                 handout.add_parent(news, parent, key, upsert(known.table, known.wire, row))
 
     def hand_out(self, handout: Handout | None) -> None:
-        """Tell everybody, within the step of the flush."""
+        """Send it to all, within the step of the flush. What fails here harms nothing else."""
         if handout is None:
             self._place = None
             return
         self._place = handout.before
+        try:
+            self._hand_out(handout)
+        except Exception:
+            logger.exception("topics cannot take a flush, and are read from the log")
+            self.fell_behind(None)
+
+    def _hand_out(self, handout: Handout) -> None:
         metrics = self._hub.metrics
         metrics.signals.inc(handout.gathering.signals)
         metrics.signal_ids_refused.inc(handout.gathering.refused)
@@ -304,15 +313,26 @@ class Topics:
                     subscription.missed(news)
         for view, news in handout.sending.items():
             if news:
-                frame = view.frame(news, text, handout.parents_of(news))
-                for subscription in tuple(view.subscribers):
-                    subscription.deliver(frame)
-                view.cost.sent(frame, len(view.subscribers))
+                view.remember(news)
+                self._send(view, handout.frame(view, news, text), handout.before)
         for subscription, news in handout.joining.items():
-            parents = handout.parents_of(news)
-            subscription.join(subscription.topic.frame(news, text, parents))
+            joining = handout.frame(subscription.topic, news, text)
+            if joining is None:
+                subscription.fail(not_taken())
+            else:
+                subscription.join(joining)
         self._tell_positions(handout, text)
         self._place = place
+
+    def _send(self, view: TopicView, frame: Frame | None, before: Place) -> None:
+        """A topic whose rows cannot be sent harms no other: it is read from the log."""
+        for subscription in tuple(view.subscribers):
+            if frame is None:
+                subscription.fell_behind(before)
+            else:
+                subscription.deliver(frame)
+        if frame is not None:
+            view.cost.sent(frame, len(view.subscribers))
 
     def _late(self, handout: Handout) -> Iterable[tuple[TopicView, News]]:
         """What the flush brought for topics that somebody began to follow while it read rows: who
@@ -363,19 +383,61 @@ class Topics:
                     if subscription not in handout.joining:
                         subscription.deliver(frame)
 
+    async def compare(self, connection: Connection, view: TopicView) -> News | None:
+        """The rows of a topic that were sent last, and that the database does not have as they were
+        sent, as they are. None where that cannot be known."""
+        name = view.definition.table
+        assert name is not None
+        known, news = self._known[name], News()
+        if name in self._stale:
+            return None
+        news.ops = dict.fromkeys(view.sent)
+        (rows,), statements = await fetch(connection, [(known, list(news.ops))])
+        self._hub.metrics.questions.labels("reconcile").inc(statements)
+        if isinstance(rows, Exception):
+            return None
+        view.settle(news, rows, known)
+        same = [key for key, op in news.ops.items() if _sent_as(op) == _sent_as(view.sent.get(key))]
+        for key in same:
+            del news.ops[key]
+        return news
+
+    def correct(self, view: TopicView, news: News) -> None:
+        """Send rows again as they are."""
+        view.remember(news)
+        frame = view.frame(news, str(self.place.durable))
+        for subscription in tuple(view.subscribers):
+            subscription.deliver(frame)
+
     def position_frame(self, view: TopicView) -> Frame:
         """Says no more than where to resume."""
         return view.frame(News(), str(self.place.durable))
 
     # -------------------------------------------------------------------- what goes wrong
 
-    def fell_behind(self) -> None:
-        """The hub goes on without telling what happened: read it in the log."""
-        since, self._place = self.place, None
-        self._forget_pending()
-        for view in self:
+    def fell_behind(self, tables: Iterable[Table] | None) -> None:
+        """The hub passes over changes of these tables, or of any: they are read in the log."""
+        since = self.place
+        for view in self._resting_on(tables):
+            view.pending = view.safe = None
+            self._collecting.pop(view, None)
             for subscription in list(view.subscribers):
                 subscription.fell_behind(since)
+        if not self._collecting:
+            self._place = None
+
+    def _resting_on(self, tables: Iterable[Table] | None) -> Iterable[TopicView]:
+        if tables is None or any(map(is_signals, tables)):
+            return list(self)
+        marks = {mark for table in tables for mark in (table.oid, (table.schema, table.name))}
+        return [view for view in self if not marks.isdisjoint(self._marks(view.definition))]
+
+    def _marks(self, definition: TopicDefinition) -> set[int | tuple[str, str]]:
+        """What the table whose changes are a topic's own may be known by."""
+        known = None if definition.table is None else self._known.get(definition.table)
+        if known is None:
+            return set()
+        return {known.table.oid, (known.table.schema, known.table.name)}
 
     def restarted(self) -> None:
         """The server began anew: a position that was not on disk may mean something else now."""
@@ -443,8 +505,15 @@ class Handout:
     def add_parent(self, news: News, parent: str, key: Key, op: Upsert) -> None:
         self._parents.setdefault(news, {})[parent, key] = op
 
-    def parents_of(self, news: News) -> Iterable[Upsert]:
-        return self._parents.get(news, {}).values()
+    def frame(self, view: TopicView, news: News, position: str) -> Frame | None:
+        """The message, encoded; None for one that cannot be sent."""
+        try:
+            frame = view.frame(news, position, self._parents.get(news, {}).values())
+            _ = frame.json
+            return frame
+        except Exception:
+            logger.exception("topic %s has rows that cannot be sent", view.name)
+            return None
 
     @property
     def is_unread(self) -> bool:
@@ -460,6 +529,10 @@ def _values(news: News, column: str) -> Iterator[object]:
     for op in news.ops.values():
         if isinstance(op, Upsert) and (value := op.row.get(column)) is not None:
             yield value
+
+
+def _sent_as(op: Upsert | Remove | None) -> bytes:
+    return msgspec.json.encode(op)
 
 
 def _merged(earlier: News | None, later: News | None) -> News:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import islice
 
-import psycopg
-
 from headwater import limits
 from headwater.database import Connection
 from headwater.errors import Forbidden
@@ -47,7 +45,7 @@ async def hide(connection: Connection, steps: Iterable[Step], now: datetime) -> 
     visible: dict[int, set[Key]] = {}
     for (group, question), answer in zip(questions, answers, strict=True):
         for step in group:
-            if isinstance(answer, psycopg.Error):
+            if isinstance(answer, Exception):
                 step.error = answer
             else:
                 seen = visible.setdefault(id(step), set())

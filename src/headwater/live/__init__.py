@@ -4,6 +4,7 @@ Pure. Nothing here awaits, reads a clock or does I/O; where memory cannot know, 
 the database (`needs`), and the shell that drives it brings the answer. Read it in this order:
 
     kinds            what memory knows of each column type
+    columns          why a column cannot be used
     filter           conditions: the tree, its Python and its JSON form
     filter_check     … against a table: columns exist, values have the column's type
     filter_compile   … as a Python function of a row

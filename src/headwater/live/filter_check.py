@@ -13,6 +13,7 @@ from typing import Any, assert_never
 from headwater import limits
 from headwater.errors import InvalidQuery
 from headwater.live import kinds
+from headwater.live.columns import unusable_column
 from headwater.live.filter import And, Compare, Filter, In, IsNull, Like, Not, Or, conditions, depth
 from headwater.live.kinds import Kind
 from headwater.live.like import tokens
@@ -37,12 +38,12 @@ def check(
         raise InvalidQuery(f"more than {limits.FILTER_VALUES_TOTAL_MAX:,} values", path=path)
     if depth(where) > limits.FILTER_DEPTH_MAX:
         raise InvalidQuery(f"nested deeper than {limits.FILTER_DEPTH_MAX}", path=path)
-    return _Check(table.label, allowed).node(where, path)
+    return _Check(table, allowed).node(where, path)
 
 
 class _Check:
-    def __init__(self, label: str, columns: dict[str, Column]) -> None:
-        self._label = label
+    def __init__(self, table: Table, columns: dict[str, Column]) -> None:
+        self._table = table
         self._columns = columns
 
     def node(self, where: Filter, path: str) -> Filter:
@@ -73,16 +74,14 @@ class _Check:
     def _kind(self, name: str, path: str) -> Kind:
         column = self._columns.get(name)
         if column is None:
-            raise InvalidQuery(
-                f"{self._label} has no filterable column {name!r:.100}",
-                path=f"{path}.column",
-                hint=f"Filterable columns are: {', '.join(self._columns) or 'none'}.",
+            raise unusable_column(
+                self._table, name, self._columns, path=f"{path}.column", use="filterable"
             )
         return kinds.kind_of(column)
 
     def _comparable(self, name: str, path: str) -> Kind:
         kind = self._kind(name, path)
-        if kind is kinds.INCOMPARABLE:
+        if not kind.compares:
             raise InvalidQuery(
                 f"{name!r} is {self._columns[name].declared}, which cannot be compared",
                 path=path,

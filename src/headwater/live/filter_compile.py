@@ -3,7 +3,8 @@
 For every node there are two expressions: where it is surely true, and where it is surely false.
 NOT swaps them, AND and OR are each other's mirror image, and NULL is in neither; that is all of
 three-valued logic, and nothing is left of it when the function runs. A condition that memory cannot
-decide raises `Undecided` when, and only when, the row's outcome hangs on it.
+decide, or a value that Python cannot compare, raises `Undecided` when, and only when, the row's
+outcome depends on it.
 
 The source is compiled once per shape of filter: queries that differ in their constants share it.
 """
@@ -29,7 +30,7 @@ from headwater.live.filter import (
 )
 from headwater.live.kinds import Kind
 from headwater.live.like import fold_guard, lowers_to_ascii, test_of
-from headwater.live.needs import undecided
+from headwater.live.needs import Undecided, undecided
 from headwater.model import Column, Row, Table, Value
 
 Matches: TypeAlias = Callable[[Row], bool]
@@ -44,15 +45,36 @@ def compile_filter(where: Filter, table: Table) -> Matches:
     writer = _Writer(table)
     source = writer.true(where)
     names = "".join(f"k{i}," for i in range(len(writer.constants)))
-    return _factory(f"lambda {names}: lambda row: {source}")(*writer.constants)  # type: ignore[no-any-return]
+    return _factory(_SOURCE.format(names=names, source=source))(*writer.constants)  # type: ignore[no-any-return]
+
+
+# A value that Python cannot compare is for the database to compare.
+_SOURCE = """
+def make({names}):
+    def matches(row):
+        try:
+            return {source}
+        except Undecided:
+            raise
+        except Exception as error:
+            raise Undecided from error
+    return matches
+"""
 
 
 @lru_cache(maxsize=1024)
 def _factory(source: str) -> Callable[..., Any]:
-    return eval(source, _NAMES)  # type: ignore[no-any-return]
+    names = dict(_NAMES)
+    exec(source, names)
+    return names["make"]  # type: ignore[no-any-return]
 
 
-_NAMES = {**kinds.NAMES, "undecided": undecided, "lowers_to_ascii": lowers_to_ascii}
+_NAMES: dict[str, Any] = {
+    **kinds.NAMES,
+    "Undecided": Undecided,
+    "undecided": undecided,
+    "lowers_to_ascii": lowers_to_ascii,
+}
 
 
 class _Writer:
@@ -77,7 +99,7 @@ class _Writer:
             case Like(column, pattern, fold):
                 return self._like(column, pattern, fold, "{}")
             case IsNull(column):
-                return f"row[{column!r}] is None"
+                return self._null(column, "is None")
             case _:
                 assert_never(where)
 
@@ -96,7 +118,7 @@ class _Writer:
             case Like(column, pattern, fold):
                 return self._like(column, pattern, fold, "not ({})")
             case IsNull(column):
-                return f"row[{column!r}] is not None"
+                return self._null(column, "is not None")
             case _:
                 assert_never(where)
 
@@ -112,6 +134,12 @@ class _Writer:
 
     def _kind(self, column: str) -> Kind:
         return kinds.kind_of(self._columns[column])
+
+    def _null(self, column: str, test: str) -> str:
+        doubt = self._kind(column).null_doubt
+        if not doubt:
+            return f"row[{column!r}] {test}"
+        return f"undecided() if {doubt.format(v=f'(v := row[{column!r}])')} else v {test}"
 
     def _compare(self, column: str, operator: Operator, value: Value) -> str:
         kind = self._kind(column)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
@@ -43,8 +43,19 @@ class Kind:
     """Whether LIKE applies."""
     null: tuple[Any, Any] | None = None
     """Values below and above all comparables, which can stand for NULL in a sort key."""
+    null_doubt: str = ""
+    """Source of a test for values of which only the database knows whether they are NULL."""
     strict: bool = False
     """Whether values that Python calls equal can still print differently (1.0 and 1.00)."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether PostgreSQL compares its values with constants at all."""
+        return self.read is not _read_nothing
+
+    def may_be_null(self, value: Value) -> bool:
+        """Whether only the database knows if this is NULL."""
+        return bool(self.null_doubt) and bool(_function(self.null_doubt)(value))
 
     def to_comparable(self, value: Value) -> Any:
         """What `comparable` computes, for constants."""
@@ -62,7 +73,7 @@ def _read_number(value: Any) -> int | Decimal:
     if isinstance(value, int):
         return value
     number = Decimal(repr(value) if isinstance(value, float) else value)
-    if abs(number.adjusted()) > limits.FILTER_TEXT_CHARS_MAX:
+    if not -limits.NUMERIC_SCALE_MAX <= number.adjusted() < limits.NUMERIC_DIGITS_MAX:
         raise ValueError
     return number
 
@@ -73,9 +84,16 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,6})?|NaN
 def _read_integer(value: Any) -> int | Decimal:
     """Whole numbers become int; a fraction stays what it is, for `region > 7.5` makes sense."""
     number = _read_number(value)
-    if isinstance(number, Decimal) and not number.is_finite():
+    if isinstance(number, int):
+        return number
+    if not number.is_finite():
         raise ValueError
+    if number.adjusted() > _INTEGER_DIGITS:
+        return number  # beyond every integer of PostgreSQL; Python would take its time with it
     return int(number) if number == int(number) else number
+
+
+_INTEGER_DIGITS = 20
 
 
 def _read_numeric(value: Any) -> Decimal:
@@ -116,6 +134,7 @@ def _read_text(value: Any) -> str:
 
 def _read_timestamptz(value: Any) -> Value:
     if value in ("infinity", "-infinity") or is_far(value):
+        far_moment(value)
         return value
     moment = datetime.fromisoformat(value) if isinstance(value, str) else value
     if not isinstance(moment, datetime):
@@ -125,6 +144,7 @@ def _read_timestamptz(value: Any) -> Value:
 
 def _read_timestamp(value: Any) -> Value:
     if value in ("infinity", "-infinity") or is_far(value):
+        far_moment(value)
         return value
     moment = datetime.fromisoformat(value) if isinstance(value, str) else value
     if not isinstance(moment, datetime) or moment.tzinfo:
@@ -134,6 +154,7 @@ def _read_timestamp(value: Any) -> Value:
 
 def _read_date(value: Any) -> Value:
     if value in ("infinity", "-infinity") or is_far(value):
+        far_day(value)
         return value
     day = date.fromisoformat(value) if isinstance(value, str) else value
     if not isinstance(day, date) or isinstance(day, datetime):
@@ -173,9 +194,10 @@ EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 NAIVE_EPOCH = datetime(2000, 1, 1)
 _NEVER = timedelta(days=999_999_998)
 _FAR = re.compile(
-    r"(?P<year>\d{4,7})-(?P<month>\d\d)-(?P<day>\d\d)"
-    r"(?: (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:\.(?P<fraction>\d{1,6}))?"
-    r"(?P<zone>[+-]\d\d(?::\d\d){0,2})?)?(?P<era> BC)?"
+    r"(?P<year>[0-9]{4,7})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})"
+    # JSON has a T between day and hour, PostgreSQL's text a blank.
+    r"(?:[T ](?P<hour>[0-9]{2}):(?P<minute>[0-9]{2}):(?P<second>[0-9]{2})"
+    r"(?:\.(?P<fraction>[0-9]{1,6}))?(?P<zone>Z|[+-][0-9]{2}(?::[0-9]{2}){0,2})?)?(?P<era> BC)?"
 )
 
 
@@ -217,7 +239,7 @@ def far_moment(text: str) -> timedelta:
 
 
 def _offset(zone: str | None) -> timedelta:
-    if zone is None:
+    if zone is None or zone == "Z":
         return timedelta()
     hours, minutes, seconds = (*map(int, zone[1:].split(":")), 0, 0)[:3]
     offset = timedelta(hours=hours, minutes=minutes, seconds=seconds)
@@ -320,8 +342,14 @@ _BYTEA = Kind(
     reverse="{v}.translate(INVERTED).decode('latin-1') + '\\u0100'",
 )
 _ENUM = Kind("one of the type's labels", _read_text, orders=False)
-_OPAQUE = Kind("a value in PostgreSQL's text form", _read_text, equates=False, orders=False)
-INCOMPARABLE = Kind("nothing", _read_nothing, equates=False, orders=False, strict=True)
+# It may be a composite type: to SQL, a value of NULLs only is NULL itself.
+_OPAQUE = Kind(
+    "a value in PostgreSQL's text form", _read_text, equates=False, orders=False,
+    null_doubt="{v}.__class__ is dict",
+)  # fmt: skip
+_INCOMPARABLE = Kind("nothing", _read_nothing, equates=False, orders=False, strict=True)
+# In an image, the null of JSON looks like NULL.
+_JSON = replace(_INCOMPARABLE, null_doubt="{v} is None")
 
 _BY_TYPE = {
     "smallint": _INTEGER,
@@ -339,9 +367,9 @@ _BY_TYPE = {
     "time": _TIME,
     "uuid": _UUID,
     "bytea": _BYTEA,
-    "json": INCOMPARABLE,
-    "jsonb": INCOMPARABLE,
-    "xml": INCOMPARABLE,
+    "json": _JSON,
+    "jsonb": _JSON,
+    "xml": _INCOMPARABLE,
 }
 
 # Collations that come with PostgreSQL are deterministic: equal means equal bytes. A collation that
@@ -366,7 +394,7 @@ def kind_of(column: Column) -> Kind:
     if column.enum:
         return _ENUM
     if column.type.endswith("[]"):
-        return INCOMPARABLE
+        return _INCOMPARABLE
     return _BY_TYPE.get(column.type, _OPAQUE)
 
 

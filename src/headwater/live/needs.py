@@ -18,6 +18,10 @@ class Undecided(Exception):
     """Memory cannot tell; the database can."""
 
 
+class Unplaced(Exception):
+    """Memory cannot place a row in the order, because of a value in it."""
+
+
 def undecided() -> bool:
     raise Undecided
 

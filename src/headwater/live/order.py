@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -21,8 +22,10 @@ import msgspec
 from headwater import limits
 from headwater.errors import InvalidQuery
 from headwater.live import kinds
+from headwater.live.columns import unusable_column
 from headwater.live.filter_sql import Sql, constant_sql, identifier, join
 from headwater.live.kinds import Kind
+from headwater.live.needs import Unplaced
 from headwater.model import Cursor, Row, Table, Value
 
 SortKey: TypeAlias = tuple[Any, ...]
@@ -96,12 +99,8 @@ def check_order(
     allowed = [name for name in columns if sortable is None or name in (*sortable, *table.key)]
     for i, by in enumerate(given):
         if by.column not in allowed:
-            raise InvalidQuery(
-                f"{table.label} has no sortable column {by.column!r:.100}",
-                path=f"{path}[{i}]",
-                hint=f"Sortable columns are: {', '.join(allowed)}.",
-            )
-        if kinds.kind_of(columns[by.column]) is kinds.INCOMPARABLE:
+            raise unusable_column(table, by.column, allowed, path=f"{path}[{i}]", use="sortable")
+        if not kinds.kind_of(columns[by.column]).compares:
             declared = columns[by.column].declared
             raise InvalidQuery(f"{declared} cannot be ordered", path=f"{path}[{i}]")
     # A column named twice says nothing new the second time.
@@ -122,10 +121,13 @@ class Ordering:
     cursor: Callable[[Row], Cursor]
     """The row's values of the order's columns."""
 
-    def __init__(self, by: tuple[OrderBy, ...], table: Table) -> None:
+    def __init__(self, by: tuple[OrderBy, ...], table: Table, *, ranked: bool = False) -> None:
+        """With `ranked`, only the database decides the order, whatever the columns are."""
         of_column = {column.name: kinds.kind_of(column) for column in table.columns}
         self.by = by
         self._kinds = tuple(of_column[each.column] for each in by)
+        if ranked:
+            self._kinds = tuple(replace(kind, orders=False) for kind in self._kinds)
         self.exact = all(kind.orders for kind in self._kinds)
         self.cursor = _cursor(tuple(each.column for each in by))
         self._never_null = frozenset(table.key)
@@ -231,6 +233,15 @@ class Entries(NamedTuple):
     places: dict[str, int]
 
 
+_ENTRY = """
+def entry(row, rank=0):
+    try:
+        {body}
+    except Exception as error:
+        raise Unplaced from error
+"""
+
+
 @lru_cache(maxsize=1024)
 def _entries(
     order: tuple[OrderBy, ...],
@@ -242,7 +253,7 @@ def _entries(
     elements: list[str] = []
     places: dict[str, int] = {}
     variables: dict[str, str] = {}
-    names: dict[str, Any] = dict(kinds.NAMES)
+    names: dict[str, Any] = {**kinds.NAMES, "Unplaced": Unplaced}
     for i, (by, kind) in enumerate(zip(order, of_column, strict=True)):
         if not kind.orders:
             elements.append("rank")
@@ -266,8 +277,8 @@ def _entries(
         if name not in places:
             places[name] = len(elements)
             elements.append(variables.get(name, f"row[{name!r}]"))
-    body = "\n    ".join((*lines, f"return ({', '.join(elements)},)"))
-    exec(f"def entry(row, rank=0):\n    {body}", names)
+    body = "\n        ".join((*lines, f"return ({', '.join(elements)},)"))
+    exec(_ENTRY.format(body=body), names)
     return Entries(names["entry"], width, places)
 
 

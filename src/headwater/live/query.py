@@ -16,6 +16,7 @@ import msgspec
 from headwater import limits
 from headwater.errors import ConfigError, InvalidQuery
 from headwater.live import kinds
+from headwater.live.columns import unusable_column
 from headwater.live.filter import EVERYTHING, Filter, canonical, from_json, to_json
 from headwater.live.filter_check import check
 from headwater.live.filter_compile import Matches, compile_filter
@@ -161,11 +162,22 @@ class BoundQuery:
 
     def moved(self, after: Cursor | None) -> BoundQuery:
         """The same query behind another cursor."""
+        other = self._copy()
+        other.after = after
+        other.canonical = other._canonical()
+        return other
+
+    def ranked(self) -> BoundQuery:
+        """The same query, whose order only the database decides."""
+        other = self._copy()
+        other.order = Ordering(self.order.by, self.table, ranked=True)
+        other.layout = Layout(other.order, self.table, self.columns)
+        return other
+
+    def _copy(self) -> BoundQuery:
         other: BoundQuery = object.__new__(BoundQuery)
         for name in self.__slots__:
             setattr(other, name, getattr(self, name))
-        other.after = after
-        other.canonical = other._canonical()
         return other
 
     def _canonical(self) -> bytes:
@@ -198,7 +210,7 @@ def _told_apart(value: Any) -> Any:
 def _check_key(table: Table) -> None:
     """Rows are found by their keys; a list or a JSON value finds nothing."""
     for column in table.columns:
-        if column.name in table.key and kinds.kind_of(column) is kinds.INCOMPARABLE:
+        if column.name in table.key and not kinds.kind_of(column).compares:
             raise InvalidQuery(
                 f"{table.label}: its primary key has {column.name}, of type {column.declared}",
                 path="table",
@@ -213,11 +225,7 @@ def _check_columns(columns: tuple[str, ...] | None, table: Table) -> tuple[str, 
     names = [column.name for column in table.columns]
     for i, name in enumerate(columns):
         if name not in names:
-            raise InvalidQuery(
-                f"{table.label} has no column {name!r:.100}",
-                path=f"columns[{i}]",
-                hint=f"Columns are: {', '.join(names)}.",
-            )
+            raise unusable_column(table, name, names, path=f"columns[{i}]")
     selected = tuple(name for name in names if name in columns or name in table.key)
     return None if len(selected) == len(names) else selected
 

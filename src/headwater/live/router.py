@@ -21,10 +21,6 @@ Item = TypeVar("Item", bound=Hashable)
 _ABSENT = object()
 
 
-def _no_value(value: Any) -> Any:
-    return _ABSENT
-
-
 class Router(Generic[Item]):
     """The index over many queries' filters; an item stands for a query."""
 
@@ -56,7 +52,10 @@ class Router(Generic[Item]):
             return set()
         if change.op in ("truncate", "reset") or (change.op != "insert" and change.before is None):
             return set(index.items)
-        return index.candidates(change.before, change.after)
+        try:
+            return index.candidates(change.before, change.after)
+        except Exception:  # a value that cannot be looked up: any query may match it
+            return set(index.items)
 
 
 class _TableIndex(Generic[Item]):
@@ -110,7 +109,7 @@ class _ColumnIndex(Generic[Item]):
         self._comparable: Callable[[Any], Any] | None = kind.to_comparable
         if not kind.equates:
             # Only IS NULL can be filed, and the values need not even be hashable.
-            self._comparable = _no_value
+            self._comparable = lambda value: None if kind.may_be_null(value) else _ABSENT
         elif kind.comparable == "{v}":
             self._comparable = None
         self.equal: dict[Any, set[Item]] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from headwater import limits
-from headwater.live.needs import Check, Need, Outcome, Refill, Undecided
+from headwater.live.needs import Check, Need, Outcome, Refill, Undecided, Unplaced
 from headwater.live.query import BoundQuery
 from headwater.model import Change, Cursor, Delta, Key, Match, Reset, Row, Unmatch, Update
 
@@ -108,7 +108,10 @@ class Streamed:
 
     def _same(self, one: Row, other: Row) -> bool:
         layout = self._query.layout
-        return layout.same(layout.sort(one), layout.sort(other))
+        try:
+            return layout.same(layout.sort(one), layout.sort(other))
+        except Unplaced:
+            return False
 
     def _seen(self, row: Row) -> Row:
         return row if self._query.select is None else self._query.select(row)

@@ -20,7 +20,7 @@ from typing import assert_never
 
 from headwater import limits
 from headwater.live.layout import Entry
-from headwater.live.needs import NOTHING, Need, Order, Outcome, Refill, Undecided
+from headwater.live.needs import NOTHING, Need, Order, Outcome, Refill, Undecided, Unplaced
 from headwater.live.query import BoundQuery
 from headwater.live.steps import Enters, Leaves, Moves, Stays, Step, steps
 from headwater.model import Change, Cursor, Delta, Enter, Key, Leave, Move, Reset, Row, Update
@@ -109,6 +109,16 @@ class Window:
         return list(self._at)
 
     @property
+    def ordered_keys(self) -> list[Key]:
+        """The same, in the order of `buffer`."""
+        return list(map(self._key, self._entries))
+
+    @property
+    def limit(self) -> int:
+        """How many rows are visible at most."""
+        return self._limit
+
+    @property
     def complete(self) -> bool:
         """Whether every matching row behind the anchor is in the buffer."""
         return self._horizon is _END
@@ -131,22 +141,28 @@ class Window:
 
     def apply(self, changes: Sequence[Change]) -> Outcome:
         """Take the changes of one transaction."""
-        if len(changes) == 1 and self._settled:
-            change = changes[0]
-            if change.key:
-                try:
-                    return self._step(change.key, change.after)
-                except Undecided:
-                    pass
-        return self._take(changes)
+        try:
+            if len(changes) == 1 and self._settled:
+                change = changes[0]
+                if change.key:
+                    try:
+                        return self._step(change.key, change.after)
+                    except Undecided:
+                        pass
+            return self._take(changes)
+        except Unplaced:
+            return self._leave_order_to_database()
 
     def answer(self, need: Need, rows: Sequence[Row]) -> Outcome:
         """Take the database's answer to one of `needs`."""
-        match need:
-            case Refill(_, count):
-                return self._refill(rows, count)
-            case Order():
-                return self._settle_doubt(rows)
+        try:
+            match need:
+                case Refill(_, count):
+                    return self._refill(rows, count)
+                case Order():
+                    return self._settle_doubt(rows)
+        except Unplaced:
+            return self._leave_order_to_database()
         raise TypeError(f"a window never asks for {need!r}")
 
     def reanchor(self, after: Cursor | None) -> Outcome:
@@ -360,6 +376,12 @@ class Window:
         self._empty()
         self._horizon = _START
         self._stale = True
+
+    def _leave_order_to_database(self) -> Outcome:
+        """A row has a value that memory cannot order: from here on the database orders the rows."""
+        self._bind(self._query.ranked())
+        self._start_over()
+        return self._outcome(())
 
     def _anchor_of(self, after: Cursor | None) -> Entry:
         return _START if after is None else _behind(self._query.order.key(after))

@@ -12,7 +12,8 @@ from datetime import datetime, timedelta
 import msgspec
 
 from headwater.database import Connection
-from headwater.errors import ConfigError
+from headwater.errors import ConfigError, ResyncRequired
+from headwater.log.read import check
 from headwater.model import Position
 
 logger = logging.getLogger(__name__)
@@ -83,8 +84,7 @@ async def _describe(
         """
         select clock_timestamp() - first.at,
                retention - (clock_timestamp() - first.at),
-               headwater.log_id() <> %(log)s
-                 or %(xmin)s < (select last_value from headwater.log_floor)
+               headwater.log_id()
         from headwater.installation
         left join lateral (
           select min(at) as at from (
@@ -96,13 +96,15 @@ async def _describe(
         ) first on true
         """,
         {
-            "log": position.log,
-            "xmin": position.xmin,
             "xid": str(position.xmin),
             "snapshot": position.snapshot,
         },
     )
     row = await cursor.fetchone()
     assert row is not None
-    lag, left, lost = row
-    return Cursor(name, position, saved_at, lag, left, bool(lost))
+    lag, left, log = row
+    try:
+        await check(connection, log, position)
+    except ResyncRequired:
+        return Cursor(name, position, saved_at, lag, left, lost=True)
+    return Cursor(name, position, saved_at, lag, left, lost=False)

@@ -14,7 +14,9 @@
 | arrays of these | list |
 | everything else | str, PostgreSQL's own text |
 
-A value that the Python type cannot hold (`infinity`, a year before 1) stays PostgreSQL's text.
+A value that the Python type cannot hold (`infinity`, a year before 1) stays PostgreSQL's text; so
+does JSON that no reader is sure to read again: nested too deep, or with a number beyond Python's.
+Decoding never fails: what is in one row must not matter to those who read others.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from uuid import UUID
 
 import msgspec
 
+from headwater.limits import VALUE_DEPTH_MAX
 from headwater.model import Row, Table
 
 _TYPES: dict[str, Any] = {
@@ -51,6 +54,9 @@ _TYPES: dict[str, Any] = {
     "uuid": UUID,
     "bytea": str,
 }
+_FLOATS = ("real", "double precision")
+_NAN = Decimal("NaN")
+_NEGATIVE_ZERO = re.compile(r"[:\[,]\s*-0[,}\]\s]")
 
 
 class ImageDecoder:
@@ -61,27 +67,67 @@ class ImageDecoder:
         image_type: Any = TypedDict(table.name, types)  # type: ignore[misc]
         self._fast = msgspec.json.Decoder(image_type)
         self._columns = {name: msgspec.json.Decoder(type_) for name, type_ in types.items()}
-        self._bytes = tuple(c.name for c in table.columns if c.type in ("bytea", "bytea[]"))
+        of_type = {column.name: column.type.removesuffix("[]") for column in table.columns}
+        self._bytes = tuple(name for name, type_ in of_type.items() if type_ == "bytea")
+        self._floats = {name for name, type_ in of_type.items() if type_ in _FLOATS}
+        self._elements = {
+            c.name: msgspec.json.Decoder(_TYPES[of_type[c.name]] | None)
+            for c in table.columns
+            if c.type.endswith("[]") and of_type[c.name] in _TYPES
+        }
+        self._numeric_keys = tuple(name for name in table.key if of_type.get(name) == "numeric")
 
     def __call__(self, image: str) -> Row:
         row: dict[str, Any]
         try:
-            row = self._fast.decode(image)  # type: ignore[assignment]
-        except (msgspec.DecodeError, RecursionError):
+            row = (
+                self._decode_each(image) if self._needs_care(image) else self._fast.decode(image)  # type: ignore[assignment]
+            )
+        except Exception:
             row = self._decode_each(image)
         for name in self._bytes:
             row[name] = _map(_to_bytes, row[name])
+        for name in self._numeric_keys:
+            if row[name] != row[name]:
+                row[name] = _NAN  # always the same object, so that rows are found by it
         return row
+
+    def _needs_care(self, image: str) -> bool:
+        """Whether a value may be one that the fast decoder takes for another, or that is nested
+        deeper than a later reader can follow."""
+        if self._floats and "-0" in image and _NEGATIVE_ZERO.search(image):
+            return True
+        most = VALUE_DEPTH_MAX
+        return image.count("[") + image.count("{") > most and _depth(image) > most
 
     def _decode_each(self, image: str) -> dict[str, Any]:
         """The slow way, for rows with a value beyond its Python type."""
-        row: dict[str, Any] = {}
-        for name, text in split(image).items():
+        return {name: self._decode(name, text) for name, text in split(image).items()}
+
+    def _decode(self, name: str, text: str) -> Any:
+        if name in self._floats and (text[:1] == "[" or text == "-0"):
+            return _map(_to_special_float, json.loads(text, parse_int=float))
+        if len(text) > VALUE_DEPTH_MAX and _depth(text) > VALUE_DEPTH_MAX:
+            return text
+        try:
+            return self._columns[name].decode(text)
+        except Exception:
+            pass
+        if name in self._elements and text[:1] == "[":
+            return _map(self._decode_element(name), split_array(text))
+        return _as_it_stands(text)
+
+    def _decode_element(self, name: str) -> Callable[[str], Any]:
+        """Of an array that has several dimensions, or an element beyond its Python type."""
+        decode = self._elements[name].decode
+
+        def element(text: str) -> Any:
             try:
-                row[name] = self._columns[name].decode(text)
-            except (msgspec.DecodeError, RecursionError, KeyError):
-                row[name] = _as_it_stands(text)
-        return row
+                return decode(text)
+            except Exception:
+                return _as_it_stands(text)
+
+        return element
 
 
 def split(image: str) -> dict[str, str]:
@@ -92,14 +138,43 @@ def split(image: str) -> dict[str, str]:
     at = 1
     while image[at : at + 1] not in ("}", ""):
         name, at = decoder.raw_decode(image, at)
-        start = at + 1
+        start = _behind_blanks(image, at + 1)
         try:
             _, at = decoder.raw_decode(image, start)
         except RecursionError:
             at = _end_of_value(image, start)
         columns[name] = image[start:at]
+        at = _behind_blanks(image, at)
         at += image[at : at + 1] == ","
     return columns
+
+
+def _behind_blanks(image: str, at: int) -> int:
+    """A value of type json stands as it was written, with its blanks and line ends."""
+    while image[at : at + 1] in _BLANKS:
+        at += 1
+    return at
+
+
+_BLANKS = (" ", "\t", "\n", "\r")
+
+
+def split_array(text: str) -> list[Any]:
+    """The elements of a JSON array, undecoded, in lists of lists for one of several dimensions."""
+    found: list[list[Any]] = [[]]
+    for match in _ELEMENTS.finditer(text):
+        if match[0] == "[":
+            found.append([])
+        elif match[0] == "]":
+            inner = found.pop()
+            found[-1].append(inner)
+        else:
+            found[-1].append(match[0])
+    (whole,) = found[0]
+    return list(whole)
+
+
+_ELEMENTS = re.compile(r'[][]|"(?:[^"\\]|\\.)*"|[^][",\s]+')
 
 
 def _end_of_value(image: str, start: int) -> int:
@@ -112,6 +187,14 @@ def _end_of_value(image: str, start: int) -> int:
     return len(image)
 
 
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for match in _BRACKETS.finditer(text):
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
+        deepest = max(deepest, depth)
+    return deepest
+
+
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]')
 
 
@@ -119,7 +202,7 @@ def _as_it_stands(text: str) -> Any:
     """A value that no Python type of ours holds: numbers that are none, else the text itself."""
     try:
         return _map(_to_special_float, msgspec.json.decode(text))
-    except (msgspec.DecodeError, RecursionError):
+    except Exception:
         return text
 
 

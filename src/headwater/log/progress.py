@@ -10,7 +10,7 @@ and then forgotten by the server is `ResyncRequired`, never a silent difference.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import NamedTuple, TypeAlias
 
@@ -93,13 +93,17 @@ class Progress:
             if transaction.complete:
                 self._backlog_delivered.add(transaction.xid)
 
-    def new(self, batch: Batch) -> Iterator[Transaction]:
+    def new(self, batch: Batch) -> list[Transaction]:
         """Those of a read that were not delivered before the server restarted."""
-        return (each for each in batch.transactions if not self._was_delivered(each))
+        if not self._repeated:
+            return list(batch.transactions)
+        return [each for each in batch.transactions if _trait(each) not in self._repeated]
 
     def advance(self, batch: Batch) -> None:
         """The new ones of a read count as delivered. Raises ResyncRequired if ones that had been
         delivered before are gone."""
+        if self._repeated:
+            self._repeated.difference_update(map(_trait, batch.transactions))
         self._check_none_lost()
         self._unflushed.append(_Step(batch.position, batch.written, batch.transactions))
         while self._unflushed and self._unflushed[0].written <= batch.flushed:

@@ -28,10 +28,12 @@ from headwater.errors import ResyncRequired
 from headwater.limits import (
     LOG_PAGE_CHANGES,
     LOG_SLOTS,
+    LOG_TABLES_SECONDS,
     SLOT_CHECK_SECONDS,
     SLOT_SECONDS_MIN,
     TRANSACTION_PART_CHANGES,
 )
+from headwater.log import marks
 from headwater.log.images import ImageDecoder
 from headwater.model import NOBODY, Actor, Change, Column, Op, Position, Table, Transaction
 
@@ -90,8 +92,11 @@ class LogReader:
     signals are left out, which are no changes.
     """
 
-    def __init__(self, log: str, wants: Callable[[Table], bool] | None = None) -> None:
+    def __init__(
+        self, log: str, installation: str, wants: Callable[[Table], bool] | None = None
+    ) -> None:
         self.log = log
+        self._installation = installation.encode()
         self._wants = wants
         self._shapes: dict[int, tuple[Table, ImageDecoder] | None] = {}
         self._slots = _Slots()
@@ -110,29 +115,25 @@ class LogReader:
         ):
             await connection.execute(f"set {setting}")
         await connection.execute("set max_parallel_workers_per_gather = 0")
-        (log,) = await _one(connection, "select headwater.log_id()")
-        return cls(str(log), wants)
+        log, installation = await _one(
+            connection, "select headwater.log_id(), id from headwater.installation"
+        )
+        return cls(log, installation, wants)
 
     async def now(self, connection: Connection) -> Position:
         (snapshot,) = await _one(connection, "select pg_current_snapshot()::text")
-        return Position.of_snapshot(self.log, snapshot)
+        return await self._marked(connection, Position.of_snapshot(self.log, snapshot))
+
+    async def _marked(
+        self, connection: Connection, position: Position, since: Position | None = None
+    ) -> Position:
+        """With a mark, though it was not reached by reading on."""
+        cursor = await connection.execute(marks.NEWEST.encode(), marks.to_mark(position, since))
+        return marks.marked(position, await cursor.fetchall())
 
     async def check(self, connection: Connection, position: Position) -> None:
         """Raise ResyncRequired unless the log still holds everything since the position."""
-        if position.log != self.log:
-            raise ResyncRequired(
-                f"position {position} belongs to another log than this database's ({self.log})",
-                hint="The database was restored, failed over or installed anew. Read the tables "
-                "again, then follow the log from its present position.",
-            )
-        if position.xmax > (await self.now(connection)).xmax:
-            raise ResyncRequired(
-                f"position {position} is ahead of the database",
-                hint="The server crashed and lost what it had not yet written to disk. Read the "
-                "tables again, then follow the log from its present position.",
-            )
-        (floor,) = await _one(connection, "select last_value from headwater.log_floor")
-        _check_floor(position, floor)
+        await check(connection, self.log, position)
 
     async def read(self, connection: Connection, since: Position) -> Batch:
         """Everything committed since the position, as of the connection's snapshot.
@@ -143,24 +144,29 @@ class LogReader:
         try:
             cursor = await connection.execute(
                 _new_rows(slots, bool(since.xip)),
-                {
-                    "xmax": str(since.xmax),
-                    "xip": list(map(str, since.xip)),
-                    "limit": LOG_PAGE_CHANGES + 1,
-                },
+                {**_new_xids(since), "limit": LOG_PAGE_CHANGES + 1},
                 prepare=True,
             )
         except errors.ProgramLimitExceeded:
             # Fewer rows than a page, but larger than the server can send at once.
             return Batch((), await self.now(connection), 0, 0, news=True, backlog=True)
-        snapshot, floor, retention, slot, written, flushed, page = _values(cursor.pgresult, 7)
+        answer = _values(cursor.pgresult, 8)
+        snapshot, floor, installation, retention, slot, written, flushed, page = answer
+        if installation != self._installation:
+            raise ResyncRequired("the log was given another name", hint=_READ_AGAIN)
         _check_floor(since, int(floor))
         position = Position.of_snapshot(self.log, snapshot.decode())
         if self._slots.misled(retention, int(slot), position):
             return await self.read(connection, since)
         rows = _decode_page(page)
         backlog = len(rows) > LOG_PAGE_CHANGES
-        await self._learn_shapes(connection, rows)
+        if backlog:
+            position = await self._marked(connection, position, since)
+        else:
+            stamps = (marks.Stamp.of(row.xid, row.seq, row.at) for row in rows)
+            mark = marks.read_on(since, stamps)
+            position = msgspec.structs.replace(position, mark=mark)
+        await self._learn_shapes(connection, {row.shape for row in rows})
         return Batch(
             () if backlog else tuple(self._assemble(rows, since, position)),
             position,
@@ -169,6 +175,27 @@ class LogReader:
             news=bool(rows),
             backlog=backlog,
         )
+
+    async def tables_since(self, connection: Connection, since: Position) -> list[Table] | None:
+        """The tables that have changed since the position, in every shape that they had; None where
+        finding that out takes too long. Leaves out those that the reader does not want."""
+        seconds = LOG_TABLES_SECONDS
+        try:
+            async with connection.transaction():
+                await connection.execute(
+                    f"set local statement_timeout = '{int(seconds * 1000)}ms'".encode()
+                )
+                await connection.execute("set local enable_seqscan = on")
+                cursor = await connection.execute(
+                    "select distinct shape from headwater.log"
+                    " where xid >= %(xmax)s::xid8 or xid = any(%(xip)s::xid8[])",
+                    _new_xids(since),
+                )
+                shapes = {shape for (shape,) in await cursor.fetchall()}
+        except errors.QueryCanceled:
+            return None
+        await self._learn_shapes(connection, shapes)
+        return [known[0] for shape in shapes if (known := self._shapes[shape])]
 
     async def catch_up(
         self, connection: Connection, since: Position, until: Position
@@ -179,7 +206,7 @@ class LogReader:
         pending = _Pending()
         async with aclosing(self._pages(connection, since, until)) as pages:
             async for rows, upto in pages:
-                await self._learn_shapes(connection, rows)
+                await self._learn_shapes(connection, {row.shape for row in rows})
                 pending.add(self._wanted(rows))
                 finished = await _without_changes_beyond(connection, pending.xids(), upto)
                 for xid, ready, complete in pending.take_ready(finished):
@@ -216,8 +243,8 @@ class LogReader:
             fetching.cancel()
             await asyncio.gather(fetching, return_exceptions=True)
 
-    async def _learn_shapes(self, connection: Connection, rows: list[LogRow]) -> None:
-        unknown = {row.shape for row in rows} - self._shapes.keys()
+    async def _learn_shapes(self, connection: Connection, shapes: set[int]) -> None:
+        unknown = shapes - self._shapes.keys()
         if not unknown:
             return
         cursor = await connection.execute(
@@ -367,10 +394,10 @@ def _new_rows(slots: tuple[int, ...], with_running: bool) -> str:
           from (select * from ({parts}) new order by seq limit %(limit)s) ordered
         )
         select pg_current_snapshot()::text, {_FLOOR},
-               (select retention::text from headwater.installation),
+               installation.id, installation.retention::text,
                headwater.slot_at(clock_timestamp()),
                pg_current_wal_insert_lsn() - '0/0', pg_current_wal_flush_lsn() - '0/0', page.rows
-        from page"""
+        from page cross join headwater.installation"""
 
 
 _PAGE = f"""
@@ -410,13 +437,14 @@ async def _seq_bounds(connection: Connection, since: Position, until: Position) 
         "select coalesce(min(seq), 1), coalesce(max(seq), 0) from headwater.log"
         " where (xid >= %(xmax)s::xid8 or xid = any(%(xip)s::xid8[]))"
         " and pg_visible_in_snapshot(xid, %(until)s::pg_snapshot)",
-        {
-            "xmax": str(since.xmax),
-            "xip": list(map(str, since.xip)),
-            "until": until.snapshot,
-        },
+        {**_new_xids(since), "until": until.snapshot},
     )
     return first, last
+
+
+def _new_xids(since: Position) -> dict[str, Any]:
+    """Parameters that tell the transactions which a position does not contain."""
+    return {"xmax": str(since.xmax), "xip": list(map(str, since.xip))}
 
 
 async def _without_changes_beyond(connection: Connection, xids: list[int], upto: int) -> list[int]:
@@ -454,9 +482,48 @@ def _check_floor(position: Position, floor: int) -> None:
     if position.xmin < floor:
         raise ResyncRequired(
             f"the log was trimmed past position {position}",
-            hint="Its retention is over. Read the tables again, then follow the log from its "
-            "present position; a longer retention is set with `retention` in headwater.toml.",
+            hint=f"Its retention is over. {_READ_AGAIN} A longer retention is set with `retention` "
+            "in headwater.toml.",
         )
+
+
+async def check(connection: Connection, log: str, position: Position) -> None:
+    """Raise ResyncRequired unless the log of that name still holds everything since the position,
+    and everything in it happened in the log's own history."""
+    if position.log != log:
+        raise ResyncRequired(
+            f"position {position} belongs to another log than this database's ({log})",
+            hint=f"The database was restored, failed over or installed anew. {_READ_AGAIN}",
+        )
+    (snapshot,) = await _one(connection, "select pg_current_snapshot()::text")
+    if position.xmax > Position.of_snapshot(log, snapshot).xmax:
+        raise ResyncRequired(
+            f"position {position} is ahead of the database",
+            hint="The server crashed and lost what it had not yet written to disk, or its files "
+            f"were replaced by an earlier copy. {_READ_AGAIN}",
+        )
+    floor = await _floor(connection)
+    _check_floor(position, floor)
+    if position.mark is not None and not await _has_history(connection, position):
+        if await _floor(connection) == floor:
+            raise marks.replaced(position, _READ_AGAIN)
+        # Rows were trimmed between the questions.
+        await check(connection, log, position)
+
+
+async def _has_history(connection: Connection, position: Position) -> bool:
+    cursor = await connection.execute(marks.COVERED.encode(), marks.to_check(position))
+    answer = await cursor.fetchone()
+    assert answer is not None
+    return marks.agrees(position, answer)
+
+
+async def _floor(connection: Connection) -> int:
+    (floor,) = await _one(connection, "select last_value from headwater.log_floor")
+    return int(floor)
+
+
+_READ_AGAIN = "Read the tables again, then follow the log from its present position."
 
 
 def _values(result: PGresult | None, count: int) -> list[bytes]:

@@ -11,6 +11,7 @@ An error here would end the stream: a connection that is lost is made anew, for 
 from __future__ import annotations
 
 import time
+from collections import deque
 from datetime import datetime
 from typing import Any
 
@@ -20,6 +21,7 @@ import psycopg
 from headwater import limits
 from headwater.database import translate
 from headwater.errors import ConfigError, ResyncRequired
+from headwater.log import marks
 from headwater.model import Position
 from headwater.pipeline.offsets import Offset, Range, between
 from headwater.pipeline.reading import RESNAPSHOT, Part
@@ -51,6 +53,7 @@ class Planner:
         self._patience = patience
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
         self._was_connected = False
+        self._checked: deque[str] = deque(maxlen=4)
         self._pair: Pair | None = None
         self._move_at = time.monotonic() + limits.SPARK_MOVE_SECONDS
 
@@ -58,20 +61,35 @@ class Planner:
 
     def now(self) -> Position:
         """The present position, safe on disk."""
+        return self._marked(self._now())
+
+    def _now(self) -> Position:
         log, snapshot, written, flushed = self._one(_NOW)
         if flushed < written:
             self._one(_FLUSH)
         return Position.of_snapshot(log, snapshot)
 
+    def _marked(self, position: Position, since: Position | None = None) -> Position:
+        """With a mark, by which its history is recognised."""
+        if position.mark is not None:
+            return position
+        rows = self._all(marks.NEWEST, marks.to_mark(position, since))
+        found = marks.marked(position, [tuple(row) for row in rows])
+        self._checked.append(str(found))
+        return found
+
     def beginning(self) -> Position:
         """The position that everything the log holds lies behind."""
+        return self._marked(self._beginning())
+
+    def _beginning(self) -> Position:
         log, floor = self._one("select headwater.log_id(), last_value from headwater.log_floor")
         return Position(log, max(floor, 1), max(floor, 1))
 
     def before(self, moment: datetime) -> Position:
         """A position that every transaction of that time or later lies behind, and few others.
         ResyncRequired if the log does not reach back so far."""
-        held = self.beginning()
+        held = self._beginning()
         commit = "pg_xact_commit_timestamp(xid::xid)" if self.has_commit_times() else "null"
         first, present, reaches = self._one(_FIRST_SINCE.format(commit=commit), {"moment": moment})
         if held.xmin > 1 and not reaches:
@@ -79,8 +97,9 @@ class Planner:
                 f"the log was trimmed, and does not reach back to {moment.isoformat()}",
                 hint="Ask for a later time, or since=beginning.",
             )
-        oldest = max(present if first is None else first, held.xmin)
-        return Position(held.log, oldest, oldest)
+        # What is still running may have written at that time, too.
+        oldest = max(present if first is None else min(first, present), held.xmin)
+        return self._marked(Position(held.log, oldest, oldest))
 
     def check(self, position: Position) -> None:
         """Raise ResyncRequired unless the log still holds everything since the position."""
@@ -93,13 +112,41 @@ class Planner:
         if position.xmax > Position.of_snapshot(log, snapshot).xmax:
             raise ResyncRequired(
                 f"position {position} is ahead of the database",
-                hint=f"The server lost what it had not yet written to disk. {RESNAPSHOT}",
+                hint="The server lost what it had not yet written to disk, or its files were "
+                f"replaced by an earlier copy. {RESNAPSHOT}",
             )
         if position.xmin < floor:
             raise ResyncRequired(
                 f"the log was trimmed past position {position}",
                 hint=f"Its retention is over. {RESNAPSHOT}",
             )
+        if position.mark is not None and str(position) not in self._checked:
+            self._check_history(position, floor)
+
+    def _check_history(self, position: Position, floor: int) -> None:
+        """Once a connection: over the same one, the server's files cannot have been replaced."""
+        if not marks.agrees(position, self._one(marks.COVERED, marks.to_check(position))):
+            if self._one(_HELD)[2] == floor:
+                raise marks.replaced(position, RESNAPSHOT)
+            # Rows were trimmed between the questions.
+            self.check(position)
+        self._checked.append(str(position))
+
+    def is_replaced(self, position: Position) -> bool:
+        """Whether this log's history is not the one that the position is of, though it goes by the
+        same name: the same transaction ids mean other changes."""
+        log, snapshot, _ = self._one(_HELD)
+        if position.log != log:
+            return False
+        if position.xmax > Position.of_snapshot(log, snapshot).xmax:
+            return True
+        return position.mark is not None and not marks.agrees(
+            position, self._one(marks.COVERED, marks.to_check(position))
+        )
+
+    def rename_log(self) -> None:
+        """Have the log go by another name: for good, and to everybody."""
+        self._one("select headwater.rename_log()")
 
     # -------------------------------------------------------------------- cutting
 
@@ -109,13 +156,15 @@ class Planner:
         self.check(start.position)
         if start.until is not None:
             return self._cut(self._look(start.position, start.until), start.seq, rows_max)
-        until = target or self.now()
+        until = target or self._now()
         if start.position.covers(until):
             return start
         pair = self._look(start.position, until)
         if pair.slots:
             return self._cut(pair, 0, rows_max)
-        return Offset(until) if self._should_move(start.position, until) else start
+        if not self._should_move(start.position, until):
+            return start
+        return Offset(self._marked(until, start.position))
 
     def has_news(self, since: Position, until: Position) -> bool:
         """Whether anything lies between two positions but changes of our own tables, such as the
@@ -147,9 +196,13 @@ class Planner:
         pair = self._pair
         if pair is None or (pair.since, pair.until) != (since, until):
             slots, first, last = self._one(_LOOK, _between(since, until))
+            if slots:
+                until = self._marked(until, since)
             pair = Pair(since, until, first or 0, last or 0, tuple(sorted(slots or ())))
             self._pair = pair
         self.check(since)
+        if str(pair.until) not in self._checked:
+            self.check(pair.until)
         return pair
 
     def _any(self, pair: Pair, after: int, upto: int) -> bool:
@@ -176,7 +229,6 @@ class Planner:
         wanted = between(start, end)
         if wanted is None:
             return []
-        self.check(wanted.since)
         pair = self._look(wanted.since, wanted.until)
         first = max(wanted.after, pair.first - 1)
         last = pair.last if wanted.upto is None else min(wanted.upto, pair.last)
@@ -239,6 +291,7 @@ class Planner:
                 options="-c timezone=UTC -c jit=off -c max_parallel_workers_per_gather=0",
             )
             self._was_connected = True
+            self._checked.clear()
         return self._connection
 
     def _one(self, statement: str, values: dict[str, Any] | None = None) -> tuple[Any, ...]:

@@ -42,8 +42,8 @@ def resnapshot(lake: Lake, url: str) -> Iterator[Gap | Renewed]:
     pipeline writes to the lake."""
     with LakeLock(lake.root):
         table = delta.create(lake.events_path, STORED, ["day"])
-        present, at = _now(url)
         reached = events.last_offset(lake)
+        present, at = _now(url, None if reached is None else reached.position)
         if reached is not None:
             gap = Gap(reached.position, present, _last_time(lake, reached.position), at)
             gaps.add(lake.gaps_path, gap)
@@ -63,10 +63,14 @@ def _taken(lake: Lake, url: str, name: str) -> Renewed:
     return Renewed(name, taken.rows, str(taken.position))
 
 
-def _now(url: str) -> tuple[Position, datetime]:
-    """The present position, and a time by which everything in it had happened."""
+def _now(url: str, reached: Position | None) -> tuple[Position, datetime]:
+    """The present position, and a time by which everything in it had happened. Where the history
+    that the lake holds was replaced by another one, the log gets another name first: the lake tells
+    transactions apart by log and id."""
     planner = Planner(url)
     try:
+        if reached is not None and planner.is_replaced(reached):
+            planner.rename_log()
         position = planner.now()
     finally:
         planner.close()

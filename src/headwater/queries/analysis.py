@@ -23,17 +23,16 @@ from headwater.errors import DatabaseError, NotInstalled, Unavailable
 from headwater.live.filter import Filter
 from headwater.log.follow import is_lost
 from headwater.model import Table
-from headwater.queries.catalog import (
-    Found,
+from headwater.queries.catalog import Found, Refused, Relation, Use, Walk
+from headwater.queries.fingerprints import (
+    ALL_MEMBERSHIPS,
+    WHOLE_CATALOG,
+    Object,
     Prints,
-    Refused,
-    Relation,
-    Use,
-    Walk,
-    path_of,
     prints_of,
 )
 from headwater.queries.predicate import Name, bind, find
+from headwater.queries.search_path import Session
 from headwater.queries.statements import Executed, Read, Statement
 
 T = TypeVar("T")
@@ -76,14 +75,18 @@ class Analysis(msgspec.Struct, frozen=True):
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """An analysis and what it rests on. Without prints nothing is known of that."""
+    """An analysis and what it rests on."""
 
     analysis: Analysis
     prints: Prints
-    path: str | None = None
 
 
-_Key = tuple[Statement, str | None]
+class _Key(msgspec.Struct, frozen=True):
+    """A statement, and how the session that executes it finds names: None for our own."""
+
+    statement: Statement
+    role: str | None = None
+    session: Session | None = None
 
 
 class Analyst:
@@ -95,15 +98,18 @@ class Analyst:
         self._lock = asyncio.Lock()
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
         self._asking: dict[_Key, asyncio.Task[Analysis]] = {}
-        self._paths: dict[str, str] = {}
+        self._settings: dict[str, str] = {}
         self._epoch = 0
 
-    async def analyse(self, statement: Statement, role: str | None = None) -> Analysis:
-        """What the statement reads when that role executes it (None for Headwater's own)."""
-        known = self.known(statement, role)
+    async def analyse(
+        self, statement: Statement, role: str | None = None, session: Session | None = None
+    ) -> Analysis:
+        """What the statement reads when that role executes it (None for the session's own) in such
+        a session (None for one like ours)."""
+        known = self.known(statement, role, session)
         if known is not None:
             return known
-        key = (statement, role)
+        key = _Key(statement, role, session)
         task = self._asking.get(key)
         if task is None:
             task = self._asking[key] = asyncio.create_task(self._analyse(key))
@@ -116,38 +122,48 @@ class Analyst:
                 raise
             raise Unavailable("statements are no longer analysed", hint="Try elsewhere.") from None
 
-    def known(self, statement: Statement, role: str | None = None) -> Analysis | None:
+    def known(
+        self, statement: Statement, role: str | None = None, session: Session | None = None
+    ) -> Analysis | None:
         """The same, if it need not be asked for."""
-        kept = self._kept.get((statement, role))
+        key = _Key(statement, role, session)
+        kept = self._kept.get(key)
         if kept is None:
             return None
-        self._kept.move_to_end((statement, role))
+        self._kept.move_to_end(key)
         return kept.analysis
 
     async def recheck(self) -> set[Statement]:
-        """Look again at everything that analyses rest on (views, functions, policies, tables,
-        what is captured): the statements of analyses that no longer hold, which are forgotten."""
+        """Look again at everything that analyses rest on (views, functions, types, policies,
+        tables, roles, search paths, what is captured): the statements of analyses that no longer
+        hold, which are forgotten."""
         kept = dict(self._kept)
         objects = {item for each in kept.values() for item in each.prints}
-        roles = {role for _, role in kept if role is not None}
-
-        async def look(connection: Connection) -> tuple[Prints, dict[str, str]]:
-            relations = [oid for kind, oid in objects if kind == "relation"]
-            functions = [oid for kind, oid in objects if kind == "function"]
-            prints = await prints_of(connection, relations, functions)
-            return prints, {role: await _path_or_empty(connection, role) for role in roles}
-
-        prints, self._paths = await self._in_transaction(look)
+        prints = await self._in_transaction(lambda connection: prints_of(connection, objects))
         self._epoch += 1
-        for key, each in kept.items():
-            if not each.prints and self._kept.get(key) is each:
-                del self._kept[key]  # what the server refused, it may take now
         return self._forget(
             key
             for key, each in kept.items()
             if any(prints[item] != was for item, was in each.prints.items())
-            or (key[1] is not None and each.path != self._paths[key[1]])
         )
+
+    async def note_settings(self) -> None:
+        """Called before a session begins: what is set from here on will be noticed."""
+        if not self._settings:
+            self._settings = await self._in_transaction(_settings)
+
+    async def settings_changed(self, users: Iterable[str]) -> bool:
+        """Whether a session that begins now has other settings than one that began before: those of
+        the database, of one of these roles, or of the server."""
+        before, now = self._settings, await self._in_transaction(_settings)
+        self._settings = now
+        if not before or all(before.get(of) == now.get(of) for of in (_OF_ALL, _OF_US, *users)):
+            return False
+        self._epoch += 1
+        self._forget([key for key in self._kept if key.session is None])
+        async with self._lock:
+            await self._disconnect()
+        return True
 
     def forget(self, table_oids: Iterable[int]) -> set[Statement]:
         """Tables were altered: forget what rests on them. Which statements that was."""
@@ -157,10 +173,17 @@ class Analyst:
             [
                 key
                 for key, each in self._kept.items()
-                if any(read.table.oid in altered for read in each.analysis.tables)
+                # One of them may be captured now, or a partition of it.
+                if each.analysis.uncaptured
+                or any(read.table.oid in altered for read in each.analysis.tables)
                 or any(oid in altered for kind, oid in each.prints if kind == "relation")
             ]
         )
+
+    def forget_statements(self, statements: frozenset[Statement]) -> None:
+        """Have these analysed again."""
+        self._epoch += 1
+        self._forget([key for key in self._kept if key.statement in statements])
 
     async def close(self) -> None:
         tasks = list(self._asking.values())
@@ -173,7 +196,7 @@ class Analyst:
         forgotten = set()
         for key in keys:
             self._kept.pop(key, None)
-            forgotten.add(key[0])
+            forgotten.add(key.statement)
         return forgotten
 
     def _answered(self, key: _Key, task: asyncio.Task[Analysis]) -> None:
@@ -191,20 +214,17 @@ class Analyst:
 
     async def _ask(self, connection: Connection, key: _Key) -> tuple[_Kept, int]:
         """The analysis, and how often something had been forgotten when it was begun."""
-        (statement, role), epoch = key, self._epoch
+        statement, epoch = key.statement, self._epoch
+        await connection.execute("savepoint headwater_walk")
         try:
-            path = None if role is None else await self._path(connection, role)
-            found = await Walk(connection).follow(statement.sql, statement.types, path)
+            walk = Walk(connection)
+            found = await walk.follow(statement.sql, statement.types, key.session, key.role)
         except Refused as refused:
+            await connection.execute("rollback to headwater_walk")
             note = f"the database does not say what it reads: {refused}"
             unknown = Analysis(statement, everything=True, notes=(note,), refused=str(refused))
-            return _Kept(unknown, {}), epoch
-        return _Kept(_analysis(statement, found), found.prints, path), epoch
-
-    async def _path(self, connection: Connection, role: str) -> str:
-        if role not in self._paths:
-            self._paths[role] = await path_of(connection, role)
-        return self._paths[role]
+            return _Kept(unknown, await prints_of(connection, _ANYTHING)), epoch
+        return _Kept(_analysis(statement, found), found.prints), epoch
 
     # ---- the connection
 
@@ -255,7 +275,10 @@ class Analyst:
             await connection.close()
 
 
-_FORMATS = "-c datestyle=ISO -c intervalstyle=iso_8601 -c bytea_output=hex -c extra_float_digits=1"
+_FORMATS = (
+    "-c datestyle=ISO -c intervalstyle=iso_8601 -c bytea_output=hex -c extra_float_digits=1"
+    " -c jit=off"
+)
 
 
 async def _rolled_back(connection: Connection, work: Callable[[Connection], Awaitable[T]]) -> T:
@@ -277,12 +300,30 @@ async def _rolled_back(connection: Connection, work: Callable[[Connection], Awai
             await connection.execute("rollback")
 
 
-async def _path_or_empty(connection: Connection, role: str) -> str:
-    try:
-        return await path_of(connection, role)
-    except Refused:
-        return ""
+_ANYTHING: tuple[Object, ...] = (WHOLE_CATALOG, ALL_MEMBERSHIPS)
+"""What a statement rests on that the server refuses: after any change it may be accepted."""
 
+
+_OF_ALL, _OF_US = "", " "
+
+
+async def _settings(connection: Connection) -> dict[str, str]:
+    """The settings that sessions begin with, by the role they are for."""
+    cursor = await connection.execute(_SETTINGS)
+    return dict(await cursor.fetchall())
+
+
+# A path of the server's configuration is that of every session, of ours too.
+_SETTINGS = """
+    select ' ', session_user::text || pg_catalog.current_setting('search_path')
+    union all
+    select coalesce(r.rolname::text, ''),
+           string_agg(concat_ws(' ', s.setdatabase, s.setconfig), ' ' order by s.setdatabase)
+    from pg_catalog.pg_db_role_setting s left join pg_catalog.pg_roles r on r.oid = s.setrole
+    where s.setdatabase in (0, (select oid from pg_catalog.pg_database
+                                where datname = pg_catalog.current_database()))
+    group by 1
+"""
 
 # ------------------------------------------------------------------------ what was found, in words
 
@@ -332,6 +373,8 @@ def _why_uncaptured(relation: Relation, use: Use, found: Found) -> str | None:
         return f"{label} is not enabled: its changes are not captured (headwater enable {label})"
     captured = {c.name for root in relation.roots for c in found.tables[root].columns}
     used = relation.columns.keys() if use.whole else use.columns & relation.columns.keys()
+    if relation.oid in relation.roots:
+        used -= relation.generated  # made from the other columns, whether images have it or not
     own = sorted({relation.columns[number] for number in used} - captured)
     if own:
         return f"{', '.join(own)} of {label} is not captured: the table above it has no such column"
@@ -348,7 +391,8 @@ def _table_read(
     columns: set[str] | None = set()
     for relation, use in uses:
         # A row that goes to another partition gets another key, so that it is no update.
-        if use.whole or use.columns & relation.generated or len(relation.roots) > 1:
+        hidden = relation.generated | relation.recast
+        if use.whole or use.columns & hidden or len(relation.roots) > 1:
             columns = None
         elif columns is not None:
             columns |= {relation.columns[n] for n in use.columns if n in relation.columns}
@@ -368,6 +412,7 @@ def _conditions(
     for root, uses in reads.items():
         relation, use = uses[0]
         alone = len(uses) == 1 and relation.roots == (root,) and relation.captured
+        alone = alone and not relation.recast
         if alone and use.direct and not use.indirect:
             plain[relation.schema, relation.name] = root, found.tables[root]
     understood = find(

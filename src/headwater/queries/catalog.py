@@ -2,11 +2,15 @@
 
 The server itself parses the statement: it becomes the body of a function in a transaction that is
 rolled back, and `pg_depend` then says which columns, views and functions it uses. From there views
-lead to their rules, functions to their bodies, tables under row-level security to their policies.
-The node trees tell what `pg_depend` does not record: whole rows, system tables, built-in functions.
+lead to their rules, functions to their bodies, tables under row-level security to their policies,
+types to what the server calls for their values by itself. The node trees tell what `pg_depend` does
+not record: whole rows, types, system tables, built-in functions.
+
+A body that is stored as a text is read as it would be when it runs: with the search path of its
+function or of its caller, as the role that it runs as.
 
 All questions are put in one snapshot that is older than the parsing. Whatever is altered meanwhile
-differs from the `prints` taken here, and is noticed at the next look.
+differs from the `fingerprints` taken here, and is noticed at the next look.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import msgspec
 import psycopg
@@ -24,13 +28,24 @@ from headwater.database import Connection
 from headwater.errors import Unavailable
 from headwater.log.follow import is_lost
 from headwater.model import Column, Table
-
-Kind: TypeAlias = Literal["relation", "function"]
-Prints: TypeAlias = dict[tuple[Kind, int], str | None]
-"""What each object looked like, by its oid; None for one that is not there."""
-
-FIRST_OF_USERS = 16_384
-"""Objects with a lower oid came with the server."""
+from headwater.queries.catalog_sql import (
+    FUNCTIONS,
+    REFERENCES,
+    RELATIONS,
+    RULES_AND_POLICIES,
+    TYPE_PARTS,
+)
+from headwater.queries.fingerprints import (
+    ALL_MEMBERSHIPS,
+    ALL_SEARCHES,
+    FIRST_OF_USERS,
+    WHOLE_CATALOG,
+    Object,
+    Prints,
+    path_print,
+    prints_of,
+)
+from headwater.queries.search_path import Session, printed, resolve, session_of
 
 
 class Refused(Exception):
@@ -61,6 +76,8 @@ class Relation(msgspec.Struct, frozen=True):
     temporary: bool
     columns: dict[int, str]
     generated: frozenset[int]
+    recast: frozenset[int]
+    """The columns whose image is what a cast to JSON makes of them, so that it may tell nothing."""
     roots: tuple[int, ...]
     captured: bool
 
@@ -91,13 +108,14 @@ class Found(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """Something that refers to relations and functions: a function, a rule or a policy."""
+    """Something that refers to relations and functions: a function, a rule, a policy, or a
+    condition of a domain."""
 
-    kind: Literal["pg_proc", "pg_rewrite", "pg_policy"]
+    kind: Literal["pg_proc", "pg_rewrite", "pg_policy", "pg_constraint"]
     oid: int
+    session: Session
+    """How texts in it, and in what it calls, find names."""
     through: tuple[str, ...] = ()
-    path: str | None = None
-    """The search path that texts in it are read with, where it is not the session's."""
     about: int = 0
     """The table that a policy is about."""
 
@@ -113,36 +131,51 @@ _PASSING = re.compile(
 )
 
 
+# Built-in functions whose answer depends on more than rows.
+_MEMBERSHIP = re.compile(r"pg_has_role|has_.*_privilege|row_security_active")
+_SEARCH = re.compile(r".*to_ts(vector|query).*|ts_.*|get_current_ts_config")
+
+
 class Walk:
     """Follows one statement, in a transaction that its caller opened and rolls back."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._uses: dict[int, Use] = {}
-        self._functions: set[int] = set()
+        self._objects: set[Object] = set()
         self._built_in: set[int] = set()
         self._relations: set[int] = set()
         self._widened: dict[str, None] = {}
         self._notes: dict[str, None] = {}
-        self._seen: set[tuple[str, int, str | None]] = set()
-        self._called: set[tuple[int, str | None]] = set()
+        self._seen: set[tuple[str, int, Session]] = set()
+        self._called: set[tuple[int, Session]] = set()
+        self._schemas: dict[Session, tuple[str, ...] | None] = {}
         self._probes = 0
-        self._pid = 0
-        self._session_path = ""
+        self._pid = connection.info.backend_pid
 
-    async def follow(self, sql: str, types: Sequence[int], path: str | None = None) -> Found:
-        """What the statement reads when names are found by that search path, or by the session's
-        own; Refused where the server does not say."""
-        await self._use_path(path)
+    async def follow(
+        self,
+        sql: str,
+        types: Sequence[int],
+        session: Session | None = None,
+        role: str | None = None,
+    ) -> Found:
+        """What the statement reads when names are found as that session finds them (None for our
+        own), acting as that role; Refused where the server does not say."""
+        session = session or await session_of(self._connection)
+        if role is not None:
+            session = msgspec.structs.replace(session, user=role)
+        await self._find_names_as(session)
         parameters = await self._parameter_types(sql, types)
         probe = await self._probe(", ".join(parameters), sql)
-        await self._walk([_Body("pg_proc", probe)])
-        prints = await prints_of(self._connection, self._relations, self._functions)
+        await self._find_names_as_usual()
+        await self._walk([_Body("pg_proc", probe, session)])
         relations = await self._look_at_relations()
         await self._look_at_built_in()
+        prints = await prints_of(self._connection, self._objects)
+        prints.update({("path", each): path_print(found) for each, found in self._schemas.items()})
         tables = await self._look_at_tables({r for each in relations.values() for r in each.roots})
-        await self._set_path("")
-        (printed,) = await self._one("select pg_catalog.pg_get_function_sqlbody(%s)", probe)
+        (body,) = await self._one("select pg_catalog.pg_get_function_sqlbody(%s)", probe)
         (named,) = await self._one(
             "select array(select format_type(t, null) from unnest(proargtypes::oid[])"
             " with ordinality a (t, n) order by n) from pg_catalog.pg_proc where oid = %s",
@@ -154,22 +187,40 @@ class Walk:
             tables,
             tuple(self._widened),
             tuple(self._notes),
-            printed or "",
+            body or "",
             tuple(named),
             prints,
         )
 
     # ---- the statement
 
-    async def _use_path(self, path: str | None) -> None:
-        if path is not None:
-            await self._set_path(path)
-        self._pid, self._session_path = await self._one(
-            "select pg_catalog.pg_backend_pid(), pg_catalog.current_setting('search_path')"
-        )
+    async def _find_names_as(self, session: Session) -> None:
+        """Refused where we cannot: a schema that we may not use would be passed over."""
+        self._objects.add(("role", session.user))
+        if session not in self._schemas:
+            self._schemas[session] = await resolve(self._connection, session)
+        schemas = self._schemas[session]
+        if schemas is None:
+            raise Refused(
+                f"names cannot be found with search_path = {session.path} as {session.user}"
+            )
+        ours = await self._set_path(printed(schemas))
+        if tuple(dict.fromkeys(ours)) != tuple(dict.fromkeys(schemas)):
+            missing = ", ".join(sorted(set(schemas) - set(ours)))
+            raise Refused(f"Headwater's own role may not use the schema {missing}")
 
-    async def _set_path(self, path: str) -> None:
-        await self._ask("select pg_catalog.set_config('search_path', %s, true)", path)
+    async def _find_names_as_usual(self) -> None:
+        """For our own questions: in another path a name may be that of somebody's function."""
+        await self._set_path("pg_catalog, pg_temp")
+
+    async def _set_path(self, path: str) -> list[str]:
+        """The schemas that are then searched."""
+        (found,) = await self._one(
+            "with made as materialized (select pg_catalog.set_config('search_path', %s, true))"
+            " select pg_catalog.current_schemas(false)::text[] from made",
+            path,
+        )
+        return list(found)
 
     async def _parameter_types(self, sql: str, types: Sequence[int]) -> list[str]:
         """The types of the parameters: those given, and those the server infers."""
@@ -210,23 +261,25 @@ class Walk:
 
     async def _walk(self, bodies: list[_Body]) -> None:
         while bodies:
-            new = [body for body in bodies if (body.kind, body.oid, body.path) not in self._seen]
-            self._seen.update((body.kind, body.oid, body.path) for body in new)
+            new = [body for body in bodies if (body.kind, body.oid, body.session) not in self._seen]
+            self._seen.update((body.kind, body.oid, body.session) for body in new)
             bodies = await self._bodies_behind(new)
 
     async def _bodies_behind(self, bodies: list[_Body]) -> list[_Body]:
         if not bodies:
             return []
         found = await self._ask(
-            _REFERENCES, [body.kind for body in bodies], [body.oid for body in bodies]
+            REFERENCES, [body.kind for body in bodies], [body.oid for body in bodies]
         )
         behind: list[_Body] = []
         for number, tree, classes, oids, columns in found:
             body, references = bodies[number - 1], list(zip(classes, oids, columns, strict=True))
             relations = self._use_relations(body, tree, references)
             functions = {oid for class_, oid, _ in references if class_ == "pg_proc"} - {body.oid}
+            conditions, called = await self._behind_types(body, tree)
             behind += await self._behind_relations(body, relations)
-            behind += await self._behind_functions(body, functions)
+            behind += await self._behind_functions(body, functions | called)
+            behind += conditions
         return behind
 
     def _use_relations(
@@ -246,7 +299,9 @@ class Walk:
             use.indirect |= bool(body.through) and oid != own_row
             if oid != own_row:
                 use.through.update(dict.fromkeys(body.through))
-        self._built_in.update(map(int, _FUNCTION.findall(tree)))
+        self._objects |= {("operator", oid) for oid in _oids(_OPERATOR, tree)}
+        self._objects |= {("collation", oid) for oid in _oids(_COLLATION, tree)}
+        self._built_in |= _oids(_FUNCTION, tree)
         if _WRITES.search(tree):
             self._widened["it writes, or calls what writes"] = None
         if "{SQLVALUEFUNCTION" in tree:
@@ -256,77 +311,97 @@ class Walk:
     async def _behind_relations(self, body: _Body, relations: set[int]) -> list[_Body]:
         """The rules of views, and the policies of tables under row-level security."""
         self._relations |= relations
-        found = await self._ask(_RULES_AND_POLICIES, list(relations))
+        found = await self._ask(RULES_AND_POLICIES, list(relations))
         return [
             _Body(
                 kind,
                 oid,
+                body.session,
                 (*body.through, label),
-                body.path,
                 about if kind == "pg_policy" else 0,
             )
             for kind, oid, label, about in found
             if about != body.about or kind == "pg_rewrite"
         ]
 
+    async def _behind_types(self, body: _Body, tree: str) -> tuple[list[_Body], set[int]]:
+        """What the server evaluates for values of a type by itself: conditions of domains, and the
+        functions that compare them or turn them into JSON."""
+        made = _oids(_TYPE_MADE, tree)
+        named = made | _oids(_TYPE_READ, tree)
+        self._objects |= {("type", oid) for oid in named}
+        users = sorted(oid for oid in named if oid >= FIRST_OF_USERS)
+        conditions, functions = [], set[int]()
+        for oid, is_made, constraints, label, called in (
+            await self._ask(TYPE_PARTS, users, sorted(made)) if users else ()
+        ):
+            self._objects.add(("type", oid))
+            functions.update(called)
+            if is_made:
+                through = (*body.through, f"domain {label}")
+                conditions += [
+                    _Body("pg_constraint", each, body.session, through) for each in constraints
+                ]
+        return conditions, functions
+
     async def _behind_functions(self, body: _Body, functions: set[int]) -> list[_Body]:
         users = sorted(oid for oid in functions if oid >= FIRST_OF_USERS)
-        self._functions.update(users)
-        behind = []
-        for oid, label, language, volatile, aggregate, text, arguments, path, moved in (
-            await self._ask(_FUNCTIONS, users) if users else ()
-        ):
-            through = (*body.through, f"{label}()")
-            within = body.path if path is None else path
-            if (oid, within) in self._called:
-                continue  # also one that calls itself
-            self._called.add((oid, within))
-            if language == "sql" and text is not None:
-                found = None if moved else await self._probe_text(arguments, text, within)
-                if found is None:
-                    self._widened[f"the body of {label}() cannot be analysed"] = None
-                else:
-                    behind.append(_Body("pg_proc", found, through, within))
-            elif language != "sql" and volatile != "i" and not aggregate:
-                reason = f"{label}() is written in {language}: it may read anything"
-                self._widened[reason] = None
-            behind.append(_Body("pg_proc", oid, through, within))
+        self._objects |= {("function", oid) for oid in users}
+        behind: list[_Body] = []
+        for found in await self._ask(FUNCTIONS, users) if users else ():
+            behind += await self._behind_function(body, _Function(*found))
         return behind
 
-    async def _probe_text(self, arguments: str, text: str, path: str | None) -> int | None:
-        """The body of a function that is kept as text, as the body of one that is parsed."""
+    async def _behind_function(self, body: _Body, function: _Function) -> list[_Body]:
+        oid, label = function.oid, function.label
+        path = body.session.path if function.path is None else function.path
+        within = Session(path, function.owner or body.session.user)
+        if (oid, within) in self._called:
+            return []  # also one that calls itself
+        self._called.add((oid, within))
+        through, behind = (*body.through, f"{label}()"), []
+        self._objects.add(("role", within.user))
+        if function.moves:
+            self._widened[f"{label}() sets {function.moves}"] = None
+        if function.text is not None:
+            found = await self._probe_text(function.arguments, function.text, within)
+            if found is None:
+                self._widened[f"the body of {label}() cannot be analysed"] = None
+            else:
+                behind.append(_Body("pg_proc", found, within, through))
+        if function.is_opaque:
+            # Of what it calls we know nothing, not even where it reads no table.
+            self._objects |= {WHOLE_CATALOG, ALL_MEMBERSHIPS}
+        if function.may_read:
+            reason = f"{label}() is written in {function.language}: it may read anything"
+            self._widened[reason] = None
+        return [*behind, _Body("pg_proc", oid, within, through)]
+
+    async def _probe_text(self, arguments: str, text: str, session: Session) -> int | None:
+        """The body of a function that is stored as text, as the body of one that is parsed."""
         await self._ask("savepoint headwater_probe")
         try:
-            if path is not None:
-                await self._set_path(path)
+            await self._find_names_as(session)
             oid = await self._probe(arguments, text)
         except Refused:
             await self._ask("rollback to headwater_probe")
+            self._objects.add(WHOLE_CATALOG)  # it may be accepted after any change
             return None
-        await self._set_path(self._session_path)
+        await self._find_names_as_usual()
         return oid
 
     # ---- what was found
 
     async def _look_at_relations(self) -> dict[int, Relation]:
-        found = await self._ask(_RELATIONS, sorted(self._relations))
-        return {
-            oid: Relation(
-                oid,
-                schema,
-                name,
-                kind,
-                persistence == "t",
-                {int(number): column for number, column in (columns or {}).items()},
-                frozenset(generated),
-                tuple(roots),
-                captured,
-            )
-            for oid, schema, name, kind, persistence, columns, generated, roots, captured in found
-        }
+        found = await self._ask(RELATIONS, sorted(self._relations))
+        self._objects |= {("relation", oid) for oid in self._relations}
+        # What is behind a view is read with the rights of its owner.
+        self._objects |= {("role", owner) for *_, owner in found if owner is not None}
+        return {oid: _relation(oid, *row) for oid, *row, _ in found}
 
     async def _look_at_built_in(self) -> None:
         built_in = sorted(oid for oid in self._built_in if oid < FIRST_OF_USERS)
+        self._objects |= {("function", oid) for oid in built_in}
         for (name,) in await self._ask(
             "select distinct proname::text from pg_catalog.pg_proc where oid = any(%s::oid[])"
             " order by 1",
@@ -336,6 +411,10 @@ class Walk:
                 self._widened[f"{name}() may read anything"] = None
             elif _PASSING.fullmatch(name):
                 self._notes[_passing(f"{name}()")] = None
+            elif _MEMBERSHIP.fullmatch(name):
+                self._objects |= {WHOLE_CATALOG, ALL_MEMBERSHIPS}
+            elif _SEARCH.fullmatch(name):
+                self._objects.add(ALL_SEARCHES)
 
     async def _look_at_tables(self, roots: Iterable[int]) -> dict[int, Table]:
         found = await self._ask(
@@ -372,10 +451,59 @@ class Walk:
             raise Refused(str(error)) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A function of the application's, as the catalog has it."""
+
+    oid: int
+    label: str
+    language: str
+    volatility: str
+    is_aggregate: bool
+    text: str | None
+    """Its body, where it is one in SQL that is read when it runs."""
+    arguments: str
+    path: str | None
+    """The search path that it sets."""
+    moves: str | None
+    """What else it sets that gives names or texts in it another meaning."""
+    owner: str | None
+    """Its owner, where it runs as that."""
+
+    @property
+    def is_opaque(self) -> bool:
+        return self.language not in ("sql", "internal", "c")
+
+    @property
+    def may_read(self) -> bool:
+        return self.language != "sql" and self.volatility != "i" and not self.is_aggregate
+
+
 _WHOLE_ROW = re.compile(r":varattno 0 ")
 _RELATION = re.compile(r":relid (\d+)")
 _FUNCTION = re.compile(r":(?:funcid|opfuncid|aggfnoid|winfnoid) (\d+)")
+_OPERATOR = re.compile(r":(?:opno|eqop|sortop|opnos) (\d+|\(o [\d ]+\))")
+_COLLATION = re.compile(r":\w*coll(?:id|ation)s? (\d+|\(o [\d ]+\))")
+# A column that is only read has its value already; of all other types values are made.
+_TYPE_READ = re.compile(r":vartype (\d+)")
+_TYPE_MADE = re.compile(r":(?!vartype)\w*[tT]ype\w* (\d+|\(o [\d ]+\))")
 _WRITES = re.compile(r":commandType [2-7]|:hasModifyingCTE true")
+
+
+def _relation(
+    oid: int, schema: str, name: str, kind: str, persistence: str, columns: dict[str, str] | None,
+    generated: list[int], recast: list[int], roots: list[int], captured: bool,
+) -> Relation:  # fmt: skip
+    numbered = {int(number): column for number, column in (columns or {}).items()}
+    special, above = (frozenset(generated), frozenset(recast)), tuple(roots)
+    is_temporary = persistence == "t"
+    return Relation(oid, schema, name, kind, is_temporary, numbered, *special, above, captured)
+
+
+def _oids(pattern: re.Pattern[str], tree: str) -> set[int]:
+    """The oids that a tree names in such places, one by one or as a list."""
+    found = set(pattern.findall(tree))
+    return {int(oid) for text in found for oid in text.strip("()o ").split()} - {0}
 
 
 def _passing(what: str) -> str:
@@ -388,168 +516,3 @@ def table_of(oid: int, shape: int, described: Mapping[str, Any]) -> Table:
     return Table(
         shape, described["schema"], described["name"], columns, tuple(described["key"]), oid
     )
-
-
-async def path_of(connection: Connection, role: str) -> str:
-    """The search path as that role sees it: `"$user"` is a schema of its own, and what it may not
-    use does not count. Refused if we cannot become that role."""
-    await connection.execute("savepoint headwater_role")
-    try:
-        await connection.execute("select pg_catalog.set_config('role', %s, true)", (role,))
-        cursor = await connection.execute(
-            "select array_to_string(array(select quote_ident(name)"
-            " from unnest(current_schemas(false)) with ordinality s (name, n) order by n), ', ')"
-        )
-        (path,) = await cursor.fetchone() or ("",)
-    except psycopg.Error as error:
-        if is_lost(error):
-            raise
-        await connection.execute("rollback to headwater_role")
-        raise Refused(error.diag.message_primary or str(error)) from error
-    await connection.execute("rollback to headwater_role")
-    return str(path)
-
-
-async def prints_of(
-    connection: Connection, relations: Iterable[int], functions: Iterable[int]
-) -> Prints:
-    """What these objects look like now."""
-    relations, functions = list(relations), list(functions)
-    prints: Prints = {("relation", oid): None for oid in relations}
-    prints.update({("function", oid): None for oid in functions})
-    cursor = await connection.execute(_PRINTS, (relations, functions))
-    prints.update({(kind, oid): text for kind, oid, text in await cursor.fetchall()})
-    return prints
-
-
-# A rule refers to its own view, which leads nowhere new. Operators stand for their functions.
-_REFERENCES = """
-    select b.n,
-           coalesce(concat(
-             (select concat(p.prosqlbody::text, p.proargdefaults::text) from pg_catalog.pg_proc p
-              where b.kind = 'pg_proc' and p.oid = b.id),
-             (select r.ev_action::text from pg_catalog.pg_rewrite r
-              where b.kind = 'pg_rewrite' and r.oid = b.id),
-             (select concat(p.polqual::text, p.polwithcheck::text) from pg_catalog.pg_policy p
-              where b.kind = 'pg_policy' and p.oid = b.id)), ''),
-           coalesce(array_agg(d.class) filter (where d.class is not null), '{}'),
-           coalesce(array_agg(d.id) filter (where d.class is not null), '{}'),
-           coalesce(array_agg(d.part) filter (where d.class is not null), '{}')
-    from unnest(%s::text[], %s::oid[]) with ordinality b (kind, id, n)
-    left join lateral (
-      select c.relname::text as class, d.refobjid::bigint as id, d.refobjsubid as part
-      from pg_catalog.pg_depend d join pg_catalog.pg_class c on c.oid = d.refclassid
-      where d.classid = ('pg_catalog.' || b.kind)::regclass and d.objid = b.id
-        and d.refclassid in ('pg_catalog.pg_class'::regclass, 'pg_catalog.pg_proc'::regclass)
-      union all
-      select 'pg_proc', o.oprcode::oid::bigint, 0
-      from pg_catalog.pg_depend d join pg_catalog.pg_operator o on o.oid = d.refobjid
-      where d.classid = ('pg_catalog.' || b.kind)::regclass and d.objid = b.id
-        and d.refclassid = 'pg_catalog.pg_operator'::regclass
-    ) d on true
-    group by b.n, b.kind, b.id
-    order by b.n
-"""
-
-_RULES_AND_POLICIES = f"""
-    with used as (
-      select c.*,
-             case n.nspname when 'public' then '' else n.nspname || '.' end || c.relname as label
-      from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-      where c.oid = any(%s::oid[]) and c.oid >= {FIRST_OF_USERS}
-    )
-    select 'pg_rewrite', r.oid::bigint, u.label, u.oid::bigint
-    from used u join pg_catalog.pg_rewrite r on r.ev_class = u.oid and r.ev_type = '1'
-    where u.relkind = 'v'
-    union all
-    select 'pg_policy', p.oid::bigint, format('policy %%I of %%s', p.polname, u.label),
-           u.oid::bigint
-    from used u join pg_catalog.pg_policy p on p.polrelid = u.oid
-    where u.relrowsecurity
-"""
-
-# `moved`: the function runs as its owner, who has a schema of that name first in the search path.
-_FUNCTIONS = """
-    select p.oid::bigint,
-           case n.nspname when 'public' then '' else n.nspname || '.' end || p.proname,
-           l.lanname::text, p.provolatile::text, p.prokind = 'a',
-           case when l.lanname = 'sql' and p.prosqlbody is null then p.prosrc end,
-           (select coalesce(string_agg(
-              concat_ws(' ', quote_ident(nullif(p.proargnames[a.n], '')),
-                        format_type(a.type, null)), ', ' order by a.n), '')
-            from unnest(coalesce(p.proallargtypes, p.proargtypes::oid[]))
-              with ordinality a (type, n)
-            where coalesce(p.proargmodes[a.n], 'i') in ('i', 'b', 'v')),
-           path.value,
-           p.prosecdef and path.value is null and exists (
-             select from pg_catalog.pg_namespace s
-             where s.nspname = pg_catalog.pg_get_userbyid(p.proowner))
-    from pg_catalog.pg_proc p
-    join pg_catalog.pg_namespace n on n.oid = p.pronamespace
-    join pg_catalog.pg_language l on l.oid = p.prolang
-    left join lateral (
-      select substr(c, 13) as value from unnest(p.proconfig) c where c like 'search\\_path=%%'
-    ) path on true
-    where p.oid = any(%s::oid[])
-"""
-
-# Changes are logged under the enabled table that a relation is, or is below of. What is below it
-# may be logged under yet another, where somebody inherits from two.
-_LOGGED = """
-    lateral (
-      with recursive up (oid) as (
-        select c.oid
-        union
-        select i.inhparent from up join pg_catalog.pg_inherits i on i.inhrelid = up.oid
-      ),
-      above as (
-        select t.relid from headwater.tables t where t.enabled and t.relid in (select oid from up)
-      )
-      select exists (select from above) as captured,
-             array(
-               select relid::bigint from above
-               union
-               select k.root::bigint
-               from headwater.members_of(c.oid) m
-               join headwater.captures k on k.member = m
-               join headwater.tables t on t.relid = k.root and t.enabled
-               order by 1) as roots
-    ) logged
-"""
-
-_RELATIONS = f"""
-    select c.oid::bigint, n.nspname::text, c.relname::text, c.relkind::text, c.relpersistence::text,
-           (select jsonb_object_agg(a.attnum, a.attname) from pg_catalog.pg_attribute a
-            where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
-           array(select a.attnum from pg_catalog.pg_attribute a
-                 where a.attrelid = c.oid and a.attnum > 0 and a.attgenerated <> ''),
-           logged.roots, logged.captured
-    from pg_catalog.pg_class c
-    join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-    cross join {_LOGGED}
-    where c.oid = any(%s::oid[])
-"""
-
-# Names count as well: with a new object of the same name, a statement may mean another one.
-_PRINTS = f"""
-    select 'relation', c.oid::bigint, md5(concat_ws(' ',
-      c.xmin, c.relnamespace, c.relname, c.relkind, c.relrowsecurity, logged.roots, logged.captured,
-      (select string_agg(
-         concat_ws('/', a.attnum, a.attname, a.atttypid, a.attisdropped, a.attacl), ' '
-         order by a.attnum)
-       from pg_catalog.pg_attribute a where a.attrelid = c.oid and a.attnum > 0),
-      (select string_agg(concat_ws('/', r.oid, r.xmin), ' ' order by r.oid)
-       from pg_catalog.pg_rewrite r where r.ev_class = c.oid),
-      (select string_agg(concat_ws('/', p.oid, p.xmin), ' ' order by p.oid)
-       from pg_catalog.pg_policy p where p.polrelid = c.oid),
-      (select string_agg(s.oid::text, ' ' order by s.oid) from pg_catalog.pg_class s
-       where s.relname = c.relname and s.relpersistence <> 't')))
-    from pg_catalog.pg_class c cross join {_LOGGED}
-    where c.oid = any(%s::oid[])
-    union all
-    select 'function', p.oid::bigint, md5(concat_ws(' ', p.xmin,
-      (select string_agg(s.oid::text, ' ' order by s.oid) from pg_catalog.pg_proc s
-       where s.proname = p.proname)))
-    from pg_catalog.pg_proc p
-    where p.oid = any(%s::oid[])
-"""

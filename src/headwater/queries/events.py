@@ -63,8 +63,16 @@ class ChangeEvent(msgspec.Struct, frozen=True):
     position: Position
 
 
-Event: TypeAlias = QueryEvent | ErrorEvent | ChangeEvent
-EventName: TypeAlias = Literal["query", "error", "change"]
+class GapEvent(msgspec.Struct, frozen=True):
+    """Changes after `since` and up to `position` come to no handler: the log was trimmed, restored
+    or lost before they could be read."""
+
+    since: Position | None
+    position: Position
+
+
+Event: TypeAlias = QueryEvent | ErrorEvent | ChangeEvent | GapEvent
+EventName: TypeAlias = Literal["query", "error", "change", "gap"]
 Handler: TypeAlias = Callable[[Any], object]
 
 
@@ -81,7 +89,12 @@ class Events:
     """
 
     def __init__(self) -> None:
-        self._wishes: dict[EventName, list[_Wish]] = {"query": [], "error": [], "change": []}
+        self._wishes: dict[EventName, list[_Wish]] = {
+            "query": [],
+            "error": [],
+            "change": [],
+            "gap": [],
+        }
         self._tasks: set[asyncio.Task[None]] = set()
         self._dropped = 0
         self._said_at = -math.inf
@@ -113,6 +126,20 @@ class Events:
             case ChangeEvent():
                 for wish in self._wishes["change"]:
                     self._tell(wish.handler, event)
+            case GapEvent():
+                for wish in self._wishes["gap"]:
+                    self._tell(wish.handler, event)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more event drops none, for lack of handlers that are free."""
+        free = EVENT_HANDLERS_AT_ONCE - len(self._tasks)
+        return free >= len(self._wishes["change"])
+
+    async def room(self) -> None:
+        """Wait until there is."""
+        while not self.has_room:
+            await asyncio.wait(set(self._tasks), return_when=asyncio.FIRST_COMPLETED)
 
     def _tell(self, handler: Handler, event: Event) -> None:
         try:

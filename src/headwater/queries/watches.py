@@ -9,11 +9,8 @@ entry.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Hashable, Iterable, Iterator
-from decimal import Decimal
-from typing import Any, Generic, TypeAlias, TypeVar
-from uuid import UUID
+from typing import Generic, TypeAlias, TypeVar
 
 from headwater import limits
 from headwater.live.filter import EVERYTHING, Filter
@@ -21,6 +18,7 @@ from headwater.live.filter_compile import Matches, compile_filter
 from headwater.live.needs import Undecided
 from headwater.live.router import Router
 from headwater.model import Change, Row, Table
+from headwater.queries.alteration import may_differ
 from headwater.queries.statements import Read
 
 Item = TypeVar("Item", bound=Hashable)
@@ -231,51 +229,18 @@ class _TableWatches(Generic[Item]):
 
 
 def _altered(change: Change) -> frozenset[str] | None:
-    """The columns that an update may have altered; None if that may be any.
-
-    Python calls values equal that print differently (1 and true in JSON, 0.0 and -0.0), a number in
-    JSON loses digits when it is read, and an image does not tell NULL from a null in JSON. Where
-    two values may have differed, they did.
-    """
+    """The columns that an update may have altered; None if that may be any."""
     before, after = change.before, change.after
     if before is None or after is None:
         return None
-    types = {column.name: column.type for column in change.table.columns}
+    columns = {column.name: column for column in change.table.columns}
     altered = frozenset(
         name
         for name, value in after.items()
-        if name not in before or _may_differ(before[name], value, types.get(name, "json"))
+        if name not in before or may_differ(before[name], value, columns.get(name))
     )
     # It is in the log because something differed.
     return altered or None
-
-
-_EXACT = frozenset({str, int, bool, bytes, dt.date, dt.datetime, dt.time, UUID, type(None)})
-_FLOATS = ("real", "double precision", "real[]", "double precision[]")
-
-
-def _may_differ(before: Any, after: Any, declared: str) -> bool:
-    type_ = before.__class__
-    if type_ is not after.__class__:
-        return True
-    if type_ in _EXACT:
-        return bool(before != after) or (before is None and declared in ("json", "jsonb"))
-    if repr(before) != repr(after):
-        return True
-    if type_ is Decimal:
-        return False
-    return declared in ("json", "json[]", "jsonb[]") or (
-        declared not in _FLOATS and _has_float(before)
-    )
-
-
-def _has_float(value: Any) -> bool:
-    match value:
-        case list():
-            return any(map(_has_float, value))
-        case dict():
-            return any(map(_has_float, value.values()))
-    return isinstance(value, float)
 
 
 def _tells_no_rows(change: Change) -> bool:

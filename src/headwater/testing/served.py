@@ -17,6 +17,11 @@ from typing import Any
 
 import httpx
 
+from headwater.hub.reconcile import DRIFT
+
+SETTINGS: dict[str, Any] = {}
+"""What every gateway is set to, unless its block says otherwise."""
+
 
 class Served:
     """A running gateway."""
@@ -74,7 +79,7 @@ def serving(
 ) -> Iterator[Served]:
     """Run a gateway inside the block. `program` is module:name in `folder`; `options` are
     further ones of `headwater serve`."""
-    values = {"url": database, **settings}
+    values = {"url": database, **SETTINGS, **settings}
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_")}
     for name, value in values.items():
         text = ",".join(value) if isinstance(value, list | tuple) else str(value)
@@ -105,3 +110,5 @@ def serving(
                 process.wait()
         assert process.stdout is not None
         process.stdout.close()
+    drift = [line for line in log.read_text().splitlines() if DRIFT in line]
+    assert not drift, drift[0]

@@ -133,6 +133,9 @@ def test_rows_that_diverge_are_read_anew() -> None:
     doubted, *sent = told.tell(deltas(5, 11, enter(7, 9)))
     assert isinstance(doubted, Doubted)
     assert doubted.state.name == "open_orders"
-    assert sent == [Send(Unsubscribe("1")), Send(Subscribe("2", query=ROWS))]
+    assert sent == [
+        Send(Unsubscribe("1")),
+        Send(Subscribe("2", query=ROWS, after=position(10))),
+    ]
     told.tell(Subscribed("2", 5), snapshot(5, 12, 1, 2))
     assert (ids(orders), told.session.diverged) == ([1, 2], 1)

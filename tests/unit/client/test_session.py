@@ -222,7 +222,8 @@ def test_what_diverges_is_read_anew(wrong: Deltas) -> None:
     told.tell(Subscribed("1", 5), snapshot(5, 10, 1))
     doubted, *sent = told.tell(wrong)
     assert isinstance(doubted, Doubted)
-    assert sent == [Send(Unsubscribe("1")), Send(Subscribe("2", live=ORDERS))]
+    again = Subscribe("2", live=ORDERS, after=position(10))
+    assert sent == [Send(Unsubscribe("1")), Send(again)]
     assert told.session.diverged == 1
     assert told.tell(deltas(5, 12, enter(2, 1)), Unsubscribed("1")) == []
     told.tell(Subscribed("2", 5), snapshot(5, 12, 1, 2))
@@ -265,7 +266,8 @@ def test_a_slide_that_the_connection_did_not_survive() -> None:
     told.tell(Subscribed("1", 5), snapshot(5, 10, 1))
     orders.move([1])
     # The rows are still those of the old window: there is nothing to resume.
-    assert told.connect() == [Subscribe("2", live={**ORDERS, "after": [1]})]
+    moved = {**ORDERS, "after": [1]}
+    assert told.connect() == [Subscribe("2", live=moved, after=position(10))]
     told.tell(Subscribed("2", 6), snapshot(6, 12, 2))
     assert (ids(orders), orders.is_moving) == ([2], False)
 

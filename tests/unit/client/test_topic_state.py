@@ -15,6 +15,7 @@ from headwater.errors import ConfigError, Forbidden
 from headwater.protocol import Error, Gap, Poke, Remove, Subscribe, Subscribed, Topic, Upsert
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
+P1, P2, P3, P4, P5 = (f"ab-{n}:{n}:" for n in range(1, 6))
 
 
 def put(id: int, body: str) -> Upsert:
@@ -43,24 +44,24 @@ def test_messages_become_ops() -> None:
     session = Session()
     state = begun(session)
     said: list[tuple[Any, list[Event]]] = [
-        (Topic(5, "p1", AT, ()), []),
-        (Topic(5, "p2", AT, (put(1, "a"),)), [Told(state, Ops((put(1, "a"),), "p2", AT))]),
-        (Topic(6, "p3", AT, (put(2, "b"),)), []),
-        (Poke(5, "p4", AT), [Told(state, Ops((), "p4", AT, pull=True))]),
-        (Gap(5, "p5", None, "resync"), [Told(state, Ops((), "p5", pull=True))]),
+        (Topic(5, P1, AT, ()), []),
+        (Topic(5, P2, AT, (put(1, "a"),)), [Told(state, Ops((put(1, "a"),), P2, AT))]),
+        (Topic(6, P3, AT, (put(2, "b"),)), []),
+        (Poke(5, P4, AT), [Told(state, Ops((), P4, AT, pull=True))]),
+        (Gap(5, P5, None, "resync"), [Told(state, Ops((), P5, pull=True))]),
     ]
     for message, events in said:
         assert session.receive(message) == events
-    assert state.position == "p5"
+    assert state.position == P5
     assert bodies(state.rows) == {1: "a"}
 
 
 def test_a_lost_connection_is_resumed_from_the_position() -> None:
     session = Session()
     state = begun(session)
-    session.receive(Topic(5, "p2", AT, (put(1, "a"),)))
+    session.receive(Topic(5, P2, AT, (put(1, "a"),)))
     again = session.connected()
-    assert again == [Send(Subscribe("2", topic="chat:1", since="p2"))]
+    assert again == [Send(Subscribe("2", topic="chat:1", since=P2))]
     assert session.receive(Subscribed("2", 9, resumed=True)) == [Ready(state)]
 
 
@@ -70,13 +71,13 @@ def test_two_on_the_same_topic_are_both_resumed() -> None:
     session.add(other)
     session.subscribe(other)
     session.receive(Subscribed("2", -1))
-    session.receive(Topic(5, "p2", AT, ()))
-    session.receive(Topic(-1, "p3", AT, ()))
+    session.receive(Topic(5, P2, AT, ()))
+    session.receive(Topic(-1, P3, AT, ()))
     assert session.connected() == [
-        Send(Subscribe("3", topic="chat:1", since="p2")),
-        Send(Subscribe("4", topic="chat:1", since="p3")),
+        Send(Subscribe("3", topic="chat:1", since=P2, after=P3)),
+        Send(Subscribe("4", topic="chat:1", since=P3)),
     ]
-    assert (one.position, other.position) == ("p2", "p3")
+    assert (one.position, other.position) == (P2, P3)
 
 
 def test_who_never_heard_a_position_must_pull() -> None:
@@ -85,7 +86,7 @@ def test_who_never_heard_a_position_must_pull() -> None:
     assert session.connected() == [Send(Subscribe("2", topic="chat:1"))]
     told = Told(state, Ops((), None, pull=True))
     assert session.receive(Subscribed("2", 9)) == [Ready(state), told]
-    assert session.receive(Topic(9, "p1", AT, ())) == []
+    assert session.receive(Topic(9, P1, AT, ())) == []
 
 
 def test_a_refusal_ends_it() -> None:
@@ -151,25 +152,25 @@ def test_rows_that_are_gone_are_forgotten_first(monkeypatch: pytest.MonkeyPatch)
 def test_a_reader_gets_each_row_once_and_the_latest() -> None:
     waiting = Waiting()
     assert not waiting
-    waiting.add(Ops((put(1, "a"), put(2, "b")), "p1", AT))
-    waiting.add(Ops((put(1, "aa"),), "p2"))
-    assert waiting.take() == Ops((put(2, "b"), put(1, "aa")), "p2", AT)
+    waiting.add(Ops((put(1, "a"), put(2, "b")), P1, AT))
+    waiting.add(Ops((put(1, "aa"),), P2))
+    assert waiting.take() == Ops((put(2, "b"), put(1, "aa")), P2, AT)
     assert not waiting
-    waiting.add(Ops((), "p3", pull=True))
+    waiting.add(Ops((), P3, pull=True))
     assert waiting
-    assert waiting.take() == Ops((), "p3", AT, pull=True)
+    assert waiting.take() == Ops((), P3, AT, pull=True)
 
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CLIENT_TOPIC_ROWS_MAX", 3)
     waiting = Waiting()
-    waiting.add(Ops(tuple(put(id, "a") for id in range(4)), "p1", AT))
-    assert waiting.take() == Ops((), "p1", AT, pull=True)
+    waiting.add(Ops(tuple(put(id, "a") for id in range(4)), P1, AT))
+    assert waiting.take() == Ops((), P1, AT, pull=True)
 
 
 def test_ops_are_iterated() -> None:
-    ops = Ops((put(1, "a"), gone(2)), "p1", AT)
+    ops = Ops((put(1, "a"), gone(2)), P1, AT)
     assert [*ops] == [put(1, "a"), gone(2)]
-    assert (len(ops), bool(ops), bool(Ops((), "p1")), bool(Ops((), "p1", pull=True))) == (
+    assert (len(ops), bool(ops), bool(Ops((), P1)), bool(Ops((), P1, pull=True))) == (
         2, True, False, True,
     )  # fmt: skip

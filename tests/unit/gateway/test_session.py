@@ -21,7 +21,7 @@ from headwater.gateway.session import (
 from headwater.hub.subscriber import Access
 from headwater.identity import ANONYMOUS, Identity
 from headwater.limits import SESSION_QUEUE_BYTES_MAX
-from headwater.model import Enter, Leave
+from headwater.model import Enter, Leave, Position
 from headwater.protocol import (
     Changes,
     Deltas,
@@ -98,6 +98,9 @@ class Handle:
 
     def state(self, reason: ResetReason) -> Frame:
         return Frame(Reset(self.subscription.view, self.position, reason))
+
+    def settled(self, position: Position) -> Awaitable[None]:
+        raise NotImplementedError
 
     def change_identity(self, identity: Identity) -> Awaitable[None]:
         raise NotImplementedError

@@ -15,6 +15,7 @@ from headwater.gateway.topic_streams import Marks, topic_names
 from headwater.hub.subscriber import Access
 from headwater.identity import ANONYMOUS
 from headwater.limits import SESSION_QUEUE_BYTES_MAX
+from headwater.model import Position
 from headwater.protocol import Frame, Gap, Hello, Keepalive, Mark, Remove, Topic
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -56,6 +57,8 @@ class Handle:
         self.is_live = False
 
     def resume(self) -> None: ...
+
+    async def settled(self, position: Position) -> None: ...
 
 
 class Source:

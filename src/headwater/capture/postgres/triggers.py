@@ -19,7 +19,8 @@ from headwater.model import Column, Table
 class CapturedTable(msgspec.Struct, frozen=True):
     """A table Headwater knows. `members` counts the relations with triggers: itself, partitions,
     inheritance children. `altered` says that DDL since has made its writes slower to capture (not
-    less exact); the next maintenance round, or enabling it again, mends that."""
+    less exact); the next maintenance round, or enabling it again, ends that. `left_out` names its
+    virtual columns, which are not captured."""
 
     name: str
     enabled: bool
@@ -28,6 +29,7 @@ class CapturedTable(msgspec.Struct, frozen=True):
     members: int
     altered: bool
     changes: int
+    left_out: list[str] = []
 
 
 async def enable(connection: Connection, name: str) -> str:
@@ -104,7 +106,10 @@ _LIST = """
                    where m not in (select member from headwater.captures))),
            (select count(*) from headwater.log l
             where l.at > now() - interval '1 hour'
-              and l.shape in (select id from headwater.shapes s where s.relid = t.relid))
+              and l.shape in (select id from headwater.shapes s where s.relid = t.relid)),
+           array(select a.attname::text from pg_attribute a
+                 where a.attrelid = t.relid and a.attnum > 0 and not a.attisdropped
+                   and a.attgenerated = 'v' order by a.attnum)
     from headwater.tables t
     left join pg_class c on c.oid = t.relid
     order by 1
