@@ -25,6 +25,7 @@ from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.errors import HeadwaterError
 from headwater.hub.hub import Hub
+from headwater.idempotency import Request, new_key
 from headwater.identity import ANONYMOUS
 from headwater.live.filter import c
 from headwater.live.filter_check import check
@@ -406,10 +407,13 @@ async def calls(bench: Bench, size: Size) -> Result:
     )
 
 
-async def mutations(bench: Bench, url: str, size: Size) -> Result:
-    """The same update as a mutation and as a transaction of psycopg, in turns."""
-    runner, bare, ours = Mutations(url, Settings()), list[float](), list[float]()
+async def mutations(bench: Bench, url: str, size: Size) -> list[Result]:
+    """The same update as a transaction of psycopg, as a mutation, and as one with an idempotency
+    key, in turns; and the repetition of that."""
+    runner = Mutations(url, Settings())
+    bare, ours, keyed, again = (list[float]() for _ in range(4))
     arguments = RAISE_AMOUNT.bind({"id": 1})
+    request: Request | None = None
 
     async def by_itself() -> None:
         async with bench.connection.transaction():
@@ -419,20 +423,35 @@ async def mutations(bench: Bench, url: str, size: Size) -> Result:
         value, _ = await runner.answer(RAISE_AMOUNT, arguments, ANONYMOUS)
         assert bytes(value) == b"1"
 
+    async def with_key() -> None:
+        value, _ = await runner.answer(RAISE_AMOUNT, arguments, ANONYMOUS, request=request)
+        assert bytes(value) == b"1"
+
+    works = ((by_itself, bare), (as_mutation, ours), (with_key, keyed), (with_key, again))
     for _ in range(size.repeats):
-        for work, times in ((by_itself, bare), (as_mutation, ours)):
+        request = Request.of(ANONYMOUS, new_key(), RAISE_AMOUNT.name, {"id": 1})
+        for work, times in works:
             started = time.perf_counter()
             await work()
             times.append((time.perf_counter() - started) * 1e3)
     await runner.close()
-    ratio = median(ours) / median(bare)
-    return Result(
-        "a mutation beside a bare transaction",
-        f"×{ratio:.2f}",
-        "under 2×",
-        ratio < 2,
-        f"{median(ours):.2f} ms and {median(bare):.2f} ms, commits wait for the disk",
-    )
+    ratio, cost = median(ours) / median(bare), median(keyed) / median(ours)
+    return [
+        Result(
+            "a mutation beside a bare transaction",
+            f"×{ratio:.2f}",
+            "under 2×",
+            ratio < 2,
+            f"{median(ours):.2f} ms and {median(bare):.2f} ms, commits wait for the disk",
+        ),
+        Result(
+            "a mutation with an idempotency key beside one without",
+            f"×{cost:.2f}",
+            "under 1.5×",
+            cost < 1.5,
+            f"{median(keyed):.2f} ms and {median(ours):.2f} ms; repeated: {median(again):.2f} ms",
+        ),
+    ]
 
 
 # ------------------------------------------------------------------------ all of it
@@ -471,7 +490,7 @@ async def _run(size: Size) -> list[Result]:
                 await all_woken(bench, size),
                 await memory(bench, size),
                 await calls(bench, size),
-                await mutations(bench, server.url, size),
+                *await mutations(bench, server.url, size),
                 *await flush_misses(bench, size),
             ]
         await connection.close()

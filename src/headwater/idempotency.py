@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headwater.errors import InvalidQuery, Refused
+from headwater.errors import InvalidQuery
 from headwater.limits import IDEMPOTENCY_KEY_CHARS_MAX
 
 if TYPE_CHECKING:
@@ -66,10 +66,12 @@ def check_key(key: str) -> str:
     return key
 
 
-def reused(what: str) -> Refused:
+def reused(what: str) -> InvalidQuery:
     """For a key that stands for another request of the same user."""
-    return Refused(
-        f"{what}: the idempotency key was used for another request",
+    error = InvalidQuery(
+        f"{what}: the key was used for another request",
+        path="idempotency_key",
         hint="Use a key for one request only: the same function with the same arguments.",
-        code="idempotency_key_reused",
     )
+    error.code = "idempotency_key_reused"
+    return error

@@ -16,7 +16,7 @@ from benchmarks.streaming import has_nchan
         (gateway, 2),
         (fanout, 6 if has_nchan() else 5),
         (queries, 7),
-        (groups, 15),
+        (groups, 16),
         (topics, 5),
     ],
 )

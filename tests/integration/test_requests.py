@@ -6,9 +6,12 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 from random import Random
 from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
 import msgspec
 import psycopg
@@ -34,10 +37,13 @@ from headwater.queries import requests as requests_module
 from headwater.queries.functions import Mutation
 from headwater.queries.mutations import Mutations
 from headwater.settings import Settings
+from headwater.testing.link import Cutter
+from tests.conftest import passable_folder
 from tests.support import enable, rows, run
 
 ANN = Identity(user="ann", tenant="acme", claims={"sub": "ann"})
 RACES = int(os.environ.get("HEADWATER_RACES", "25"))
+LOSSES = int(os.environ.get("HEADWATER_LOSSES", "60"))
 
 Body = Callable[..., Awaitable[Any]]
 
@@ -120,7 +126,7 @@ async def test_a_key_stands_for_one_request(site: Site, connection: Connection) 
 
     await site.call(place, "k", {"amount": 7})
     for body, args in ((place, {"amount": 8}), (other, {"amount": 7})):
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(InvalidQuery) as caught:
             await site.call(body, "k", args)
         assert caught.value.code == "idempotency_key_reused"
         assert not caught.value.retryable
@@ -451,6 +457,85 @@ async def test_the_database_knows_what_was_not_committed(
     await run(connection, "drop trigger die on orders")
     await site.call(place, "k")
     assert await count(connection) == 1
+
+
+class DatabaseLink(Cutter):
+    """A link to the database that is cut at random, or once where a commit was passed on."""
+
+    def __init__(self, path: str, chance: Random, share: float) -> None:
+        super().__init__("", chance=chance, share=share)
+        self._path = path
+        self.at_commit = False
+
+    def _last(self, data: bytes) -> bytes | None:
+        if self.at_commit and b"commit\0" in data:
+            self.at_commit = False
+            return data
+        return super()._last(data)
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(self._path)
+
+
+@asynccontextmanager
+async def linked(url: str, folder: Path, share: float) -> AsyncIterator[tuple[str, DatabaseLink]]:
+    parts = urlsplit(url)
+    (host,) = parse_qs(parts.query)["host"]
+    name = f".s.PGSQL.{parts.port or 5432}"
+    link = DatabaseLink(f"{host}/{name}", Random(15), share)
+    async with await asyncio.start_unix_server(link.serve, f"{folder}/{name}"):
+        yield urlunsplit(parts._replace(query=urlencode({"host": str(folder)}))), link
+        link.share = 0.0
+        link.cut_some(Random(0), 1.1)
+
+
+async def test_the_database_knows_what_was_committed(
+    url: str, site: Site, connection: Connection
+) -> None:
+    """The commit arrives, and its answer does not."""
+    with passable_folder() as folder:
+        async with linked(url, folder, 0.0) as (cut_url, link):
+            gateway, link.at_commit = Site(cut_url), True
+            value, position = await gateway.call(place, "k", {"amount": 7})
+            for runner in gateway.runners:
+                await runner.close()
+    assert not link.at_commit
+    ((id, xid),) = await rows(connection, "select id, xmin::text::bigint from orders")
+    assert value == id
+    assert position.contains(xid)
+
+
+async def test_the_database_is_lost_at_any_byte(
+    url: str, site: Site, connection: Connection
+) -> None:
+    """Callers repeat what may be repeated, and what succeeds has happened once."""
+    answered: dict[int, int] = {}
+    found: Counter[str] = Counter()
+    with passable_folder() as folder:
+        async with linked(url, folder, 0.04) as (cut_url, link):
+            gateway = Site(cut_url)
+            numbers = iter(range(LOSSES))
+
+            async def caller() -> None:
+                for number in numbers:
+                    while number not in answered:
+                        try:
+                            value, _ = await gateway.call(place, f"k{number}", {"amount": number})
+                            answered[number] = value
+                        except HeadwaterError as error:
+                            found[error.code] += 1
+                            if not error.retryable:
+                                raise
+
+            async with asyncio.timeout(60 + LOSSES), asyncio.TaskGroup() as tasks:
+                for _ in range(4):
+                    tasks.create_task(caller())
+            for runner in gateway.runners:
+                await runner.close()
+            print(f"{LOSSES} mutations, {link.cuts} cuts, {dict(found)}")
+    assert link.cuts
+    placed = await rows(connection, "select amount, id from orders order by amount, id")
+    assert placed == sorted(answered.items())
 
 
 # ------------------------------------------------------------------------ bounds

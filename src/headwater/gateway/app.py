@@ -222,6 +222,8 @@ def _status(error: HeadwaterError) -> int:
     match error:
         case HeadwaterError(code="outcome_unknown", retryable=False):
             return 500
+        case InvalidQuery(code="idempotency_key_reused"):
+            return 422
         case InvalidQuery():
             return 400
         case Unauthorized():

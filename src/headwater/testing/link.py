@@ -40,7 +40,7 @@ class Cutter:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            upstream = await asyncio.open_connection(*self._target)
+            upstream = await self._connect()
         except OSError:
             writer.close()
             return
@@ -55,18 +55,26 @@ class Cutter:
             for end in pair:
                 end.transport.abort()
 
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(*self._target)
+
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             while data := await reader.read(65536):
-                ends = self._chance.random() < self.share
-                if ends:
-                    self.cuts += 1
-                    data = data[: self._chance.choice((0, len(data), len(data) * 2 // 3))]
-                writer.write(data)
+                last = self._last(data)
+                writer.write(data if last is None else last)
                 await writer.drain()
-                if ends:
+                if last is not None:
+                    self.cuts += 1
                     break
         writer.transport.abort()
+
+    def _last(self, data: bytes) -> bytes | None:
+        """What of these bytes is still passed on before the connection is cut; None if it is
+        not."""
+        if self._chance.random() >= self.share:
+            return None
+        return data[: self._chance.choice((0, len(data), len(data) * 2 // 3))]
 
 
 @asynccontextmanager
