@@ -138,12 +138,13 @@ async def storm(
     killed = set[asyncio.Task[None]]()
     for number in range(faults):
         before = await _executed(connection)
-        if number < len(cuts):
-            for name in clients:
-                proxy.arm(f'"{name}.'.encode(), *cuts[number])
-        elif number % 20 == 13:
+        if number % 20 == 5:
             killed.add(asyncio.create_task(gateways.kill(proxy.present)))
             proxy.present = 1 - proxy.present
+        elif cuts:
+            cut = cuts.pop()
+            for name in clients:
+                proxy.arm(f'"{name}.'.encode(), *cut)
         else:
             _happen(proxy, chance)
         await _all_get_on(connection, clients, before)
