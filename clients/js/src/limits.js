@@ -18,7 +18,7 @@ export const LEADER_SECONDS = 4;
 export const CLOSE_SECONDS = 1;
 
 /**
- * Over SSE, a request that is not answered for so many keepalive intervals is sent again (a query
+ * Over SSE, a request that is not answered for this many keepalive intervals is sent again (a query
  * or a mutation), or ends the connection.
  */
 export const REQUEST_KEEPALIVES = /** @type {const} */ ({ call: 2, session: 4 });

@@ -171,7 +171,7 @@ export class Session {
 
   /**
    * Have the gateway asked to wait, for all that is followed by now. It waits for what it serves, so
-   * what has yet to begin is waited for before: what goes on after a reconnect, or is refused for
+   * what has yet to begin is waited for before: what continues after a reconnect, or is refused for
    * now. What was asked for again meanwhile is asked about once more.
    *
    * @param {() => Promise<unknown>} wait

@@ -1,5 +1,5 @@
 /**
- * What a client has opened, it releases: connections that fell silent while it goes on, and
+ * What a client has opened, it releases: connections that fell silent while it continues, and
  * everything when it is closed. A process that has closed its client ends by itself.
  */
 
