@@ -53,6 +53,13 @@ async def place_order(ctx, region: int, amount: int) -> int:
     return (await ctx.fetch(sql, region, amount))[0]["id"]
 
 @hw.mutation
+async def place_slowly(ctx, amount: int) -> int:
+    sql = "insert into orders (region, amount) values (7, %s) returning id"
+    id = (await ctx.fetch(sql, amount))[0]["id"]
+    await ctx.execute("select pg_sleep(1)")
+    return id
+
+@hw.mutation
 async def slow(ctx) -> int:
     await ctx.execute("select pg_sleep(20)")
     return 1

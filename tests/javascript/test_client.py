@@ -16,7 +16,7 @@ from tests.node import node, packages
 
 CLIENT = Path(__file__).parents[2] / "clients" / "js"
 
-ALONE = ("unit", "slides", "tabs")
+ALONE = ("unit", "slides", "tabs", "positions", "release")
 STAGED = ("client", "reconnect")
 
 

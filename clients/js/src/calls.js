@@ -1,23 +1,43 @@
 /**
- * What is asked once: queries, mutations, waits, and what is said on channels. To ask for a query
- * or a wait again is safe, and so they are asked again on the next connection. A mutation is sent
- * once: if it was sent and not answered, nobody here knows whether it has happened, and that is its
- * outcome; so it is with what is said on a channel. Ids begin with a letter, so that they are never
- * those of subscriptions.
+ * What is asked once: queries, mutations, waits, and messages to channels. After a lost connection
+ * all of them are asked again on the next. For queries and waits that is safe by itself. Mutations
+ * and messages carry an idempotency key, made once for each call: the gateway executes a key once
+ * and answers its repetitions with the stored result. Only when no gateway can be reached again, or
+ * the client is closed, is the outcome of a mutation that was sent unknown. Ids begin with a
+ * letter, so that they are never those of subscriptions.
  *
  * @typedef {import("./protocol.js").Ask | import("./protocol.js").Mutate
  *   | import("./protocol.js").Wait | import("./protocol.js").Publish
  *   | import("./protocol.js").SetState} Call
  * @typedef {import("./protocol.js").Answer} Answer
- * @typedef {{id: string, message: Call, attempts: number, resolve: (answer: Answer) => void,
- *   reject: (error: unknown) => void}} Pending
+ * @typedef {import("./errors.js").HeadwaterError} HeadwaterErrorType
+ * @typedef {import("./backoff.js").Backoff} Backoff
+ *
+ * @typedef {object} Pending
+ * @property {string} id
+ * @property {Call} message
+ * @property {number} attempts
+ * @property {boolean} isSent on the present connection
+ * @property {boolean} isDoubtful whether it was sent and may have been executed
+ * @property {number} since when it was sent first
+ * @property {number | undefined} refused when it was refused for now first, on this connection
+ * @property {Backoff} backoff counts these refusals
+ * @property {ReturnType<typeof setTimeout>} [timer] until it is asked again
+ * @property {(answer: Answer) => void} resolve
+ * @property {(error: unknown) => void} reject
  */
 
-import { connectionFailed, errorOf, outcomeUnknown } from "./errors.js";
-import { CALL_ATTEMPTS_MAX, CALLS_AT_ONCE } from "./limits.js";
+import { connectionFailed, errorOf, isDenied, outcomeUnknown } from "./errors.js";
+import {
+  CALL_ATTEMPTS_MAX,
+  CALLS_AT_ONCE,
+  REFUSED_SECONDS_MAX,
+  REPEAT_SECONDS_MAX,
+} from "./limits.js";
 
 export class Calls {
   #send;
+  #newBackoff;
   #number = 0;
   /** Under way, by id. @type {Map<string, Pending>} */
   #pending = new Map();
@@ -26,9 +46,11 @@ export class Calls {
 
   /**
    * @param {(message: Call) => boolean} send whether it was sent: not while there is no connection
+   * @param {() => Backoff} newBackoff
    */
-  constructor(send) {
+  constructor(send, newBackoff) {
     this.#send = send;
+    this.#newBackoff = newBackoff;
   }
 
   /**
@@ -42,8 +64,18 @@ export class Calls {
   ask(call) {
     return new Promise((resolve, reject) => {
       const id = `r${++this.#number}`;
-      const message = /** @type {Call} */ ({ ...call, [isSaid(call) ? "request" : "id"]: id });
-      this.#queue.push({ id, message, attempts: 0, resolve, reject });
+      this.#queue.push({
+        id,
+        message: /** @type {Call} */ ({ ...call, [isSaid(call) ? "request" : "id"]: id }),
+        attempts: 0,
+        isSent: false,
+        isDoubtful: false,
+        since: 0,
+        refused: undefined,
+        backoff: this.#newBackoff(),
+        resolve,
+        reject,
+      });
       this.#next();
     });
   }
@@ -51,43 +83,47 @@ export class Calls {
   /** There is a connection: ask what is not answered. */
   connected() {
     for (const pending of [...this.#pending.values()]) {
-      // What may be sent only once and was, was sent on this connection: `lost` ended the others.
-      if (!pending.attempts || !isOnce(pending.message)) this.#ask(pending);
+      if (!pending.isSent) this.#ask(pending);
     }
   }
 
   /**
-   * Whether the message was the end of a call.
+   * Whether the message was the end of a call, or of an attempt.
    *
    * @param {Answer | import("./protocol.js").ErrorMessage} message
    */
   received(message) {
-    const pending = this.#take(message.id);
+    const pending = this.#pending.get(message.id ?? "");
     if (!pending) return false;
-    if (message.type === "answer") pending.resolve(message);
-    else pending.reject(errorOf(message));
+    if (message.type === "error") this.#refused(pending, errorOf(message));
+    else this.#take(pending).resolve(message);
     return true;
   }
 
-  /** The connection is gone: the calls that cannot be asked again are over. */
+  /** The connection is gone. */
   lost() {
-    // By the next connection the channel has another id.
-    const unsaid = this.#queue.filter(({ message }) => isSaid(message));
+    // Messages to a channel are asked for again by their channel, which then has another id.
+    const unsent = this.#queue.filter(({ message }) => isSaid(message));
     this.#queue = this.#queue.filter(({ message }) => !isSaid(message));
-    for (const { reject } of unsaid) reject(notSaid());
-    for (const { id, message, attempts } of [...this.#pending.values()]) {
-      if (isOnce(message) && attempts) this.#take(id)?.reject(outcomeUnknown(nameOf(message)));
-      else if (isSaid(message)) this.#take(id)?.reject(notSaid());
-      else if (attempts >= CALL_ATTEMPTS_MAX) this.#take(id)?.reject(tooOften(message));
+    for (const { reject } of unsent) reject(new NotAnswered(false));
+    for (const pending of [...this.#pending.values()]) {
+      clearTimeout(pending.timer);
+      pending.isDoubtful ||= pending.isSent;
+      pending.isSent = false;
+      pending.refused = undefined;
+      pending.backoff = this.#newBackoff();
+      if (isSaid(pending.message)) this.#take(pending).reject(new NotAnswered(pending.isDoubtful));
+      else if (pending.attempts >= CALL_ATTEMPTS_MAX) this.#fail(pending, tooOften(pending));
     }
   }
 
-  /** There will be no other connection. @param {unknown} error */
+  /** There will be no other connection. @param {HeadwaterErrorType} error */
   over(error) {
     this.lost();
-    for (const { reject } of [...this.#pending.values(), ...this.#queue]) reject(error);
+    const all = [...this.#pending.values(), ...this.#queue];
     this.#pending.clear();
     this.#queue = [];
+    for (const pending of all) pending.reject(outcomeOf(pending, error));
   }
 
   #next() {
@@ -100,25 +136,92 @@ export class Calls {
 
   /** @param {Pending} pending */
   #ask(pending) {
-    if (this.#send(pending.message)) pending.attempts += 1;
+    // The gateway may have forgotten the key by now, and would execute it once more.
+    if (pending.isDoubtful && isKeyed(pending) && ago(pending.since) > REPEAT_SECONDS_MAX) {
+      this.#fail(pending, connectionFailed("the connection was lost for too long"));
+      return;
+    }
+    if (!this.#send(pending.message)) {
+      if (isSaid(pending.message)) this.#take(pending).reject(new NotAnswered(false));
+      return;
+    }
+    if (!pending.attempts) pending.since = Date.now();
+    pending.attempts += 1;
+    pending.isSent = true;
   }
 
-  /** @param {string | null | undefined} id */
-  #take(id) {
-    const pending = this.#pending.get(id ?? "");
-    if (pending) {
-      this.#pending.delete(pending.id);
-      this.#next();
+  /**
+   * A mutation that is refused for now is asked again for a while: its key makes that safe.
+   *
+   * @param {Pending} pending
+   * @param {HeadwaterErrorType} error
+   */
+  #refused(pending, error) {
+    pending.isSent = false;
+    pending.isDoubtful ||= error.code === "outcome_unknown";
+    pending.refused ??= Date.now();
+    const isForNow = error.retryAfter !== undefined || FOR_NOW.has(error.code);
+    const mayRepeat = isKeyed(pending) && isForNow;
+    const pause = mayRepeat ? pending.backoff.failed(Math.random(), error.retryAfter) : null;
+    if (pause === null || ago(pending.refused) + pause > REFUSED_SECONDS_MAX) {
+      this.#fail(pending, error);
+      return;
     }
+    pending.timer = setTimeout(() => this.#ask(pending), pause * 1000);
+  }
+
+  /** @param {Pending} pending @param {HeadwaterErrorType} error */
+  #fail(pending, error) {
+    this.#take(pending).reject(outcomeOf(pending, error));
+  }
+
+  /** It is over. @param {Pending} pending */
+  #take(pending) {
+    clearTimeout(pending.timer);
+    this.#pending.delete(pending.id);
+    this.#next();
     return pending;
   }
 }
 
-/** Whether it is said on a channel. @param {{type: string}} call */
+/** The connection was lost before a message to a channel was answered. */
+export class NotAnswered {
+  /** @param {boolean} isDoubtful whether it was sent */
+  constructor(isDoubtful) {
+    this.isDoubtful = isDoubtful;
+  }
+}
+
+/** A key for one call, and for its repetitions. Pages without HTTPS have no `randomUUID`. */
+export function newKey() {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** What the gateway may be able to do in a moment. */
+const FOR_NOW = new Set(["unavailable", "database", "outcome_unknown"]);
+
+/** Whether it is a message to a channel. @param {{type: string}} call */
 const isSaid = (call) => call.type === "publish" || call.type === "state";
 
-/** Whether it is sent once. @param {{type: string}} call */
-const isOnce = (call) => call.type === "mutate" || isSaid(call);
+/** Whether the gateway executes it once. @param {Pending} pending */
+const isKeyed = ({ message }) => "idempotency_key" in message;
+
+/** How many seconds. @param {number} time */
+const ago = (time) => (Date.now() - time) / 1000;
+
+/**
+ * What its caller learns: of what may have been executed only the gateway's own word counts.
+ *
+ * @param {Pending} pending
+ * @param {HeadwaterErrorType} error
+ */
+function outcomeOf({ message, isDoubtful }, error) {
+  const isWord = error.code === "conflict" || !(error.retryable || isDenied(error));
+  if (message.type !== "mutate" || !isDoubtful) return error;
+  if (isWord && error.code !== "connection") return error;
+  return outcomeUnknown(nameOf(message), error);
+}
 
 /** @param {Call} call */
 function nameOf(call) {
@@ -127,14 +230,10 @@ function nameOf(call) {
     : call.type;
 }
 
-function notSaid() {
-  return connectionFailed("the connection was lost before this was said on the channel");
-}
-
-/** @param {Call} call */
-function tooOften(call) {
+/** @param {Pending} pending */
+function tooOften({ message }) {
   return connectionFailed(
-    `the connection was lost ${CALL_ATTEMPTS_MAX} times before ${nameOf(call)} was answered`,
+    `the connection was lost ${CALL_ATTEMPTS_MAX} times before ${nameOf(message)} was answered`,
     { hint: "If the connection is lost each time it is asked, the gateway's log says why." },
   );
 }

@@ -14,7 +14,8 @@
  * @property {(error: HeadwaterErrorType) => void} onError
  */
 
-import { Calls } from "./calls.js";
+import { Calls, newKey } from "./calls.js";
+import { ChannelCalls } from "./channel-calls.js";
 import { ChannelState } from "./channel-state.js";
 import { Connection } from "./connection.js";
 import { configError, connectionFailed, HeadwaterError } from "./errors.js";
@@ -33,6 +34,7 @@ export class Client {
   written = new Value(/** @type {string | undefined} */ (undefined));
   #connection;
   #calls;
+  #channelCalls;
   #session;
   /** @type {import("./subscriptions.js").Owner} */
   #owner;
@@ -46,9 +48,11 @@ export class Client {
     const send = (/** @type {import("./protocol.js").ClientMessage} */ message) =>
       this.#connection.send(message);
     this.#onError = onError;
-    this.#calls = new Calls(send);
-    const session = new Session({ send, onError, newBackoff });
+    this.#calls = new Calls(send, newBackoff);
+    const onBehind = (/** @type {HeadwaterErrorType} */ error) => this.#connection.leave(error);
+    const session = new Session({ send, onError, onBehind, newBackoff });
     this.#session = session;
+    this.#channelCalls = new ChannelCalls(session, (message) => this.#ask(message));
     this.#owner = {
       leave: (source) => session.leave(source),
       pause: (source) => session.pause(source),
@@ -204,15 +208,18 @@ export class Client {
   }
 
   /**
-   * Run a mutation, once. If the connection is lost before the answer, it rejects with the code
-   * `outcome_unknown`.
+   * Run a mutation, once: after a lost connection it is sent again with the same idempotency key.
+   * It rejects with the code `outcome_unknown` if it was sent and no gateway can be reached again.
+   * A program that repeats a call itself, perhaps in another process, gives it a key of its own.
    *
    * @param {string} name
    * @param {Record<string, any>} [args]
+   * @param {{idempotencyKey?: string}} [options]
    * @returns {Promise<{value: any, position: string}>}
    */
-  async mutate(name, args = {}) {
-    const call = namedCall(name, args);
+  async mutate(name, args = {}, { idempotencyKey = newKey() } = {}) {
+    checkKey(idempotencyKey);
+    const call = { ...namedCall(name, args), idempotency_key: idempotencyKey };
     const { value = null, position } = await this.#ask({ type: "mutate", ...call });
     this.#wrote(position);
     return { value, position };
@@ -223,14 +230,14 @@ export class Client {
     if (typeof position !== "string") {
       throw configError("a position is a text", "await hw.waitFor(placed.position)");
     }
-    await this.#ask({ type: "wait", position });
-    await this.#session.caughtUp();
+    await this.#session.caughtUp(() => this.#ask({ type: "wait", position }));
   }
 
   // ------------------------------------------------------------------ within
 
   /** @param {import("./protocol.js").ServerMessage} message */
   #receive(message) {
+    if ("position" in message && message.position) this.#session.saw(message.position);
     if (message.type === "written") this.#wrote(message.position);
     else if (!isEnd(message) || !this.#calls.received(message)) this.#session.receive(message);
   }
@@ -252,8 +259,7 @@ export class Client {
   /** @type {import("./subscriptions.js").Owner["say"]} */
   async #say(source, message) {
     try {
-      await this.#session.followed(source);
-      await this.#ask(message(source.state.wireId));
+      await this.#channelCalls.send(source, message);
     } catch (error) {
       this.#onError(/** @type {HeadwaterErrorType} */ (error));
       throw error;
@@ -296,6 +302,15 @@ function namedCall(name, args) {
 
 /** @param {unknown} value */
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+
+/** @param {unknown} key */
+function checkKey(key) {
+  if (typeof key === "string" && /^[!-~]{1,128}$/.test(key)) return;
+  throw configError(
+    "an idempotency key is a text of 1 to 128 printable ASCII characters",
+    "A random one, such as crypto.randomUUID(), made once for each call.",
+  );
+}
 
 /** @param {unknown} name @param {"topic" | "channel"} kind */
 function checkName(name, kind) {

@@ -16,7 +16,7 @@
  * @property {(error: HeadwaterErrorType) => void} over there will be no other connection
  */
 
-import { connectionFailed, errorOf, HeadwaterError } from "./errors.js";
+import { connectionFailed, errorOf, HeadwaterError, isDenied } from "./errors.js";
 import { BACKOFF_SECONDS, CONNECT_SECONDS, REFRESH_SECONDS } from "./limits.js";
 import { unreachable } from "./links.js";
 import { Value } from "./store.js";
@@ -39,6 +39,8 @@ export class Connection {
   #renewal;
   #closing = new AbortController();
   #hasBegun = false;
+  /** Ends the present connection. @type {(error: HeadwaterErrorType) => void} */
+  #lose = () => {};
 
   /**
    * @param {string[]} urls
@@ -63,6 +65,11 @@ export class Connection {
    */
   send(message) {
     return this.#link !== undefined && this.#link.send(message) !== false;
+  }
+
+  /** Go to the next gateway, if there are several. @param {HeadwaterErrorType} error */
+  leave(error) {
+    if (this.#urls.length > 1) this.#lose(error);
   }
 
   close() {
@@ -118,6 +125,7 @@ export class Connection {
         const close = () => resolve(connectionFailed("closed"));
         if (signal.aborted) return close();
         signal.addEventListener("abort", close);
+        this.#lose = resolve;
         const silence = new Silence(url, signal, resolve);
         /** @type {HeadwaterErrorType | undefined} */
         let said;
@@ -145,7 +153,7 @@ export class Connection {
     } catch (error) {
       const ours = unreachable(url, error);
       // A token may have ended, or a right been taken: the next greeting will tell.
-      if (ours.retryable || (greeted && DENIED.test(ours.code))) return ours;
+      if (ours.retryable || (greeted && isDenied(ours))) return ours;
       throw ours;
     } finally {
       ending.abort();
@@ -272,10 +280,8 @@ class Silence {
 function aboutConnection(message, greeted) {
   if (message.type !== "error" || message.id != null) return undefined;
   const error = errorOf(message);
-  return !greeted || error.retryable || DENIED.test(error.code) ? error : undefined;
+  return !greeted || error.retryable || isDenied(error) ? error : undefined;
 }
-
-const DENIED = /^(unauthorized|forbidden|access_changed|token_.*|ticket|origin|host)$/;
 
 /** @param {unknown} error */
 function asOurs(error) {

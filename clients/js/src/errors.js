@@ -42,6 +42,15 @@ export function diverged(message, hint = "The result is read anew.") {
   return new HeadwaterError("diverged", message, { hint, retryable: true });
 }
 
+/** What a gateway sent is older than what was shown. @param {string} name */
+export function behind(name) {
+  const message = `the gateway has sent an older result of ${name} than the one that is shown`;
+  return new HeadwaterError("behind", message, {
+    hint: "It is asked for again, until the gateway has caught up.",
+    retryable: true,
+  });
+}
+
 /** @param {string} message @param {string} [hint] */
 export function configError(message, hint) {
   return new HeadwaterError("config", message, { hint });
@@ -49,11 +58,17 @@ export function configError(message, hint) {
 
 const LOOK_FIRST = "It may have happened or not: look before you call it again.";
 
-/** @param {string} what */
-export function outcomeUnknown(what) {
-  const message = `the connection was lost before ${what} was answered`;
-  return new HeadwaterError("outcome_unknown", message, { hint: LOOK_FIRST });
+/** @param {string} what @param {HeadwaterError} cause */
+export function outcomeUnknown(what, cause) {
+  if (cause.code === "outcome_unknown") return cause;
+  const message = `the connection was lost before ${what} was answered: ${cause.message}`;
+  return new HeadwaterError("outcome_unknown", message, { hint: LOOK_FIRST, cause });
 }
+
+const DENIED = /^(unauthorized|forbidden|access_changed|token_.*|ticket|origin|host)$/;
+
+/** Whether it is about who asks, and not about what. @param {HeadwaterError} error */
+export const isDenied = (error) => DENIED.test(error.code);
 
 /** @type {Record<number, string>} */
 const CODES = {

@@ -14,8 +14,14 @@ export const CONNECT_SECONDS = 10;
 /** How long the tab that leads may take to react; then another takes over, in time to greet. */
 export const LEADER_SECONDS = 4;
 
-/** How long a client whose stream has ended waits for the answers to its mutations. */
-export const ANSWER_SECONDS = 10;
+/** How long a gateway may take to confirm that a WebSocket is closed; then Node hangs up. */
+export const CLOSE_SECONDS = 1;
+
+/**
+ * Over SSE, a request that is not answered for this many keepalive intervals is sent again (a query
+ * or a mutation), or ends the connection.
+ */
+export const REQUEST_KEEPALIVES = /** @type {const} */ ({ call: 2, session: 4 });
 
 /** Requests under way over SSE; more wait for one to be answered. */
 export const REQUESTS_AT_ONCE = 16;
@@ -29,8 +35,18 @@ export const CALLS_AT_ONCE = 32;
  */
 export const SHARED_CALLS_AT_ONCE = 60;
 
-/** How often a query or wait is asked whose connection is lost each time. */
+/** How often a call is asked whose connection is lost each time. */
 export const CALL_ATTEMPTS_MAX = 10;
+
+/** How long a mutation is asked again that is refused for now. */
+export const REFUSED_SECONDS_MAX = 30;
+
+/**
+ * How long after its first attempt a mutation is repeated, and a message to a channel. Gateways
+ * remember their keys longer: 24 hours by default, and 10 minutes.
+ */
+export const REPEAT_SECONDS_MAX = 3_600;
+export const PUBLISH_SECONDS_MAX = 300;
 
 /** How often a new subscription is asked for that is refused for now. */
 export const SUBSCRIBE_ATTEMPTS_MAX = 3;

@@ -20,7 +20,7 @@
  *
  * @typedef {{type: "hello", session: string, version: number, keepalive: number,
  *   expires_at?: string | null}} Hello
- * @typedef {{type: "subscribed", id: string, view: number, resumed?: boolean,
+ * @typedef {{type: "subscribed", id: string, view: number, resumed?: boolean, lost?: boolean,
  *   key?: readonly string[], member?: string | null}} Subscribed
  * @typedef {{type: "unsubscribed", id: string}} Unsubscribed
  * @typedef {{type: "snapshot", view: number, position: string, rows: readonly (Enter | Match)[],
@@ -69,15 +69,17 @@
  * @typedef {{name: string, present?: boolean, state?: Json}} ChannelCall
  * @typedef {{type: "subscribe", id: string, live?: LiveQuery, query?: QueryCall,
  *   changes?: ChangesQuery, topic?: string, channel?: ChannelCall, since?: string,
- *   verify?: boolean}} Subscribe
+ *   after?: string, verify?: boolean}} Subscribe
  * @typedef {{type: "unsubscribe", id: string}} Unsubscribe
  * @typedef {{type: "reanchor", id: string, after: Cursor | null, request: string}} Reanchor
  * @typedef {{type: "authenticate", token: string}} Authenticate
  * @typedef {{type: "query", id: string, name: string, args: Record<string, Json>,
  *   after?: string}} Ask
- * @typedef {{type: "mutate", id: string, name: string, args: Record<string, Json>}} Mutate
+ * @typedef {{type: "mutate", id: string, name: string, args: Record<string, Json>,
+ *   idempotency_key: string}} Mutate
  * @typedef {{type: "wait", id: string, position: string}} Wait
- * @typedef {{type: "publish", id: string, data: Json, request?: string}} Publish
+ * @typedef {{type: "publish", id: string, data: Json, request?: string,
+ *   idempotency_key: string}} Publish
  * @typedef {{type: "state", id: string, state: Json, request?: string}} SetState
  * @typedef {Subscribe | Unsubscribe | Reanchor | Authenticate | Ask | Mutate | Wait | Publish
  *   | SetState} ClientMessage

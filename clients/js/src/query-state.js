@@ -4,7 +4,8 @@
  * error beside it, until the next.
  */
 
-import { errorOf } from "./errors.js";
+import { behind, errorOf } from "./errors.js";
+import { isBefore } from "./position.js";
 import { shared } from "./shared.js";
 
 export class QueryState {
@@ -47,14 +48,24 @@ export class QueryState {
   /** @param {import("./protocol.js").Subscribed} message */
   subscribed(message) {
     this.view = message.view;
+    // The database no longer has what was shown: anything else counts.
+    if (message.lost) this.position = undefined;
     this.waiting = !message.resumed;
     if (message.resumed) this.error = undefined;
   }
 
-  /** @param {import("./protocol.js").ViewMessage} message @returns {never[]} */
+  /**
+   * Take a result. Throws `behind` for one that is older than the one before.
+   *
+   * @param {import("./protocol.js").ViewMessage} message
+   * @returns {never[]}
+   */
   receive(message) {
     if (message.type === "failed") this.error = errorOf(message);
     if (message.type === "result") {
+      if (this.position !== undefined && isBefore(message.position, this.position)) {
+        throw behind(this.name);
+      }
       this.value = shared(this.value, message.value ?? null);
       this.position = message.position;
       this.waiting = false;

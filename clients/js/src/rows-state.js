@@ -13,12 +13,13 @@
  *   a snapshot begins with a reset, and has no `at`
  */
 
-import { diverged, errorOf } from "./errors.js";
+import { behind, diverged, errorOf } from "./errors.js";
 import { BATCHES_MAX, DIVERGED_MAX } from "./limits.js";
-import { covers } from "./position.js";
+import { covers, isBefore } from "./position.js";
 import { Replica } from "./replica.js";
 
 class RowsState {
+  name = "";
   wireId = "";
   /** @type {number | undefined} */
   view;
@@ -32,6 +33,8 @@ class RowsState {
   waiting = true;
   /** Whether there have been rows. */
   #whole = false;
+  /** What the latest rows were complete up to. @type {string | undefined} */
+  #shown;
   /** Whether batches may have been lost, so that the next rows are told in any case. */
   #isDoubted = false;
   /** @type {(import("./protocol.js").Enter | import("./protocol.js").Match)[] | undefined} */
@@ -69,6 +72,8 @@ class RowsState {
   subscribed(message) {
     this.view = message.view;
     this.key = message.key ?? [];
+    // The database no longer has what was shown: anything else counts.
+    if (message.lost) this.#shown = undefined;
     this.waiting = !message.resumed;
     // Parts of another view's result are none of this one's.
     this.#parts = undefined;
@@ -76,7 +81,8 @@ class RowsState {
   }
 
   /**
-   * Fold a frame; the batches it completes. Throws `diverged`.
+   * Fold a frame; the batches it completes. Throws `diverged`, and `behind` for rows that are older
+   * than those that are shown.
    *
    * @param {ViewMessage} message
    * @returns {Batch[]}
@@ -111,12 +117,15 @@ class RowsState {
     const parts = [...(this.#parts ?? []), ...(message.rows ?? [])];
     this.#parts = message.more ? parts : undefined;
     if (message.more) return [];
+    if (this.#shown !== undefined && isBefore(message.position, this.#shown)) {
+      throw behind(this.name);
+    }
     const deltas = replacing(parts);
     const before = moved || this.#isDoubted ? undefined : this.value;
     this.position = undefined;
     this.waiting = false;
     this.replica.apply(deltas, message.hash);
-    this.position = message.position;
+    this.position = this.#shown = message.position;
     this.#whole = true;
     this.#isDoubted = false;
     // After a reconnect the result is often what it was; nobody needs to hear that.
@@ -139,7 +148,7 @@ class RowsState {
     }
     this.position = undefined;
     this.replica.apply(message.deltas, message.hash);
-    this.position = message.position;
+    this.position = this.#shown = message.position;
     this.#diverged = 0;
     const { deltas, position, at } = message;
     return deltas.length ? [{ deltas, position, at }] : [];

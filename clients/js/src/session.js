@@ -14,12 +14,15 @@
  * @typedef {object} Surroundings
  * @property {(message: ClientMessage) => unknown} send
  * @property {(error: HeadwaterErrorType) => void} onError
+ * @property {(error: HeadwaterErrorType) => void} onBehind the gateway has not read what was seen
+ *   at another
  * @property {() => import("./backoff.js").Backoff} newBackoff
  */
 
 import { connectionFailed, errorOf } from "./errors.js";
 import { FeedState, lost } from "./feed-state.js";
 import { stringify } from "./json.js";
+import { covers } from "./position.js";
 import { LiveState } from "./rows-state.js";
 import { Source } from "./source.js";
 
@@ -28,7 +31,14 @@ export class Session {
   diverged = 0;
   #send;
   #onError;
+  #onBehind;
   #newBackoff;
+  /**
+   * The latest position that a message named, on any connection: no subscription begins before it.
+   *
+   * @type {string | undefined}
+   */
+  #seen;
   #isConnected = false;
   /** Why nothing will be followed any more. @type {HeadwaterErrorType | undefined} */
   #error;
@@ -51,9 +61,10 @@ export class Session {
   #waiters = new Set();
 
   /** @param {Surroundings} surroundings */
-  constructor({ send, onError, newBackoff }) {
+  constructor({ send, onError, onBehind, newBackoff }) {
     this.#send = send;
     this.#onError = onError;
+    this.#onBehind = onBehind;
     this.#newBackoff = newBackoff;
   }
 
@@ -149,7 +160,7 @@ export class Session {
     });
     try {
       this.#send(state.move(after, request));
-      while (state.isMoving && !refusal && !source.isOver) await this.#heard();
+      while (state.isMoving && !refusal && !source.isOver) await this.heard();
     } finally {
       this.#slides.delete(request);
       state.stay();
@@ -158,22 +169,38 @@ export class Session {
     if (source.isOver) throw source.error ?? connectionFailed("the subscription was closed");
   }
 
-  /** Wait for those that have yet to begin, or to go on after a reconnect. */
-  async caughtUp() {
-    const due = [...this.#sources];
-    const isBehind = (/** @type {Source} */ source) =>
-      this.#sources.has(source) &&
-      !source.isPaused &&
-      // Without a connection all of them have yet to go on.
-      (!this.#isConnected || (this.#isAsked(source) && source.state.isDue));
-    while (due.some(isBehind)) await this.#heard();
-    if (this.#error) throw this.#error;
+  /**
+   * Have the gateway asked to wait, for all that is followed by now. It waits for what it serves, so
+   * what has yet to begin is waited for before: what continues after a reconnect, or is refused for
+   * now. What was asked for again meanwhile is asked about once more.
+   *
+   * @param {() => Promise<unknown>} wait
+   */
+  async caughtUp(wait) {
+    const due = [...this.#sources].filter((source) => !source.isPaused);
+    for (;;) {
+      while (due.some((source) => this.#isBehind(source))) await this.heard();
+      if (this.#error) throw this.#error;
+      const asked = due.map((source) => source.state.wireId);
+      await wait();
+      const isSame = due.every(
+        (source, i) => !this.#isBehind(source) && source.state.wireId === asked[i],
+      );
+      if (isSame) return;
+    }
+  }
+
+  /** Whether it has yet to begin, or to go on. @param {Source} source */
+  #isBehind(source) {
+    if (!this.#sources.has(source) || source.isPaused) return false;
+    if (!this.#isConnected || !this.#isAsked(source)) return true;
+    return source.state.isDue && !source.state.error;
   }
 
   /** Wait until it is followed on the present connection. @param {Source} source */
   async followed(source) {
     const isFollowed = () => this.#isAsked(source) && !source.state.isDue;
-    while (!source.isOver && !isFollowed()) await this.#heard();
+    while (!source.isOver && !isFollowed()) await this.heard();
     if (source.isOver) throw source.error ?? connectionFailed("the subscription was closed");
   }
 
@@ -213,6 +240,11 @@ export class Session {
     this.#wake();
   }
 
+  /** The database was complete up to here. @param {string} position */
+  saw(position) {
+    if (this.#seen === undefined || !covers(this.#seen, position)) this.#seen = position;
+  }
+
   /** @param {import("./protocol.js").ServerMessage} message */
   receive(message) {
     if (message.type === "subscribed") this.#subscribed(message);
@@ -245,7 +277,7 @@ export class Session {
     const wireId = String(++this.#number);
     const message = source.state.subscribe(wireId);
     this.#byWireId.set(wireId, source);
-    this.#send(message);
+    this.#send(message.channel ? message : { ...message, after: this.#seen });
   }
 
   /** Whether it was asked for on this connection. @param {Source} source */
@@ -312,6 +344,7 @@ export class Session {
   #subscribed(message) {
     const source = this.#byWireId.get(message.id);
     if (!source) return;
+    if (message.lost) this.#seen = undefined;
     if (source.state.view !== undefined) this.#byView.delete(source.state.view);
     this.#byView.set(message.view, source);
     source.subscribed(message);
@@ -333,6 +366,7 @@ export class Session {
   #misfit(source, error) {
     const { state } = source;
     if (error.code !== "diverged" || !("diverged" in state)) {
+      this.#forget(source);
       this.#failed(source, error);
       return;
     }
@@ -363,13 +397,15 @@ export class Session {
     this.#byWireId.delete(message.id);
     if (source.state.view !== undefined) this.#byView.delete(source.state.view);
     source.state.view = undefined;
-    this.#failed(source, errorOf(message));
+    const error = errorOf(message);
+    this.#failed(source, error);
+    if (error.code === "behind") this.#onBehind(error);
   }
 
   // ------------------------------------------------------------------ waiting
 
   /** Wait until something was heard, or is over. @returns {Promise<void>} */
-  #heard() {
+  heard() {
     return new Promise((resolve) => this.#waiters.add(resolve));
   }
 

@@ -15,7 +15,7 @@ import {
   refusalIn,
 } from "./errors.js";
 import { stringify } from "./json.js";
-import { ANSWER_SECONDS, REQUESTS_AT_ONCE } from "./limits.js";
+import { REQUEST_KEEPALIVES, REQUESTS_AT_ONCE } from "./limits.js";
 import { gatewayUrl, headersOf, readMessage, refused, unreachable } from "./links.js";
 import { SseParser } from "./sse-parser.js";
 
@@ -30,10 +30,10 @@ class SseLink {
   #token;
   #ends;
   #session = "";
+  /** How often the gateway says something, in seconds. */
+  #keepalive = 0;
   /** The last request about each subscription. @type {Map<string, Promise<void>>} */
   #latest = new Map();
-  /** @type {Set<Promise<void>>} */
-  #mutations = new Set();
   #underWay = 0;
   /** @type {(() => void)[]} */
   #waiting = [];
@@ -79,25 +79,17 @@ class SseLink {
       // Whatever came, a comment too, says that the gateway lives.
       if (!events.length) this.#deliver({ type: "keepalive" });
     }
-    await this.#lastAnswers();
     throw connectionFailed(`the stream of ${this.#url} ended`);
   }
 
   /** @param {string} data */
   #read(data) {
     const message = readMessage(data);
-    if (message.type === "hello") this.#session = message.session;
+    if (message.type === "hello") {
+      this.#session = message.session;
+      this.#keepalive = message.keepalive;
+    }
     this.#deliver(message);
-  }
-
-  /** A gateway that stops still answers what it has begun. */
-  async #lastAnswers() {
-    if (!this.#mutations.size) return;
-    /** @type {ReturnType<typeof setTimeout> | undefined} */
-    let timer;
-    const enough = new Promise((resolve) => (timer = setTimeout(resolve, ANSWER_SECONDS * 1000)));
-    await Promise.race([Promise.allSettled(this.#mutations), enough]);
-    clearTimeout(timer);
   }
 
   // ------------------------------------------------------------------ requests
@@ -108,9 +100,7 @@ class SseLink {
     const before = this.#latest.get(name) ?? Promise.resolve();
     const request = before.then(() => this.#request(message)).catch((error) => this.#end(error));
     this.#latest.set(name, request);
-    if (message.type === "mutate") this.#mutations.add(request);
     void request.then(() => {
-      this.#mutations.delete(request);
       if (this.#latest.get(name) === request) this.#latest.delete(name);
     });
   }
@@ -122,13 +112,37 @@ class SseLink {
     }
     this.#underWay += 1;
     try {
-      const response = await this.#say(message);
-      const body = await response.text();
-      if (response.ok) this.#heard(message, body);
-      else await this.#refused(message, response.status, body);
+      const { ok, status, body } = await this.#answer(message);
+      if (ok) this.#heard(message, body);
+      else this.#refused(message, status, body);
     } finally {
       this.#underWay -= 1;
       this.#waiting.shift()?.();
+    }
+  }
+
+  /**
+   * The answer to a request. Its connection may be half-open while the stream's lives: a query or a
+   * mutation that is not answered is sent once more, and waits longer each time. Anything else then
+   * ends the link.
+   *
+   * @param {ClientMessage} message
+   */
+  async #answer(message) {
+    const isCall = message.type === "query" || message.type === "mutate";
+    let patience = this.#keepalive * REQUEST_KEEPALIVES[isCall ? "call" : "session"];
+    for (;;) {
+      const late = new AbortController();
+      const timer = setTimeout(() => late.abort(), patience * 1000);
+      try {
+        const response = await this.#say(message, late.signal);
+        return { ok: response.ok, status: response.status, body: await response.text() };
+      } catch (error) {
+        if (!late.signal.aborted || !isCall || this.#ends.signal.aborted) throw error;
+        patience *= 2;
+      } finally {
+        clearTimeout(timer);
+      }
     }
   }
 
@@ -150,8 +164,8 @@ class SseLink {
   }
 
   /** @param {ClientMessage} message @param {number} status @param {string} body */
-  async #refused(message, status, body) {
-    const refusal = (message.type === "mutate" ? mutationRefusalIn : refusalIn)(status, body);
+  #refused(message, status, body) {
+    const refusal = ("idempotency_key" in message ? mutationRefusalIn : refusalIn)(status, body);
     const hungUp = status === 401 || refusal.code === "session_unknown";
     // Queries and mutations need no session, and a refusal is what becomes of them.
     if (hungUp && message.type !== "query" && message.type !== "mutate") {
@@ -159,50 +173,70 @@ class SseLink {
     }
     if (message.type === "unsubscribe") {
       // Whatever else is refused, this must be done, or it would stay for good.
-      if (status === 429)
-        setTimeout(() => this.send(message), (refusal.retry_after_secs ?? 1) * 1000);
+      if (status === 429) this.#later(() => this.send(message), refusal.retry_after_secs ?? 1);
       return;
     }
     this.#deliver({ ...refusal, type: "error", id: ended(message) });
   }
 
-  /** @param {ClientMessage} message @returns {Promise<Response>} */
-  #say(message) {
+  /** Do it then, unless the link has ended. @param {() => void} action @param {number} seconds */
+  #later(action, seconds) {
+    const { signal } = this.#ends;
+    if (signal.aborted) return;
+    const end = () => clearTimeout(timer);
+    const timer = setTimeout(() => {
+      signal.removeEventListener("abort", end);
+      action();
+    }, seconds * 1000);
+    signal.addEventListener("abort", end, { once: true });
+  }
+
+  /** @param {ClientMessage} message @param {AbortSignal} late @returns {Promise<Response>} */
+  #say(message, late) {
+    const fetch = (
+      /** @type {string} */ url,
+      /** @type {string} */ method,
+      /** @type {unknown} */ body = undefined,
+      headers = {},
+    ) => this.#fetch(url, method, body, headers, late);
     const session = `${this.#address}/sessions/${encodeURIComponent(this.#session)}`;
     switch (message.type) {
       case "subscribe": {
         const { type: _, ...fields } = message;
-        return this.#fetch(`${session}/subscriptions`, "POST", fields);
+        return fetch(`${session}/subscriptions`, "POST", fields);
       }
       case "unsubscribe":
-        return this.#fetch(`${session}/subscriptions/${message.id}`, "DELETE");
+        return fetch(`${session}/subscriptions/${message.id}`, "DELETE");
       case "reanchor":
-        return this.#fetch(`${session}/subscriptions/${message.id}`, "PATCH", {
+        return fetch(`${session}/subscriptions/${message.id}`, "PATCH", {
           after: message.after,
           request: message.request,
         });
-      case "publish":
-        return this.#fetch(`${session}/publish`, "POST", { id: message.id, data: message.data });
+      case "publish": {
+        const { id, data } = message;
+        return fetch(`${session}/publish`, "POST", { id, data }, keyOf(message));
+      }
       case "state":
-        return this.#fetch(`${session}/state`, "POST", { id: message.id, state: message.state });
+        return fetch(`${session}/state`, "POST", { id: message.id, state: message.state });
       case "authenticate":
         this.#token = message.token;
-        return this.#fetch(`${session}/token`, "POST", { token: message.token });
+        return fetch(`${session}/token`, "POST", { token: message.token });
       case "wait":
-        return this.#fetch(`${session}/wait`, "POST", {
+        return fetch(`${session}/wait`, "POST", {
           id: message.id,
           position: message.position,
         });
       case "mutate":
-        return this.#fetch(
+        return fetch(
           `${this.#address}/mutation/${encodeURIComponent(message.name)}`,
           "POST",
           message.args,
+          keyOf(message),
         );
       case "query": {
         const after =
           message.after === undefined ? "" : `?after=${encodeURIComponent(message.after)}`;
-        return this.#fetch(
+        return fetch(
           `${this.#address}/query/${encodeURIComponent(message.name)}${after}`,
           "POST",
           message.args,
@@ -215,18 +249,22 @@ class SseLink {
    * @param {string} url
    * @param {string} [method]
    * @param {unknown} [body]
+   * @param {Record<string, string>} [headers]
+   * @param {AbortSignal} [late]
    * @returns {Promise<Response>}
    */
-  async #fetch(url, method = "GET", body) {
+  async #fetch(url, method = "GET", body, headers, late) {
+    const { signal } = this.#ends;
     try {
       return await fetch(url, {
         method,
         headers: {
           ...headersOf(this.#token),
+          ...headers,
           ...(body !== undefined && { "Content-Type": "application/json" }),
         },
         body: body === undefined ? undefined : stringify(body),
-        signal: this.#ends.signal,
+        signal: late ? AbortSignal.any([signal, late]) : signal,
         cache: "no-store",
       });
     } catch (error) {
@@ -234,6 +272,9 @@ class SseLink {
     }
   }
 }
+
+/** @param {{idempotency_key: string}} message */
+const keyOf = (message) => ({ "Idempotency-Key": message.idempotency_key });
 
 /** What a refusal is the end of. @param {ClientMessage} message */
 function ended(message) {

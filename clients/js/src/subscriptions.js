@@ -13,12 +13,13 @@
  * @typedef {object} Owner the client, as its subscriptions see it
  * @property {(source: Source) => void} leave one holder fewer
  * @property {(source: Source, after: Cursor | null) => Promise<Source | undefined>} reanchor
- * @property {(source: Source, message: (id: string) => Said) => Promise<void>} say once it is
- *   followed
+ * @property {(source: Source, message: Said) => Promise<void>} say once it is followed, which gives
+ *   the message its id
  * @property {(source: Source) => void} pause
  * @property {(source: Source) => void} resume
  */
 
+import { newKey } from "./calls.js";
 import { connectionFailed } from "./errors.js";
 import { plain } from "./json.js";
 import { TRANSACTIONS_MAX } from "./limits.js";
@@ -370,17 +371,17 @@ export class Channel extends Subscription {
    */
   publish(data) {
     const own = plain(data) ?? null;
-    return this.#say((id) => ({ type: "publish", id, data: own }));
+    return this.#say({ type: "publish", id: "", data: own, idempotency_key: newKey() });
   }
 
   /** Have another state, which the others see. @param {any} state @returns {Promise<void>} */
   setState(state) {
     const own = plain(state) ?? null;
     this.#state.setState(own);
-    return this.#say((id) => ({ type: "state", id, state: own }));
+    return this.#say({ type: "state", id: "", state: own });
   }
 
-  /** @param {(id: string) => Said} message */
+  /** @param {Said} message */
   #say(message) {
     const said = this.owner.say(this.source, message);
     // Who does not wait for it hears of a failure by `onError`.

@@ -45,20 +45,35 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
       assert.equal(hw.diverged, 0);
     });
 
-    test("a mutation that was sent is not sent again", async (t) => {
+    test("a mutation whose gateway is killed is sent again, and happens once", async (t) => {
       const hw = client(t, url, { transport });
       await hw.live("orders").ready;
-      const slow = hw.mutate("slow");
+      const slow = hw.mutate("place_slowly", { amount: 1 });
       // Its query is answered, so it was sent.
       await hw.query("count");
-      await Promise.all([
-        kill(),
-        assert.rejects(slow, { code: "outcome_unknown", retryable: false }),
-      ]);
+      await kill();
       const later = hw.mutate("place_order", { region: 7, amount: 5 });
       await start();
-      assert.equal((await later).value, 1);
+      const values = [(await slow).value, (await later).value];
+      const placed = await sql("select id::int from orders order by orders.amount");
+      assert.deepEqual(
+        placed.map(({ id }) => id),
+        values,
+      );
+    });
+
+    test("with the same key a mutation happens once, and the answer is the same", async (t) => {
+      const hw = client(t, url, { transport });
+      const order = { region: 7, amount: 5 };
+      const options = { idempotencyKey: `order:${transport}` };
+      const [one, other] = await Promise.all([
+        hw.mutate("place_order", order, options),
+        hw.mutate("place_order", { ...order }, options),
+      ]);
+      assert.equal(one.value, other.value);
       assert.equal(await hw.query("count"), 1);
+      const reused = hw.mutate("place_order", { ...order, amount: 6 }, options);
+      await assert.rejects(reused, { code: "idempotency_key_reused", retryable: false });
     });
 
     test("a database that crashes and comes back", async (t) => {

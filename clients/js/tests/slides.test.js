@@ -6,7 +6,7 @@ import { test } from "node:test";
 import { settled, until } from "./stage.js";
 import { rows, wired } from "./wire.js";
 
-const [BEFORE, AFTER] = ["ab-1:1:", "ab-2:2:"];
+const POSITION = "ab-1:1:";
 
 /** @param {import("../src/index.js").Live} live */
 const ids = (live) => live.value?.map(({ id }) => id);
@@ -20,7 +20,7 @@ function windows(t) {
     const { id, live } = await next("subscribe");
     const view = ++views;
     say({ type: "subscribed", id, view, key: ["id"] });
-    say({ type: "snapshot", view, position: BEFORE, rows: rows(...held) });
+    say({ type: "snapshot", view, position: POSITION, rows: rows(...held) });
     return { id, view, live };
   };
   /** A live query with two rows. @param {string} table */
@@ -30,10 +30,10 @@ function windows(t) {
     return { live, view };
   };
   const move = (/** @type {number} */ view, /** @type {number[]} */ ...held) =>
-    say({ type: "reset", view, position: AFTER, reason: "window", rows: rows(...held) });
+    say({ type: "reset", view, position: POSITION, reason: "window", rows: rows(...held) });
   const refuse = ({ request: id = "" }) =>
     say({ type: "error", id, code: "invalid_query", message: "after: expected 1 value" });
-  const answer = ({ request: id = "" }) => say({ type: "answer", id, position: AFTER });
+  const answer = ({ request: id = "" }) => say({ type: "answer", id, position: POSITION });
   return { ...wire, begin, open, move, refuse, answer };
 }
 
@@ -119,7 +119,7 @@ test("of several slides of a shared window the last one counts", async (t) => {
   const [first, last] = [await next("subscribe"), await next("subscribe")];
   const come = ({ id = "" }, /** @type {number} */ view, /** @type {number[]} */ ...held) => {
     say({ type: "subscribed", id, view, key: ["id"] });
-    say({ type: "snapshot", view, position: AFTER, rows: rows(...held) });
+    say({ type: "snapshot", view, position: POSITION, rows: rows(...held) });
   };
   come(last, 8, 5, 6);
   await slides[1];

@@ -244,21 +244,22 @@ test("a tab that goes does not take the link with it while changes are under way
   assert.equal(gateway.opened, 1);
 });
 
-test("mutations are not sent again by the next leader", async (t) => {
+test("mutations are sent again through the next leader, each with its key", async (t) => {
   const gateway = new Gateway();
   const { tabs } = open(t, gateway, 2);
   await until(() => tabs.every((tab) => tab.status.value === "open"));
   gateway.instead = (message) => message.type === "mutate";
-  const outcomes = /** @type {string[]} */ ([]);
-  for (let id = 0; id < 40; id++) {
-    tabs[1].mutate("place", { id }).catch((error) => outcomes.push(error.code));
-  }
-  const sent = () => gateway.heard.filter(({ type }) => type === "mutate").map(({ args }) => args.id);
+  const ids = Array.from({ length: 40 }, (_, id) => id);
+  const outcomes = ids.map((id) => tabs[1].mutate("place", { id }));
+  const sent = () => gateway.heard.filter(({ type }) => type === "mutate");
   await until(() => sent().length === 32);
+  gateway.instead = () => false;
   tabs[0].close();
-  await until(() => sent().length >= 40 && outcomes.length === 32);
-  assert.equal(new Set(sent()).size, 40);
-  assert.equal(sent().length, 40);
+  const values = (await Promise.all(outcomes)).map(({ value }) => value);
+  assert.deepEqual(values, ids, "each caller has its own result");
+  assert.equal(sent().length, 32 + 40);
+  const keys = new Set(sent().map((message) => `${message.args.id} ${message.idempotency_key}`));
+  assert.equal(keys.size, 40);
 });
 
 test("a leader that freezes after it has greeted is relieved", { timeout: 30_000 }, async (t) => {

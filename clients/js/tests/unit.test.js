@@ -9,7 +9,7 @@ import { connectionFailed } from "../src/errors.js";
 import { connect } from "../src/index.js";
 import { compareKeys, compareText, parse, stringify } from "../src/json.js";
 import { gatewayUrl } from "../src/links.js";
-import { contains, covers, parsePosition } from "../src/position.js";
+import { contains, covers, isBefore, parsePosition } from "../src/position.js";
 import { Replica } from "../src/replica.js";
 import { shared } from "../src/shared.js";
 import { SseParser } from "../src/sse-parser.js";
@@ -114,6 +114,17 @@ test("positions", () => {
   assert.equal(covers("a-4:6:4,5", "a-5:9:5"), false);
   assert.equal(covers("b-9:9:", "a-4:6:"), false);
   assert.throws(() => parsePosition("yesterday"), /is not a position/);
+  for (const [one, other, expected] of /** @type {const} */ ([
+    ["a-4:4:", "a-9:9:", true],
+    ["a-4:7:4", "a-4:9:4", true],
+    ["a-9:9:", "a-9:9:", false],
+    ["a-9:9:", "a-4:4:", false],
+    ["b-4:4:", "a-9:9:", false],
+    ["a-5:5:", "a-5:9:5", false], // rounded down, perhaps
+    ["a-4:4:", "a-5:9:5", true],
+  ])) {
+    assert.equal(isBefore(one, other), expected, `${one} before ${other}`);
+  }
   const marked = "9f3a61c2-748:752:749,751~750.31.2.0c55a1d2e3f4.746";
   assert.deepEqual(parsePosition(marked), position);
   assert.ok(covers(marked, "9f3a61c2-748:752:749,751"));
@@ -256,7 +267,7 @@ describe("a client", () => {
     assert.equal(hw.reconnects, 3);
   });
 
-  test("asks for queries again, and for mutations never", async (t) => {
+  test("asks for queries and mutations again; a mutation has the same key each time", async (t) => {
     const gateway = new Gateway();
     const hw = client(t, gateway);
     const cut = new Set();
@@ -267,10 +278,119 @@ describe("a client", () => {
       return true;
     };
     assert.equal(await hw.query("count"), 0);
-    await assert.rejects(hw.mutate("place", { id: 1 }), { code: "outcome_unknown" });
-    assert.equal(await hw.query("count"), 0);
+    assert.equal((await hw.mutate("place", { id: 1 })).value, 1);
+    assert.equal((await hw.mutate("place", { id: 2 })).value, 2);
     const told = gateway.heard.map((message) => message.type);
-    assert.deepEqual(told, ["query", "query", "mutate", "query"]);
+    assert.deepEqual(told, ["query", "query", "mutate", "mutate", "mutate"]);
+    const [first, second, third] = gateway.heard
+      .filter((message) => message.type === "mutate")
+      .map((message) => message.idempotency_key);
+    assert.match(first, /^[0-9a-f]{32}$/);
+    assert.equal(first, second);
+    assert.notEqual(second, third);
+  });
+
+  test("a program may give a key of its own", async (t) => {
+    const gateway = new Gateway();
+    const hw = client(t, gateway);
+    await hw.mutate("place", { id: 1 }, { idempotencyKey: "order:7" });
+    assert.equal(gateway.heard[0].idempotency_key, "order:7");
+    for (const idempotencyKey of ["", "x".repeat(129), "ä", "a\nb", /** @type {any} */ (7)]) {
+      const refused = hw.mutate("place", { id: 1 }, { idempotencyKey });
+      await assert.rejects(refused, { code: "config" });
+    }
+    assert.equal(gateway.heard.length, 1);
+  });
+
+  describe("the outcome of a mutation that was sent is unknown", () => {
+    const unanswered = async (/** @type {import("node:test").TestContext} */ t) => {
+      const gateway = new Gateway();
+      gateway.instead = (message) => message.type === "mutate";
+      const hw = client(t, gateway);
+      const sent = hw.mutate("place", { id: 1 });
+      await until(() => gateway.heard.length === 1);
+      return { gateway, hw, sent };
+    };
+
+    test("when no gateway can be reached again; of one that was not sent it is known", async (t) => {
+      const { gateway, hw, sent } = await unanswered(t);
+      gateway.isUp = false;
+      for (const link of [...gateway.links]) link.cut();
+      await until(() => hw.status.value === "connecting");
+      const unsent = hw.mutate("place", { id: 2 });
+      await Promise.all([
+        assert.rejects(sent, { code: "outcome_unknown", retryable: false, message: /gave up/ }),
+        assert.rejects(unsent, { code: "connection" }),
+      ]);
+    });
+
+    test("when the client is closed", async (t) => {
+      const { hw, sent } = await unanswered(t);
+      hw.close();
+      await assert.rejects(sent, { code: "outcome_unknown", message: /closed/ });
+    });
+
+    test("when its connection is lost each time", async (t) => {
+      const { gateway, sent } = await unanswered(t);
+      gateway.instead = (message, link) => message.type === "mutate" && (link.cut(), true);
+      for (const link of [...gateway.links]) link.cut();
+      await assert.rejects(sent, { code: "outcome_unknown", message: /lost 10 times/ });
+      assert.equal(gateway.heard.length, 10);
+    });
+
+    test("when the gateway may have forgotten its key", async (t) => {
+      const { gateway, sent } = await unanswered(t);
+      t.mock.timers.enable({ apis: ["Date"], now: Date.now() + 24 * 3_600_000 });
+      for (const link of [...gateway.links]) link.cut();
+      await assert.rejects(sent, { code: "outcome_unknown", message: /for too long/ });
+      assert.equal(gateway.heard.length, 1);
+    });
+
+    test("when it is then refused for who asks; but not for what is asked", async (t) => {
+      for (const [code, expected] of [
+        ["token_expired", "outcome_unknown"],
+        ["nothing", "nothing"],
+      ]) {
+        const { gateway, sent } = await unanswered(t);
+        gateway.instead = ({ type, id }, link) => {
+          if (type === "mutate") link.say({ type: "error", id, code, message: "no" });
+          return true;
+        };
+        for (const link of [...gateway.links]) link.cut();
+        await assert.rejects(sent, { code: expected });
+      }
+    });
+  });
+
+  test("a mutation that is refused for now is asked again, with its key, for a while", async (t) => {
+    const gateway = new Gateway();
+    const hw = client(t, gateway);
+    let refusals = 3;
+    gateway.instead = (message, link) => {
+      if (message.type !== "mutate" || !refusals--) return false;
+      const fields = [
+        { code: "unavailable", retryable: true },
+        { code: "outcome_unknown" },
+        { code: "limit", retryable: true, retry_after_secs: 0.01 },
+      ][refusals];
+      link.say({ type: "error", id: message.id, message: "later", ...fields });
+      return true;
+    };
+    assert.equal((await hw.mutate("place", { id: 1 })).value, 1);
+    assert.equal(new Set(gateway.heard.map((message) => message.idempotency_key)).size, 1);
+    assert.equal(gateway.heard.length, 4);
+    refusals = 1;
+    gateway.instead = ({ id }, link) => {
+      const later = { code: "limit", message: "later", retryable: true, retry_after_secs: 3600 };
+      link.say({ type: "error", id, ...later });
+      return true;
+    };
+    await assert.rejects(hw.mutate("place", { id: 2 }), { code: "limit", retryAfter: 3600 });
+    gateway.instead = ({ id }, link) => {
+      link.say({ type: "error", id, code: "conflict", message: "x", retryable: true });
+      return true;
+    };
+    await assert.rejects(hw.mutate("place", { id: 3 }), { code: "conflict" });
   });
 
   test("resumes from its position, under another id", async (t) => {
@@ -523,8 +643,49 @@ describe("a channel", () => {
     assert.deepEqual(second.channel.state, { name: "Ann", typing: true });
     await until(() => heard.length >= 2);
     assert.deepEqual(heard, ["hi", { text: "hello" }]);
-    gateway.instead = (_message, link) => (link.cut(), true);
-    await assert.rejects(room.publish("lost"), { code: "outcome_unknown" });
+  });
+
+  test("what is said is said again after a lost connection: in order, with its keys", async (t) => {
+    const gateway = new Gateway();
+    let views = 0;
+    /** @type {any[]} */
+    const passed = [];
+    let isDeaf = true;
+    gateway.instead = (message, link) => {
+      const { type, id, request } = message;
+      if (type === "subscribe") {
+        link.say({ type: "subscribed", id, view: ++views });
+        link.say({ type: "presence", view: views, whole: true });
+      } else if (!isDeaf && request) {
+        passed.push(message);
+        link.say({ type: "answer", id: request, position: "" });
+      }
+      return true;
+    };
+    const hw = client(t, gateway);
+    const room = hw.channel("room:1");
+    await room.ready;
+    const [one, two] = [room.publish("one"), room.publish("two")];
+    await until(() => gateway.heard.length === 3);
+    isDeaf = false;
+    for (const link of [...gateway.links]) link.cut();
+    const three = room.publish("three");
+    await Promise.all([one, two, three]);
+    assert.deepEqual(
+      passed.map(({ data }) => data),
+      ["one", "two", "three"],
+    );
+    const before = gateway.heard.slice(1, 3);
+    assert.deepEqual(
+      passed.slice(0, 2).map((message) => message.idempotency_key),
+      before.map((message) => message.idempotency_key),
+    );
+    assert.notEqual(passed[0].id, before[0].id);
+    isDeaf = true;
+    const [sent, { length }] = [room.publish("four"), gateway.heard];
+    await until(() => gateway.heard.length > length);
+    hw.close();
+    await assert.rejects(sent, { code: "outcome_unknown" });
   });
 });
 

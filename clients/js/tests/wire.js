@@ -9,9 +9,10 @@ import { until } from "./stage.js";
 
 /**
  * @param {import("node:test").TestContext} test
- * @param {import("../src/index.js").Options} [options]
+ * @param {import("../src/index.js").Options & {urls?: string[],
+ *   onOpen?: (url: string) => void}} [options]
  */
-export function wired(test, options = {}) {
+export function wired(test, { urls = ["http://gateway"], onOpen, ...options } = {}) {
   /** @type {any[]} */
   const sent = [];
   /** @type {(message: any) => void} */
@@ -19,12 +20,13 @@ export function wired(test, options = {}) {
   let lose = () => {};
   /** @type {string[]} */
   const errors = [];
-  const hw = connect("http://gateway", {
+  const hw = connect(urls, {
     tabs: false,
     backoff: { seconds: [0.001, 0.002] },
     onError: ({ code }) => errors.push(code),
     ...options,
-    transport: (_url, _token, { onMessage, onClose }) => {
+    transport: (url, _token, { onMessage, onClose }) => {
+      onOpen?.(url);
       say = onMessage;
       lose = () => onClose(connectionFailed("the connection was lost"));
       queueMicrotask(() => say({ type: "hello", session: "s", version: 1, keepalive: 60 }));

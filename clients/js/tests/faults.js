@@ -1,0 +1,121 @@
+/**
+ * A client at work while its connection is damaged, in Node and in a browser. It writes down what
+ * its callers got, and what each subscription showed; tests/javascript/faults.py compares that with
+ * the database. It stops when it is asked to.
+ *
+ * @typedef {import("../src/index.js").Options} Options
+ */
+
+const CALLERS = 2;
+const CHANNEL = "room:faults";
+
+/**
+ * @param {(url: string | undefined, options: Options) => import("../src/client.js").Client} connect
+ * @param {{url?: string, transport: "ws" | "sse", name: string, tabs?: string | boolean,
+ *   onReady: () => void, isOver: () => boolean}} options `onReady` when everything is followed
+ */
+export async function work(connect, { url, transport, name, tabs = false, onReady, isOver }) {
+  /** @type {string[]} */
+  const errors = [];
+  const hw = connect(url, {
+    transport,
+    tabs,
+    backoff: { seconds: [0.05, 0.2], failuresMax: 1000 },
+    onError: ({ code }) => void errors.push(code),
+  });
+  const seen = follow(hw);
+  /** @type {[string, any, string][]} */
+  const results = [];
+  /** @type {string[]} */
+  const published = [];
+  /** @type {string[]} */
+  const heard = [];
+  const room = hw.channel(CHANNEL, { onMessage: ({ data }) => void heard.push(data) });
+  await Promise.all([seen.ready, room.ready]);
+  onReady();
+  let number = 0;
+  const caller = async () => {
+    while (!isOver()) {
+      const business = `${name}.${++number}`;
+      try {
+        const { value, position } = await hw.mutate("record", { business });
+        results.push([business, value, position]);
+      } catch (error) {
+        results.push([business, String(/** @type {any} */ (error).code), ""]);
+      }
+      await pause(5);
+    }
+  };
+  const speaker = async () => {
+    while (!isOver()) {
+      const said = `${name}.said.${++number}`;
+      await room.publish(said).then(
+        () => published.push(said),
+        () => {},
+      );
+      await pause(20);
+    }
+  };
+  await Promise.all([...Array.from({ length: CALLERS }, caller), speaker()]);
+  const last = await hw.mutate("record", { business: `${name}.last` });
+  results.push([`${name}.last`, last.value, last.position]);
+  await hw.waitFor(last.position);
+  const shown = seen.now();
+  const { reconnects, diverged } = hw;
+  hw.close();
+  const { backwards } = seen;
+  return { results, published, heard, errors, shown, reconnects, diverged, backwards };
+}
+
+/**
+ * Follow the counter in every way, and write down each time it goes back.
+ *
+ * @param {import("../src/client.js").Client} hw
+ */
+function follow(hw) {
+  /** @type {string[]} */
+  const backwards = [];
+  /** @type {Record<string, number>} */
+  const highest = {};
+  const saw = (/** @type {string} */ what, /** @type {number | undefined} */ n) => {
+    if (n === undefined) return;
+    if (n < (highest[what] ?? 0)) backwards.push(`${what}: ${highest[what]}, then ${n}`);
+    highest[what] = n;
+  };
+  /** @type {number[]} */
+  const fed = [];
+  const counter = hw.live({ table: "counters" }, (rows) => saw("live", rows[0]?.n), {
+    verify: true,
+  });
+  const latest = hw.live(
+    { table: "executed", order: [["n", "desc"]], limit: 5 },
+    (rows) => saw("window", rows[0]?.n),
+    { verify: true },
+  );
+  const streamed = hw.live({ table: "executed", mode: "streamed", where: [["n", "<=", 20]] });
+  const total = hw.subscribe("total", {}, (value) => saw("query", value));
+  const several = hw.subscribe("latest", {}, (rows) => saw("rows", rows[0]?.n), { delta: true });
+  const topic = hw.topic("counter:all", () => saw("topic", topic.value?.counters?.[0]?.n));
+  const feed = hw.changes({ tables: ["executed"] }, ({ changes }) => {
+    for (const change of changes) fed.push(change.after.n);
+  });
+  return {
+    backwards,
+    ready: Promise.all([counter, latest, streamed, total, several, topic, feed].map(readyOf)),
+    now: () => ({
+      live: counter.value,
+      window: latest.value,
+      streamed: streamed.value,
+      query: total.value,
+      rows: several.value,
+      topic: topic.value,
+      fed,
+    }),
+  };
+}
+
+/** @param {import("../src/subscriptions.js").Subscription<any>} subscription */
+const readyOf = (subscription) => subscription.ready;
+
+/** @param {number} milliseconds */
+const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
