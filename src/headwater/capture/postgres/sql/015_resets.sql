@@ -116,15 +116,27 @@ as $$
     (select concat_ws('/', indkey, indclass) from pg_index where indrelid = relation and indisprimary)), 0)
 $$;
 
+-- The triggers of a relation that call a function of ours. A name says too little: a table's owner may
+-- call a trigger headwater_something.
+create function headwater.own_triggers(relation oid) returns setof pg_trigger
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select t.* from pg_trigger t join pg_proc f on f.oid = t.tgfoid
+  where t.tgrelid = relation and f.pronamespace = 'headwater'::regnamespace and not t.tgisinternal
+$$;
+
 -- Changes whenever one of our triggers was made, dropped, disabled or enabled: rows may have been
 -- written in between that were not captured.
-create function headwater.triggers_mark(relation oid, names text default '^headwater_') returns bigint
+create function headwater.triggers_mark(relation oid, names text default '') returns bigint
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
   select hashtextextended(
-    string_agg(concat_ws('/', tgname, tgenabled, xmin, cmin), ' ' order by tgname), 0)
-  from pg_trigger where tgrelid = relation and tgname ~ names
+    string_agg(concat_ws('/', t.tgname, t.tgenabled, t.xmin, t.cmin), ' ' order by t.tgname), 0)
+  from pg_trigger t
+  where t.tgrelid = relation and t.tgname ~ names
+    and t.oid in (select own.oid from headwater.own_triggers(relation) own)
 $$;
 
 -- What images of a relation's rows depend on beside the rows: for each column its type, and the
@@ -219,13 +231,15 @@ as $$
   select hashtextextended(concat_ws(' ',
     headwater.shape_id(root),
     headwater.columns_mark(member), headwater.columns_mark(root), headwater.triggers_mark(member),
-    headwater.needs_mark(member), headwater.may_repeat_rows(member),
+    headwater.may_repeat_rows(member),
     member = root or member in (select headwater.members_of(root)),
     current_setting('max_prepared_transactions'),
     (select string_agg(concat_ws('/', a.attnum, t.typowner), ' ' order by a.attnum)
      from pg_attribute a join pg_type t on t.oid = a.atttypid
      where a.attrelid = root and a.attnum > 0 and a.atttypid >= 16384)), 0)
 $$;
+
+drop function headwater.needs_mark(oid);
 
 -- Says in the log that the table must be read again. Also of one that is gone: in the last shape
 -- that it had.
@@ -360,8 +374,7 @@ declare
   untouched boolean;
 begin
   if not exists (
-       select from pg_trigger
-       where tgrelid = relation and tgname like 'headwater\_%' and tgenabled = 'O')
+       select from headwater.own_triggers(relation) where tgenabled = 'O')
      or not (select pg_has_role(relowner, 'usage') from pg_class where oid = relation) then
     return;
   end if;
@@ -370,8 +383,7 @@ begin
     select from headwater.captures c
     where c.member = relation and c.triggers_mark = headwater.triggers_mark(relation));
   for name in
-    select tgname from pg_trigger
-    where tgrelid = relation and tgname like 'headwater\_%' and tgenabled = 'O'
+    select tgname from headwater.own_triggers(relation) where tgenabled = 'O'
   loop
     execute format('alter table only %s enable always trigger %I', relation::regclass, name);
   end loop;
@@ -394,6 +406,27 @@ begin
   end if;
   insert into headwater.captures (member, root, fingerprint) values (member, root, made_for)
   on conflict on constraint captures_pkey do update set root = excluded.root, fingerprint = excluded.fingerprint;
+end $$;
+
+create or replace function headwater.remove_capture(relation oid) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  name text;
+begin
+  if exists (select from pg_class where oid = relation) then
+    for name in
+      select tgname from headwater.own_triggers(relation) where tgparentid = 0
+    loop
+      execute format('drop trigger %I on %s', name, relation::regclass);
+    end loop;
+  end if;
+  for name in select unnest(array['insert', 'update', 'delete']) loop
+    execute format('drop function if exists headwater.capture_%1$s_%2$s(), headwater.mark_%1$s_%2$s() cascade',
+                   relation, name);
+  end loop;
+  delete from headwater.captures c where c.member = relation;
 end $$;
 
 -- Whether anything is to be done for a table: it, or a relation below it, is not as it was.
@@ -565,6 +598,7 @@ begin
   return headwater.label(root);
 end $$;
 
+revoke all on function headwater.own_triggers(oid) from public;
 revoke all on function headwater.columns_mark(oid) from public;
 revoke all on function headwater.triggers_mark(oid, text) from public;
 revoke all on function headwater.meaning(oid, boolean) from public;
