@@ -339,7 +339,11 @@ class Stage:
 
     async def _until(self, client: Client, what: str, has: Callable[[], Any], true: Any) -> None:
         try:
-            await client.until(lambda: has() == true, seconds=20)
+            async with asyncio.timeout(30):
+                while has() != true:
+                    if not client.follows:  # a fault from before has ended it, with an error
+                        await self.all_come()
+                    await client.until(lambda: has() == true or not client.follows)
         except TimeoutError as error:
             error.add_note(f"{what}: has {has()}, not {true}; {client.error}, {client.handle}")
             raise

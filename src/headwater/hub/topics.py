@@ -333,6 +333,8 @@ class Topics:
 
     def _send(self, view: TopicView, frame: Frame | None, before: Place) -> None:
         """A topic whose rows cannot be sent harms no other: it is read from the log."""
+        if frame is None:
+            view.sent.clear()
         for subscription in tuple(view.subscribers):
             if frame is None:
                 subscription.fell_behind(before)
@@ -432,6 +434,7 @@ class Topics:
         since = self.place
         for view in self._resting_on(tables):
             view.pending = view.safe = None
+            view.sent.clear()  # what each is sent from here on, it reads from the log
             self._collecting.pop(view, None)
             for subscription in list(view.subscribers):
                 subscription.fell_behind(since)
