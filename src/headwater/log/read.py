@@ -93,9 +93,14 @@ class LogReader:
     """
 
     def __init__(
-        self, log: str, installation: str, wants: Callable[[Table], bool] | None = None
+        self,
+        log: str,
+        installation: str,
+        opened: Position,
+        wants: Callable[[Table], bool] | None = None,
     ) -> None:
         self.log = log
+        self._opened = opened
         self._installation = installation.encode()
         self._wants = wants
         self._shapes: dict[int, tuple[Table, ImageDecoder] | None] = {}
@@ -115,10 +120,12 @@ class LogReader:
         ):
             await connection.execute(f"set {setting}")
         await connection.execute("set max_parallel_workers_per_gather = 0")
-        log, installation = await _one(
-            connection, "select headwater.log_id(), id from headwater.installation"
+        log, installation, snapshot = await _one(
+            connection,
+            "select headwater.log_id(), id, pg_current_snapshot()::text"
+            " from headwater.installation",
         )
-        return cls(log, installation, wants)
+        return cls(log, installation, Position.of_snapshot(log, snapshot), wants)
 
     async def now(self, connection: Connection) -> Position:
         (snapshot,) = await _one(connection, "select pg_current_snapshot()::text")
@@ -160,7 +167,9 @@ class LogReader:
             return await self.read(connection, since)
         rows = _decode_page(page)
         backlog = len(rows) > LOG_PAGE_CHANGES
-        if backlog:
+        # One from before this connection may know as rolled back what only a restart ended, later
+        # than what is read now: no mark can begin there.
+        if backlog or (rows and not since.covers(self._opened)):
             position = await self._marked(connection, position, since)
         else:
             stamps = (marks.Stamp.of(row.xid, row.seq, row.at) for row in rows)

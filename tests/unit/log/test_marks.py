@@ -21,6 +21,7 @@ class Log:
         self.rows: set[Stamp] = set()
         self.running: dict[int, list[Stamp]] = {}
         self.next_xid, self.next_seq, self.ended = 1, 1, 0
+        self.opened = self.snapshot()
 
     def begin(self) -> None:
         self.running[self.next_xid] = []
@@ -39,6 +40,7 @@ class Log:
         """What was running is gone, and ids that left no trace are given out again."""
         self.running.clear()
         self.next_xid = self.ended + 1
+        self.opened = self.snapshot()
 
     def snapshot(self, mark: Mark | None = None) -> Position:
         xmax = self.ended + 1
@@ -55,6 +57,8 @@ class Log:
     def read(self, since: Position) -> Position:
         position = self.snapshot()
         new = [row for row in self.within(position) if not since.contains(row.xid)]
+        if new and not since.covers(self.opened):
+            return self.now()
         return self.snapshot(read_on(since, position, new))
 
     def is_behind(self, position: Position) -> bool:
