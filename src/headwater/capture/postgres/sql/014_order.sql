@@ -223,6 +223,8 @@ begin
         and l.slot = c.slot and l.xid = pg_current_xact_id() and l.seq = c.seq$update$ || slot;
   end if;
   return doubtful = 0 or headwater.chain_keys(root, seed, source, slot);
+exception when data_exception then
+  return false; -- an image has JSON that can be stored and not be read, with half of a surrogate pair
 end $$;
 
 -- The same for the keys whose changes a look at the table or a search puts in order.
