@@ -711,7 +711,7 @@ async def test_foreign_key_cascades(orders: Connection, probe: LogProbe) -> None
 
 @pytest.mark.parametrize("escape", [r"\u0000", r"\ud800"], ids=["nul", "half a pair"])
 async def test_escapes_inside_json(connection: Connection, probe: LogProbe, escape: str) -> None:
-    """PostgreSQL stores them in json, and cannot take the value out again: a write must not fail."""
+    """PostgreSQL stores them in json and cannot take the value out again: no write may fail."""
     await run(connection, "create table notes (id int primary key, data json)")
     await enable(connection, "notes")
     await probe.story()

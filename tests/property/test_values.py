@@ -272,9 +272,7 @@ async def _pools(connection: Connection, chance: random.Random) -> dict[str, lis
     others = chance.sample([name for name in names if name not in MAKERS], 12)
     found = {name: await values(connection, name, chance, 30) for name in (*MAKERS, *others)}
     return {
-        name: [text for text in texts if len(text) < 1000]
-        for name, texts in found.items()
-        if texts
+        name: [text for text in texts if len(text) < 1000] for name, texts in found.items() if texts
     }
 
 
