@@ -169,8 +169,9 @@ class Position(msgspec.Struct, frozen=True, eq=False):
     (True, False, True)
     >>> str(position)
     '9f3a61c2-748:752:749,751~750.31.1.0c55a1d2e3f4'
-    >>> position == Position.parse("9f3a61c2-748:752:749,751")
-    True
+    >>> other = Position.parse("9f3a61c2-748:752:749,751")
+    >>> position == other, position != other, position != Position("9f3a61c2", 748, 752)
+    (True, False, True)
     """
 
     log: str
@@ -223,6 +224,10 @@ class Position(msgspec.Struct, frozen=True, eq=False):
         if not isinstance(other, Position):
             return NotImplemented
         return self._contents == other._contents
+
+    def __ne__(self, other: object) -> bool:
+        # A Struct has an inequality of its own, which would compare identities.
+        return not self == other
 
     def __hash__(self) -> int:
         return hash(self._contents)

@@ -42,7 +42,11 @@ def trim_log(database: Database, lake: Lake) -> None:
     """As if the log's retention were over for everything that the lake has."""
     reached = lake.reached()
     assert reached is not None
-    database.execute("delete from headwater.log where xid < %s::text::xid8", [reached.xmin])
+    database.execute(
+        "with gone as (delete from headwater.log where xid < %s::text::xid8 returning xid, seq, at)"
+        " insert into headwater.trimmed select i.id, gone.* from gone, headwater.installation i",
+        [reached.xmin],
+    )
     database.execute("select setval('headwater.log_floor', %s)", [reached.xmin])
 
 

@@ -238,6 +238,7 @@ async def test_changes_are_made_again(
         )
         database.execute("alter table orders add column extra int")
         database.execute("alter table orders rename column note to remark")
+        database.execute("select headwater.sync_tables()")  # as maintenance does
         write(database, "ann", "insert into orders values (4, 4, 'y', 7)")
         truth = copy(database, "orders")
         write(database, "eve", "truncate orders")
