@@ -4,14 +4,13 @@ on once, and each caller gets the answer to its own call.
 Connections are cut at any byte, in both directions; gateways are killed and started again. The
 database is the judge: rows by the number of their call, and what NOTIFY has carried.
 
-A failure names its seed: `HEADWATER_FAULTS_SEED=… HEADWATER_FAULTS_CALLS=… pytest …`.
+A failure names its seed: `SEED=… HEADWATER_FUZZ_CALLS=… pytest …`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import socket
 from collections import Counter
@@ -32,9 +31,10 @@ from headwater.testing.served import Served, serving
 from tests.conftest import fresh_database
 from tests.gateway.shop import until
 from tests.gateway.test_oracle import LENIENT, quick
+from tests.generated import first_seed, size
 
-CALLS = int(os.environ.get("HEADWATER_FAULTS_CALLS", "150"))
-SEED = int(os.environ.get("HEADWATER_FAULTS_SEED", "15"))
+CALLS = size("calls", 150, large=2_000)
+SEED = first_seed(15)
 CALLERS = 12
 SHARE = 0.03
 """Of all that is read from a connection, how much ends it."""

@@ -8,7 +8,6 @@ not after a cut, in no kind of subscription. What a mutation wrote is in every s
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -26,10 +25,11 @@ from headwater.testing.link import Cutter, Holder, cutting, holding
 from headwater.testing.served import serving
 from tests.conftest import fresh_database
 from tests.gateway.shop import until
+from tests.generated import first_seed, size
 from tests.support import run
 
-SEED = int(os.environ.get("SEED", "15"))
-SWITCHES = int(os.environ.get("HEADWATER_SWITCHES", "6"))
+SEED = first_seed(15)
+SWITCHES = size("switches", 6, large=100)
 COUNTERS = 6
 CLIENTS = 4
 SETTINGS: dict[str, Any] = {

@@ -7,7 +7,6 @@ defect could make it.
 from __future__ import annotations
 
 import logging
-import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,13 +24,14 @@ from headwater.metrics import total
 from headwater.protocol import Reset, Topic
 from headwater.topics.definitions import TopicDefinition
 from tests.conftest import fresh_database
+from tests.generated import first_seed, size
 from tests.hub import Recorder, answer, live
 from tests.support import enable, run, unseen
 
 pytestmark = pytest.mark.drifts
 
-STEPS = int(os.environ.get("HEADWATER_RECONCILE_STEPS", "60"))
-SEED = int(os.environ.get("SEED", "18"))
+STEPS = size("damages", 60, large=1_000)
+SEED = first_seed(18)
 COLUMNS = "id, region, amount::text, note"
 TOP = {"where": [["region", "=", 7]], "order": [["amount", "desc"]], "limit": 3}
 

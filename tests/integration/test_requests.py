@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -39,11 +38,12 @@ from headwater.queries.mutations import Mutations
 from headwater.settings import Settings
 from headwater.testing.link import Cutter
 from tests.conftest import passable_folder
+from tests.generated import size
 from tests.support import enable, rows, run
 
 ANN = Identity(user="ann", tenant="acme", claims={"sub": "ann"})
-RACES = int(os.environ.get("HEADWATER_RACES", "25"))
-LOSSES = int(os.environ.get("HEADWATER_LOSSES", "60"))
+RACES = size("races", 25, large=300)
+LOSSES = size("losses", 60, large=600)
 
 Body = Callable[..., Awaitable[Any]]
 

@@ -9,7 +9,6 @@ result; every subscription ends equal to its tables, and none has ever gone back
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -20,13 +19,14 @@ from urllib.parse import urlsplit
 
 from headwater.database import Connection
 from headwater.testing.served import Served, serving
+from tests.generated import first_seed, size
 from tests.javascript.proxy import HOWS, MOMENTS, FaultProxy, proxying
 
-FAULTS = int(os.environ.get("HEADWATER_FUZZ_FAULTS", "16"))
+FAULTS = size("faults", 16, large=40)
 """How many a storm has."""
 CALLERS = 2
 """How many each client has at once: faults.js has the same number."""
-SEED = int(os.environ.get("SEED") or 1)
+SEED = first_seed(1)
 
 APPLICATION = """
 from headwater import Headwater

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,11 +13,12 @@ import pytest
 from headwater.database import connect
 from headwater.hub.hub import Hub
 from tests.conftest import fresh_database
+from tests.generated import first_seed, size
 from tests.hub import Recorder, answer, live
 from tests.property.histories import Connection, Player, Wrong, make, play, shrink
 
-STATEMENTS = int(os.environ.get("HEADWATER_FUZZ_STATEMENTS", "60"))
-SEED = int(os.environ.get("HEADWATER_FUZZ_SEED", "1"))
+STATEMENTS = size("statements", 60, large=5_000)
+SEED = first_seed(1)
 TRANSACTIONS = 25
 
 
@@ -33,7 +33,6 @@ def writer(request: pytest.FixtureRequest) -> Iterator[Connection]:
 
 @pytest.mark.timeout(600 + STATEMENTS)
 def test_every_statement_leaves_a_log_that_chains(writer: Connection) -> None:
-    """`HEADWATER_FUZZ_SEED` is the seed of the first history, as a failure names it."""
     counts: Counter[str] = Counter()
     seed = SEED
     while counts["statements"] < STATEMENTS:
@@ -43,7 +42,7 @@ def test_every_statement_leaves_a_log_that_chains(writer: Connection) -> None:
         except Wrong as wrong:
             steps = shrink(writer, history)
             script = [*steps.setup, "-- enabled", *(step.sql for step in steps.steps)]
-            pytest.fail(f"HEADWATER_FUZZ_SEED={seed}: {wrong}\n\n" + ";\n".join(script))
+            pytest.fail(f"SEED={seed}: {wrong}\n\n" + ";\n".join(script))
         seed += 1
     print(f"seeds {SEED} to {seed - 1}: {dict(counts)}")
 

@@ -3,7 +3,6 @@ follower of the log, a live client and a reactive query have the table's rows.""
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import AsyncIterator
 
@@ -14,13 +13,14 @@ from headwater.database import Connection, connect
 from headwater.errors import HeadwaterError
 from headwater.hub.hub import Hub
 from headwater.hub.recheck import recheck
+from tests.generated import first_seed, size
 from tests.hub import Recorder, answer, live
 from tests.integration.test_groups import Follower, query
 from tests.property import ddl
 from tests.support import enable, rows, run
 
-HISTORIES = int(os.environ.get("HEADWATER_FUZZ_DDL", "2"))
-FIRST = int(os.environ.get("HEADWATER_FUZZ_DDL_FIRST", "0"))
+HISTORIES = size("ddl", 2, large=100)
+FIRST = first_seed(0)
 STEPS = 40
 TABLE = "items"
 

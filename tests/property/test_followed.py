@@ -9,7 +9,6 @@ the look that is made once a minute, which the test makes at once.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections import Counter
 from collections.abc import Iterable
@@ -29,12 +28,13 @@ from headwater.model import Position
 from headwater.queries.context import Context
 from headwater.queries.functions import Query
 from tests.conftest import fresh_database
+from tests.generated import first_seed, size
 from tests.integration.test_groups import Follower, executions
 from tests.property.catalogs import CALLER, ROLES, Catalog, Queries, Writer
 from tests.support import enable, run
 
-HISTORIES = int(os.environ.get("HEADWATER_FUZZ_FOLLOWED", "1"))
-FIRST = int(os.environ.get("HEADWATER_FUZZ_FOLLOWED_FIRST", "0"))
+HISTORIES = size("followed", 1, large=50)
+FIRST = first_seed(0)
 QUERIES = 10
 STATEMENTS = 100 if HISTORIES > 1 else 50
 DDL = 0.15

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,8 +18,9 @@ from headwater.testing.oracle import (
     connect,
     play,
 )
+from tests.generated import size
 
-HISTORIES = int(os.environ.get("HEADWATER_FUZZ_HISTORIES", "250"))
+HISTORIES = size("histories", 250, large=20_000)
 FLUSHES = 60
 
 

@@ -8,7 +8,6 @@ fresh execution, without any help from a sweep.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import re
 from collections.abc import AsyncIterator
@@ -25,12 +24,13 @@ from headwater.identity import Identity
 from headwater.model import Position
 from headwater.queries.context import Context
 from headwater.queries.functions import Query
+from tests.generated import first_seed, size
 from tests.integration.test_groups import Follower
 from tests.property.test_reads import SCHEMA, SHAPES, TABLES, Shop, Written
 from tests.support import enable, run
 
-HISTORIES = int(os.environ.get("HEADWATER_FUZZ_QUERIES", "1"))
-FIRST = int(os.environ.get("HEADWATER_FUZZ_QUERIES_FIRST", "0"))
+HISTORIES = size("queries", 1, large=40)
+FIRST = first_seed(0)
 QUERIES = 40
 WRITERS = 3
 ROUNDS = 6

@@ -7,7 +7,6 @@ say so needlessly; how often is counted, for one who always says yes would never
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -26,10 +25,11 @@ from headwater.database import Connection
 from headwater.queries.analysis import Analyst
 from headwater.queries.statements import Executed, Read, Statement
 from headwater.queries.watches import Watches, concerns
+from tests.generated import first_seed, size
 from tests.support import LogProbe, enable, probing, run
 
-HISTORIES = int(os.environ.get("HEADWATER_FUZZ_READS", "1"))
-FIRST = int(os.environ.get("HEADWATER_FUZZ_READS_FIRST", "0"))
+HISTORIES = size("reads", 1, large=40)
+FIRST = first_seed(0)
 STATEMENTS = 60
 TRANSACTIONS = 50
 

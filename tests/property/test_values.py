@@ -4,7 +4,6 @@ orders them as PostgreSQL does, or leaves it to PostgreSQL. The images are those
 
 from __future__ import annotations
 
-import os
 import random
 import zlib
 from collections.abc import Iterator
@@ -34,11 +33,12 @@ from headwater.model import Change, Row, Table
 from headwater.protocol import Wire
 from headwater.testing.values import MAKERS, prepare, types, values
 from tests.conftest import fresh_database
+from tests.generated import first_seed, size
 from tests.hub import Recorder, live
 from tests.support import enable, run
 
-SEED = int(os.environ.get("SEED") or 15)
-VALUES = int(os.environ.get("HEADWATER_FUZZ_VALUES") or 800)
+SEED = first_seed(15)
+VALUES = size("values", 800, large=20_000)
 """At least this many in all."""
 
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=")

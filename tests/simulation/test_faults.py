@@ -4,14 +4,13 @@ Live queries, streamed ones, reactive queries, topics and feeds follow a table w
 transactions change it. Wherever a flush waits or hands something over, a fault may come, chosen by
 the seed: the connection is lost or the statement cancelled, an error that was not foreseen is
 raised, a subscriber leaves or raises. Then the faults end, and every client must have what the
-database has; of the feeds nothing is lost and nothing comes twice. `SEED=… FAULTS=…` repeats or
+database has; of the feeds nothing is lost and nothing comes twice. `SEED=…` repeats or
 prolongs a run.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -51,11 +50,12 @@ from headwater.queries.functions import Query
 from headwater.queries.watches import Watches
 from headwater.topics.definitions import TopicDefinition
 from tests.conftest import fresh_database
+from tests.generated import first_seed, size
 from tests.hub import Recorder, answer, live
 from tests.support import enable, run
 
-SEED = int(os.environ.get("SEED") or 1)
-FAULTS = int(os.environ.get("FAULTS") or 60)
+SEED = first_seed(1)
+FAULTS = size("failures", 60, large=1_000)
 """About how many faults on each server."""
 
 ROOM = TopicDefinition("room:{region}", table="orders")

@@ -5,12 +5,11 @@ Random writers that overlap, roll back, prepare and commit without waiting for t
 of every kind collected on the way; copies of the files, and the return to one of them. After each
 return every position that was ever given out is used. The rows that were in it when it was given
 out, and the rows that are in it now, decide: if they are the same it is accepted and brings exactly
-the rest, otherwise it is refused. `make fuzz ROLLBACKS=… SEED=…` for more and other histories.
+the rest, otherwise it is refused. `make fuzz` has more histories, `SEED=…` others.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -29,10 +28,11 @@ from headwater.model import Position
 from headwater.pipeline.offsets import Offset
 from headwater.pipeline.planning import Planner
 from tests.cluster import Cluster, StopMode, releases, running
+from tests.generated import first_seed, size
 from tests.support import enable, rows, run
 
-SEED = int(os.environ.get("SEED") or 1)
-HISTORIES = int(os.environ.get("ROLLBACKS") or 2)
+SEED = first_seed(1)
+HISTORIES = size("rollbacks", 2, large=50)
 ROUNDS = 4
 WRITERS = 5
 READERS = 3

@@ -3,7 +3,6 @@ rows a position had when it was given out, and which it has now, decides."""
 
 from __future__ import annotations
 
-import os
 import random
 from copy import deepcopy
 
@@ -12,6 +11,7 @@ import pytest
 from headwater.limits import MARK_LATE_MAX
 from headwater.log.marks import Stamp, agrees, digest, marked, read_on
 from headwater.model import Mark, Position
+from tests.generated import size
 
 
 class Log:
@@ -78,7 +78,7 @@ class Log:
         return agrees(position, (*answer, None, None))
 
 
-HISTORIES = 100 * int(os.environ.get("ROLLBACKS") or 0) or 25
+HISTORIES = size("marks", 25, large=5_000)
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))

@@ -148,7 +148,8 @@ def test_an_update_in_the_log_altered_something() -> None:
     plain = Table(
         32, "public", "prices", DOCUMENTS.columns[:1] + DOCUMENTS.columns[-1:], ("id",), 4
     )
-    told = change("update", *[{"id": 1, "price": Decimal("1.0")}] * 2, plain)
+    same = {"id": 1, "price": Decimal("1.0")}
+    told = change("update", same, same, plain)
     assert concerns([Read(plain, frozenset({"price"}))], [told])
     assert not concerns([Read(plain, frozenset({"price"}), Or())], [told])
     told = change("update", FIRST, FIRST, DOCUMENTS)
