@@ -261,7 +261,7 @@ class TestMoved:
             "create table orders_new (like orders including all)",
             "insert into orders_new table orders",
             "create trigger headwater_insert after insert on orders_new referencing new table as"
-            " new_rows for each statement execute function headwater.mark()",
+            " new_rows for each statement execute function headwater.capture_row()",
             "drop table orders",
             "alter table orders_new rename to orders",
             "insert into headwater.log (op, shape, xid) select op, shape, '999999999' from"

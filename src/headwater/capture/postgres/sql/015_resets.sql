@@ -598,6 +598,41 @@ begin
   return headwater.label(root);
 end $$;
 
+-- After a dump was restored or a database copied: oids and transaction ids mean something else here.
+-- Begins a new log and captures again, by their names, the tables that were captured.
+create or replace function headwater.adopt() returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  name text;
+  captured text[] := array(
+    select format('%I.%I', schema_name, table_name) from headwater.tables where enabled);
+begin
+  for name in
+    select proname from pg_proc
+    where pronamespace = 'headwater'::regnamespace and proname ~ '^(capture|mark)_[0-9]+_'
+  loop
+    execute format('drop function headwater.%I() cascade', name);
+  end loop;
+  for name in
+    select format('%I on %s', own.tgname, own.tgrelid::regclass)
+    from (select distinct tgrelid from pg_trigger) r, headwater.own_triggers(r.tgrelid) own
+    where own.tgparentid = 0
+  loop
+    execute 'drop trigger ' || name;
+  end loop;
+  truncate headwater.log, headwater.shapes, headwater.captures, headwater.tables;
+  perform setval('headwater.log_floor', 0);
+  update headwater.installation
+  set home = headwater.home(), id = left(md5(random()::text || clock_timestamp()::text), 16);
+  foreach name in array captured loop
+    if to_regclass(name) is not null then
+      perform headwater.enable_table(to_regclass(name));
+    end if;
+  end loop;
+end $$;
+
 revoke all on function headwater.own_triggers(oid) from public;
 revoke all on function headwater.columns_mark(oid) from public;
 revoke all on function headwater.triggers_mark(oid, text) from public;
