@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from headwater.live.filter import Filter, canonical, from_json, to_json
 from headwater.live.filter_check import check
 from headwater.live.filter_compile import compile_filter
-from headwater.live.filter_sql import filter_sql
+from headwater.live.filter_sql import Sql, filter_sql
 from headwater.live.needs import Undecided
 from headwater.live.router import Router
+from headwater.log.images import ImageDecoder
 from headwater.model import Change, Column, Row, Table
-from headwater.testing.oracle import SAMPLES, Connection, connect
+from headwater.testing.oracle import SAMPLES, Connection, ask, connect
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 WORDS = (
@@ -44,7 +45,7 @@ def table_of(*columns: Column) -> Table:
 
 
 def create(connection: Connection, table: Table, rows: list[tuple[Any, ...]]) -> list[Row]:
-    """A temporary table with these rows, and the rows as the database gives them back."""
+    """A temporary table with these rows, and the rows as the log's reader gives them back."""
     columns = ", ".join(f'"{column.name}" {column.declared}' for column in table.columns)
     connection.execute(f"drop table if exists pg_temp.f; create temp table f ({columns})".encode())
     places = ", ".join(["%s"] * len(table.columns))
@@ -53,13 +54,13 @@ def create(connection: Connection, table: Table, rows: list[tuple[Any, ...]]) ->
             f"insert into f values ({places})".encode(),
             [(k, *values) for k, values in enumerate(rows)],
         )
-    return list(connection.execute("select * from f order by k").fetchall())
+    return ask(connection, Sql("select * from f order by k"), ImageDecoder(table))
 
 
 def by_database(connection: Connection, where: Filter, table: Table) -> set[int]:
     question = filter_sql(where, table)
     text = f"select k from f where {question.text}".encode()
-    return {row["k"] for row in connection.execute(text, question.values)}
+    return {k for (k,) in connection.execute(text, question.values)}
 
 
 def assert_agreement(connection: Connection, table: Table, rows: list[Row], given: Any) -> int:
@@ -128,7 +129,7 @@ def test_only_two_characters_fold_into_ascii(connection: Connection, collation: 
              or length(lower(chr(c) collate "{collation}")) <> 1)
         """.encode()
     )
-    assert {row["character"] for row in found} <= {"\u212a", "\u0130"}
+    assert {character for (character,) in found} <= {"\u212a", "\u0130"}
 
 
 NUMBERS = ("a", "b", "n")

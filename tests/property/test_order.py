@@ -10,8 +10,9 @@ import pytest
 from headwater.live.order import OrderBy, Ordering, check_order
 from headwater.live.query import BoundQuery, LiveQuery
 from headwater.live.statements import page
+from headwater.log.images import ImageDecoder
 from headwater.model import Column, Row, Table
-from headwater.testing.oracle import SAMPLES, Connection, connect
+from headwater.testing.oracle import SAMPLES, Connection, ask, connect
 
 DIRECTIONS = [
     OrderBy("v", desc, nulls) for desc in (False, True) for nulls in (None, "first", "last")
@@ -39,8 +40,7 @@ def create(connection: Connection, name: str) -> Table:
 
 
 def ordered(connection: Connection, query: BoundQuery) -> list[Row]:
-    question = page(query, None, 1000)
-    return list(connection.execute(question.text.encode(), question.values))
+    return ask(connection, page(query, None, 1000), ImageDecoder(query.table))
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -68,7 +68,7 @@ def test_a_page_begins_right_behind_its_cursor(
     table = create(connection, name)
     query = BoundQuery(LiveQuery("o", order=(OrderBy("w"), by)), table)
     truth = ordered(connection, query)
+    decode = ImageDecoder(table)
     for index, row in enumerate(truth):
-        question = page(query, query.order.cursor(row), 1000)
-        found = connection.execute(question.text.encode(), question.values).fetchall()
+        found = ask(connection, page(query, query.order.cursor(row), 1000), decode)
         assert repr(found) == repr(truth[index + 1 :])

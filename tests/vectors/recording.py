@@ -29,6 +29,7 @@ from headwater.live.query import BoundQuery, LiveQuery
 from headwater.live.statements import page, statement
 from headwater.live.streamed import Streamed
 from headwater.live.window import Window
+from headwater.log.images import ImageDecoder
 from headwater.model import Delta, Enter, Key, Leave, Match, Reset, Row, Unmatch
 from headwater.protocol import (
     Changes,
@@ -43,7 +44,7 @@ from headwater.protocol import (
     result_hash,
 )
 from headwater.protocol import Reset as ResetMessage
-from headwater.testing.oracle import SAMPLES, Connection, History, Player
+from headwater.testing.oracle import SAMPLES, Connection, History, Player, ask
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 STEPS = 8
@@ -98,6 +99,7 @@ class _Live:
             LiveQuery.from_json({"table": "t", **self._json}), self._player.table
         )
         self._wire = Wire(self._player.table)
+        self._decode = ImageDecoder(self._player.table)
         self._state: Window | Streamed = (
             Streamed(self._query)
             if self._query.mode == "streamed"
@@ -193,8 +195,7 @@ class _Live:
         while outcome.needs:
             (need,) = outcome.needs
             question = statement(self._query, need)
-            found = self._connection.execute(question.text.encode(), question.values).fetchall()
-            outcome = self._state.answer(need, found)
+            outcome = self._state.answer(need, ask(self._connection, question, self._decode))
             deltas += outcome.deltas
         return deltas
 
@@ -261,7 +262,7 @@ class _Live:
         query = self._query
         rows = 1_000_000 if query.mode == "streamed" else query.limit
         question = page(query, query.after, rows)
-        found = self._connection.execute(question.text.encode(), question.values).fetchall()
+        found = ask(self._connection, question, self._decode)
         keyed = [
             (query.key_of(row), self._wire.row(query.select(row) if query.select else row))
             for row in found

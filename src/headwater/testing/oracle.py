@@ -162,6 +162,13 @@ def connect(url: str) -> Connection:
     return connection
 
 
+def ask(connection: Connection, question: Sql, decode: ImageDecoder) -> list[Row]:
+    """What the database answers, as capture would print and the log's reader decode it."""
+    text = f"select row_to_json(o.*)::text from ({question.text}) o"
+    found = connection.execute(text.encode(), question.values).fetchall()
+    return [decode(image) for (image,) in found]
+
+
 _TYPES = """
 do $$ begin
   create type public.mood as enum ('sad', 'ok', 'happy');
@@ -352,18 +359,12 @@ class Game:
             (need,) = outcome.needs
             question = statement(query, need)
             self.played.asked += 1
-            outcome = state.answer(need, self._rows(question))
+            outcome = state.answer(need, ask(self.connection, question, self.decode))
             self._fold(replica, outcome)
-
-    def _rows(self, question: Sql) -> list[Row]:
-        """What the database answers, as capture would print and the log's reader decode it."""
-        text = f"select row_to_json(o.*)::text from ({question.text}) o"
-        found = self.connection.execute(text.encode(), question.values).fetchall()
-        return [self.decode(image) for (image,) in found]
 
     def _compare(self, state: Window | Streamed, query: BoundQuery, replica: Replica) -> None:
         question = page(query, query.after, 1_000_000)
-        true = self._rows(question)
+        true = ask(self.connection, question, self.decode)
         keyed = [(query.key_of(row), _seen(query, row)) for row in true]
         if isinstance(state, Streamed):
             assert state.members == {key for key, _ in keyed}
