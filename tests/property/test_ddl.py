@@ -19,7 +19,7 @@ from tests.integration.test_groups import Follower, query
 from tests.property import ddl
 from tests.support import enable, rows, run
 
-HISTORIES = size("ddl", 2, large=100)
+HISTORIES = size("ddl", 1, large=100)
 FIRST = first_seed(0)
 STEPS = 40
 TABLE = "items"

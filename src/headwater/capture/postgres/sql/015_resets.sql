@@ -14,7 +14,8 @@ alter table headwater.captures
   add column columns_mark bigint,
   add column triggers_mark bigint,
   add column filenode oid,
-  add column meaning jsonb;
+  add column meaning jsonb,
+  add column remembered_in xid8;
 
 -- Columns and key of a relation as jsonb; the key is empty where there is no primary key. Virtual
 -- columns (PostgreSQL 18) are only named: they are computed when they are read, which can fail, and
@@ -104,14 +105,15 @@ as $$
   from columns_of
 $$;
 
--- Changes with every ALTER of a column and with the primary key. A row of the catalog is known by
--- the command that wrote it: its place would change when the catalog is vacuumed.
+-- Changes with every transaction that alters a column, and with the primary key. A row of the catalog is
+-- known by the transaction that wrote it: its place would change when the catalog is vacuumed, and the
+-- number of the command is lost in a crash.
 create function headwater.columns_mark(relation oid) returns bigint
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
   select hashtextextended(concat_ws(' ',
-    (select string_agg(concat_ws('/', attnum, xmin, cmin), ' ' order by attnum)
+    (select string_agg(concat_ws('/', attnum, xmin), ' ' order by attnum)
      from pg_attribute where attrelid = relation and attnum > 0),
     (select concat_ws('/', indkey, indclass) from pg_index where indrelid = relation and indisprimary)), 0)
 $$;
@@ -133,7 +135,7 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
   select hashtextextended(
-    string_agg(concat_ws('/', t.tgname, t.tgenabled, t.xmin, t.cmin), ' ' order by t.tgname), 0)
+    string_agg(concat_ws('/', t.tgname, t.tgenabled, t.xmin), ' ' order by t.tgname), 0)
   from pg_trigger t
   where t.tgrelid = relation and t.tgname ~ names
     and t.oid in (select own.oid from headwater.own_triggers(relation) own)
@@ -202,7 +204,21 @@ set search_path = pg_catalog, pg_temp
 as $$
   select row(
     member, root, null, headwater.columns_mark(member), headwater.triggers_mark(member),
-    (select relfilenode from pg_class where oid = member), headwater.meaning(member, member = root))::headwater.captures
+    (select relfilenode from pg_class where oid = member), headwater.meaning(member, member = root),
+    null)::headwater.captures
+$$;
+
+-- Whether columns may have been altered after they were remembered, in the same transaction: its
+-- savepoints have higher ids than itself. Ids of 32 bits are compared in their circle.
+create function headwater.is_altered_since(member oid) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select exists (
+    select from headwater.captures c join pg_attribute a on a.attrelid = c.member
+    where c.member = is_altered_since.member and a.attnum > 0
+      and mod(a.xmin::text::bigint - mod(c.remembered_in::text::bigint, 4294967296) + 4294967296, 4294967296)
+          < 2147483648)
 $$;
 
 -- Whether rows changed, or what they mean, since the catalog stood as remembered. TRUNCATE, VACUUM
@@ -214,8 +230,9 @@ set search_path = pg_catalog, pg_temp
 as $$
   select (known).meaning is null
       or (known).triggers_mark is distinct from (seen).triggers_mark
-      or ((known).columns_mark is distinct from (seen).columns_mark
-          and (known).filenode is distinct from (seen).filenode)
+      or ((known).filenode is distinct from (seen).filenode
+          and ((known).columns_mark is distinct from (seen).columns_mark
+               or headwater.is_altered_since((seen).member)))
       or not (seen).meaning @> (
         (known).meaning - array(select k from jsonb_object_keys((known).meaning) k where not (seen).meaning ? k))
       or ((known).columns_mark is distinct from (seen).columns_mark and exists (
@@ -295,7 +312,7 @@ set search_path = pg_catalog, pg_temp
 as $$
   update headwater.captures c
   set columns_mark = (seen).columns_mark, triggers_mark = (seen).triggers_mark,
-      filenode = (seen).filenode, meaning = (seen).meaning
+      filenode = (seen).filenode, meaning = (seen).meaning, remembered_in = pg_current_xact_id()
   where c.member = (seen).member
 $$;
 
@@ -636,6 +653,7 @@ end $$;
 revoke all on function headwater.own_triggers(oid) from public;
 revoke all on function headwater.columns_mark(oid) from public;
 revoke all on function headwater.triggers_mark(oid, text) from public;
+revoke all on function headwater.is_altered_since(oid) from public;
 revoke all on function headwater.meaning(oid, boolean) from public;
 revoke all on function headwater.fire_always(oid) from public;
 revoke all on function headwater.observe(oid, oid) from public;
