@@ -74,6 +74,7 @@ class Followers:
         return sum(client.diverged for client in self.clients)
 
 
+@pytest.mark.timeout(300)
 async def test_live_queries_equal_the_database_when_it_is_quiet(
     url: str, connection: Connection, tmp_path: Path
 ) -> None:

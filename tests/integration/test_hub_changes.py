@@ -53,7 +53,8 @@ async def test_disabled_and_enabled_again(url: str, orders: Connection, mode: st
         await run(orders, "insert into orders values (7, 7)")
         await enable(orders, "orders")
         await recorder.until_rows([{"id": 7, "amount": 7}])
-        assert recorder.messages[-1].reason == "table"
+        # Two resets in a row: the first reading may have been replaced by the second.
+        assert recorder.messages[-1].reason in ("table", "resync")
         await run(orders, "insert into orders values (8, 8)")
         await recorder.until_rows(await answer(orders, ALL))
 

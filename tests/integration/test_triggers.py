@@ -153,9 +153,12 @@ async def test_while_writers_are_at_work(url: str, connection: Connection) -> No
     for _ in range(5):
         await triggers.enable(connection, "orders")
         await run(connection, "select headwater.sync_tables()")
-    ((first,),) = await rows(
-        connection, "select min((after ->> 'id')::int) from headwater.changes where op = 'insert'"
-    )
+    first = None
+    while first is None:  # a writer may not have come to write yet
+        ((first,),) = await rows(
+            connection,
+            "select min((after ->> 'id')::int) from headwater.changes where op = 'insert'",
+        )
     stop.set()
     await asyncio.gather(*writers)
     # A writer may have drawn its id before it had to wait for the triggers.
