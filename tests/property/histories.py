@@ -384,6 +384,14 @@ Rows = dict[Any, str]
 Change = tuple[str, str | None, str | None]
 
 
+@dataclass
+class Reset:
+    """A reset in a transaction: what its statement had left in the log, and in the table."""
+
+    changes: list[Change]
+    rows: Rows
+
+
 class Player:
     """Plays a history in a schema of its own and judges after each step."""
 
@@ -392,6 +400,7 @@ class Player:
         self.history = history
         self.counts: Counter[str] = Counter()
         self.before: dict[str, Rows] = {}
+        self.resets: dict[str, list[Reset]] = {}
         self.keys: dict[str, list[str]] = {}
 
     def play(self) -> Counter[str]:
@@ -436,6 +445,8 @@ class Player:
                 run(step.sql.encode())
             except psycopg.Error:  # deferred checks; a savepoint that was never made
                 run("rollback")
+            if step.kind == "undo":
+                self.forget_undone()
             return
         if step.kind == "ddl":
             try:
@@ -464,6 +475,13 @@ class Player:
 
     def remember(self) -> None:
         self.before = {table: self.content(table) for table in self.history.captured}
+        self.resets = {table: [] for table in self.history.captured}
+
+    def forget_undone(self) -> None:
+        logged = self.logged()
+        for table, resets in self.resets.items():
+            size = len(logged.get(table, []))
+            resets[:] = [reset for reset in resets if len(reset.changes) <= size]
 
     def key_of(self, table: str, image: str) -> Any:
         row = json.loads(image, parse_float=Decimal)
@@ -480,13 +498,24 @@ class Player:
                 raise Wrong(f"{folded}\nof {table} after: {step.sql}")
 
     def fold(self, table: str, changes: list[Change], now: Rows) -> str:
-        """What is wrong with the log of this transaction; nothing if it is right."""
-        if any(op == "R" for op, _, _ in changes):
-            self.counts["resets"] += 1  # readers read the table again, after all of the transaction
+        """What is wrong with the log of this transaction; nothing if it is right.
+
+        After a reset readers read the table again. So the statement that has one ends in what the
+        table holds, and what follows chains from there.
+        """
+        resets = self.resets[table]
+        if count_resets(changes) > (count_resets(resets[-1].changes) if resets else 0):
+            self.counts["resets"] += 1
+            resets.append(Reset(changes, now))
             return ""
-        rows = dict(self.before[table])
+        rows, done = dict(self.before[table]), 0
+        if resets:
+            rows, done = dict(resets[-1].rows), len(resets[-1].changes)
+            if changes[:done] != resets[-1].changes:
+                self.counts["unjudged"] += 1
+                return ""
         story: list[str] = []
-        for op, before, after in changes:
+        for op, before, after in changes[done:]:
             story.append(f"{op} {before} -> {after}")
             if op == "T":
                 rows = {}
@@ -514,6 +543,10 @@ class Player:
         for table, *change in found:
             changes.setdefault(table, []).append((change[0], change[1], change[2]))
         return changes
+
+
+def count_resets(changes: list[Change]) -> int:
+    return sum(op == "R" for op, _, _ in changes)
 
 
 def play(connection: Connection, history: History) -> Counter[str]:

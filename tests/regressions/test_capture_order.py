@@ -72,6 +72,14 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
             " when matched then update set n = 2"
         ],
     ),
+    "a merge that inserts and updates in partitions": (
+        [PARTS, TWO],
+        [
+            "merge into t using (values (3), (2), (4), (1)) v (id) on t.id = v.id"
+            " when matched then update set flag = false"
+            " when not matched then insert (id, n) values (v.id, 1)"
+        ],
+    ),
     # Triggers and functions that write to the table.
     "only one default, before": (
         [PLAIN, trigger("before insert or update", ONLY_ONE), TWO],

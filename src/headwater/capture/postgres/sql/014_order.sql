@@ -714,10 +714,10 @@ begin
   perform headwater.set_trigger(member, 'headwater_truncate', format(
     'before truncate on %s for each statement execute function headwater.capture_truncate()',
     member::regclass), true);
-  perform headwater.set_trigger(member, 'headwater_pass', format(
-    'before insert on %s for each row execute function headwater.pass_row()', member::regclass),
-    headwater.needs_pass_row(member, root));
   if member = root then
+    perform headwater.set_trigger(member, 'headwater_pass', format(
+      'before insert on %s for each row when (false) execute function headwater.pass_row()',
+      member::regclass), is_partitioned);
     perform headwater.set_trigger(member, 'headwater_row', format(
       'after insert or update or delete on %s for each row execute function headwater.capture_row()',
       member::regclass), is_partitioned);
@@ -734,23 +734,13 @@ begin
   return fingerprint;
 end $body$;
 
--- Does nothing, before a row. Where a partition's columns stand in another order, PostgreSQL hands the
--- rows that a statement on the table inserts to the statement's triggers as they were before their
--- generated columns were computed, unless a trigger like this one could have changed them.
+-- Is never called. Where a partition has a trigger before a row is inserted, PostgreSQL hands the row as
+-- it was stored to the statement's triggers. Without one it hands over the row as it was routed: before
+-- its generated columns were computed, if the partition's columns stand in another order; and for an
+-- update of MERGE the row that the same statement inserted last.
 create function headwater.pass_row() returns trigger
 language plpgsql
 as $$ begin return new; end $$;
-
-create function headwater.needs_pass_row(member oid, root oid) returns boolean
-language sql stable
-set search_path = pg_catalog, pg_temp
-as $$
-  select exists (select from pg_class where oid = member and relispartition and relkind = 'r')
-     and exists (select from pg_attribute where attrelid = root and attgenerated = 's' and not attisdropped)
-     and exists (
-       select from pg_attribute r join pg_attribute m on m.attrelid = member and m.attname = r.attname
-       where r.attrelid = root and r.attnum > 0 and not r.attisdropped and m.attnum <> r.attnum)
-$$;
 
 -- The function that adds a statement's entry when it begins. It runs with the writer's rights and search
 -- path, because to change either costs more than all it does: every name has its schema.
