@@ -724,6 +724,48 @@ async def test_escapes_inside_json(connection: Connection, probe: LogProbe, esca
     assert await probe.story() == [("insert", 1), ("update", 1), ("delete", 1)]
 
 
+async def test_escapes_inside_json_in_a_new_partition(
+    connection: Connection, probe: LogProbe
+) -> None:
+    """Its rows are logged one by one until it has functions of its own; no write may fail."""
+    await run(
+        connection,
+        "create table notes (id int primary key, data json) partition by range (id)",
+        "create table notes_1 partition of notes for values from (0) to (10)",
+    )
+    await enable(connection, "notes")
+    await run(
+        connection,
+        "create table notes_2 partition of notes for values from (10) to (20)",
+        r"""insert into notes_2 values (11, '{"a": "\ud800"}')""",
+        r"""update notes_2 set data = '{"a": "\u0000"}'""",
+        "update notes_2 set id = 12",
+        "delete from notes_2",
+    )
+    changes = [change for change in await probe.story() if change != ("reset",)]
+    moved = [("delete", 11), ("insert", 12)]
+    assert changes == [("insert", 11), ("update", 11), *moved, ("delete", 12)]
+
+
+async def test_the_log_with_escapes_inside_json_can_be_read(connection: Connection) -> None:
+    await run(connection, "create table notes (id int primary key, data json)")
+    await enable(connection, "notes")
+    await run(
+        connection,
+        r"""insert into notes values (1, '{"a": "\ud800"}'), (2, '{"a": 1}')""",
+        "update notes set data = '[]'",
+    )
+    found = await connection.execute(
+        "select op, key, changed from headwater.changes where op <> 'reset' order by seq"
+    )
+    assert await found.fetchall() == [
+        ("insert", None, None),
+        ("insert", {"id": 2}, None),
+        ("update", {"id": 1}, None),
+        ("update", {"id": 2}, ["data"]),
+    ]
+
+
 async def test_escapes_inside_json_where_changes_are_ordered(
     connection: Connection, probe: LogProbe
 ) -> None:

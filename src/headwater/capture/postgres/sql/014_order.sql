@@ -536,7 +536,8 @@ declare
   take text;
   before_image json;
   after_image json;
-  key text[];
+  before_key text;
+  after_key text;
   shape bigint;
   first bigint;
 begin
@@ -550,16 +551,17 @@ begin
   if tg_op = 'UPDATE' and old operator(pg_catalog.*=) new then
     return null;
   end if;
-  take := format('select %s from %s r', headwater.image('r', root, root),
+  shape := headwater.register_shape(root);
+  take := format('select %s, json_build_array(%s)::text from %s r', headwater.image('r', root, root),
+                 (select string_agg(format('r.%I', name), ', ')
+                  from jsonb_array_elements_text(headwater.describe(root) -> 'key') name),
                  headwater.as_root('(select ($1).*) row', tg_relid, root));
   if tg_op <> 'INSERT' then
-    execute take into before_image using old;
+    execute take into before_image, before_key using old;
   end if;
   if tg_op <> 'DELETE' then
-    execute take into after_image using new;
+    execute take into after_image, after_key using new;
   end if;
-  shape := headwater.register_shape(root);
-  key := (select s.key from headwater.shapes s where s.id = shape limit 1);
   first := headwater.begin_row(root);
   insert into headwater.log (op, shape, before, after, user_id, function_name, trace_id)
   select i.op::"char", shape, i.before, i.after,
@@ -568,15 +570,13 @@ begin
          current_setting('headwater.trace_id', true)
   from (
     select 'U' as op, before_image as before, after_image as after
-    where headwater.key_of(before_image, key)::text = headwater.key_of(after_image, key)::text
+    where before_key = after_key
     union all
     select 'D', before_image, null
-    where before_image is not null
-      and headwater.key_of(before_image, key)::text is distinct from headwater.key_of(after_image, key)::text
+    where before_key is not null and before_key is distinct from after_key
     union all
     select 'I', null, after_image
-    where after_image is not null
-      and headwater.key_of(before_image, key)::text is distinct from headwater.key_of(after_image, key)::text
+    where after_key is not null and before_key is distinct from after_key
   ) i;
   perform headwater.settle_row(root, first);
   if headwater.may_notify() then

@@ -46,6 +46,33 @@ begin
   perform pg_notify('headwater', head || detail || '#' || last_seq);
 end $$;
 
+-- The same as in 001_log.sql; null where an image has such an escape, so that one row keeps no one from
+-- reading the log.
+create or replace function headwater.key_of(image json, key text[]) returns json
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return (
+    select json_object_agg(k.name, image -> k.name order by k.ordinality)
+    from unnest(key) with ordinality k (name, ordinality));
+exception when data_exception then
+  return null;
+end $$;
+
+create or replace function headwater.changed_columns(before json, after json) returns text[]
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return (
+    select array_agg(n.key order by n.ordinality)
+    from json_each(after) with ordinality n
+    where before is null or (before -> n.key)::text is distinct from n.value::text);
+exception when data_exception then
+  return null;
+end $$;
+
 -- A writer may have set standard_conforming_strings = off. The body of a function is read with the
 -- writer's setting, and a backslash in a literal would then be an escape: '\u0000' made every write
 -- fail. Functions without a backslash need no setting, which costs a little at every call.
