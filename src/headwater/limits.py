@@ -14,14 +14,22 @@ LOG_PAGE_CHANGES = 50_000
 """Changes read from the log at a time. More new changes than this are read page by page."""
 
 MARK_ROWS = 1_000
-"""Rows of the log that the mark of a position covers where it was not reached by reading on from an
-earlier one, and trimmed rows that the log remembers by number and time. A transaction that a
-restored snapshot lost, and that began before so many newer rows, is not noticed by such a mark; a
-position whose mark covers more trimmed rows than are remembered is accepted as it is."""
+"""The newest rows of the log that the mark of a position covers, and trimmed rows that the log
+remembers by number and time. A transaction that a restored snapshot lost, and that began before
+this many newer rows, is not noticed by a mark that does not list it; a position whose mark covers
+more trimmed rows than are remembered is accepted as it is."""
+
+MARK_EARLIER_MAX = 32
+"""Transactions of a read that are older than its newest `MARK_ROWS` rows, and that its mark lists.
+Of more, those that wrote last are listed."""
 
 MARK_LATE_MAX = 1_000
-"""Transactions that a mark lists, because they were running at the position before. Of more, those
-with the highest ids are listed."""
+"""Transactions that a mark lists in all, most because they were running at the position before. Of
+more, those with the highest ids are listed."""
+
+MARK_COVERED_MAX = MARK_ROWS + MARK_LATE_MAX
+"""Rows that a mark covers in all. A mark that would cover more begins at a later row; one from a
+client that claims more is checked against this many."""
 
 CHECKED_POSITIONS_MAX = 1_000
 """Positions of returning clients for which a gateway remembers whether they are of this history.

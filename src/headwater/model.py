@@ -151,6 +151,15 @@ class Mark(msgspec.Struct, frozen=True):
         xids = _xids(late[0] if late else "")
         return cls(int(xid), int(seq), int(rows), int(digest, 16), xids)
 
+    def is_of(self, position: Position) -> bool:
+        """Whether a position can have this mark; one from a client may hold any numbers."""
+        return (
+            self.xid <= position.xmax
+            and self.seq <= _BIGINT_MAX
+            and all(xid < self.xid and position.contains(xid) for xid in self.late)
+            and _is_ascending(self.late)
+        )
+
     def __str__(self) -> str:
         late = f".{','.join(map(str, self.late))}" if self.late else ""
         return f"{self.xid}.{self.seq}.{self.rows}.{self.digest:012x}{late}"
@@ -192,22 +201,27 @@ class Position(msgspec.Struct, frozen=True, eq=False):
         match = _POSITION.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is not a position: expected LOG-XMIN:XMAX:XIP,…")
-        mark = None if match["mark"] is None else Mark.parse(match["mark"])
-        return cls.of_snapshot(match["log"], match["snapshot"], mark)
+        position = cls.of_snapshot(match["log"], match["snapshot"])
+        if match["mark"] is None:
+            return position
+        mark = Mark.parse(match["mark"])
+        if not mark.is_of(position):
+            raise ValueError(f"{text!r} is not a position: its mark is out of range")
+        return msgspec.structs.replace(position, mark=mark)
 
     @classmethod
-    def of_snapshot(cls, log: str, snapshot: str, mark: Mark | None = None) -> Position:
+    def of_snapshot(cls, log: str, snapshot: str) -> Position:
         """Build a position from PostgreSQL's text form of a `pg_snapshot`."""
         xmin, xmax, xip = snapshot.split(":")
         running = _xids(xip)
-        position = cls(log, int(xmin), int(xmax), running, mark)
+        position = cls(log, int(xmin), int(xmax), running)
         if not (
-            position.xmin <= position.xmax
+            1 <= position.xmin <= position.xmax <= _BIGINT_MAX
             and all(position.xmin <= xid < position.xmax for xid in running)
-            and list(running) == sorted(set(running))
+            and _is_ascending(running)
         ):
             raise ValueError(
-                f"{snapshot!r} is not a snapshot: its transaction ids are out of order"
+                f"{snapshot!r} is not a snapshot: its transaction ids are out of order or range"
             )
         return position
 
@@ -269,6 +283,7 @@ class Position(msgspec.Struct, frozen=True, eq=False):
         return Position(self.log, xip[0] if xip else xmax, xmax, xip)
 
 
+_BIGINT_MAX = 2**63 - 1
 _XIDS = r"[0-9]{1,20}(?:,[0-9]{1,20})*"
 _LATE = _XIDS.replace("*", "{,999}")  # limits.MARK_LATE_MAX
 _POSITION = re.compile(
@@ -279,6 +294,10 @@ _POSITION = re.compile(
 
 def _xids(text: str) -> tuple[int, ...]:
     return tuple(int(xid) for xid in text.split(",")) if text else ()
+
+
+def _is_ascending(xids: tuple[int, ...]) -> bool:
+    return list(xids) == sorted(set(xids))
 
 
 class Transaction(msgspec.Struct, frozen=True):

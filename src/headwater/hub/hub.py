@@ -37,7 +37,7 @@ from headwater.hub.lives import Lives
 from headwater.hub.recheck import recheck_for_ever
 from headwater.hub.reconcile import Reconciler
 from headwater.hub.subscriber import Access, Settling, Subscriber
-from headwater.hub.tables import FORMATS, Tables
+from headwater.hub.tables import FORMATS, LookupConnection, Tables
 from headwater.hub.topics import Topics
 from headwater.live.query import LiveQuery, Rules
 from headwater.log import marks
@@ -114,6 +114,7 @@ class Hub:
         self._between = asyncio.Event()
         self._between.set()
         self._flushed = asyncio.Event()
+        self._history = LookupConnection(url, purpose="positions")
         self._checked: dict[str, bool] = {}
         """Positions, and whether they are of this history; since the last connection."""
 
@@ -149,6 +150,7 @@ class Hub:
         self.feeds.close()
         self.topics.close()
         await self.tables.close()
+        await self._history.close()
 
     async def _run(self) -> None:
         """For ever: follow the log; when that fails, say so and try again."""
@@ -344,7 +346,7 @@ class Hub:
         text = str(position)
         if (known := self._checked.get(text)) is not None:
             return known
-        (answer,) = await self.tables.ask(marks.COVERED, marks.to_check(position))
+        (answer,) = await self._history.ask(marks.COVERED, marks.to_check(position))
         found = marks.agrees(position, answer)
         # What is not all in the past may come to be another one.
         if self._covers(position):

@@ -68,16 +68,62 @@ _NAMES = frozenset(
 _Values: TypeAlias = Sequence[Any] | Mapping[str, Any] | None
 
 
+class LookupConnection:
+    """A connection for short questions, which come one after the other. It is opened when the first
+    one comes, and again after it was lost."""
+
+    def __init__(self, url: str, *, purpose: str) -> None:
+        self._url = url
+        self._purpose = purpose
+        self._connection: Connection | None = None
+        self._lock = asyncio.Lock()
+
+    async def ask(self, statement: str, values: _Values) -> list[tuple[Any, ...]]:
+        """Raises the driver's errors for wrong questions, and Unavailable without an answer."""
+        async with self._lock:
+            reused = self._connection is not None
+            try:
+                return await self._ask(statement, values)
+            except (psycopg.Error, DatabaseError) as error:
+                if not is_lost(error):
+                    raise
+                await self.close()
+                if not reused:
+                    raise _away() from error
+            # One that was open may have been cut long ago; that alone is no trouble.
+            try:
+                return await self._ask(statement, values)
+            except (psycopg.Error, DatabaseError) as error:
+                if not is_lost(error):
+                    raise
+                await self.close()
+                raise _away() from error
+
+    async def _ask(self, statement: str, values: _Values) -> list[tuple[Any, ...]]:
+        if self._connection is None:
+            self._connection = await connect(self._url, purpose=self._purpose, options=FORMATS)
+        try:
+            async with asyncio.timeout(limits.LOOKUP_SECONDS):
+                cursor = await self._connection.execute(statement.encode(), values)
+                return await cursor.fetchall()
+        except TimeoutError as error:
+            await self.close()
+            raise _away() from error
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+
 class Tables:
     """Finds tables by the names people use, through a connection of its own."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
-        self._connection: Connection | None = None
+        self._connection = LookupConnection(url, purpose="tables")
         self._wanted: dict[_Asked, asyncio.Future[KnownTable]] = {}
         self._task: asyncio.Task[None] | None = None
         self._shapes: dict[int, KnownTable] = {}
-        self.lock = asyncio.Lock()
 
     async def find(self, name: str, *, captured: bool = True) -> KnownTable:
         """The enabled table of that name, or any that has a key; CaptureError if there is none."""
@@ -91,51 +137,18 @@ class Tables:
 
     async def ask(self, statement: str, values: _Values) -> list[tuple[Any, ...]]:
         """Put any other question about tables. Raises the driver's errors for wrong questions."""
-        async with self.lock:
-            kept = self._connection is not None
-            try:
-                return await self._ask(statement, values)
-            except (psycopg.Error, DatabaseError) as error:
-                if not is_lost(error):
-                    raise
-                await self._disconnect()
-                if not kept:
-                    raise _away() from error
-            # One that was kept may have been cut long ago; that alone is no trouble.
-            try:
-                return await self._ask(statement, values)
-            except (psycopg.Error, DatabaseError) as error:
-                if not is_lost(error):
-                    raise
-                await self._disconnect()
-                raise _away() from error
-
-    async def _ask(self, statement: str, values: _Values) -> list[tuple[Any, ...]]:
-        if self._connection is None:
-            self._connection = await connect(self._url, purpose="tables", options=FORMATS)
-        try:
-            async with asyncio.timeout(limits.LOOKUP_SECONDS):
-                cursor = await self._connection.execute(statement.encode(), values)
-                return await cursor.fetchall()
-        except TimeoutError as error:
-            await self._disconnect()
-            raise _away() from error
+        return await self._connection.ask(statement, values)
 
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._refuse(self._wanted)
-        await self._disconnect()
+        await self._connection.close()
 
     def _refuse(self, wanted: dict[_Asked, asyncio.Future[KnownTable]]) -> None:
         for future in wanted.values():
             _resolve(future, Unavailable("the hub is stopping", hint="Try again elsewhere."))
-
-    async def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
 
     async def _look_up(self) -> None:
         """Answer what is wanted until nothing is."""

@@ -11,9 +11,11 @@ everything that ended before it, and so everything in Q, as it was. All that end
 the position has an id from Q's `xmax` on, or was running at Q: of exactly these the rows are asked
 for, also of those that had none.
 
-A position that was not reached by reading on has a mark of the newest `limits.MARK_ROWS` rows. Rows
-that were trimmed stay known by number and time in `headwater.trimmed`. Pure, but for the text of
-two statements.
+Of a read of many rows the newest `limits.MARK_ROWS` are enough, with the last row of each older
+transaction in it: no id below one that has committed is given out again. At most
+`limits.MARK_EARLIER_MAX` of these are listed. A position that was not reached by reading on has a
+mark of the newest rows alone. Rows that were trimmed stay known by number and time in
+`headwater.trimmed`. Pure, but for the text of two statements.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from headwater.errors import ResyncRequired
-from headwater.limits import LOG_PAGE_CHANGES, MARK_LATE_MAX, MARK_ROWS
+from headwater.limits import MARK_COVERED_MAX, MARK_EARLIER_MAX, MARK_LATE_MAX, MARK_ROWS
 from headwater.model import Mark, Position
 
 _DIGESTS = 1 << 48
@@ -64,26 +66,39 @@ def read_on(since: Position, position: Position, stamps: Iterable[Stamp]) -> Mar
     True
     """
     found = sorted(stamps)
-    if since.mark is None or (found and found[-1].xid >= since.xmax):
-        begin = Mark(since.xmax, 0, 0, 0) if found else None
-    else:
+    if since.mark is not None and not (found and found[-1].xid >= since.xmax):
         # Nothing new but what was running at `since`: the rows of its mark remain the newest.
-        begin = since.mark
-    if begin is None:
+        ended = [xid for xid in since.xip if xid < since.mark.xid and position.contains(xid)]
+        if not found:
+            ended = ended[: MARK_LATE_MAX - len(since.mark.late)]
+        mark = _extended(since.mark, found, ended)
+        if len(mark.late) <= MARK_LATE_MAX and mark.rows <= MARK_COVERED_MAX:
+            return mark
+    if not found:
         return None
-    ended = [xid for xid in since.xip if xid < begin.xid and position.contains(xid)]
-    if len(begin.late) + len(ended) > MARK_LATE_MAX:
-        begin = Mark(since.xmax, 0, 0, 0)
-        ended = _ended(position, since)
+    newest = [stamp for stamp in found if stamp.xid >= since.xmax]
+    if len(newest) <= MARK_ROWS:
+        return _extended(Mark(since.xmax, 0, 0, 0), found, _ended(position, since))
+    first = newest[-MARK_ROWS]
+    earlier = {stamp.xid: stamp for stamp in newest if stamp.xid < first.xid}
+    listed = sorted(earlier, key=lambda xid: earlier[xid].seq)[-MARK_EARLIER_MAX:]
+    late = [*_ended(position, since), *sorted(listed)][-MARK_LATE_MAX:]
+    return _extended(Mark(first.xid, first.seq, 0, 0), found, late)
+
+
+def _extended(mark: Mark, found: Iterable[Stamp], late: Sequence[int]) -> Mark:
+    """The mark with those of the rows that are from its begin on, and with transactions from
+    before, each with its last row."""
+    found = list(found)
     last = {stamp.xid: stamp for stamp in found}
-    covered = [stamp for stamp in found if stamp.xid >= begin.xid]
-    covered += (last[xid] for xid in ended if xid in last)
+    covered = [stamp for stamp in found if stamp >= (mark.xid, mark.seq)]
+    covered += (last[xid] for xid in late if xid in last)
     return Mark(
-        begin.xid,
-        begin.seq,
-        begin.rows + len(covered),
-        (begin.digest + digest(covered)) % _DIGESTS,
-        tuple(sorted([*begin.late, *ended])),
+        mark.xid,
+        mark.seq,
+        mark.rows + len(covered),
+        (mark.digest + digest(covered)) % _DIGESTS,
+        tuple(sorted([*mark.late, *late])),
     )
 
 
@@ -165,7 +180,7 @@ def to_check(position: Position) -> dict[str, Any]:
     """The values for `COVERED`."""
     assert position.mark is not None
     mark = position.mark
-    rows = min(mark.rows, LOG_PAGE_CHANGES)
+    rows = min(mark.rows, MARK_COVERED_MAX)
     return _values(position, mark.late) | {"xid": str(mark.xid), "seq": mark.seq, "rows": rows}
 
 

@@ -8,8 +8,9 @@ from copy import deepcopy
 
 import pytest
 
-from headwater.limits import MARK_LATE_MAX
-from headwater.log.marks import Stamp, agrees, digest, marked, read_on
+from headwater.limits import MARK_COVERED_MAX, MARK_LATE_MAX, MARK_ROWS
+from headwater.log import marks
+from headwater.log.marks import Stamp, agrees, digest, marked, read_on, to_check
 from headwater.model import Mark, Position
 from tests.generated import size
 
@@ -17,7 +18,8 @@ from tests.generated import size
 class Log:
     """Committed rows, and those of transactions that are running."""
 
-    def __init__(self) -> None:
+    def __init__(self, mark_rows: int) -> None:
+        self.mark_rows = mark_rows
         self.rows: set[Stamp] = set()
         self.running: dict[int, list[Stamp]] = {}
         self.next_xid, self.next_seq, self.ended = 1, 1, 0
@@ -59,7 +61,9 @@ class Log:
         new = [row for row in self.within(position) if not since.contains(row.xid)]
         if new and not since.covers(self.opened):
             return self.now()
-        return self.snapshot(read_on(since, position, new))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(marks, "MARK_ROWS", self.mark_rows)
+            return self.snapshot(read_on(since, position, new))
 
     def is_behind(self, position: Position) -> bool:
         return not self.snapshot().covers(position)
@@ -83,7 +87,8 @@ HISTORIES = size("marks", 25, large=5_000)
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
 def test_a_position_is_accepted_where_its_history_exists(seed: int) -> None:
-    chance, log, at = random.Random(seed), Log(), 10**15
+    mark_rows = (MARK_ROWS, 2, 1)[seed % 3]  # with few, most reads bring more than a mark covers
+    chance, log, at = random.Random(seed), Log(mark_rows), 10**15
     copies = [deepcopy(log)]
     readers = [log.now()] * 3
     given: list[tuple[Position, list[Stamp]]] = []
@@ -116,12 +121,33 @@ def test_a_position_is_accepted_where_its_history_exists(seed: int) -> None:
     assert refused
 
 
+def test_a_mark_of_fewer_rows_than_a_read_knows_its_older_transactions() -> None:
+    """2 ends after 3; the copy has only 3, which is all that the newest row shows."""
+    log = Log(mark_rows=1)
+    since = log.now()
+    for xid in (1, 2, 3):
+        log.begin()
+        log.write(xid, 7)
+    log.end(1, commits=True)
+    log.end(3, commits=True)
+    copy = deepcopy(log)
+    log.end(2, commits=True)
+    position = log.read(since)
+    assert position.mark is not None
+    assert (position.mark.xid, position.mark.late) == (3, (1, 2))
+    copy.crash()
+    assert log.accepts(position)
+    assert not copy.is_behind(position)
+    assert not copy.accepts(position)
+
+
 def test_transactions_that_are_late_are_bounded() -> None:
     since = Position("a", 1, 2001, tuple(range(1, 2001)))
     rows = [Stamp(xid, xid, 7) for xid in range(1, 2001)]
     mark = read_on(since, Position("a", 2001, 2001), rows)
     assert mark is not None
     assert mark.late == tuple(range(2001 - MARK_LATE_MAX, 2001))
+    assert mark.rows == MARK_LATE_MAX
     text = str(Position("a", 2001, 2001, (), mark))
     assert str(Position.parse(text)) == text
     with pytest.raises(ValueError, match="is not a position"):
@@ -135,3 +161,25 @@ def test_a_mark_whose_rows_are_forgotten_is_accepted() -> None:
     assert agrees(position, ([8, 9], [2, 3], [7, 7], 8, 1))
     assert not agrees(position, ([8, 9], [2, 3], [7, 7], None, None))
     assert not agrees(position, ([6, 8, 9], [2, 3, 4], [7, 7, 7], 8, 1))
+
+
+def test_the_rows_of_a_mark_are_bounded() -> None:
+    """However much a read brings, and however often a mark is extended."""
+    since, seq = Position("a", 5, 5), 0
+    for round in range(5):
+        # The first read brings new transactions, later ones only those that were running.
+        xmax = 5 + 300 if round == 0 else since.xmax
+        running = tuple(range(6 + round, 11))
+        position = Position("a", min(running), xmax, running)
+        new = [xid for xid in range(5, xmax) if position.contains(xid) and not since.contains(xid)]
+        rows = [Stamp(xid, seq := seq + 1, 7) for xid in new for _ in range(2_000 // len(new))]
+        mark = read_on(since, position, rows)
+        assert mark is not None
+        assert 0 < mark.rows <= MARK_COVERED_MAX
+        assert len(str(mark)) < 1_000
+        since = Position("a", position.xmin, xmax, running, mark)
+
+
+def test_a_mark_of_a_client_asks_for_no_more_rows() -> None:
+    position = Position.parse("a-900:900:~0.0.50000.000000000000")
+    assert to_check(position)["rows"] <= MARK_COVERED_MAX
