@@ -64,7 +64,8 @@ STEPS: tuple[tuple[Any, str], ...] = (
     (FeedView, "seen"), (Feeds, "frame"), (Feeds, "flushed"), (Gathering, "take"),
     (TopicView, "frame"), (Topics, "_late"), (Watches, "touched"), (Views, "touched"),
     (Question, "of_need"), (ImageDecoder, "__call__"), (Lives, "make_live"), (Lives, "welcome"),
-    (Lives, "reshape"), (Groups, "_hand_out"), (Groups, "_learn"), (Progress, "advance"),
+    (Lives, "reshape"), (Lives, "leapt"), (Groups, "leapt"), (Feeds, "fell_behind"),
+    (Groups, "_hand_out"), (Groups, "_learn"), (Progress, "advance"),
     (Openings, "start"), (flush_module, "hide"), (flush_module, "fan_out"),
 )  # fmt: skip
 
@@ -378,6 +379,17 @@ def database(request: pytest.FixtureRequest) -> Iterator[str]:
         yield url
 
 
+async def create_tables(connection: Connection) -> None:
+    await run(
+        connection,
+        "create table orders (id int primary key, region int, amount int, note text)",
+        "insert into orders select i, i % 3, i % 9, 'n' || i from generate_series(1, 20) i",
+        "create table calm (id int primary key, n int)",
+        "insert into calm select i, 0 from generate_series(1, 25) i",
+    )
+    await enable(connection, "orders", "calm")
+
+
 def random_write(chance: random.Random) -> str:
     key, region, amount = chance.randint(1, 25), chance.randint(0, 2), chance.randint(0, 9)
     note = chance.choice(["null", "'a'", "'1 b'", "'2'", "'é'"])
@@ -405,14 +417,7 @@ async def test_every_client_equals_the_database_after_faults_at_every_step(
     monkeypatch.setattr(limits, "RECONNECT_SECONDS", (0.01, 0.05))
     monkeypatch.setattr(group_module, "_RETRY_FIRST", 0.01)
     async with await connect(database, purpose="test") as connection:
-        await run(
-            connection,
-            "create table orders (id int primary key, region int, amount int, note text)",
-            "insert into orders select i, i % 3, i % 9, 'n' || i from generate_series(1, 20) i",
-            "create table calm (id int primary key, n int)",
-            "insert into calm select i, 0 from generate_series(1, 25) i",
-        )
-        await enable(connection, "orders", "calm")
+        await create_tables(connection)
         faults.install(monkeypatch)
         async with Hub(database) as hub:
             stage = Stage(hub, connection, faults)

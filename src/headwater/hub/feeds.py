@@ -19,7 +19,7 @@ from headwater import limits
 from headwater.errors import Forbidden, HeadwaterError, InvalidQuery
 from headwater.hub.catch_up import FeedSubscription
 from headwater.hub.costs import Cost
-from headwater.hub.subscriber import Access, Subscriber
+from headwater.hub.subscriber import Access, Subscriber, not_taken
 from headwater.hub.tables import KnownTable
 from headwater.hub.visibility import feed_rights
 from headwater.live.feed import FeedFilter
@@ -277,6 +277,11 @@ class Feeds:
             if tables is None or any(map(view.wants, tables)):
                 for subscription in list(view.subscribers):
                     subscription.fell_behind(since)
+
+    def end_all(self) -> None:
+        """Nothing is known of how far they are: clients continue from where they were told."""
+        for view in list(self._views.values()):
+            self.fail(view, not_taken())
 
     def gap(self) -> None:
         """What happens until the next flush cannot be told."""

@@ -268,21 +268,20 @@ class Groups:
     def flushed(self, transactions: Sequence[Transaction]) -> None:
         """What is new in the flush that has begun: say whom it may concern."""
         changes = [change for each in transactions for change in each.changes]
-        # Also without groups: what a refused query read may be captured now.
-        self._altered(changes)
-        if not changes or not self._groups:
+        if not changes:
             return
         flush = self._hub.begun
-        self._meanwhile.add(flush, changes, since=self._executions.oldest)
         self._flushing = True
         try:
+            # Also without groups: what a refused query read may be captured now.
             self._altered(changes)
-            for group in self._watches.touched(changes):
-                self._touch(group, flush)
+            if self._groups:
+                self._meanwhile.add(flush, changes, since=self._executions.oldest)
+                for group in self._watches.touched(changes):
+                    self._touch(group, flush)
         except Exception:
             logger.exception("whom changes concern is not known: every query is executed again")
-            for group in self:
-                self._touch(group, flush)
+            self._touch_every(flush)
         finally:
             self._flushing = False
 
@@ -293,10 +292,9 @@ class Groups:
             return
         now = datetime.now(UTC)
         changes = tuple(
-            Change(0, 0, now, table, "truncate") for table in tables if not is_signals(table)
+            Change(0, 0, now, table, "reset") for table in tables if not is_signals(table)
         )
-        if changes and self._hub.position is not None:
-            self.flushed([Transaction(0, changes, self._hub.position)])
+        self.flushed([Transaction(0, changes, self._hub.progress.position)])
 
     def _wake(self) -> None:
         """Something could be started: by the next flush, unless this one is about to."""
@@ -312,8 +310,8 @@ class Groups:
             or self._shapes.get(change.table.oid, change.table.id) != change.table.id
         }
         if altered:
-            self._shapes.update(altered)  # once is enough, whoever reads them now
             self._touch_all(self.analyst.forget(altered))
+            self._shapes.update(altered)  # once is enough, whoever reads them now
 
     def _touch(self, group: Group, flush: int, reason: Reason = "change") -> None:
         group.touched_at = flush
@@ -324,8 +322,13 @@ class Groups:
 
     def read_all_again(self) -> None:
         """The log could not be followed: nothing is known to hold."""
+        self._touch_every(self._hub.begun + 1)
+
+    def _touch_every(self, flush: int) -> None:
+        """Every query is executed again, and its statements are analysed again."""
+        self.analyst.forget_all()
         for group in self:
-            self._touch(group, self._hub.begun + 1)
+            self._touch(group, flush)
 
     def forget_positions(self) -> None:
         """The server restarted, and may give transaction ids out again."""

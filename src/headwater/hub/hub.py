@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -227,16 +228,29 @@ class Hub:
 
     def leap(self, position: Position, tables: Collection[Table] | None) -> None:
         """More is new than a flush takes, of these tables (None for any). What rests on them is
-        read as of this position instead, or in the log; all else holds as it is."""
+        read as of this position instead, or in the log; all else holds as it is.
+
+        A part that fails takes it that anything may have changed. The hub has leapt only when every
+        part knows: what fails even then is passed over again by the next flush."""
         since = self.progress.position
-        self.topics.fell_behind(tables)
+        for leapt, fallback in (
+            (partial(self.topics.fell_behind, tables), self.topics.gap),
+            (partial(self.lives.leapt, tables), self.lives.reopen_all),
+            (partial(self.groups.leapt, tables), self.groups.read_all_again),
+            (partial(self.feeds.fell_behind, since, tables), self.feeds.end_all),
+            (
+                partial(self.change_events.fell_behind, since, position, tables),
+                self.change_events.gap,
+            ),
+        ):
+            try:
+                leapt()
+            except Exception:
+                logger.exception("a backlog was not dealt with: everything is read again")
+                fallback()
         self.position, self.position_text = position, str(position)
         self.advanced = self.begun
         self.progress.leap(position)
-        self.lives.leapt(tables)
-        self.groups.leapt(tables)
-        self.feeds.fell_behind(since, tables)
-        self.change_events.fell_behind(since, position, tables)
 
     def unavailable(self) -> Unavailable:
         return Unavailable(

@@ -258,25 +258,33 @@ class Lives:
 
     def read_all_again(self, views: Iterable[LiveView] | None = None) -> None:
         """All of them, or these: they may not have been sent what became of them."""
-        for view in list(self if views is None else views):
+        self._for_all(list(self if views is None else views), self.read_again)
+
+    def reopen_all(self) -> None:
+        """Any table may have changed, its columns too."""
+        self._for_all(list(self), self.reopen)
+
+    def _for_all(
+        self, views: Iterable[LiveView], act: Callable[[LiveView, ResetReason], None]
+    ) -> None:
+        for view in views:
             try:
-                self.read_again(view, "resync")
+                act(view, "resync")
             except Exception as error:
                 logger.exception("view %d cannot be read again", view.id)
                 self.fail_all(view, _fault(view, error))
 
     def leapt(self, tables: Iterable[Table] | None) -> None:
         """Changes of these tables, or of any, were passed over."""
-        resting: dict[LiveView, None] | None = None
-        if tables is not None:
-            resting = {}
-            for mark in (mark for table in tables for mark in _marks(table)):
-                for views in self._shapes.get(mark, {}).values():
-                    resting.update(dict.fromkeys(views))
-        try:
-            self.reshape(tables or ())
-        finally:
-            self.read_all_again(resting)
+        if tables is None:
+            self.reopen_all()
+            return
+        resting: dict[LiveView, None] = {}
+        for mark in (mark for table in tables for mark in _marks(table)):
+            for views in self._shapes.get(mark, {}).values():
+                resting.update(dict.fromkeys(views))
+        self.reshape(tables)
+        self.read_all_again(resting)
 
     def forget_positions(self) -> None:
         """The server restarted, and may give transaction ids out again: a position from before
@@ -331,16 +339,16 @@ class Lives:
                         if view.live or any(opening.started for opening in view.openings):
                             self.reopen(view)
 
-    def reopen(self, view: LiveView) -> None:
+    def reopen(self, view: LiveView, reason: ResetReason = "table") -> None:
         """Its table changed: everyone asks again, by the name they asked for."""
         self._abandon_openings(view)
         subscriptions = [*view.subscribers, *view.waiting]
         for subscription in subscriptions:
             view.detach(subscription)
-            subscription.expect("table")
+            subscription.expect(reason)
         self._remove(view)
         if subscriptions:
-            self._hub.metrics.resyncs.labels("table").inc()
+            self._hub.metrics.resyncs.labels(reason).inc()
             self._hub.spawn(self._rejoin(view, subscriptions))
 
     async def _rejoin(self, left: LiveView, subscriptions: list[LiveSubscription]) -> None:

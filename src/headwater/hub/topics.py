@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -223,9 +223,11 @@ class Topics:
         return handout
 
     def _notice_altered(self, tables: Iterable[Table]) -> None:
-        met = {table.oid: table.id for table in tables}
+        shapes: dict[int, set[int]] = {}
+        for table in tables:
+            shapes.setdefault(table.oid, set()).add(table.id)
         for name, known in self._known.items():
-            if met.get(known.table.oid, known.table.id) != known.table.id:
+            if shapes.get(known.table.oid, set()) - {known.table.id}:
                 self._stale.add(name)
 
     async def _read(self, connection: Connection, handout: Handout) -> None:
@@ -429,9 +431,13 @@ class Topics:
 
     # -------------------------------------------------------------------- what goes wrong
 
-    def fell_behind(self, tables: Iterable[Table] | None) -> None:
+    def fell_behind(self, tables: Collection[Table] | None) -> None:
         """The hub passes over changes of these tables, or of any: they are read in the log."""
         since = self.place
+        if tables is None:
+            self._stale.update(self._known)
+        else:
+            self._notice_altered(tables)
         for view in self._resting_on(tables):
             view.pending = view.safe = None
             view.sent.clear()  # what each is sent from here on, it reads from the log

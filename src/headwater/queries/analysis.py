@@ -180,6 +180,11 @@ class Analyst:
             ]
         )
 
+    def forget_all(self) -> None:
+        """Any table may have been altered."""
+        self._epoch += 1
+        self._kept.clear()
+
     def forget_statements(self, statements: frozenset[Statement]) -> None:
         """Have these analysed again."""
         self._epoch += 1
