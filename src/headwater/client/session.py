@@ -164,13 +164,15 @@ class Session:
 
     def subscribe(self, state: State, *, resume: bool = True) -> Subscribe:
         """What to send to have it begin, or go on, under a new id."""
+        return self._subscribe(state, self.seen, resume=resume)
+
+    def _subscribe(self, state: State, seen: str | None, *, resume: bool) -> Subscribe:
         self._by_wire_id.pop(state.wire_id, None)
         self._number += 1
         wire_id = str(self._number)
         self._by_wire_id[wire_id] = state
         if isinstance(state, ChannelState):
             return state.subscribe(wire_id)
-        seen = self.seen
         if isinstance(state, FeedState | TopicState):
             message = state.subscribe(wire_id)
         else:
@@ -203,6 +205,7 @@ class Session:
         """What follows from a new connection: everything is asked for from where it is."""
         self._by_wire_id = {}
         resumed, events = set[int](), list[Event]()
+        seen = self.seen  # once: it takes a look at every subscription
         for state in self:
             if isinstance(state, FeedState) and state.is_lost:
                 events.append(Failed(state, _lost_feed()))
@@ -211,7 +214,7 @@ class Session:
             # get what the other missed a second time.
             first = state.view is None or state.view not in resumed
             resumed |= {state.view} if state.view is not None else set()
-            events.append(Send(self.subscribe(state, resume=first)))
+            events.append(Send(self._subscribe(state, seen, resume=first)))
         return events
 
     def receive(self, message: ServerMessage) -> list[Event]:

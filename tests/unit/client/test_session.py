@@ -24,7 +24,7 @@ from headwater.client.session import (
     State,
 )
 from headwater.errors import Diverged, Forbidden, ResyncRequired
-from headwater.model import Enter, Leave, Match, Unmatch, Update
+from headwater.model import Enter, Leave, Match, Position, Unmatch, Update
 from headwater.model import Reset as ResetDelta
 from headwater.protocol import (
     Changes,
@@ -122,6 +122,23 @@ def test_frames_are_for_all_on_the_view_and_nobody_else() -> None:
     told.tell(Subscribed("3", 6), snapshot(6, 10))
     told.tell(deltas(5, 11, enter(2, 1)), deltas(9, 11, enter(3, 0)))
     assert (ids(first), ids(second), ids(other)) == ([1, 2], [1, 2], [])
+
+
+def test_a_reconnect_looks_at_every_position_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = [LiveState(ORDERS) for _ in range(20)]
+    told = Told(*states)
+    for number in range(1, 21):
+        told.tell(Subscribed(str(number), number), snapshot(number, 100 + number, 1))
+    parsed, parse = list[str](), Position.parse
+
+    def counting(text: str) -> Position:
+        parsed.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(Position, "parse", counting)
+    asked = told.connect()
+    assert [each.after for each in asked] == [*[position(120)] * 19, None]
+    assert len(parsed) == 20
 
 
 def test_a_result_in_parts() -> None:
