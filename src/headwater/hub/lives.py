@@ -31,7 +31,7 @@ from headwater.hub.openings import Openings, slow_query
 from headwater.hub.questions import Scope
 from headwater.hub.recent import Recents
 from headwater.hub.subscriber import Access, Subscriber
-from headwater.hub.tables import KnownTable
+from headwater.hub.tables import KnownTable, TableIdentity, identities
 from headwater.hub.visibility import guarded, scope_of
 from headwater.live.comparison import difference
 from headwater.live.filter import EVERYTHING
@@ -65,7 +65,7 @@ class Lives:
         self._rechecks: dict[LiveView, None] = {}
         self._lingering: dict[LiveView, float] = {}
         self._shown: dict[LiveView, None] = {}
-        self._shapes: dict[_TableMark, dict[int, set[LiveView]]] = {}
+        self._shapes: dict[TableIdentity, dict[int, set[LiveView]]] = {}
 
     def __iter__(self) -> Iterator[LiveView]:
         return iter(list(self.views))
@@ -166,8 +166,8 @@ class Lives:
                 hint="Share them: the same query by many users is one.",
             )
         view.wish, view.known = wish, known
-        for mark in _marks(known.table):
-            self._shapes.setdefault(mark, {}).setdefault(known.table.id, set()).add(view)
+        for identity in identities(known.table):
+            self._shapes.setdefault(identity, {}).setdefault(known.table.id, set()).add(view)
         self._hub.metrics.views.set(len(self.views))
         return view
 
@@ -227,13 +227,13 @@ class Lives:
         view.live, view.removed = False, True
         self.views.remove(view)
         shape = view.known.table.id
-        for mark in _marks(view.known.table):
-            shapes = self._shapes[mark]
+        for identity in identities(view.known.table):
+            shapes = self._shapes[identity]
             shapes[shape].discard(view)
             if not shapes[shape]:
                 del shapes[shape]
             if not shapes:
-                del self._shapes[mark]
+                del self._shapes[identity]
         self._hub.metrics.views.set(len(self.views))
 
     # -------------------------------------------------------------------- reading anew
@@ -280,8 +280,8 @@ class Lives:
             self.reopen_all()
             return
         resting: dict[LiveView, None] = {}
-        for mark in (mark for table in tables for mark in _marks(table)):
-            for views in self._shapes.get(mark, {}).values():
+        for identity in (each for table in tables for each in identities(table)):
+            for views in self._shapes.get(identity, {}).values():
                 resting.update(dict.fromkeys(views))
         self.reshape(tables)
         self.read_all_again(resting)
@@ -329,8 +329,8 @@ class Lives:
         """Tables as changes show them. Views that know another shape of one, or another table of
         its name, are opened anew."""
         for table in tables:
-            for mark in _marks(table):
-                shapes = self._shapes.get(mark)
+            for identity in identities(table):
+                shapes = self._shapes.get(identity)
                 if shapes is None or shapes.keys() == {table.id}:
                     continue
                 for shape, views in list(shapes.items()):
@@ -591,14 +591,6 @@ def _fault(view: LiveView, error: Exception) -> HeadwaterError:
         code="internal",
         hint="It is tried again by itself, and succeeds once what caused it is gone.",
     )
-
-
-_TableMark: TypeAlias = int | tuple[str, str]
-
-
-def _marks(table: Table) -> tuple[_TableMark, ...]:
-    """What a change may know a view's table by: another table may have taken its name."""
-    return table.oid, (table.schema, table.name)
 
 
 _NO_RIGHT = psycopg.errors.InsufficientPrivilege

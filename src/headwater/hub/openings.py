@@ -20,7 +20,7 @@ from headwater import limits
 from headwater.database import Connection, connect
 from headwater.errors import DatabaseError, HeadwaterError, LimitExceeded
 from headwater.hub.live import LiveSubscription, Opening
-from headwater.hub.questions import Question, ask
+from headwater.hub.questions import Question, ask, rewritten
 from headwater.hub.tables import FORMATS
 from headwater.live.query import BoundQuery
 from headwater.model import Delta, Match, Position
@@ -224,12 +224,12 @@ class Openings:
         """Rows that a table was rewritten with are not in a snapshot from before: such a result
         was empty, and is read again. Having been read from, the table stays as it is until we
         commit."""
-        cursor = await connection.execute(_REWRITTEN, (opening.view.known.table.oid,))
-        row = await cursor.fetchone()
-        if row is None or row[0] is None:
+        oid = opening.view.known.table.oid
+        found = await rewritten(connection, [oid])
+        if oid not in found:
             self._failed(opening, psycopg.errors.UndefinedTable("the table was dropped"))
             return False
-        if row[0]:
+        if found[oid]:
             self._put_back([opening])
             return False
         return True
@@ -259,13 +259,6 @@ class Openings:
                 subscription.hand(frames[reason], whole=False)
         if more:
             await asyncio.gather(*map(_room, opening.told))
-
-
-# The function sees the catalog as it is, the query as it was in the snapshot.
-_REWRITTEN = """
-    select bool_or(coalesce(pg_relation_filenode(c.oid), 0) <> c.relfilenode)
-    from headwater.members_of(%s) m join pg_class c on c.oid = m
-"""
 
 
 async def _room(subscription: LiveSubscription) -> None:

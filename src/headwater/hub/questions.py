@@ -9,7 +9,7 @@ one by one, and each has its own answer or error.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -118,24 +118,29 @@ async def ask_in_flush(connection: Connection, questions: Sequence[Question]) ->
     """The same within the bounds of a flush. Rows that a table was rewritten with are not in a
     snapshot from before, so what such a table answered counts as an error."""
     answers = await ask(connection, questions, seconds=limits.FLUSH_QUESTIONS_SECONDS)
-    asked = list({question.known.table.oid for question in questions})
-    cursor = await connection.execute(_REWRITTEN, (asked,))
-    rewritten = {oid for (oid,) in await cursor.fetchall()}
-    if not rewritten:
+    found = await rewritten(connection, {question.known.table.oid for question in questions})
+    if not any(found.values()):
         return answers
     error = psycopg.errors.SerializationFailure("the table was rewritten meanwhile")
     return [
-        error if question.known.table.oid in rewritten else answer
+        error if found.get(question.known.table.oid) else answer
         for question, answer in zip(questions, answers, strict=True)
     ]
 
 
+async def rewritten(connection: Connection, oids: Iterable[int]) -> dict[int, bool]:
+    """Whether each of the tables was rewritten after the snapshot. One that was dropped is left
+    out."""
+    cursor = await connection.execute(_REWRITTEN, (list(oids),))
+    return dict(await cursor.fetchall())
+
+
 # The function sees the catalog as it is, the query as it was in the snapshot.
 _REWRITTEN = """
-    select distinct asked.oid::bigint
+    select asked.oid::bigint, bool_or(coalesce(pg_relation_filenode(c.oid), 0) <> c.relfilenode)
     from unnest(%s::oid[]) asked (oid), headwater.members_of(asked.oid) m
     join pg_class c on c.oid = m
-    where coalesce(pg_relation_filenode(c.oid), 0) <> c.relfilenode
+    group by asked.oid
 """
 
 

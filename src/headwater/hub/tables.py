@@ -65,6 +65,14 @@ _NAMES = frozenset(
 )  # fmt: skip
 
 
+TableIdentity: TypeAlias = int | tuple[str, str]
+
+
+def identities(table: Table) -> tuple[TableIdentity, ...]:
+    """What a change may know a table by: another table may have taken its name."""
+    return table.oid, (table.schema, table.name)
+
+
 _Values: TypeAlias = Sequence[Any] | Mapping[str, Any] | None
 
 

@@ -21,7 +21,7 @@ from headwater import limits
 from headwater.database import Connection
 from headwater.errors import CaptureError, Forbidden, HeadwaterError
 from headwater.hub.subscriber import Access, Subscriber, not_taken
-from headwater.hub.tables import KnownTable
+from headwater.hub.tables import KnownTable, TableIdentity, identities
 from headwater.hub.topic import Gathering, News, Place, TopicView, upsert
 from headwater.hub.topic_rows import Found, KeyReader, fetch
 from headwater.hub.topic_subscription import TopicSubscription
@@ -450,15 +450,13 @@ class Topics:
     def _resting_on(self, tables: Iterable[Table] | None) -> Iterable[TopicView]:
         if tables is None or any(map(is_signals, tables)):
             return list(self)
-        marks = {mark for table in tables for mark in (table.oid, (table.schema, table.name))}
-        return [view for view in self if not marks.isdisjoint(self._marks(view.definition))]
+        changed = {identity for table in tables for identity in identities(table)}
+        return [view for view in self if not changed.isdisjoint(self._identities(view.definition))]
 
-    def _marks(self, definition: TopicDefinition) -> set[int | tuple[str, str]]:
-        """What the table whose changes are a topic's own may be known by."""
+    def _identities(self, definition: TopicDefinition) -> tuple[TableIdentity, ...]:
+        """Of the table whose changes are a topic's own."""
         known = None if definition.table is None else self._known.get(definition.table)
-        if known is None:
-            return set()
-        return {known.table.oid, (known.table.schema, known.table.name)}
+        return () if known is None else identities(known.table)
 
     def restarted(self) -> None:
         """The server began anew: a position that was not on disk may mean something else now."""
