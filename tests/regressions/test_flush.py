@@ -19,6 +19,7 @@ from headwater.hub.lives import Lives
 from headwater.identity import ANONYMOUS
 from headwater.live import filter_compile, kinds, layout, order
 from headwater.live.window import Window
+from headwater.log import pace
 from headwater.log import read as read_module
 from headwater.protocol import Frame
 from headwater.queries.context import Context
@@ -367,6 +368,22 @@ async def test_a_fault_in_a_backlog_loses_it_for_no_other_part(
         async with asyncio.timeout(30):
             while called != list(range(10, 201)):  # noqa: ASYNC110 - handlers have no event
                 await asyncio.sleep(0.01)
+
+
+async def test_queries_are_executed_after_a_backlog_though_nothing_else_is_written(
+    url: str, two: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_module, "LOG_PAGE_CHANGES", 50)
+    query = Query("of_calm", of_calm)
+    async with Hub(url) as hub:
+        value = Recorder()
+        await hub.groups.subscribe(query, query.bind({}), ANONYMOUS, value)
+        await settle(hub)
+        monkeypatch.setattr(pace, "SAFETY_POLL_SECONDS", 3600.0)
+        await hub.next_flush()
+        await run(two, "insert into calm select i, i from generate_series(10, 200) i")
+        true = await answer(two, "select * from calm order by id")
+        await value.until(lambda: value.value == true)
 
 
 @pytest.mark.parametrize("is_async", [False, True])

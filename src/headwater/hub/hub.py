@@ -236,6 +236,7 @@ class Hub:
             partial(self.feeds.fell_behind, since, tables),
             partial(self.change_events.fell_behind, since, position, tables),
         )
+        self.wake()  # what is to be read now waits for the snapshot of a flush
 
     def unavailable(self) -> Unavailable:
         return Unavailable(
