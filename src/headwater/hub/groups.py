@@ -268,15 +268,14 @@ class Groups:
     def flushed(self, transactions: Sequence[Transaction]) -> None:
         """What is new in the flush that has begun: say whom it may concern."""
         changes = [change for each in transactions for change in each.changes]
-        # Also without groups: what a refused query read may be captured now.
-        self._altered(changes)
-        if not changes or not self._groups:
-            return
         flush = self._hub.begun
-        self._meanwhile.add(flush, changes, since=self._executions.oldest)
         self._flushing = True
         try:
+            # Also without groups: what a refused query read may be captured now.
             self._altered(changes)
+            if not changes or not self._groups:
+                return
+            self._meanwhile.add(flush, changes, since=self._executions.oldest)
             for group in self._watches.touched(changes):
                 self._touch(group, flush)
         except Exception:
