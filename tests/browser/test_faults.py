@@ -49,13 +49,13 @@ async def test_each_mutation_happens_once(
             await page.goto(f"{proxy.url}/healthz")
             options = {"source": source, "transport": transport, "name": name, "tabs": tabs}
             await page.evaluate(WORK, options)
-        await storm(proxy, gateways, connection, list(pages), faults=FEWER)
+        happened = await storm(proxy, gateways, connection, list(pages), faults=FEWER)
         for page in pages.values():
             await page.evaluate("window.isOver = true")
         reports: list[dict[str, Any]] = await asyncio.gather(
             *(page.evaluate("window.report") for page in pages.values())
         )
-    await judge(connection, reports)
+    await judge(connection, reports, happened)
     assert [each for each in complaints if not each.startswith(EXPECTED)] == []
 
 

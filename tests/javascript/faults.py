@@ -1,9 +1,10 @@
 """Random faults between a JavaScript client and two gateways, and the judge of what it then says.
 
 A storm is a number of faults from a seed: connections that are cut at any moment of a request, that
-fall silent or are slow, gateways that are killed or take each other's place. The judge is the
-database: each mutation happened once, whatever was repeated on the way, and its caller has its
-result; every subscription ends equal to its tables, and none has ever gone back.
+fall silent or are slow, gateways that are killed or take each other's place. Each kind comes at
+least once, however few faults a storm has. The judge is the database: each mutation happened once,
+whatever was repeated on the way, and its caller has its result; every subscription ends equal to its
+tables, and none has ever gone back.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from urllib.parse import urlsplit
 from headwater.database import Connection
 from headwater.testing.served import Served, serving
 from tests.generated import first_seed, size
-from tests.javascript.proxy import HOWS, MOMENTS, FaultProxy, proxying
+from tests.javascript.proxy import HOWS, MOMENTS, FaultProxy, How, Moment, proxying
 
 FAULTS = size("faults", 16, large=40)
 """How many a storm has."""
@@ -122,6 +123,11 @@ async def staged(
         await gateways.stop()
 
 
+KINDS = ("call", "cut", "silence", "delay", "switch", "kill")
+"""A connection is cut at a moment of a mutation; some connections are cut; all are silent in one
+direction; all are slow; new ones go to the other gateway; the present gateway is killed."""
+
+
 async def storm(
     proxy: FaultProxy,
     gateways: Gateways,
@@ -129,28 +135,60 @@ async def storm(
     clients: Sequence[str],
     seed: int = SEED,
     faults: int = FAULTS,
-) -> None:
-    """Faults in random order, for the clients of these names: first every kind of cut at every
-    moment of a mutation, then any. Each waits until all have got on after the one before."""
+) -> Counter[str]:
+    """Faults for the clients of these names; how many of each kind. Each waits until all have got
+    on after the one before."""
     chance = random.Random(seed)
-    cuts = [(moment, how) for moment in MOMENTS for how in HOWS]
-    chance.shuffle(cuts)
-    killed = set[asyncio.Task[None]]()
-    for number in range(faults):
+    calls = _calls(chance)
+    happened = Counter[str]()
+    restarts = set[asyncio.Task[None]]()
+    for kind in _plan(chance, faults):
         before = await _executed(connection)
-        if number % 20 == 5:
-            killed.add(asyncio.create_task(gateways.kill(proxy.present)))
-            proxy.present = 1 - proxy.present
-        elif cuts:
-            cut = cuts.pop()
-            for name in clients:
-                proxy.arm(f'"{name}.'.encode(), *cut)
-        else:
-            _happen(proxy, chance)
+        if kind in ("switch", "kill"):
+            await asyncio.gather(*restarts)  # One of the two has to be there.
+            present, proxy.present = proxy.present, 1 - proxy.present
+        match kind:
+            case "call":
+                moment, how = next(calls)
+                for name in clients:
+                    proxy.arm(f'"{name}.'.encode(), moment, how)
+            case "cut":
+                proxy.cut(chance.choice(("fin", "rst")), chance, 0.7)
+            case "silence":
+                proxy.swallow(chance.choice(("up", "down")))
+            case "delay":
+                proxy.delay = (0.0, chance.choice((0.02, 0.1)))
+            case "switch":
+                proxy.cut(chance.choice(("fin", "rst")))
+            case "kill":
+                restarts.add(asyncio.create_task(gateways.kill(present)))
         await _all_get_on(connection, clients, before)
+        assert proxy.armed == [], "an armed fault did not happen"
+        happened[kind] += 1
         await asyncio.sleep(chance.uniform(0, 0.1))
+        if kind != "delay":  # The fault after it meets slow connections.
+            proxy.heal()
     proxy.heal()
-    await asyncio.gather(*killed)
+    await asyncio.gather(*restarts)
+    print(f"seed {seed}: {faults} faults, {dict(happened)}")
+    return happened
+
+
+def _plan(chance: random.Random, faults: int) -> list[str]:
+    """Kinds of faults: first each once, then calls until each cut at each moment has been, then
+    any."""
+    first = chance.sample(KINDS, len(KINDS))
+    calls = ["call"] * (len(MOMENTS) * len(HOWS) - 1)
+    weights = [2 if kind == "call" else 0.5 if kind == "kill" else 1 for kind in KINDS]
+    return (first + calls + chance.choices(KINDS, weights, k=faults))[:faults]
+
+
+def _calls(chance: random.Random) -> Iterator[tuple[Moment, How]]:
+    """Cuts at moments of a mutation: first each once."""
+    cuts = [(moment, how) for moment in MOMENTS for how in HOWS]
+    yield from chance.sample(cuts, len(cuts))
+    while True:
+        yield chance.choice(cuts)
 
 
 async def _all_get_on(
@@ -168,34 +206,25 @@ async def _all_get_on(
         raise AssertionError(f"a client does not get on: {before}, then {now}") from None
 
 
-def _happen(proxy: FaultProxy, chance: random.Random) -> None:
-    match chance.randrange(6):
-        case 0:
-            proxy.cut(chance.choice(HOWS), chance, 0.7)
-        case 1:
-            proxy.swallow(chance.choice(("up", "down")))
-        case 2:
-            proxy.delay = (0.0, chance.choice((0.0, 0.02, 0.1)))
-        case 3:
-            proxy.present = 1 - proxy.present
-            proxy.cut(chance.choice(("fin", "rst")))
-        case _:
-            proxy.arm(b"business", chance.choice(MOMENTS), chance.choice(HOWS))
-
-
 async def _executed(connection: Connection) -> dict[str, int]:
     sql = "select split_part(business, '.', 1), count(*) from executed group by 1"
     return dict(await _rows(connection, sql))
 
 
-async def judge(connection: Connection, reports: list[dict[str, Any]]) -> None:
-    """What clients say happened, against the database."""
+async def judge(
+    connection: Connection, reports: list[dict[str, Any]], happened: Counter[str]
+) -> None:
+    """What clients say happened, against the database; every kind of fault did."""
+    assert set(happened) == set(KINDS)
     cursor = await connection.execute("select business, n from executed order by n")
     executed = await cursor.fetchall()
     twice = [name for name, count in Counter(name for name, _ in executed).items() if count > 1]
     assert twice == [], "executed more than once"
     got = {business: value for report in reports for business, value, _ in report["results"]}
     assert got == dict(executed), "each caller has its own result"
+    print(
+        f"{len(executed)} mutations, each once; {[each['reconnects'] for each in reports]} reconnects"
+    )
     newest = [
         {"id": id, "business": business, "n": n}
         for id, business, n in await _rows(

@@ -22,9 +22,9 @@ EXIT_SECONDS = 20
 async def test_each_mutation_happens_once(url: str, connection: Connection, tmp_path: Path) -> None:
     async with staged(url, connection, tmp_path) as (gateways, proxy):
         clients = {name: await begin(proxy.url, name) for name in ("ws", "sse")}
-        await storm(proxy, gateways, connection, list(clients))
+        happened = await storm(proxy, gateways, connection, list(clients))
         reports = [await end(client) for client in clients.values()]
-    await judge(connection, reports)
+    await judge(connection, reports, happened)
 
 
 async def begin(url: str, transport: str) -> asyncio.subprocess.Process:
