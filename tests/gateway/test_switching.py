@@ -161,7 +161,9 @@ class Writer:
 class Two:
     """Two gateways over one database, each behind links that can be held and cut."""
 
-    def __init__(self, cutters: list[Cutter], holders: list[Holder]) -> None:
+    def __init__(self, urls: list[str], cutters: list[Cutter], holders: list[Holder]) -> None:
+        self.urls = urls
+        """Of the gateways themselves."""
         self.cutters = cutters
         self.holders = holders
 
@@ -189,17 +191,18 @@ def _reconnects(clients: list[Client]) -> int:
 
 
 @asynccontextmanager
-async def two_gateways(url: str, folder: Path) -> AsyncIterator[Two]:
+async def two_gateways(url: str, folder: Path, program: str = "counting:hw") -> AsyncIterator[Two]:
     async with AsyncExitStack() as stack:
-        cutters, holders = list[Cutter](), list[Holder]()
+        urls, cutters, holders = list[str](), list[Cutter](), list[Holder]()
         for _ in range(2):
             holder = await stack.enter_async_context(holding(url))
             gateway = await asyncio.to_thread(
-                stack.enter_context, serving(holder.url, folder, program="counting:hw", **SETTINGS)
+                stack.enter_context, serving(holder.url, folder, program=program, **SETTINGS)
             )
+            urls.append(gateway.url)
             holders.append(holder)
             cutters.append(await stack.enter_async_context(cutting(gateway.url)))
-        yield Two(cutters, holders)
+        yield Two(urls, cutters, holders)
         for holder in holders:
             holder.release()
 
