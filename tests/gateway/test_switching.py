@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -196,15 +196,20 @@ async def two_gateways(url: str, folder: Path, program: str = "counting:hw") -> 
         urls, cutters, holders = list[str](), list[Cutter](), list[Holder]()
         for _ in range(2):
             holder = await stack.enter_async_context(holding(url))
+            # In a thread, also its end: a gateway reaches its database through this event loop.
+            running = ExitStack()
+            stack.push_async_callback(asyncio.to_thread, running.close)
             gateway = await asyncio.to_thread(
-                stack.enter_context, serving(holder.url, folder, program=program, **SETTINGS)
+                running.enter_context, serving(holder.url, folder, program=program, **SETTINGS)
             )
             urls.append(gateway.url)
             holders.append(holder)
             cutters.append(await stack.enter_async_context(cutting(gateway.url)))
-        yield Two(urls, cutters, holders)
-        for holder in holders:
-            holder.release()
+        try:
+            yield Two(urls, cutters, holders)
+        finally:
+            for holder in holders:
+                holder.release()
 
 
 def patient() -> Backoff:
