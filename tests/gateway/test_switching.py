@@ -193,18 +193,17 @@ def _reconnects(clients: list[Client]) -> int:
 @asynccontextmanager
 async def two_gateways(url: str, folder: Path, program: str = "counting:hw") -> AsyncIterator[Two]:
     async with AsyncExitStack() as stack:
-        urls, cutters, holders = list[str](), list[Cutter](), list[Holder]()
-        for _ in range(2):
-            holder = await stack.enter_async_context(holding(url))
+        holders = [await stack.enter_async_context(holding(url)) for _ in range(2)]
+
+        async def serve(holder: Holder) -> str:
             # In a thread, also its end: a gateway reaches its database through this event loop.
             running = ExitStack()
             stack.push_async_callback(asyncio.to_thread, running.close)
-            gateway = await asyncio.to_thread(
-                running.enter_context, serving(holder.url, folder, program=program, **SETTINGS)
-            )
-            urls.append(gateway.url)
-            holders.append(holder)
-            cutters.append(await stack.enter_async_context(cutting(gateway.url)))
+            gateway = serving(holder.url, folder, program=program, **SETTINGS)
+            return (await asyncio.to_thread(running.enter_context, gateway)).url
+
+        urls = await asyncio.gather(*map(serve, holders))
+        cutters = [await stack.enter_async_context(cutting(each)) for each in urls]
         try:
             yield Two(urls, cutters, holders)
         finally:

@@ -77,8 +77,8 @@ class Gateways:
         self._served: list[tuple[ExitStack, Served]] = []
 
     async def start(self) -> None:
-        for _ in range(2):
-            self._served.append(await asyncio.to_thread(self._serve, 0))
+        both = (asyncio.to_thread(self._serve, 0) for _ in range(2))
+        self._served += await asyncio.gather(*both)
 
     @property
     def urls(self) -> list[str]:
