@@ -29,7 +29,7 @@ from tests.generated import first_seed, size
 from tests.support import run
 
 SEED = first_seed(15)
-SWITCHES = size("switches", 4, large=100)
+SWITCHES = size("switches", 3, large=100)
 COUNTERS = 6
 CLIENTS = 4
 SETTINGS: dict[str, Any] = {

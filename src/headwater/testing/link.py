@@ -28,6 +28,7 @@ class Cutter:
         self.share = share
         self._target = (parts.hostname, parts.port)
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self.url = ""
         self.is_open = True
         """Whether connections are accepted."""
@@ -45,7 +46,19 @@ class Cutter:
                 for writer in pair:
                     writer.transport.abort()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Cut all connections, also those that are being made, and wait until they have ended."""
+        self.is_open = False
+        while self._tasks:
+            self.cut_some(self._chance, 1.1)
+            await asyncio.wait(self._tasks, timeout=0.1)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not self.is_open:
             writer.close()
             return
@@ -92,13 +105,13 @@ async def cutting(
     target: str, *, chance: random.Random | None = None, share: float = 0.0
 ) -> AsyncIterator[Cutter]:
     cutter = Cutter(target, chance=chance, share=share)
-    server = await asyncio.start_server(cutter.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(cutter.accept, "127.0.0.1", 0)
     cutter.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield cutter
     finally:
         server.close()
-        cutter.cut_some(random.Random(0), 1.1)
+        await cutter.close()
 
 
 class Holder:
