@@ -55,7 +55,14 @@ class Cutter(_Link):
         self._target = (parts.hostname, parts.port)
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self.url = ""
+        self.is_open = True
+        """Whether connections are accepted."""
         self.cuts = 0
+
+    def shut(self) -> None:
+        """Cut all connections, and accept none until `is_open` is set."""
+        self.is_open = False
+        self.cut_some(self._chance, 1.1)
 
     def cut_some(self, chance: random.Random, share: float) -> None:
         for pair in list(self._pairs):
@@ -65,6 +72,9 @@ class Cutter(_Link):
                     writer.transport.abort()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self.is_open:
+            writer.close()
+            return
         try:
             upstream = await self._connect()
         except OSError:
