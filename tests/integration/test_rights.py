@@ -121,11 +121,24 @@ async def test_readers_read_after_an_upgrade(roles: Roles) -> None:
     assert (await reader.now(roles.reader)).xmax > 0
 
 
-async def test_only_signal_is_for_everybody(roles: Roles) -> None:
+async def test_what_everybody_may_call(roles: Roles) -> None:
+    """The rest are triggers that PostgreSQL gives to a new partition, with its owner's rights."""
     await schema.install(roles.owner)
     functions = "select proname from pg_proc where pronamespace = 'headwater'::regnamespace"
     found = await rows(roles.reader, f"{functions} and has_function_privilege(oid, 'execute')")
-    assert found == [("signal",)]
+    assert {name for (name,) in found} == {"signal", "capture_row", "note_move", "pass_row"}
+    await run(
+        roles.reader,
+        "create table own (id int primary key) partition by range (id)",
+        *(
+            f"create trigger {name} after insert on own for each row"
+            f" execute function headwater.{name}()"
+            for name in ("capture_row", "note_move", "pass_row")
+        ),
+        "create table own_1 partition of own for values from (0) to (10)",
+        "insert into own values (1)",
+    )
+    assert await rows(roles.owner, "select count(*) from headwater.log") == [(0,)]
 
 
 STEAL = (
@@ -155,6 +168,21 @@ async def test_capture_calls_nothing_of_the_tables_owner(roles: Roles) -> None:
     )  # and back: the log alone does not say in which order
     thieves = {who for (who,) in await rows(roles.maker, "select who from loot")}
     assert thieves <= {roles.maker.info.user}
+
+
+async def test_a_new_partition_calls_nothing_of_its_owner(roles: Roles) -> None:
+    await schema.install(roles.owner)
+    await run(roles.superuser, f"grant {roles.maker.info.user} to {roles.owner.info.user}")
+    await run(roles.maker, *STEAL, *PARTED)
+    await run(roles.owner, "select headwater.enable_reactivity('parted')")
+    await run(
+        roles.maker,
+        "create table parted_2 partition of parted for values from (100) to (200)",
+        "create statistics s_2 on (a + f(1)), id from parted_2",
+        "truncate loot",
+    )
+    await run(roles.owner, SYNC)
+    assert await rows(roles.maker, "select who from loot") == []
 
 
 async def test_a_trigger_that_is_not_ours_to_enable(roles: Roles) -> None:

@@ -147,7 +147,8 @@ where owner <> quote_ident(current_user) and pg_has_role(
   owner, case when current_setting('server_version_num')::int < 160000 then 'member' else 'set' end)
 """
 
-# Only headwater.signal is for everybody. Roles that may call a function of the first version were
+# For everybody are headwater.signal, and the triggers that a new partition is given: its owner must be
+# allowed to use them, and on a table that is not captured they do nothing. Roles that may call a function of the first version were
 # given all of them: the role that enabled a table calls them in its capture functions.
 _RIGHTS = """
 do $$
@@ -155,7 +156,8 @@ declare
   function record;
 begin
   for function in
-    select p.oid::regprocedure as name, p.proname = 'signal' as is_public, f.roles
+    select p.oid::regprocedure as name, f.roles,
+           p.proname in ('signal', 'capture_row', 'note_move', 'pass_row') as is_public
     from pg_proc p, (
       select string_agg(distinct a.grantee::regrole::text, ', ') as roles
       from pg_proc f, aclexplode(f.proacl) a
@@ -163,9 +165,9 @@ begin
     where p.pronamespace = 'headwater'::regnamespace and pg_has_role(p.proowner, 'usage')
       and p.proname !~ '^(capture|mark)_[0-9]'
   loop
-    if not function.is_public then
-      execute format('revoke all on function %s from public', function.name);
-    end if;
+    execute format(
+      case when function.is_public then 'grant execute on function %s to public'
+      else 'revoke all on function %s from public' end, function.name);
     if function.roles is not null then
       execute format('grant execute on function %s to %s', function.name, function.roles);
     end if;

@@ -649,7 +649,7 @@ as $$
 declare
   root oid := pg_partition_root(tg_relid);
 begin
-  if headwater.may_note(root, false) then
+  if exists (select from headwater.tables where relid = root and enabled) and headwater.may_note(root, false) then
     execute headwater.note_version(tg_relid, root)
     using case when tg_op = 'DELETE' then 'B' else 'A' end, case when tg_op = 'DELETE' then old else new end;
   end if;
