@@ -434,7 +434,12 @@ class Player:
         self.remember()
 
     def finish(self) -> None:
-        for sql in ("rollback", "drop schema h cascade", "select headwater.sync_tables()"):
+        for sql in (
+            "rollback",
+            "drop schema h cascade",
+            "select headwater.sync_tables()",
+            "truncate headwater.log",
+        ):
             self.connection.execute(sql.encode())
 
     def step(self, step: Step) -> None:
