@@ -72,8 +72,12 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
         return self._hung_up or super().closed
 
 
-async def connect(url: str, *, purpose: str, options: str = "") -> Connection:
-    """Open a connection in autocommit mode. `purpose` shows in pg_stat_activity.
+async def connect(
+    url: str, *, purpose: str, options: str = "", prepares: bool = True
+) -> Connection:
+    """Open a connection in autocommit mode. `purpose` shows in pg_stat_activity. Where functions
+    are executed, the driver must not prepare statements: at a rollback it would remove those of
+    the functions (`queries/sending.py`) with its own.
 
     Times are read in UTC and texts in UTF-8, whatever the server's zone and encoding are, and
     backslashes in the texts of statements are backslashes.
@@ -88,6 +92,7 @@ async def connect(url: str, *, purpose: str, options: str = "") -> Connection:
             application_name=f"headwater {purpose}",
             client_encoding="utf8",
             options=f"{_SETTINGS} {options}",
+            **({} if prepares else {"prepare_threshold": None}),
         )
     except psycopg.Error as error:
         raise translate(error, url) from error

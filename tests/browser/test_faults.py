@@ -10,9 +10,11 @@ import pytest
 from playwright.async_api import BrowserContext, Page
 
 from headwater.database import Connection
-from tests.javascript.faults import FAULTS, judge, staged, storm
+from tests.generated import size
+from tests.javascript.faults import judge, staged, storm
 from tests.javascript.test_client import CLIENT
 
+FAULTS = size("faults", 8, large=40)
 TABS = {"alone": ("ws", False), "one": ("sse", "ann"), "two": ("sse", "ann")}
 """The transport of each, and who is logged in: the last two share a connection."""
 
@@ -31,11 +33,7 @@ WORK = """async ({ source, transport, name, tabs }) => {
 }"""
 
 
-FEWER = FAULTS // 2
-"""Pages take longer to get on."""
-
-
-@pytest.mark.timeout(300 + 10 * FEWER)
+@pytest.mark.timeout(300 + 10 * FAULTS)
 async def test_each_mutation_happens_once(
     context: BrowserContext, url: str, connection: Connection, tmp_path: Path
 ) -> None:
@@ -49,7 +47,7 @@ async def test_each_mutation_happens_once(
             await page.goto(f"{proxy.url}/healthz")
             options = {"source": source, "transport": transport, "name": name, "tabs": tabs}
             await page.evaluate(WORK, options)
-        await storm(proxy, gateways, connection, list(pages), faults=FEWER)
+        await storm(proxy, gateways, connection, list(pages), faults=FAULTS)
         for page in pages.values():
             await page.evaluate("window.isOver = true")
         reports: list[dict[str, Any]] = await asyncio.gather(

@@ -15,6 +15,7 @@ import random
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from tests.gateway.shop import until
 from tests.gateway.test_oracle import LENIENT, quick
 from tests.generated import first_seed, size
 
-CALLS = size("calls", 150, large=2_000)
+CALLS = size("calls", 100, large=2_000)
 SEED = first_seed(15)
 CALLERS = 12
 SHARE = 0.03
@@ -87,7 +88,8 @@ class Gateways:
         self._arguments: tuple[str, Path] = (url, folder)
         self._stack = stack
         self._ports = [free_port(), free_port()]
-        self._running = [self._start(port) for port in self._ports]
+        with ThreadPoolExecutor(2) as threads:
+            self._running = list(threads.map(self._start, self._ports))
         self.urls = [f"http://127.0.0.1:{port}" for port in self._ports]
 
     def _start(self, port: int) -> Served:

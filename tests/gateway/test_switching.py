@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from tests.generated import first_seed, size
 from tests.support import run
 
 SEED = first_seed(15)
-SWITCHES = size("switches", 4, large=100)
+SWITCHES = size("switches", 3, large=100)
 COUNTERS = 6
 CLIENTS = 4
 SETTINGS: dict[str, Any] = {
@@ -161,7 +161,9 @@ class Writer:
 class Two:
     """Two gateways over one database, each behind links that can be held and cut."""
 
-    def __init__(self, cutters: list[Cutter], holders: list[Holder]) -> None:
+    def __init__(self, urls: list[str], cutters: list[Cutter], holders: list[Holder]) -> None:
+        self.urls = urls
+        """Of the gateways themselves."""
         self.cutters = cutters
         self.holders = holders
 
@@ -189,19 +191,24 @@ def _reconnects(clients: list[Client]) -> int:
 
 
 @asynccontextmanager
-async def two_gateways(url: str, folder: Path) -> AsyncIterator[Two]:
+async def two_gateways(url: str, folder: Path, program: str = "counting:hw") -> AsyncIterator[Two]:
     async with AsyncExitStack() as stack:
-        cutters, holders = list[Cutter](), list[Holder]()
-        for _ in range(2):
-            holder = await stack.enter_async_context(holding(url))
-            gateway = await asyncio.to_thread(
-                stack.enter_context, serving(holder.url, folder, program="counting:hw", **SETTINGS)
-            )
-            holders.append(holder)
-            cutters.append(await stack.enter_async_context(cutting(gateway.url)))
-        yield Two(cutters, holders)
-        for holder in holders:
-            holder.release()
+        holders = [await stack.enter_async_context(holding(url)) for _ in range(2)]
+
+        async def serve(holder: Holder) -> str:
+            # In a thread, also its end: a gateway reaches its database through this event loop.
+            running = ExitStack()
+            stack.push_async_callback(asyncio.to_thread, running.close)
+            gateway = serving(holder.url, folder, program=program, **SETTINGS)
+            return (await asyncio.to_thread(running.enter_context, gateway)).url
+
+        urls = await asyncio.gather(*map(serve, holders))
+        cutters = [await stack.enter_async_context(cutting(each)) for each in urls]
+        try:
+            yield Two(urls, cutters, holders)
+        finally:
+            for holder in holders:
+                holder.release()
 
 
 def patient() -> Backoff:

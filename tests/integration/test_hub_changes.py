@@ -14,6 +14,7 @@ from headwater.embedded import EmbeddedPostgres
 from headwater.errors import DatabaseError, Unavailable
 from headwater.hub.hub import Hub
 from headwater.log import read as read_module
+from headwater.protocol import Reset
 from tests.conftest import passable_folder
 from tests.hub import Recorder, answer, live
 from tests.support import enable, run
@@ -53,10 +54,37 @@ async def test_disabled_and_enabled_again(url: str, orders: Connection, mode: st
         await run(orders, "insert into orders values (7, 7)")
         await enable(orders, "orders")
         await recorder.until_rows([{"id": 7, "amount": 7}])
-        # Two resets in a row: the first reading may have been replaced by the second.
-        assert recorder.messages[-1].reason in ("table", "resync")
+        assert recorder.messages[-1].reason == "table"
         await run(orders, "insert into orders values (8, 8)")
         await recorder.until_rows(await answer(orders, ALL))
+
+
+@pytest.mark.parametrize("cause", ["reset", "connection"])
+async def test_a_reset_keeps_its_reason_when_it_is_read_twice(
+    url: str, orders: Connection, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of the new result was sent when it has to be read once more."""
+    monkeypatch.setattr(limits, "STREAMED_PAGE_ROWS", 2)
+    reset = "select headwater.disable_reactivity('orders')"
+    async with Hub(url) as hub:
+        recorder = Recorder()
+        await hub.live(live("orders", mode="streamed"), recorder)
+        await recorder.until(lambda: len(recorder.rows) == 20)
+        await hub.next_flush()
+        recorder.reads.clear()
+        await run(orders, reset)
+        await recorder.until(lambda: recorder.kinds()[-1] == "reset")
+        assert recorder.messages[-1].more
+        if cause == "reset":
+            await enable(orders, "orders")
+            await hub.next_flush()
+        else:
+            await kill_connections(orders, "opening")
+        recorder.reads.set()
+        await recorder.until(lambda: recorder.kinds().count("reset") > 1)
+        await recorder.until_rows(await answer(orders, ALL))
+        resets = [message for message in recorder.messages if isinstance(message, Reset)]
+        assert [message.reason for message in resets] == ["table"] * len(resets)
 
 
 @BOTH
@@ -203,7 +231,8 @@ async def test_the_log_was_trimmed(url: str, orders: Connection, mode: str) -> N
 async def kill_connections(connection: Connection, purpose: str = "%") -> None:
     await run(
         connection,
-        "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database()"
+        "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+        " where datname = current_database()"
         f" and application_name like 'headwater {purpose}' and pid <> pg_backend_pid()",
     )
 

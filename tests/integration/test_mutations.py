@@ -30,6 +30,7 @@ from headwater import (
 )
 from headwater.database import Connection
 from headwater.identity import ANONYMOUS
+from headwater.limits import PREPARE_AFTER
 from headwater.queries.functions import Mutation
 from headwater.queries.mutations import Mutations
 from headwater.settings import Settings
@@ -469,3 +470,25 @@ async def test_a_database_that_is_away_is_not_described(url: str) -> None:
         await bench.run(add)
     assert isinstance(caught.value, Unavailable)
     assert "127.0.0.1" not in f"{caught.value} {caught.value.hint}"
+
+
+async def test_prepared_statements_outlive_the_drivers(bench: Bench) -> None:
+    """The driver removes all of a connection at a rollback, if it has prepared any of its own: as
+    it would have while mutations ran that send no statement."""
+
+    async def nothing(ctx: MutationContext) -> None:
+        pass
+
+    async def fetch(ctx: MutationContext) -> None:
+        for _ in range(PREPARE_AFTER):
+            await ctx.fetch("select amount from orders where id = %s", 1)
+
+    async def refuse(ctx: MutationContext) -> None:
+        raise Refused("sold out")
+
+    for _ in range(10):
+        await bench.run(nothing)
+    await bench.run(fetch)
+    with pytest.raises(Refused):
+        await bench.run(refuse)
+    await bench.run(fetch)

@@ -483,10 +483,10 @@ async def linked(url: str, folder: Path, share: float) -> AsyncIterator[tuple[st
     (host,) = parse_qs(parts.query)["host"]
     name = f".s.PGSQL.{parts.port or 5432}"
     link = DatabaseLink(f"{host}/{name}", Random(15), share)
-    async with await asyncio.start_unix_server(link.serve, f"{folder}/{name}"):
+    async with await asyncio.start_unix_server(link.accept, f"{folder}/{name}"):
         yield urlunsplit(parts._replace(query=urlencode({"host": str(folder)}))), link
         link.share = 0.0
-        link.cut_some(Random(0), 1.1)
+        await link.close()
 
 
 async def test_the_database_knows_what_was_committed(

@@ -225,6 +225,8 @@ async def test_what_was_hidden_meanwhile_is_not_told_to_newcomers(
     url: str, notes: Connection
 ) -> None:
     async with Hub(url) as hub:
+        # Comparing finds the rows that can be seen again, too, and would hide what a resync does.
+        hub.reconciler.seconds = None
         recorder, late = Recorder(), Recorder()
         subscription = await hub.live(live("notes"), recorder, access=user(1))
         await run(notes, "delete from members where owner = 1")

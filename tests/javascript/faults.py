@@ -1,9 +1,10 @@
 """Random faults between a JavaScript client and two gateways, and the judge of what it then says.
 
 A storm is a number of faults from a seed: connections that are cut at any moment of a request, that
-fall silent or are slow, gateways that are killed or take each other's place. The judge is the
-database: each mutation happened once, whatever was repeated on the way, and its caller has its
-result; every subscription ends equal to its tables, and none has ever gone back.
+fall silent or are slow, gateways that are killed or take each other's place. Each kind comes at
+least once, however few faults a storm has. The judge is the database: each mutation happened once,
+whatever was repeated on the way, and its caller has its result; every subscription ends equal to
+its tables, and none has ever gone back.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,12 +22,12 @@ from urllib.parse import urlsplit
 from headwater.database import Connection
 from headwater.testing.served import Served, serving
 from tests.generated import first_seed, size
-from tests.javascript.proxy import HOWS, MOMENTS, FaultProxy, proxying
+from tests.javascript.proxy import HOWS, MOMENTS, FaultProxy, How, Moment, proxying
 
 FAULTS = size("faults", 16, large=40)
 """How many a storm has."""
 CALLERS = 2
-"""How many each client has at once: faults.js has the same number."""
+"""How many each client has at once, in faults.js. One waits for what it wrote."""
 SEED = first_seed(1)
 
 APPLICATION = """
@@ -75,8 +77,8 @@ class Gateways:
         self._served: list[tuple[ExitStack, Served]] = []
 
     async def start(self) -> None:
-        for _ in range(2):
-            self._served.append(await asyncio.to_thread(self._serve, 0))
+        both = (asyncio.to_thread(self._serve, 0) for _ in range(2))
+        self._served += await asyncio.gather(*both)
 
     @property
     def urls(self) -> list[str]:
@@ -122,6 +124,11 @@ async def staged(
         await gateways.stop()
 
 
+KINDS = ("call", "cut", "silence", "delay", "switch", "kill")
+"""A connection is cut at a moment of a mutation; some connections are cut; all are silent in one
+direction; all are slow; new ones go to the other gateway; the present gateway is killed."""
+
+
 async def storm(
     proxy: FaultProxy,
     gateways: Gateways,
@@ -130,60 +137,77 @@ async def storm(
     seed: int = SEED,
     faults: int = FAULTS,
 ) -> None:
-    """Faults in random order, for the clients of these names: first every kind of cut at every
-    moment of a mutation, then any. Each waits until all have got on after the one before."""
+    """Faults for the clients of these names. Each waits until all have got on after the one
+    before."""
     chance = random.Random(seed)
-    cuts = [(moment, how) for moment in MOMENTS for how in HOWS]
-    chance.shuffle(cuts)
-    killed = set[asyncio.Task[None]]()
-    for number in range(faults):
-        before = await _executed(connection)
-        if number % 20 == 5:
-            killed.add(asyncio.create_task(gateways.kill(proxy.present)))
-            proxy.present = 1 - proxy.present
-        elif cuts:
-            cut = cuts.pop()
-            for name in clients:
-                proxy.arm(f'"{name}.'.encode(), *cut)
-        else:
-            _happen(proxy, chance)
-        await _all_get_on(connection, clients, before)
+    calls = _calls(chance)
+    happened = Counter[str]()
+    restarts = set[asyncio.Task[None]]()
+    for kind in _plan(chance, faults):
+        before = await executed(connection)
+        if kind in ("switch", "kill"):
+            await asyncio.gather(*restarts)  # One of the two has to be there.
+            present, proxy.present = proxy.present, 1 - proxy.present
+        match kind:
+            case "call":
+                moment, how = next(calls)
+                for name in clients:
+                    proxy.arm(f'"{name}.'.encode(), moment, how)
+            case "cut":
+                proxy.cut(chance.choice(("fin", "rst")), chance, 0.7)
+            case "silence":
+                proxy.swallow(chance.choice(("up", "down")))
+            case "delay":
+                proxy.delay = (0.0, chance.choice((0.02, 0.1)))
+            case "switch":
+                proxy.cut(chance.choice(("fin", "rst")))
+            case "kill":
+                restarts.add(asyncio.create_task(gateways.kill(present)))
+        await all_get_on(connection, clients, before)
+        assert proxy.armed == [], "an armed fault did not happen"
+        happened[kind] += 1
         await asyncio.sleep(chance.uniform(0, 0.1))
+        if kind != "delay":  # The fault after it meets slow connections.
+            proxy.heal()
     proxy.heal()
-    await asyncio.gather(*killed)
+    await asyncio.gather(*restarts)
+    print(f"seed {seed}: {faults} faults, {dict(happened)}")
+    assert set(happened) == set(KINDS)
 
 
-async def _all_get_on(
-    connection: Connection, clients: Sequence[str], before: dict[str, int]
+def _plan(chance: random.Random, faults: int) -> list[str]:
+    """Kinds of faults: first each once, then calls until each cut at each moment has been, then
+    any."""
+    first = chance.sample(KINDS, len(KINDS))
+    calls = ["call"] * (len(MOMENTS) * len(HOWS) - 1)
+    weights = [2 if kind == "call" else 0.5 if kind == "kill" else 1 for kind in KINDS]
+    return (first + calls + chance.choices(KINDS, weights, k=faults))[:faults]
+
+
+def _calls(chance: random.Random) -> Iterator[tuple[Moment, How]]:
+    """Cuts at moments of a mutation: first each once."""
+    cuts = [(moment, how) for moment in MOMENTS for how in HOWS]
+    yield from chance.sample(cuts, len(cuts))
+    while True:
+        yield chance.choice(cuts)
+
+
+async def all_get_on(
+    connection: Connection, clients: Sequence[str], before: dict[str, int], more: int = CALLERS
 ) -> None:
     """Wait until more mutations of each client were executed than its callers had under way."""
     try:
         async with asyncio.timeout(60):
             while True:
-                now = await _executed(connection)
-                if all(now.get(name, 0) > before.get(name, 0) + CALLERS for name in clients):
+                now = await executed(connection)
+                if all(now.get(name, 0) > before.get(name, 0) + more for name in clients):
                     return
                 await asyncio.sleep(0.02)
     except TimeoutError:
         raise AssertionError(f"a client does not get on: {before}, then {now}") from None
 
 
-def _happen(proxy: FaultProxy, chance: random.Random) -> None:
-    match chance.randrange(6):
-        case 0:
-            proxy.cut(chance.choice(HOWS), chance, 0.7)
-        case 1:
-            proxy.swallow(chance.choice(("up", "down")))
-        case 2:
-            proxy.delay = (0.0, chance.choice((0.0, 0.02, 0.1)))
-        case 3:
-            proxy.present = 1 - proxy.present
-            proxy.cut(chance.choice(("fin", "rst")))
-        case _:
-            proxy.arm(b"business", chance.choice(MOMENTS), chance.choice(HOWS))
-
-
-async def _executed(connection: Connection) -> dict[str, int]:
+async def executed(connection: Connection) -> dict[str, int]:
     sql = "select split_part(business, '.', 1), count(*) from executed group by 1"
     return dict(await _rows(connection, sql))
 
@@ -191,11 +215,13 @@ async def _executed(connection: Connection) -> dict[str, int]:
 async def judge(connection: Connection, reports: list[dict[str, Any]]) -> None:
     """What clients say happened, against the database."""
     cursor = await connection.execute("select business, n from executed order by n")
-    executed = await cursor.fetchall()
-    twice = [name for name, count in Counter(name for name, _ in executed).items() if count > 1]
+    rows = await cursor.fetchall()
+    twice = [name for name, count in Counter(name for name, _ in rows).items() if count > 1]
     assert twice == [], "executed more than once"
     got = {business: value for report in reports for business, value, _ in report["results"]}
-    assert got == dict(executed), "each caller has its own result"
+    assert got == dict(rows), "each caller has its own result"
+    reconnects = [report["reconnects"] for report in reports]
+    print(f"{len(rows)} mutations, each once; {reconnects} reconnects")
     newest = [
         {"id": id, "business": business, "n": n}
         for id, business, n in await _rows(
@@ -208,18 +234,20 @@ async def judge(connection: Connection, reports: list[dict[str, Any]]) -> None:
     for report in reports:
         shown, last = report["shown"], report["results"][-1][1]
         assert report["backwards"] == []
+        assert report["early"] == []
         assert report["reconnects"] > 0
         assert [said for said, n in Counter(report["heard"]).items() if n > 1] == []
         assert report["diverged"] == 0
         assert set(report["errors"]) <= NETWORK, Counter(report["errors"])
         fed = shown["fed"]
-        assert fed == list(range(fed[0], fed[0] + len(fed))), "the feed: each once, in order"
+        breaks = [(one, other) for one, other in pairwise(fed) if other != one + 1]
+        assert breaks == [], "the feed: each once, in order"
         assert fed[-1] >= last
         assert shown["query"] >= last
         assert shown["live"][0]["n"] >= last
         assert shown["topic"]["counters"][0]["n"] >= last
         assert sorted(row["n"] for row in shown["streamed"]) == first
-        if last == len(executed):
+        if last == len(rows):
             assert shown["window"] == newest
             assert shown["rows"] == newest
             assert [shown["query"], shown["live"][0]["n"]] == [last, last]

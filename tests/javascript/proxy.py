@@ -27,6 +27,7 @@ Direction = Literal["up", "down"]
 HOWS: tuple[How, ...] = ("fin", "rst", "silence")
 MOMENTS: tuple[Moment, ...] = ("request", "forwarded", "answer", "middle")
 
+_STREAM = re.compile(rb"GET /v1/(stream|ws)\b")
 _EXTENSIONS = re.compile(rb"sec-websocket-extensions:", re.IGNORECASE)
 
 
@@ -53,11 +54,16 @@ class Pair:
     """What happens at the next bytes of the target."""
     is_answered: bool = False
     """Whether the target has sent anything."""
+    is_stream: bool = False
+    """Whether the target sends when it likes, and not only when it is asked."""
+    is_asked: bool = False
+    """Whether the client has sent something that is not answered yet."""
 
     def swallow(self, *directions: Direction) -> None:
-        """Lose all bytes in these directions from here on. A connection that has not begun is reset
-        instead: clients wait longer for those."""
-        if self.is_answered:
+        """Lose all bytes in these directions from here on. A connection that has not begun, or on
+        which nothing is under way, is reset instead: browsers try one such connection after the
+        other, and wait long for each."""
+        if self.is_answered and (self.is_stream or self.is_asked):
             self.swallowed |= set(directions)
         else:
             self.cut("rst")
@@ -169,6 +175,8 @@ class FaultProxy:
         if direction == "up":
             # Compressed frames could not be searched.
             data = _EXTENSIONS.sub(b"x-websocket-extensions-:", data)
+            pair.is_asked = True
+            pair.is_stream = pair.is_stream or _STREAM.match(data) is not None
             fault = self._matching(data)
             if fault is not None and fault.moment == "request":
                 self._happen(pair, fault)
@@ -184,7 +192,7 @@ class FaultProxy:
         if fault is not None:
             data = data[: len(data) // 2] if fault.moment == "middle" else b""
         if data:
-            pair.is_answered = True
+            pair.is_answered, pair.is_asked = True, False
             writer.write(data)
             await writer.drain()
         if fault is not None:

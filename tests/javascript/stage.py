@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import psycopg
 from psycopg.rows import dict_row
@@ -60,6 +60,10 @@ async def place_slowly(ctx, amount: int) -> int:
     return id
 
 @hw.mutation
+async def nothing(ctx) -> None:
+    """Its answer has a position, which contains all that was written before."""
+
+@hw.mutation
 async def slow(ctx) -> int:
     await ctx.execute("select pg_sleep(20)")
     return 1
@@ -97,6 +101,13 @@ class Stage:
         with psycopg.connect(self._database, autocommit=True, row_factory=dict_row) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
+
+    def written(self, statement: str) -> None:
+        """Run a statement, and return when the gateway has read what it wrote."""
+        assert self._gateway is not None
+        self.sql(statement)
+        position = self._gateway.post("/v1/mutation/nothing").json()["position"]
+        self._gateway.post(f"/v1/query/count?after={quote(position)}")
 
     def start(self, **settings: Any) -> str:
         """Start the gateway, or another in its place: at the same port, with these settings."""

@@ -16,7 +16,9 @@ from tests.node import node, packages
 
 CLIENT = Path(__file__).parents[2] / "clients" / "js"
 
-ALONE = ("unit", "slides", "tabs", "positions", "release")
+ALONE = (
+    "values", "connection", "topics", "subscriptions", "slides", "tabs", "positions", "release"
+)  # fmt: skip
 STAGED = ("client", "reconnect")
 
 

@@ -27,9 +27,11 @@ async def test_each_mutation_happens_once(url: str, connection: Connection, tmp_
     await judge(connection, reports)
 
 
-async def begin(url: str, transport: str) -> asyncio.subprocess.Process:
+async def begin(
+    url: str | list[str], transport: str, *, writes: bool = True
+) -> asyncio.subprocess.Process:
     """A client at work; it follows everything by now."""
-    options = {"url": url, "transport": transport, "name": transport}
+    options = {"url": url, "transport": transport, "name": transport, "writes": writes}
     client = await asyncio.create_subprocess_exec(
         str(node()),
         "--experimental-websocket",

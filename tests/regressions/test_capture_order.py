@@ -226,7 +226,7 @@ def test_settings_are_not_trusted(writer: Connection) -> None:
     for value in GARBAGE:
         spoil = (
             "do $$ begin perform set_config(format('headwater.%s_%s', name, 't'::regclass::oid),"
-            f" '{value}', false) from unnest(array['open', 'row', 'moved']) name; end $$"
+            f" '{value}', false) from unnest(array['open', 'row', 'noted']) name; end $$"
         )
         steps = [Step(spoil, "ddl"), *history([], statements).steps, Step(spoil)]
         steps += [Step("insert into t values (8, 1), (9, 2)"), Step("update t set n = 3 - n")]
@@ -251,6 +251,69 @@ def test_many_rows_with_a_trigger_each(writer: Connection) -> None:
     statement = "insert into t select i, 0 from generate_series(1, 3000) i"
     counts = play(writer, history(setup, [statement]))
     assert counts == {"statements": 1}
+
+
+# What makes rows repeat within a statement, and came after the table was enabled.
+LATER: dict[str, tuple[list[str], list[str], list[str]]] = {
+    "foreign keys": (
+        [CHILD + "create table t (id int primary key, a int, b int)", TWO.replace("true", "2")],
+        [f"alter table t add foreign key ({column}) {REFERENCES}" for column in "ab"],
+        ["insert into t values (3, 1, 1)", "update p set id = id + 10", "delete from p"],
+    ),
+    "an inheritance child": (
+        [PLAIN, TWO],
+        ["create table c () inherits (t)"],
+        [
+            "insert into c values (3, 1), (4, 1)",
+            "update t set n = n + 1",
+            "update t set id = id + 2",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_rows_that_may_repeat_only_since_later(writer: Connection, name: str) -> None:
+    setup, later, statements = LATER[name]
+    sync = "select headwater.sync_tables()"
+    steps = [Step(sql, "ddl") for sql in (*later, sync)]
+    for statement in statements:
+        steps += [Step("begin", "begin"), Step(statement), Step("commit", "commit")]
+    counts = play(writer, History(0, setup, ["t"], steps))
+    assert counts == {"statements": len(statements)}
+
+
+NEW_PARTITION = [
+    "select headwater.enable_reactivity('t')",
+    "create table t_3 partition of t for values in (3)",
+]
+BESIDE_ITS_PARENT = [
+    "insert into t values (3, 3), (4, 3), (5, 3), (1, 1)",
+    "with gone as (delete from t_3 where id = 3) update t set flag = true where id = 1",
+    "with gone as (delete from t where id = 1) update t_3 set flag = true where id = 4",
+    "with new as (insert into t_3 values (6, 3)) delete from t where id = 4",
+    "with new as (insert into t_3 values (7, 3)) insert into t values (8, 3)",
+]
+
+
+def test_a_new_partition_beside_its_parent_in_a_statement(writer: Connection) -> None:
+    """A row of it is the parent's or its own, and its trigger does not see which."""
+    steps = [Step(sql, "ddl") for sql in NEW_PARTITION]
+    for statement in BESIDE_ITS_PARENT:
+        steps += [Step("begin", "begin"), Step(statement), Step("commit", "commit")]
+    counts = play(writer, History(0, [PARTS], ["t"], steps))
+    assert (counts["statements"], counts["refused"]) == (len(BESIDE_ITS_PARENT), 0)
+
+
+def test_many_rows_in_a_new_partition(writer: Connection) -> None:
+    """Through its parent: more than are noted one by one end in a reset."""
+    resets = {}
+    for rows in (20, 3_000):
+        steps = [Step(sql, "ddl") for sql in NEW_PARTITION]
+        insert = f"insert into t select i, 3 from generate_series(1, {rows}) i"
+        steps += [Step("begin", "begin"), Step(insert), Step("update t set flag = true")]
+        resets[rows] = play(writer, History(0, [PARTS], ["t"], steps))["resets"]
+    assert resets == {20: 0, 3_000: 2}
 
 
 LOOKS_THE_SAME = ("update t set l = '[0:1]={1,2}'", "update t set f = '-0'")

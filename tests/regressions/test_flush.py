@@ -13,10 +13,13 @@ from headwater.database import Connection
 from headwater.hub import flush
 from headwater.hub import live as live_module
 from headwater.hub.feeds import FeedQuery, FeedView
+from headwater.hub.groups import Groups
 from headwater.hub.hub import Hub
+from headwater.hub.lives import Lives
 from headwater.identity import ANONYMOUS
 from headwater.live import filter_compile, kinds, layout, order
 from headwater.live.window import Window
+from headwater.log import pace
 from headwater.log import read as read_module
 from headwater.protocol import Frame
 from headwater.queries.context import Context
@@ -329,6 +332,58 @@ async def test_a_backlog_concerns_only_its_tables(
         assert executions(hub) == before + 1
         assert moments.kinds() == ["snapshot", "reset"]
         await feed.until(lambda: _notes(feed, "n") == [0])
+
+
+@pytest.mark.parametrize("part", [Lives, Groups])
+async def test_a_fault_in_a_backlog_loses_it_for_no_other_part(
+    url: str, two: Connection, part: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Live queries, reactive queries, feeds and handlers all pass over the same changes."""
+    monkeypatch.setattr(read_module, "LOG_PAGE_CHANGES", 50)
+    events, called, query = Events(), list[Any](), Query("of_calm", of_calm)
+    events.on("change", lambda event: called.append(event.key[0]))
+    async with Hub(url, events=events) as hub:
+        calm, value, feed = Recorder(), Recorder(), Recorder()
+        await hub.live(live("calm", limit=500), calm)
+        await hub.groups.subscribe(query, query.bind({}), ANONYMOUS, value)
+        await hub.feed(FeedQuery(("calm",)), feed)
+        await settle(hub)
+        failed = asyncio.Event()
+        name = {Lives: "reshape", Groups: "_altered"}[part]
+        act = getattr(part, name)
+
+        def faulty(*args: Any) -> Any:
+            if not failed.is_set():
+                failed.set()
+                raise RuntimeError("not foreseen")
+            return act(*args)
+
+        monkeypatch.setattr(part, name, faulty)
+        await run(two, "insert into calm select i, i from generate_series(10, 200) i")
+        await failed.wait()
+        true = await answer(two, "select * from calm order by id")
+        await calm.until_rows(true)
+        await value.until(lambda: value.value == true)
+        await feed.until(lambda: _notes(feed, "id") == list(range(10, 201)))
+        async with asyncio.timeout(30):
+            while called != list(range(10, 201)):  # noqa: ASYNC110 - handlers have no event
+                await asyncio.sleep(0.01)
+
+
+async def test_queries_are_executed_after_a_backlog_though_nothing_else_is_written(
+    url: str, two: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_module, "LOG_PAGE_CHANGES", 50)
+    query = Query("of_calm", of_calm)
+    async with Hub(url) as hub:
+        value = Recorder()
+        await hub.groups.subscribe(query, query.bind({}), ANONYMOUS, value)
+        await settle(hub)
+        monkeypatch.setattr(pace, "SAFETY_POLL_SECONDS", 3600.0)
+        await hub.next_flush()
+        await run(two, "insert into calm select i, i from generate_series(10, 200) i")
+        true = await answer(two, "select * from calm order by id")
+        await value.until(lambda: value.value == true)
 
 
 @pytest.mark.parametrize("is_async", [False, True])

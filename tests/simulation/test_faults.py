@@ -74,6 +74,10 @@ _NOT_AFTER = ("Progress.advance",)
 """What is no place for a fault: between it and the next statement nothing can fail."""
 
 
+_RARE_STEPS = 8.0
+"""How much more often than a wait a step fails that has not failed yet."""
+
+
 class Unforeseen(Exception):
     """What nobody expects."""
 
@@ -86,13 +90,16 @@ class Faults:
         self.url = url
         self.share = 0.0
         self.happened: list[str] = []
+        self._often = Counter[str]()
         self.leave: Callable[[], None] = lambda: None
 
     def comes(self, share: float = 1.0) -> bool:
         return self.chance.random() < self.share * share
 
     def step(self, name: str) -> None:
-        if self.comes():
+        """Steps that are rare shall fail as often as those that every row takes."""
+        if self.comes(_RARE_STEPS / (1 + self._often[name])):
+            self._often[name] += 1
             self.happened.append(name)
             raise Unforeseen(name)
 

@@ -5,7 +5,7 @@ import { createHmac } from "node:crypto";
 import { before, beforeEach, describe, test } from "node:test";
 import { isDeepStrictEqual } from "node:util";
 
-import { client, metric, reset, sql, start, until } from "./stage.js";
+import { client, metric, reset, sql, start, until, written } from "./stage.js";
 
 const TRUTH = `select id::int, region, status, amount::text from orders where region = 7
   order by orders.amount desc, id limit 10`;
@@ -21,10 +21,10 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
     /** @type {string} */
     let url;
     before(async () => (url = await reset()));
-    beforeEach(() => sql("truncate orders, readings restart identity"));
+    beforeEach(() => written("truncate orders, readings restart identity"));
 
     test("a live query follows the table", async (t) => {
-      await sql("insert into orders (region, amount) values (7, 10), (7, 30), (8, 99)");
+      await written("insert into orders (region, amount) values (7, 10), (7, 30), (8, 99)");
       const hw = client(t, url, { transport });
       /** @type {any[]} */
       const seen = [];
@@ -53,7 +53,7 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
     });
 
     test("deltas, single rows and another window", async (t) => {
-      await sql("insert into orders (region, amount) select 7, n from generate_series(1, 5) n");
+      await written("insert into orders (region, amount) select 7, n from generate_series(1, 5) n");
       const hw = client(t, url, { transport });
       const live = hw.live({ ...TOP, limit: 2 });
       await live.ready;
@@ -99,7 +99,7 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
     });
 
     test("values beyond a Number, floats, nested JSON: the hash agrees", async (t) => {
-      await sql(`insert into readings (id, value, data) values
+      await written(`insert into readings (id, value, data) values
         (9007199254740993, 1.0, '{"z": 1.50, "ä": [1e-7, 1e21], "😀": 1, "\uffff": null}'),
         (2, 1e16, '[12345678901234567890]'), (3, '-0', null), (4, 'NaN', '"x"'), (5, 0.1, '{}')`);
       const hw = client(t, url, { transport });
@@ -204,7 +204,7 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
     });
 
     test("a topic tells of rows, also of those that it missed", async (t) => {
-      await sql("insert into orders (region, amount) values (7, 1), (7, 2)");
+      await written("insert into orders (region, amount) values (7, 1), (7, 2)");
       const hw = client(t, url, { transport });
       /** @type {string[]} */
       const told = [];

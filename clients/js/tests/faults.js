@@ -1,20 +1,22 @@
 /**
  * A client at work while its connection is damaged, in Node and in a browser. It writes down what
- * its callers got, and what each subscription showed; tests/javascript/faults.py compares that with
- * the database. It stops when it is asked to.
+ * its callers got, what each subscription showed, and which of them `waitFor` did not wait for;
+ * tests/javascript/faults.py compares that with the database. It stops when it is asked to.
  *
  * @typedef {import("../src/index.js").Options} Options
  */
 
-const CALLERS = 2;
 const CHANNEL = "room:faults";
 
 /**
- * @param {(url: string | undefined, options: Options) => import("../src/client.js").Client} connect
- * @param {{url?: string, transport: "ws" | "sse", name: string, tabs?: string | boolean,
- *   onReady: () => void, isOver: () => boolean}} options `onReady` when everything is followed
+ * @param {(url: string | string[] | undefined, options: Options) =>
+ *   import("../src/client.js").Client} connect
+ * @param {{url?: string | string[], transport: "ws" | "sse", name: string,
+ *   tabs?: string | boolean, writes?: boolean, onReady: () => void, isOver: () => boolean}} options
+ *   `onReady` when everything is followed
  */
-export async function work(connect, { url, transport, name, tabs = false, onReady, isOver }) {
+export async function work(connect, options) {
+  const { url, transport, name, tabs = false, writes = true, onReady, isOver } = options;
   /** @type {string[]} */
   const errors = [];
   const hw = connect(url, {
@@ -30,16 +32,24 @@ export async function work(connect, { url, transport, name, tabs = false, onRead
   const published = [];
   /** @type {string[]} */
   const heard = [];
+  /** @type {string[]} */
+  const early = [];
   const room = hw.channel(CHANNEL, { onMessage: ({ data }) => void heard.push(data) });
   await Promise.all([seen.ready, room.ready]);
   onReady();
+  if (!writes) {
+    while (!isOver()) await pause(20);
+    hw.close();
+    return { backwards: seen.backwards };
+  }
   let number = 0;
-  const caller = async () => {
+  const caller = async (/** @type {boolean} */ waits) => {
     while (!isOver()) {
       const business = `${name}.${++number}`;
       try {
         const { value, position } = await hw.mutate("record", { business });
         results.push([business, value, position]);
+        if (waits && (await waited(hw, position))) early.push(...seen.older(value));
       } catch (error) {
         results.push([business, String(/** @type {any} */ (error).code), ""]);
       }
@@ -56,15 +66,16 @@ export async function work(connect, { url, transport, name, tabs = false, onRead
       await pause(20);
     }
   };
-  await Promise.all([...Array.from({ length: CALLERS }, caller), speaker()]);
+  await Promise.all([caller(true), caller(false), speaker()]);
   const last = await hw.mutate("record", { business: `${name}.last` });
   results.push([`${name}.last`, last.value, last.position]);
   await hw.waitFor(last.position);
+  early.push(...seen.older(last.value));
   const shown = seen.now();
   const { reconnects, diverged } = hw;
   hw.close();
   const { backwards } = seen;
-  return { results, published, heard, errors, shown, reconnects, diverged, backwards };
+  return { results, published, heard, early, errors, shown, reconnects, diverged, backwards };
 }
 
 /**
@@ -99,8 +110,22 @@ function follow(hw) {
   const feed = hw.changes({ tables: ["executed"] }, ({ changes }) => {
     for (const change of changes) fed.push(change.after.n);
   });
+  /** What each shows of the counter. @returns {Record<string, number>} */
+  const newest = () => ({
+    live: counter.value?.[0]?.n,
+    window: latest.value?.[0]?.n,
+    query: total.value,
+    rows: several.value?.[0]?.n,
+    topic: topic.value?.counters?.[0]?.n,
+    feed: Math.max(...fed),
+  });
   return {
     backwards,
+    /** Those that do not show this yet. @param {number} n */
+    older: (n) =>
+      Object.entries(newest())
+        .filter(([, shown]) => !(shown >= n))
+        .map(([what, shown]) => `${what}: ${shown} instead of ${n}`),
     ready: Promise.all([counter, latest, streamed, total, several, topic, feed].map(readyOf)),
     now: () => ({
       live: counter.value,
@@ -113,6 +138,19 @@ function follow(hw) {
     }),
   };
 }
+
+/**
+ * Whether a position was waited for. The gateway may be behind, or cut off, for longer than a wait
+ * lasts.
+ *
+ * @param {import("../src/client.js").Client} hw
+ * @param {string} position
+ */
+const waited = (hw, position) =>
+  hw.waitFor(position).then(
+    () => true,
+    () => false,
+  );
 
 /** @param {import("../src/subscriptions.js").Subscription<any>} subscription */
 const readyOf = (subscription) => subscription.ready;

@@ -6,10 +6,10 @@
 import { connect } from "../src/index.js";
 import { work } from "./faults.js";
 
-const { url, transport, name } = JSON.parse(process.argv[2]);
+const options = JSON.parse(process.argv[2]);
 let isOver = false;
 process.stdin.on("end", () => (isOver = true)).resume();
 
 const onReady = () => void process.stdout.write("ready\n");
-const report = await work(connect, { url, transport, name, onReady, isOver: () => isOver });
+const report = await work(connect, { ...options, onReady, isOver: () => isOver });
 process.stdout.write(JSON.stringify(report));

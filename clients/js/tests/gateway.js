@@ -5,6 +5,21 @@
  */
 
 import { connectionFailed } from "../src/errors.js";
+import { client as clientOf } from "./stage.js";
+
+/**
+ * A client of it, which ends with its test and tries again at once.
+ *
+ * @param {import("node:test").TestContext} test
+ * @param {Gateway} gateway
+ * @param {import("../src/index.js").Options} [options]
+ */
+export const client = (test, { open }, options) =>
+  clientOf(test, "http://memory", {
+    transport: open,
+    backoff: { seconds: [0.001, 0.002] },
+    ...options,
+  });
 
 export class Gateway {
   /** @type {Set<MemoryLink>} */

@@ -5,7 +5,7 @@ import { before, test } from "node:test";
 import { createElement, memo, useState } from "react";
 
 import { render } from "./screen.js";
-import { client, metric, reset, sql, until } from "./stage.js";
+import { client, metric, reset, sql, until, written } from "./stage.js";
 import { HOLD_SECONDS } from "../src/limits.js";
 import {
   useHeadwater,
@@ -23,7 +23,7 @@ import {
 let url;
 before(async () => (url = await reset()));
 
-const fresh = () => sql("truncate orders restart identity");
+const fresh = () => written("truncate orders restart identity");
 const subscriptions = () => metric("headwater_subscriptions");
 const $ = createElement;
 
@@ -32,7 +32,7 @@ const listed = (rows) => rows?.map((row) => `${row.id}:${row.amount}`).join(" ")
 
 test("a live query is shown, and what does not change is not rendered again", async (t) => {
   await fresh();
-  await sql("insert into orders (region, amount) values (1, 10), (1, 20), (1, 30)");
+  await written("insert into orders (region, amount) values (1, 10), (1, 20), (1, 30)");
   const hw = client(t, url);
   /** @type {Record<string, number>} */
   const renders = {};
@@ -58,7 +58,7 @@ test("a live query is shown, and what does not change is not rendered again", as
 
 test("keys and rows by themselves", async (t) => {
   await fresh();
-  await sql("insert into orders (region, amount) values (1, 10), (1, 20)");
+  await written("insert into orders (region, amount) values (1, 10), (1, 20)");
   const query = { table: "orders", order: /** @type {any} */ ([["amount", "desc"]]) };
   /** @type {Record<string, number>} */
   const renders = { list: 0 };
@@ -84,7 +84,7 @@ test("keys and rows by themselves", async (t) => {
 
 test("components that ask for the same share it, and find it again", async (t) => {
   await fresh();
-  await sql("insert into orders (region, amount) values (1, 10)");
+  await written("insert into orders (region, amount) values (1, 10)");
   const hw = client(t, url);
   const before = await subscriptions();
   const Rows = () => $("p", null, listed(useLiveQuery({ limit: 5, table: "orders" }).rows));
@@ -110,7 +110,7 @@ test("components that ask for the same share it, and find it again", async (t) =
 
 test("another question is another subscription; the old one is left", async (t) => {
   await fresh();
-  await sql("insert into orders (region, amount) values (1, 10), (2, 20)");
+  await written("insert into orders (region, amount) values (1, 10), (2, 20)");
   const hw = client(t, url);
   const before = await subscriptions();
   let go = (/** @type {number} */ _region) => {};
@@ -129,7 +129,7 @@ test("another question is another subscription; the old one is left", async (t) 
 
 test("what was shown before is kept until the other is there", async (t) => {
   await fresh();
-  await sql("insert into orders (region, amount) values (1, 10), (2, 20)");
+  await written("insert into orders (region, amount) values (1, 10), (2, 20)");
   let go = (/** @type {number} */ _region) => {};
   /** @type {string[]} */
   const shown = [];
@@ -153,7 +153,7 @@ test("what was shown before is kept until the other is there", async (t) => {
 
 test("nothing is asked for until there is something to ask", async (t) => {
   await fresh();
-  await sql("insert into orders (region, amount) values (1, 10)");
+  await written("insert into orders (region, amount) values (1, 10)");
   let begin = () => {};
   const Rows = () => {
     const [table, setTable] = useState(/** @type {string | null} */ (null));
@@ -278,7 +278,7 @@ const append = (/** @type {any} */ local, /** @type {any} */ { amount }) =>
 test("an optimistic row is there at once, and becomes the server's without a flicker", async (t) => {
   for (let round = 0; round < 20; round++) {
     await fresh();
-    await sql("insert into orders (region, amount) values (1, 10)");
+    await written("insert into orders (region, amount) values (1, 10)");
     const { page, shown, place } = await board(t, append);
     const began = performance.now();
     assert.equal((await place(MORE)).value, 2);
@@ -293,7 +293,7 @@ test("an optimistic row is there at once, and becomes the server's without a fli
 
 test("it is taken back when the mutation is refused", async (t) => {
   await fresh();
-  await sql("insert into orders (region, amount) values (1, 10)");
+  await written("insert into orders (region, amount) values (1, 10)");
   const { page, shown, place } = await board(t, append);
   const done = place({ region: 1, amount: -1 });
   await assert.rejects(done, { code: "nothing", message: "nothing is ordered" });
@@ -305,7 +305,7 @@ test("it is taken back when the mutation is refused", async (t) => {
 
 test("a refused mutation that nobody waits for is no unhandled rejection", async (t) => {
   await fresh();
-  await sql("insert into orders (region, amount) values (1, 10)");
+  await written("insert into orders (region, amount) values (1, 10)");
   const { page, place } = await board(t, append);
   void place({ region: 1, amount: -1 });
   await until(() => page.text === "1:10.00 nothing");
@@ -313,7 +313,7 @@ test("a refused mutation that nobody waits for is no unhandled rejection", async
 
 test("a mutation that does not touch the query: the patch ends all the same", async (t) => {
   await fresh();
-  await sql("insert into orders (region, amount) values (1, 10)");
+  await written("insert into orders (region, amount) values (1, 10)");
   const query = { ...BOARD, where: /** @type {any} */ ([["region", "=", 1]]) };
   const optimistic = (/** @type {any} */ local) =>
     local.live(query, (/** @type {any[]} */ rows) => [...rows, { id: "new", amount: "?" }]);
@@ -325,7 +325,7 @@ test("a mutation that does not touch the query: the patch ends all the same", as
 
 test("what others write is shown below a patch that waits long", async (t) => {
   await fresh();
-  await sql("insert into orders (region, amount) values (1, 10)");
+  await written("insert into orders (region, amount) values (1, 10)");
   const hw = client(t, url);
   /** @type {any} */
   let slow;
@@ -345,7 +345,7 @@ test("what others write is shown below a patch that waits long", async (t) => {
 
 test("a patch that throws is the caller's, and nothing is sent", async (t) => {
   await fresh();
-  await sql("insert into orders (region, amount) values (1, 10)");
+  await written("insert into orders (region, amount) values (1, 10)");
   const { page, place } = await board(t, () => {
     throw new TypeError("no such column");
   });
@@ -356,7 +356,7 @@ test("a patch that throws is the caller's, and nothing is sent", async (t) => {
 
 test("all live queries over a table are patched at once", async (t) => {
   await fresh();
-  await sql("insert into orders (region, amount) values (1, 10), (2, 20)");
+  await written("insert into orders (region, amount) values (1, 10), (2, 20)");
   /** @type {any} */
   let slow;
   const Both = () => {
@@ -377,7 +377,7 @@ test("all live queries over a table are patched at once", async (t) => {
 
 test("rows and keys by themselves are patched, too; and the values of reactive queries", async (t) => {
   await fresh();
-  await sql("insert into orders (region, amount) values (1, 10)");
+  await written("insert into orders (region, amount) values (1, 10)");
   /** @type {any} */
   let place;
   const optimistic = (/** @type {any} */ local, /** @type {any} */ { amount }) => {

@@ -5,17 +5,17 @@
 import assert from "node:assert/strict";
 import { before, beforeEach, describe, test } from "node:test";
 
-import { client, kill, reset, restartDatabase, sql, start, until } from "./stage.js";
+import { client, kill, reset, restartDatabase, sql, start, until, written } from "./stage.js";
 
 for (const transport of /** @type {const} */ (["ws", "sse"])) {
   describe(`over ${transport}`, () => {
     /** @type {string} */
     let url;
     before(async () => (url = await reset()));
-    beforeEach(() => sql("truncate orders, readings restart identity"));
+    beforeEach(() => written("truncate orders, readings restart identity"));
 
     test("a gateway that is killed and started again", async (t) => {
-      await sql("insert into orders (region, amount) values (7, 1), (7, 2)");
+      await written("insert into orders (region, amount) values (7, 1), (7, 2)");
       const hw = client(t, url, { transport });
       const live = hw.live({ table: "orders" }, undefined, { verify: true });
       const whole = hw.subscribe("open_orders", { region: 7 });

@@ -23,6 +23,13 @@ async function tell(what, how = {}) {
 
 /** @param {string} statement @returns {Promise<any[]>} */
 export const sql = (statement) => tell("sql", { statement });
+/**
+ * Run a statement, and wait until the gateway has read what it wrote: a feed or a topic that begins
+ * then is not sent that.
+ *
+ * @param {string} statement
+ */
+export const written = (statement) => tell("written", { statement });
 /** @param {object} [settings] @returns {Promise<string>} */
 export const start = (settings) => tell("start", settings);
 export const stop = () => tell("stop");

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { QueryClient, QueryObserver } from "@tanstack/query-core";
 
-import { client, reset, sql, until } from "./stage.js";
+import { client, reset, sql, until, written } from "./stage.js";
 import { wired } from "./wire.js";
 import { syncLive, syncTopic } from "../src/tanstack.js";
 
@@ -24,7 +24,7 @@ function observed(t, cache, options) {
 
 test("a live query's rows are the data, without a function to fetch them", async (t) => {
   const url = await reset();
-  await sql("insert into orders (region, amount) values (1, 10), (1, 20)");
+  await written("insert into orders (region, amount) values (1, 10), (1, 20)");
   const cache = new QueryClient();
   const query = { table: "orders", order: [["id", "asc"]] };
   const stop = syncLive(cache, ["orders"], client(t, url), query);

@@ -78,7 +78,7 @@ class Execution:
         """A connection for queries, of which is known how it finds names."""
         current = self._current
         await self._analyst.note_settings()
-        connection = await connect(url, purpose="queries", options=self._options)
+        connection = await connect(url, purpose="queries", options=self._options, prepares=False)
         try:
             with translated(url):
                 self._sessions[connection] = await session_of(connection)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -208,23 +208,21 @@ class Hub:
         self._is_ready.clear()
         self.metrics.database_up.set(0)
         self._attempted.set()
-        for part in (self.lives, self.groups):
-            try:
-                part.lost()
-            except Exception:  # nothing ends the loop that follows the log
-                logger.exception("the loss of the database could not be dealt with")
+        _call_each(self.lives.lost, self.groups.lost)
         self.end_step()
 
     def _resync(self, error: ResyncRequired) -> None:
         """The log cannot tell what happened: everything is read anew."""
         self._gone(str(error))
         self._lost_track = True
-        self.lives.read_all_again()
-        self.groups.read_all_again()
-        self.groups.forget_positions()
-        self.feeds.gap()
-        self.topics.gap()
-        self.change_events.gap()
+        _call_each(
+            self.lives.read_all_again,
+            self.groups.read_all_again,
+            self.groups.forget_positions,
+            self.feeds.gap,
+            self.topics.gap,
+            self.change_events.gap,
+        )
 
     def leap(self, position: Position, tables: Collection[Table] | None) -> None:
         """More is new than a flush takes, of these tables (None for any). What rests on them is
@@ -251,6 +249,7 @@ class Hub:
         self.position, self.position_text = position, str(position)
         self.advanced = self.begun
         self.progress.leap(position)
+        self.wake()  # what is to be read now waits for the snapshot of a flush
 
     def unavailable(self) -> Unavailable:
         return Unavailable(
@@ -425,6 +424,16 @@ class Hub:
         self.completed = self.begun
         self._flushed.set()
         self._between.set()
+
+
+def _call_each(*parts: Callable[[], None]) -> None:
+    """What only these calls say is lost for a part that is not called: an error in one of them
+    stops no other, nor the loop that follows the log."""
+    for call in parts:
+        try:
+            call()
+        except Exception:
+            logger.exception("a part of the hub failed")
 
 
 def _everything(table: Table) -> bool:

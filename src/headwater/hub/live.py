@@ -221,8 +221,9 @@ class Opening:
         """Those who are handed a streamed result part by part."""
         self.again()
 
-    def again(self) -> None:
-        """Know nothing, and wait for a snapshot."""
+    def again(self, reason: ResetReason = "resync") -> None:
+        """Know nothing, and wait for a snapshot. Subscribers may have parts of another one: they
+        are sent a reset, for the reason that they wait for one already or else for this one."""
         self.state = new_state(self.view.query)
         self.changes: list[Change] = []
         self.position: Position | None = None
@@ -230,7 +231,7 @@ class Opening:
         self.arrived = False
         for subscription in self.told:
             if not subscription.closed:
-                subscription.expect("resync")  # it may have parts of another snapshot
+                subscription.expect(subscription.reason or reason)
                 self.view.waiting.append(subscription)
         self.told = []
 
@@ -349,8 +350,10 @@ class LiveSubscription:
             logger.exception("a subscriber of view %d failed to take its result", view.id)
             self.fail(not_taken())
             return
+        reason = self.reason
         self.done()
         if not whole:
+            self.reason = reason  # until the rest of it is there, it may have to be read again
             self._arrived.renew()
 
     def hand(self, frame: Frame, *, whole: bool = True) -> None:

@@ -242,7 +242,7 @@ class Lives:
         """Its state no longer holds. Its subscribers are sent the new one when it is there."""
         if view.removed:
             return
-        self._abandon_openings(view)
+        self._abandon_openings(view, reason)
         self.recents.clear(view.recent)
         view.live = False
         for subscription in list(view.subscribers):
@@ -312,10 +312,10 @@ class Lives:
             if not subscription.begun:
                 subscription.fail(self._hub.unavailable())
 
-    def _abandon_openings(self, view: LiveView) -> None:
+    def _abandon_openings(self, view: LiveView, reason: ResetReason = "resync") -> None:
         openings, view.openings = view.openings, []
         for opening in openings:
-            opening.again()
+            opening.again(reason)
 
     def begin_again(self, opening: Opening) -> None:
         """More changes came than it can keep."""

@@ -72,7 +72,8 @@ class Pool:
             except psycopg.Error as error:
                 if not is_lost(error):
                     raise
-        return await self._begin_on(await connect(self._url, purpose=self._purpose), begin)
+        opened = await connect(self._url, purpose=self._purpose, prepares=False)
+        return await self._begin_on(opened, begin)
 
     async def _begin_on(
         self, connection: Connection, begin: Callable[[Connection], Awaitable[None]]

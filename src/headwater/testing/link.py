@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import quote, urlsplit
@@ -16,20 +17,52 @@ from urllib.parse import quote, urlsplit
 from psycopg.conninfo import conninfo_to_dict
 
 
-class Cutter:
+class _Link(ABC):
+    """Accepts connections, and ends them all when it is closed."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self.serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: writer.transport.abort())
+
+    @abstractmethod
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forward one connection until it ends."""
+
+    async def close(self) -> None:
+        """Returns when no connection is left, also none that was just being made."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Cutter(_Link):
     """Forwards connections, and cuts them when told to."""
 
     def __init__(
         self, target: str, *, chance: random.Random | None = None, share: float = 0.0
     ) -> None:
         """With a `chance`, so large a share of all that is read ends its connection."""
+        super().__init__()
         parts = urlsplit(target)
         self._chance = chance or random.Random(0)
         self.share = share
         self._target = (parts.hostname, parts.port)
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self.url = ""
+        self.is_open = True
+        """Whether connections are accepted."""
         self.cuts = 0
+
+    def shut(self) -> None:
+        """Cut all connections, and accept none until `is_open` is set."""
+        self.is_open = False
+        self.cut_some(self._chance, 1.1)
 
     def cut_some(self, chance: random.Random, share: float) -> None:
         for pair in list(self._pairs):
@@ -39,6 +72,9 @@ class Cutter:
                     writer.transport.abort()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self.is_open:
+            writer.close()
+            return
         try:
             upstream = await self._connect()
         except OSError:
@@ -82,20 +118,21 @@ async def cutting(
     target: str, *, chance: random.Random | None = None, share: float = 0.0
 ) -> AsyncIterator[Cutter]:
     cutter = Cutter(target, chance=chance, share=share)
-    server = await asyncio.start_server(cutter.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(cutter.accept, "127.0.0.1", 0)
     cutter.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield cutter
     finally:
         server.close()
-        cutter.cut_some(random.Random(0), 1.1)
+        await cutter.close()
 
 
-class Holder:
+class Holder(_Link):
     """Forwards connections to a database. Held, it passes nothing on in either direction, and loses
     nothing: whoever reads through it is behind."""
 
     def __init__(self, url: str) -> None:
+        super().__init__()
         found = conninfo_to_dict(url)
         self._host, self._port = (
             str(found.get("host") or "127.0.0.1"),
@@ -105,8 +142,6 @@ class Holder:
         self._password = found.get("password")
         self._passes = asyncio.Event()
         self._passes.set()
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
         self.url = ""
 
     def hold(self) -> None:
@@ -119,24 +154,17 @@ class Holder:
         password = "" if self._password is None else f":{quote(str(self._password))}"
         self.url = f"postgresql://{self._user}{password}@127.0.0.1:{port}/{self._name}"
 
-    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             upstream = await self._connect()
         except OSError:
             writer.close()
             return
-        self._writers |= {writer, upstream[1]}
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._copy(reader, upstream[1]))
                 tasks.create_task(self._copy(upstream[0], writer))
         finally:
-            self._writers -= {writer, upstream[1]}
             for end in (writer, upstream[1]):
                 end.transport.abort()
 
@@ -152,12 +180,6 @@ class Holder:
                 writer.write(data)
                 await writer.drain()
         writer.transport.abort()
-
-    async def close(self) -> None:
-        self.release()
-        for writer in list(self._writers):
-            writer.transport.abort()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -34,6 +34,11 @@ class Served:
     def get(self, path: str, **options: Any) -> httpx.Response:
         return httpx.get(self.url + path, timeout=30, trust_env=False, **options)
 
+    def post(self, path: str, body: object = None) -> httpx.Response:
+        """The answer to a request with this body, which has to succeed."""
+        answer = httpx.post(self.url + path, json=body or {}, timeout=30, trust_env=False)
+        return answer.raise_for_status()
+
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples with these labels."""
         wanted = {f'{key}="{value}"' for key, value in labels.items()}

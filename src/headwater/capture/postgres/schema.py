@@ -53,6 +53,7 @@ async def install(connection: Connection, *, upto: int = LATEST) -> int:
             present = await installed_version(connection)
             if present == 0:
                 await connection.execute(_BOOTSTRAP)
+            await connection.execute(_AS_OWNER)
             missing = {
                 number: text for number, text in versions().items() if present < number <= upto
             }
@@ -61,7 +62,9 @@ async def install(connection: Connection, *, upto: int = LATEST) -> int:
                 await connection.execute(
                     "insert into headwater.migrations (version) values (%s)", (number,)
                 )
-            # The functions of tables that are captured already are made anew by the new code.
+            await connection.execute(_RIGHTS)
+            await connection.execute("reset role")
+            # The functions of tables that are captured already are made again by the new code.
             await connection.execute(_RESYNC)
             return len(missing)
 
@@ -134,6 +137,42 @@ create table headwater.migrations (
   version integer primary key,
   applied_at timestamptz not null default clock_timestamp()
 );
+"""
+
+# What a superuser, or another member of the owning role, adds belongs to the owner of the schema.
+_AS_OWNER = """
+select set_config('role', owner, true)
+from (select nspowner::regrole::text as owner from pg_namespace where nspname = 'headwater') s
+where owner <> quote_ident(current_user) and pg_has_role(
+  owner, case when current_setting('server_version_num')::int < 160000 then 'member' else 'set' end)
+"""
+
+# For everybody are headwater.signal, and the triggers that a new partition is given: its owner must be
+# allowed to use them, and on a table that is not captured they do nothing. Roles that may call a function of the first version were
+# given all of them: the role that enabled a table calls them in its capture functions.
+_RIGHTS = """
+do $$
+declare
+  function record;
+begin
+  for function in
+    select p.oid::regprocedure as name, f.roles,
+           p.proname in ('signal', 'capture_row', 'note_move', 'pass_row') as is_public
+    from pg_proc p, (
+      select string_agg(distinct a.grantee::regrole::text, ', ') as roles
+      from pg_proc f, aclexplode(f.proacl) a
+      where f.oid = to_regprocedure('headwater.fits(oid, oid, bigint)') and a.grantee <> 0) f
+    where p.pronamespace = 'headwater'::regnamespace and pg_has_role(p.proowner, 'usage')
+      and p.proname !~ '^(capture|mark)_[0-9]'
+  loop
+    execute format(
+      case when function.is_public then 'grant execute on function %s to public'
+      else 'revoke all on function %s from public' end, function.name);
+    if function.roles is not null then
+      execute format('grant execute on function %s to %s', function.name, function.roles);
+    end if;
+  end loop;
+end $$
 """
 
 _RESYNC = """

@@ -4,8 +4,14 @@
 -- images: each change's `before` is its key's previous `after`. See docs/design/003-capture-function.md.
 
 drop function headwater.mark() cascade;
-drop function headwater.settle(oid, text, integer, bigint);
 drop function headwater.numbered(text, text, text[], text);
+
+-- Called by functions that were made before this version and are not ours to make again. Their marks
+-- are gone, so the order is not known.
+create or replace function headwater.settle(root oid, operation text, depth integer, before_own bigint) returns void
+language sql
+set search_path = pg_catalog, pg_temp
+as $$ select headwater.log_reset(root) $$;
 
 -- Statements at work on a captured table stand in a setting of the transaction that is named after the
 -- table, headwater.open_<oid>. Each adds an entry when it begins and removes it when its rows are logged:
@@ -128,7 +134,8 @@ as $$
 $$;
 
 -- The query for what the row of `i.image` looks like now, hashed; 0 where there is none. Null where the
--- rows are not ours to read, or not all of them.
+-- rows are not ours to read, or not all of them; or where the table is another's, whose functions the
+-- planner could call (in extended statistics, in constraints).
 create function headwater.present_image(root oid, seed bigint) returns text
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -138,6 +145,10 @@ as $$
     headwater.image('r', root, root), seed, root::regclass, condition)
   from headwater.key_condition(root) condition
   where condition is not null and has_table_privilege(root, 'SELECT') and not row_security_active(root)
+    and not exists (
+      select from headwater.members_of(root) member join pg_class c on c.oid = member
+      join pg_roles o on o.oid = c.relowner
+      where o.rolname <> current_user and not o.rolsuper)
 $$;
 
 -- The condition that finds what the present statement logs: it lies in one slot, unless the statement takes
@@ -211,6 +222,9 @@ declare
   turned bigint;
   doubtful bigint;
 begin
+  if current_setting('transaction_isolation') = 'serializable' then
+    return false; -- to read the log would make it and its neighbours fail
+  end if;
   execute source || ' select count(*) filter (where kind = ''turned''),
                             count(*) filter (where kind <> ''turned'') from groups'
   into turned, doubtful;
@@ -325,13 +339,13 @@ begin
     entries := headwater.add_since(entries, first);
   end if;
   if since is null and logged > 1 and operation = 'UPDATE' and headwater.may_repeat_rows(member)
-     and exists (select from pg_class where oid = member and relkind = 'p') then
-    since := first; -- its rows may not be paired
+     and exists (select from pg_inherits where inhparent = member) then
+    since := first; -- its rows may not be paired, or take each other's keys
   end if;
   if since is not null and (logged > 0 or entries[own] like '%!') then
     complete := headwater.put_in_order(root, since);
   end if;
-  if not headwater.find_moved(root, first) then
+  if current_setting('headwater.noted_' || root, true) <> '' then
     complete := false;
     since := coalesce(since, first);
   end if;
@@ -339,7 +353,7 @@ begin
     entries := headwater.add_doubt(entries, since, own);
     if cardinality(entries) = (own is not null)::integer then
       insert into headwater.log (op, shape) values ('R', headwater.register_shape(root));
-      perform set_config('headwater.moved_' || root, '', true);
+      perform set_config('headwater.noted_' || root, '', true);
     end if;
   end if;
   if own is not null then
@@ -522,8 +536,8 @@ as $$
 $$;
 
 -- A row written to a partition that was attached after the table was enabled and has no function of
--- its own yet. Cloned onto it by PostgreSQL; silent while a statement on a parent is at work, which
--- sees the same row.
+-- its own yet. Cloned onto it by PostgreSQL. While a statement on a parent is at work, the row is only
+-- noted: that statement sees it too, unless another part of it names the partition.
 create or replace function headwater.capture_row() returns trigger
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -541,14 +555,23 @@ declare
   shape bigint;
   first bigint;
 begin
-  -- For the statements of a cascading foreign key, BEFORE triggers run one level deeper than AFTER.
-  if current_setting('headwater.open_' || root, true) ~ format(
-       ' [IUD]:\d+@(%s|%s)\.%s(:| |$)', pg_trigger_depth(), pg_trigger_depth() + 1, headwater.transaction_mark())
-     or not exists (select from headwater.tables where relid = root and enabled)
-     or exists (select from headwater.captures c where c.member = tg_relid and c.root = capture_row.root) then
+  if not exists (select from headwater.tables where relid = root and enabled)
+     or exists (select from headwater.captures c where c.member = tg_relid and c.root = capture_row.root)
+     or (tg_op = 'UPDATE' and old operator(pg_catalog.*=) new) then
     return null;
   end if;
-  if tg_op = 'UPDATE' and old operator(pg_catalog.*=) new then
+  -- For the statements of a cascading foreign key, BEFORE triggers run one level deeper than AFTER.
+  if current_setting('headwater.open_' || root, true) ~ format(
+       ' [IUD]:\d+@(%s|%s)\.%s(:| |$)', pg_trigger_depth(), pg_trigger_depth() + 1, headwater.transaction_mark()) then
+    if headwater.may_note(root, true) then
+      take := headwater.note_version(tg_relid, root);
+      if tg_op <> 'INSERT' then
+        execute take using 'B', old;
+      end if;
+      if tg_op <> 'DELETE' then
+        execute take using 'A', new;
+      end if;
+    end if;
     return null;
   end if;
   shape := headwater.register_shape(root);
@@ -616,8 +639,7 @@ end $$;
 
 -- A row that an update moves to another partition is deleted there and inserted here. MERGE hands it to
 -- neither the old nor the new rows of its update, and to the triggers of its deletes and inserts only
--- if it has such parts; otherwise no statement trigger sees it (PostgreSQL 15 to 18). So moved rows are
--- noted, in a setting named headwater.moved_<oid>, until they are found in the log.
+-- if it has such parts; otherwise no statement trigger sees it (PostgreSQL 15 to 18). So it is noted.
 create function headwater.note_move() returns trigger
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
@@ -626,19 +648,45 @@ set bytea_output = 'hex' set extra_float_digits = 1 set lc_monetary = 'C'
 as $$
 declare
   root oid := pg_partition_root(tg_relid);
-  name constant text := 'headwater.moved_' || root;
-  noted text := coalesce(current_setting(name, true), '');
-  image json;
 begin
-  if length(noted) > 20000 then
-    return null; -- these will do: the others went the same way
+  if exists (select from headwater.tables where relid = root and enabled) and headwater.may_note(root, false) then
+    execute headwater.note_version(tg_relid, root)
+    using case when tg_op = 'DELETE' then 'B' else 'A' end, case when tg_op = 'DELETE' then old else new end;
   end if;
-  execute format('select %s from %s r', headwater.image('r', root, root),
-                 headwater.as_root('(select ($1).*) row', tg_relid, root))
-  into image using case when tg_op = 'DELETE' then old else new end;
-  perform set_config(name, concat(noted, ' ', left(tg_op, 1), hashtextextended(image::text, 0)), true);
   return null;
 end $$;
+
+-- Rows that a statement at work is expected to see are noted in a setting that is named
+-- headwater.noted_<oid>, until it has seen them. Where there are too many to note: `alone` says that
+-- others may fare otherwise, and then one is noted that is never seen.
+create function headwater.may_note(root oid, alone boolean) returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  noted constant text := current_setting('headwater.noted_' || root, true);
+begin
+  if coalesce(length(noted), 0) < 20000 then
+    return true;
+  end if;
+  if alone and noted not like '%!' then
+    perform set_config('headwater.noted_' || root, noted || ' !', true);
+  end if;
+  return false;
+end $$;
+
+-- The statement that notes the row $2, as one that is before ($1 is 'B') or after ('A') a change. It
+-- is not noted twice in a row: headwater.note_move and headwater.capture_row see the same.
+create function headwater.note_version(member oid, root oid) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select format(
+    'select set_config(%1$L, noted || case when right(noted, length(note)) = note then '''' else note end, true)
+     from (select coalesce(current_setting(%1$L, true), '''') as noted,
+                  concat('' '', $1, hashtextextended(r::text, 0)) as note from %2$s r) n',
+    'headwater.noted_' || root, headwater.as_root('(select ($2).*) row', member, root))
+$$;
 
 -- Whether a row is deleted or inserted by an update alone, as the condition of a trigger: no statement
 -- that deletes or inserts has an entry at this depth.
@@ -653,25 +701,32 @@ as $$
     'headwater.open_' || root, upper(left(operation, 1)))
 $$;
 
--- Strikes the noted rows that were logged behind a number off the list; returns whether none is left.
-create function headwater.find_moved(root oid, since bigint) returns boolean
-language plpgsql
+-- Strikes rows that a statement has seen off the list.
+create function headwater.strike_noted(root oid, seen text[]) returns void
+language sql
 set search_path = pg_catalog, pg_temp
 as $$
-declare
-  name constant text := 'headwater.moved_' || root;
-  noted text[] := string_to_array(ltrim(current_setting(name, true)), ' ');
-begin
-  if coalesce(cardinality(noted), 0) = 0 then
-    return true;
-  end if;
-  execute 'select array(select unnest($1) except all
-     select op::text || hashtextextended(coalesce(l.after, l.before)::text, 0) from headwater.log l
-     where l.xid = pg_current_xact_id() and l.seq > $2 and l.op in (''D'', ''I'')' || headwater.slot_condition() || ')'
-  into noted using noted, since;
-  perform set_config(name, array_to_string(noted, ' '), true);
-  return cardinality(noted) = 0;
-end $$;
+  select set_config(name, array_to_string(array(
+    select unnest(string_to_array(ltrim(current_setting(name, true)), ' ')) except all select unnest(seen)), ' '), true)
+  from concat('headwater.noted_', root) name
+$$;
+
+-- What a statement on a partitioned table does about noted rows, for its function.
+create function headwater.strike_source(member oid, root oid, operation text) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $body$
+  select format(
+    $source$if current_setting('headwater.noted_%1$s', true) <> '' then
+      perform headwater.strike_noted('%1$s'::oid, array(%2$s));
+    end if;$source$,
+    root,
+    (select string_agg(
+       format('select %L || hashtextextended(r::text, 0) from %s r',
+              side, headwater.as_root(source, member, root)), ' union all ')
+     from (values ('B', 'old_rows', 'insert'), ('A', 'new_rows', 'delete')) v (side, source, without)
+     where operation <> without))
+$body$;
 
 -- Makes (or makes again) the functions and the triggers of one relation. The functions are short:
 -- plpgsql prepares every expression again in each transaction, and most transactions write one row.
@@ -768,6 +823,7 @@ as $body$
 declare
   shape bigint := headwater.register_shape(root);
   is_partitioned boolean := (select relkind = 'p' from pg_class where oid = member);
+  has_children boolean := exists (select from pg_inherits where inhparent = member);
 begin
   return format(
     $function$
@@ -787,6 +843,7 @@ begin
     %4$s;
     get diagnostics logged = row_count;
     %5$s
+    %10$s
   else
     statement := headwater.fresh_statement(tg_relid, '%2$s'::oid, tg_op);
     if statement is not null then
@@ -819,15 +876,18 @@ end $function$,
     end,
     shape,
     headwater.own_entry(member, operation),
-    -- Rows may be moved that it does not see, and not be paired if they may repeat.
+    -- There may be rows that it does not see, and if rows may repeat, they may not be paired or take the
+    -- keys of each other.
     case
-      when not is_partitioned or operation <> 'update' then ''
-      when headwater.may_repeat_rows(member) then ' or true'
-      else format(
-        ' or current_setting(''headwater.moved_%2$s'', true) <> ''''
-     or not headwater.fits(''%1$s''::oid, ''%2$s''::oid, %3$L::bigint)', member, root, fingerprint)
+      when not (is_partitioned or has_children) then ''
+      when operation = 'update' and headwater.may_repeat_rows(member) then ' or true'
+      else format(' or current_setting(''headwater.noted_%s'', true) <> ''''', root) || case operation
+        when 'update' then format(
+          ' or not headwater.fits(''%s''::oid, ''%s''::oid, %L::bigint)', member, root, fingerprint)
+        else '' end
     end,
-    case when member = root and not is_partitioned then headwater.upsert_source(member, root, operation) end);
+    case when member = root and not is_partitioned then headwater.upsert_source(member, root, operation) end,
+    case when is_partitioned then headwater.strike_source(member, root, operation) end);
 end $body$;
 
 -- INSERT ... ON CONFLICT DO UPDATE leaves two entries, and mostly one of them logs nothing: what
@@ -846,6 +906,3 @@ as $body$
     state := set_config('headwater.open_%2$s', '', true);$branch$
     end, member, root)
 $body$;
-
-revoke all on all functions in schema headwater from public;
-grant execute on function headwater.signal(text, text[]) to public;

@@ -278,24 +278,29 @@ begin
   end if;
 end $$;
 
--- For a write after DDL: logs the reset that is due. It is remembered for the writes that follow;
--- while another transaction is about to do so, and in one with a snapshot of its own, which must not
--- fail for it, it is logged again.
-create function headwater.log_reset_due(member oid, root oid) returns void
+-- For a write after DDL: logs the reset that is due. It is remembered for the writes that follow. While
+-- another transaction is about to do so, and in one with a snapshot of its own, which must not fail
+-- for it, the session remembers it.
+create function headwater.log_reset_due(root oid) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+  name constant text := 'headwater.reset_' || root;
+  state text;
 begin
   if not exists (
-       select from headwater.captures c
-       where c.member in (log_reset_due.member, log_reset_due.root)
-         and (c.columns_mark is distinct from headwater.columns_mark(c.member)
-              or c.triggers_mark is distinct from headwater.triggers_mark(c.member)))
-     or not exists (
        select from headwater.captures c
        where c.root = log_reset_due.root and headwater.is_reset_due(c, headwater.observe(c.member, c.root))) then
     return;
   end if;
+  state := (
+    select hashtextextended(string_agg(headwater.observe(c.member, c.root)::text, ' ' order by c.member), 0)
+    from headwater.captures c where c.root = log_reset_due.root);
+  if current_setting(name, true) = state then
+    return;
+  end if;
+  perform set_config(name, state, false);
   if current_setting('transaction_isolation') = 'read committed' then
     perform from headwater.captures c where c.member = log_reset_due.root for update skip locked;
     if found then
@@ -333,7 +338,13 @@ begin
   if headwater.describe(root) -> 'key' = '[]' then
     return format('insert into headwater.log (op, shape) select ''R'', %s', shape);
   end if;
-  perform headwater.log_reset_due(member, root);
+  if exists (
+       select from headwater.captures c
+       where c.member in (fresh_statement.member, fresh_statement.root)
+         and (c.columns_mark is distinct from headwater.columns_mark(c.member)
+              or c.triggers_mark is distinct from headwater.triggers_mark(c.member))) then
+    perform headwater.log_reset_due(root);
+  end if;
   statement := headwater.capture_statement(member, root, operation, shape);
   if current_setting('transaction_isolation') = 'read committed' then
     return statement;
@@ -476,7 +487,6 @@ declare
   relation record;
   seen headwater.captures;
   logging constant text := '^headwater_(insert|update|delete|truncate)$';
-  filled boolean := false;
   is_due boolean := false;
   fresh boolean;
 begin
@@ -503,12 +513,8 @@ begin
       end if;
     elsif not is_due then
       execute format('lock table only %s in share row exclusive mode', relation.oid::regclass);
-      if not has_table_privilege(relation.oid, 'SELECT') or row_security_active(relation.oid) then
-        filled := true; -- it may be
-      else
-        execute format('select exists (select from only %s)', relation.oid::regclass) into filled;
-      end if;
-      is_due := filled;
+      -- Not by a query: the planner could call functions of the table's owner, with our rights.
+      is_due := pg_relation_size(relation.oid) > 0;
     end if;
     if relation.is_new or relation.misfits then
       perform headwater.install_capture(relation.oid, root);
@@ -537,8 +543,21 @@ begin
   return true;
 end $$;
 
+-- Whether every write to a table is captured, and its partitions and children with it.
+create function headwater.is_watched(root oid) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select not exists (
+    select from headwater.members_of(root) m join headwater.captures c on c.member = m
+    where 3 > (
+      select count(*) from headwater.own_triggers(m) t
+      where t.tgname ~ '^headwater_(insert|update|delete)$' and t.tgenabled in ('O', 'A')))
+$$;
+
 -- For the maintenance loop: every enabled table. A table that is gone is no longer enabled; one that
--- is in use or not ours to alter is left as it is, and captured exactly all the same.
+-- is in use or not ours to alter is left as it is, and captured exactly all the same. Where somebody
+-- disabled a trigger that is not ours to enable, the table must be read again each time.
 create or replace function headwater.sync_tables() returns integer
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -570,6 +589,11 @@ begin
       end if;
     exception when others then
       raise warning 'headwater: % could not be looked after: %', headwater.label(t.relid), sqlerrm;
+      if headwater.is_watched(t.relid) then
+        perform headwater.log_reset_due(t.relid);
+      else
+        perform headwater.log_reset(t.relid);
+      end if;
     end;
   end loop;
   return done;
@@ -649,15 +673,3 @@ begin
     end if;
   end loop;
 end $$;
-
-revoke all on function headwater.own_triggers(oid) from public;
-revoke all on function headwater.columns_mark(oid) from public;
-revoke all on function headwater.triggers_mark(oid, text) from public;
-revoke all on function headwater.is_altered_since(oid) from public;
-revoke all on function headwater.meaning(oid, boolean) from public;
-revoke all on function headwater.fire_always(oid) from public;
-revoke all on function headwater.observe(oid, oid) from public;
-revoke all on function headwater.is_reset_due(headwater.captures, headwater.captures) from public;
-revoke all on function headwater.log_reset_due(oid, oid) from public;
-revoke all on function headwater.remember(headwater.captures) from public;
-revoke all on function headwater.is_in_step(oid) from public;

@@ -74,7 +74,3 @@ as $$
   update headwater.trimmed set installation = (select id from headwater.installation);
   select headwater.log_id();
 $$;
-
-revoke all on headwater.trimmed from public;
-revoke all on function headwater.remember_trimmed(integer) from public;
-revoke all on function headwater.rename_log() from public;

@@ -1,0 +1,142 @@
+/** Subscriptions that several share, and mistakes of a program, with a gateway in memory. */
+
+import assert from "node:assert/strict";
+import { describe, test } from "node:test";
+
+import { parse, stringify } from "../src/json.js";
+import { shared } from "../src/shared.js";
+import { client, Gateway } from "./gateway.js";
+import { until } from "./stage.js";
+
+describe("what a program does wrong harms nobody", () => {
+  test("an argument that is no JSON is refused, and the client goes on", async (t) => {
+    const gateway = new Gateway();
+    const hw = client(t, gateway);
+    /** @type {any} */
+    const endless = {};
+    endless.self = endless;
+    await assert.rejects(hw.mutate("place", endless), { code: "config" });
+    assert.throws(() => hw.subscribe("count", endless), { code: "config" });
+    await until(() => hw.status.value === "open");
+    for (const link of [...gateway.links]) link.cut();
+    assert.equal(await hw.query("count"), 0);
+    assert.equal(gateway.opened, 2);
+  });
+
+  test("arguments that are none are refused at once", async (t) => {
+    const hw = client(t, new Gateway());
+    const [none, list, number] = /** @type {any[]} */ ([null, [1], 42]);
+    await assert.rejects(hw.mutate("place", none), { code: "config" });
+    await assert.rejects(hw.query("count", list), { code: "config" });
+    await assert.rejects(hw.query(number), { code: "config" });
+    await assert.rejects(hw.waitFor(none), { code: "config" });
+    assert.throws(() => hw.subscribe("count", none), { code: "config" });
+    assert.throws(() => hw.topic(number), { code: "config" });
+    assert.throws(() => hw.channel(number), { code: "config" });
+  });
+
+  test("what is changed after it was passed is sent as it was", async (t) => {
+    const gateway = new Gateway();
+    const hw = client(t, gateway);
+    const args = { id: 7, at: new Date(0) };
+    const placed = hw.mutate("place", args);
+    args.id = 8;
+    assert.equal((await placed).value, 7);
+    const [{ args: sent }] = gateway.heard;
+    assert.deepEqual(sent, { id: 7, at: "1970-01-01T00:00:00.000Z" });
+  });
+
+  test("an onError that throws does not end the connection", async (t) => {
+    const gateway = new Gateway();
+    /** @type {any[]} */
+    const thrown = [];
+    // What throws there is the page's to hear of; here it would end the process.
+    t.mock.method(globalThis, "queueMicrotask", (/** @type {() => void} */ task) =>
+      Promise.resolve().then(task).catch((error) => thrown.push(error.message)),
+    );
+    const onError = () => {
+      throw new Error("mine");
+    };
+    const hw = client(t, gateway, { onError });
+    await until(() => hw.status.value === "open");
+    for (const link of [...gateway.links]) link.cut();
+    await until(() => gateway.opened === 2 && hw.status.value === "open");
+    assert.deepEqual(thrown, ["mine"]);
+  });
+});
+
+describe("rows that several look at", () => {
+  test("two stores of a row are both told", async (t) => {
+    const gateway = new Gateway();
+    gateway.ids = [1];
+    const live = client(t, gateway).live("orders");
+    await live.ready;
+    const told = [0, 0];
+    const stores = [live.row([1]), live.row([1])];
+    stores.forEach((store, i) => store.subscribe(() => (told[i] += 1)));
+    const update = { delta: "update", key: [1], row: { id: 1, z: 2 }, index: 0, cursor: [1] };
+    for (const link of gateway.links) {
+      for (const view of link.views.values()) {
+        link.say({ type: "deltas", view, position: "ab-200:200:", at: "", deltas: [update] });
+      }
+    }
+    await until(() => told[0] === 1 && told[1] === 1);
+  });
+
+  test("one that is ended twice ends no other", async (t) => {
+    const gateway = new Gateway();
+    gateway.ids = [1];
+    const live = client(t, gateway).live("orders");
+    await live.ready;
+    const end = live.row([1]).subscribe(() => {});
+    end();
+    let told = 0;
+    live.row([1]).subscribe(() => (told += 1));
+    end();
+    const [link] = gateway.links;
+    const [view] = link.views.values();
+    const deltas = [{ delta: "leave", key: [1], index: 0 }];
+    link.say({ type: "deltas", view, position: "ab-200:200:", at: "", deltas });
+    await until(() => told === 1);
+  });
+
+  test("what is ended before the first call is not called", async (t) => {
+    const live = client(t, new Gateway()).live("orders");
+    await live.ready;
+    /** @type {string[]} */
+    const calls = [];
+    live.onValue(() => calls.push("ended"))();
+    live.onValue(() => calls.push("kept"));
+    await until(() => calls.length);
+    assert.deepEqual(calls, ["kept"]);
+  });
+
+  test("a shared window that one slides stays where it is for the other", async (t) => {
+    const gateway = new Gateway();
+    gateway.ids = [1, 2];
+    const hw = client(t, gateway);
+    /** @type {number[]} */
+    const shown = [];
+    const one = hw.live("orders", (rows) => shown.push(rows.length));
+    const two = hw.live("orders");
+    await two.ready;
+    await until(() => shown.length === 1);
+    gateway.ids = [2];
+    await one.reanchor([1]);
+    await until(() => shown.length === 2);
+    assert.deepEqual([shown, two.value?.length], [[2, 1], 2]);
+    const three = hw.live("orders");
+    const sliding = three.reanchor([1, 2]);
+    three.close();
+    await sliding;
+    await until(() => gateway.subscriptions === 2);
+    assert.deepEqual([one.status, two.status], ["live", "live"]);
+  });
+
+  test("a name that objects have of themselves is a name like others", () => {
+    const text = (/** @type {number} */ x) => `{"a":1,"data":{"__proto__":{"admin":true},"x":${x}}}`;
+    const merged = shared(parse(text(1)), parse(text(2)));
+    assert.equal(stringify(merged), text(2));
+    assert.equal(/** @type {any} */ (merged).data.admin, undefined);
+  });
+});

@@ -1,0 +1,241 @@
+"""Whose rights capture runs with, and which remain after an upgrade: the schema belongs to a role,
+tables to another, and a third has enabled them or reads the log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from headwater.capture.postgres import schema
+from headwater.database import Connection, connect
+from headwater.log.read import LogReader
+from tests.support import rows, run
+
+BEFORE_ORDER = 13
+EVERYTHING = ("all tables", "all sequences", "all functions")
+PARTED = (
+    "create table parted (id int primary key, a int) partition by range (id)",
+    "create table parted_1 partition of parted for values from (0) to (100)",
+)
+SYNC = "select headwater.sync_tables()"
+RESETS = "select count(*) from headwater.log where op = 'R'"
+
+
+@dataclass
+class Roles:
+    superuser: Connection
+    owner: Connection
+    """Of the schema headwater."""
+    maker: Connection
+    """Of tables."""
+    reader: Connection
+
+    @property
+    def all(self) -> tuple[Connection, ...]:
+        return (self.owner, self.maker, self.reader)
+
+
+@pytest.fixture
+async def roles(empty_url: str) -> AsyncIterator[Roles]:
+    superuser = await connect(empty_url, purpose="test")
+    database = superuser.info.dbname
+    names = [f"{role}_{database}" for role in ("owner", "maker", "reader")]
+    await run(
+        superuser,
+        *(f"create role {name} login" for name in names),
+        f"grant create on database {database} to {names[0]}",
+        f"grant create, usage on schema public to {', '.join(names)}",
+    )
+    urls = [empty_url.replace("postgres@", f"{name}@") for name in names]
+    opened = [await connect(url, purpose="test") for url in urls]
+    yield Roles(superuser, *opened)
+    for connection in opened:
+        await connection.close()
+    for name in reversed(names):
+        await run(superuser, f"drop owned by {name} cascade", f"drop role {name}")
+    await superuser.close()
+
+
+async def grant_the_log(roles: Roles, to: Connection, *, write: bool = False) -> None:
+    user = to.info.user
+    rights = {"all tables": "select, insert, update, delete" if write else "select"}
+    rights |= {"all sequences": "select, usage", "all functions": "execute"}
+    grants = [f"grant {rights[on]} on {on} in schema headwater to {user}" for on in EVERYTHING]
+    await run(roles.owner, f"grant usage, create on schema headwater to {user}", *grants)
+
+
+async def write_to(connection: Connection, table: str) -> None:
+    await run(
+        connection,
+        f"insert into {table} values (2, 2), (3, 3)",
+        f"update {table} set a = 4",
+        f"with gone as (delete from {table} where id = 2 returning *) insert into {table}"
+        " select id + 10, a from gone",
+        f"delete from {table} where id = 3",
+    )
+
+
+async def test_an_upgrade_with_a_table_that_a_superuser_enabled(roles: Roles) -> None:
+    await schema.install(roles.owner, upto=BEFORE_ORDER)
+    await run(roles.superuser, *PARTED, "create table plain (id int primary key, a int)")
+    for table in ("parted", "plain"):
+        await run(roles.superuser, f"select headwater.enable_reactivity('{table}')")
+    await schema.install(roles.owner)
+    for table in ("parted", "plain"):
+        await write_to(roles.superuser, table)
+    await run(roles.superuser, SYNC)
+    resets = await rows(roles.superuser, RESETS)
+    for table in ("parted", "plain"):
+        await run(roles.superuser, f"delete from {table}")
+        await write_to(roles.superuser, table)
+    assert await rows(roles.superuser, RESETS) == resets  # exact again, once its own role was here
+
+
+async def test_an_upgrade_by_a_superuser(roles: Roles) -> None:
+    """What it adds belongs to the owner of the schema, and who had enabled tables writes on."""
+    await schema.install(roles.owner, upto=BEFORE_ORDER)
+    await grant_the_log(roles, roles.maker, write=True)
+    await run(roles.maker, *PARTED, "create table plain (id int primary key, a int)")
+    for table in ("parted", "plain"):
+        await run(roles.maker, f"select headwater.enable_reactivity('{table}')")
+    await schema.install(roles.superuser)
+    for table in ("parted", "plain"):
+        await write_to(roles.maker, table)
+    owners = await rows(
+        roles.superuser,
+        "select distinct o::regrole::text from ("
+        " select relowner from pg_class where relnamespace = 'headwater'::regnamespace"
+        " union select proowner from pg_proc where pronamespace = 'headwater'::regnamespace"
+        "   and proname !~ '^(capture|mark)_[0-9]') x (o)",
+    )
+    assert owners == [(roles.owner.info.user,)]
+
+
+async def test_readers_read_after_an_upgrade(roles: Roles) -> None:
+    await schema.install(roles.owner, upto=BEFORE_ORDER)
+    await grant_the_log(roles, roles.reader)
+    await schema.install(roles.owner)
+    reader = await LogReader.open(roles.reader)
+    assert (await reader.now(roles.reader)).xmax > 0
+
+
+async def test_what_everybody_may_call(roles: Roles) -> None:
+    """The rest are triggers that PostgreSQL gives to a new partition, with its owner's rights."""
+    await schema.install(roles.owner)
+    functions = "select proname from pg_proc where pronamespace = 'headwater'::regnamespace"
+    found = await rows(roles.reader, f"{functions} and has_function_privilege(oid, 'execute')")
+    assert {name for (name,) in found} == {"signal", "capture_row", "note_move", "pass_row"}
+    await run(
+        roles.reader,
+        "create table own (id int primary key) partition by range (id)",
+        *(
+            f"create trigger {name} after insert on own for each row"
+            f" execute function headwater.{name}()"
+            for name in ("capture_row", "note_move", "pass_row")
+        ),
+        "create table own_1 partition of own for values from (0) to (10)",
+        "insert into own values (1)",
+    )
+    assert await rows(roles.owner, "select count(*) from headwater.log") == [(0,)]
+
+
+STEAL = (
+    "create table loot (who text)",
+    "grant insert on loot to public",
+    "create function steal() returns int language plpgsql as $$ begin"
+    " insert into public.loot values (current_user); return 1;"
+    " exception when others then return 1; end $$",
+    "create function f(int) returns int language plpgsql immutable"
+    " as $$ begin perform public.steal(); return 1; end $$",
+    "create table t (id int primary key, a int)",
+    "create statistics s on (a + f(1)), id from t",
+    "create function again() returns trigger language plpgsql as $$ begin"
+    " if new.a = 2 then update t set a = 1 where id = new.id; end if; return null; end $$",
+    "create trigger again after update on t for each row execute function again()",
+)
+
+
+async def test_capture_calls_nothing_of_the_tables_owner(roles: Roles) -> None:
+    """The planner would, if the table were read: it computes what is immutable at once."""
+    await schema.install(roles.owner)
+    await run(roles.maker, *STEAL, f"grant select, trigger on t to {roles.owner.info.user}")
+    await run(roles.owner, "select headwater.enable_reactivity('t')")
+    await run(roles.maker, "insert into t values (1, 1)", "truncate loot")
+    await run(
+        roles.maker, "update t set a = 2"
+    )  # and back: the log alone does not say in which order
+    thieves = {who for (who,) in await rows(roles.maker, "select who from loot")}
+    assert thieves <= {roles.maker.info.user}
+
+
+async def test_a_new_partition_calls_nothing_of_its_owner(roles: Roles) -> None:
+    await schema.install(roles.owner)
+    await run(roles.superuser, f"grant {roles.maker.info.user} to {roles.owner.info.user}")
+    await run(roles.maker, *STEAL, *PARTED)
+    await run(roles.owner, "select headwater.enable_reactivity('parted')")
+    await run(
+        roles.maker,
+        "create table parted_2 partition of parted for values from (100) to (200)",
+        "create statistics s_2 on (a + f(1)), id from parted_2",
+        "truncate loot",
+    )
+    await run(roles.owner, SYNC)
+    assert await rows(roles.maker, "select who from loot") == []
+
+
+async def test_a_trigger_that_is_not_ours_to_enable(roles: Roles) -> None:
+    """As long as it is disabled the table must be read again at every maintenance."""
+    await schema.install(roles.owner)
+    await run(
+        roles.maker,
+        "create table t (id int primary key, a int)",
+        f"grant trigger on t to {roles.owner.info.user}",
+    )
+    await run(roles.owner, "select headwater.enable_reactivity('t')")
+    (before,) = await rows(roles.owner, RESETS)
+    await run(roles.maker, "alter table t disable trigger headwater_insert")
+    for round in (1, 2):
+        await run(roles.maker, f"insert into t values ({round})")
+        await run(roles.owner, SYNC)
+        assert await rows(roles.owner, RESETS) == [(before[0] + round,)]
+    await run(roles.maker, "alter table t enable trigger headwater_insert")
+    await run(roles.owner, SYNC, SYNC, SYNC)
+    assert await rows(roles.owner, RESETS) == [(before[0] + 3,)]
+
+
+SERIALIZABLE = {
+    "a trigger that writes again": "update {t} set a = a + 2",
+    "merge": "merge into {t} using (values (1), (2), (3)) v (id) on {t}.id = v.id"
+    " when matched and v.id = 1 then delete when matched then update set a = 0"
+    " when not matched then insert values (v.id, 1)",
+}
+
+
+@pytest.mark.parametrize("name", SERIALIZABLE)
+async def test_serializable_writers_of_other_tables_do_not_fail(
+    name: str, roles: Roles, empty_url: str
+) -> None:
+    await schema.install(roles.superuser)
+    for t in ("t", "u"):
+        await run(
+            roles.superuser,
+            f"create table {t} (id int primary key, a int)",
+            f"insert into {t} values (1, 1), (2, 2)",
+            f"create function again_{t}() returns trigger language plpgsql as $$ begin"
+            f" if new.a % 2 = 0 then update {t} set a = a + 1 where id = new.id; end if;"
+            " return null; end $$",
+            f"create trigger again after update on {t} for each row execute function again_{t}()",
+            f"select headwater.enable_reactivity('{t}')",
+        )
+    other = await connect(empty_url, purpose="test")
+    for _ in range(5):
+        for connection in (roles.superuser, other):
+            await run(connection, "begin isolation level serializable")
+        for _ in range(2):
+            await run(roles.superuser, SERIALIZABLE[name].format(t="t"))
+            await run(other, SERIALIZABLE[name].format(t="u"))
+        await run(roles.superuser, "commit")
+        await run(other, "commit")
+    await other.close()
