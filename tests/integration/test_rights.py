@@ -41,12 +41,12 @@ class Roles:
 async def roles(empty_url: str) -> AsyncIterator[Roles]:
     superuser = await connect(empty_url, purpose="test")
     database = superuser.info.dbname
-    names = [f"{role}_{database}" for role in ("owner", "maker", "reader")]
+    names = [f"{role}_{database}" for role in ("Owner", "maker", "reader")]
     await run(
         superuser,
-        *(f"create role {name} login" for name in names),
-        f"grant create on database {database} to {names[0]}",
-        f"grant create, usage on schema public to {', '.join(names)}",
+        *(f'create role "{name}" login' for name in names),
+        f'grant create on database {database} to "{names[0]}"',
+        *(f'grant create, usage on schema public to "{name}"' for name in names),
     )
     urls = [empty_url.replace("postgres@", f"{name}@") for name in names]
     opened = [await connect(url, purpose="test") for url in urls]
@@ -54,7 +54,7 @@ async def roles(empty_url: str) -> AsyncIterator[Roles]:
     for connection in opened:
         await connection.close()
     for name in reversed(names):
-        await run(superuser, f"drop owned by {name} cascade", f"drop role {name}")
+        await run(superuser, f'drop owned by "{name}" cascade', f'drop role "{name}"')
     await superuser.close()
 
 
@@ -110,7 +110,7 @@ async def test_an_upgrade_by_a_superuser(roles: Roles) -> None:
         " union select proowner from pg_proc where pronamespace = 'headwater'::regnamespace"
         "   and proname !~ '^(capture|mark)_[0-9]') x (o)",
     )
-    assert owners == [(roles.owner.info.user,)]
+    assert owners == [(f'"{roles.owner.info.user}"',)]
 
 
 async def test_readers_read_after_an_upgrade(roles: Roles) -> None:
@@ -160,7 +160,7 @@ STEAL = (
 async def test_capture_calls_nothing_of_the_tables_owner(roles: Roles) -> None:
     """The planner would, if the table were read: it computes what is immutable at once."""
     await schema.install(roles.owner)
-    await run(roles.maker, *STEAL, f"grant select, trigger on t to {roles.owner.info.user}")
+    await run(roles.maker, *STEAL, f'grant select, trigger on t to "{roles.owner.info.user}"')
     await run(roles.owner, "select headwater.enable_reactivity('t')")
     await run(roles.maker, "insert into t values (1, 1)", "truncate loot")
     await run(
@@ -172,7 +172,7 @@ async def test_capture_calls_nothing_of_the_tables_owner(roles: Roles) -> None:
 
 async def test_a_new_partition_calls_nothing_of_its_owner(roles: Roles) -> None:
     await schema.install(roles.owner)
-    await run(roles.superuser, f"grant {roles.maker.info.user} to {roles.owner.info.user}")
+    await run(roles.superuser, f'grant {roles.maker.info.user} to "{roles.owner.info.user}"')
     await run(roles.maker, *STEAL, *PARTED)
     await run(roles.owner, "select headwater.enable_reactivity('parted')")
     await run(
@@ -191,7 +191,7 @@ async def test_a_trigger_that_is_not_ours_to_enable(roles: Roles) -> None:
     await run(
         roles.maker,
         "create table t (id int primary key, a int)",
-        f"grant trigger on t to {roles.owner.info.user}",
+        f'grant trigger on t to "{roles.owner.info.user}"',
     )
     await run(roles.owner, "select headwater.enable_reactivity('t')")
     (before,) = await rows(roles.owner, RESETS)

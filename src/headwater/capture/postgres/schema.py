@@ -142,14 +142,15 @@ create table headwater.migrations (
 # What a superuser, or another member of the owning role, adds belongs to the owner of the schema.
 _AS_OWNER = """
 select set_config('role', owner, true)
-from (select nspowner::regrole::text as owner from pg_namespace where nspname = 'headwater') s
-where owner <> quote_ident(current_user) and pg_has_role(
+from (select pg_get_userbyid(nspowner) as owner from pg_namespace where nspname = 'headwater') s
+where owner <> current_user and pg_has_role(
   owner, case when current_setting('server_version_num')::int < 160000 then 'member' else 'set' end)
 """
 
-# For everybody are headwater.signal, and the triggers that a new partition is given: its owner must be
-# allowed to use them, and on a table that is not captured they do nothing. Roles that may call a function of the first version were
-# given all of them: the role that enabled a table calls them in its capture functions.
+# For everybody are headwater.signal, and the triggers that a new partition is given: its owner must
+# be allowed to use them, and on a table that is not captured they do nothing. Roles that may call a
+# function of the first version were given all of them: the role that enabled a table calls them in
+# its capture functions.
 _RIGHTS = """
 do $$
 declare

@@ -17,6 +17,30 @@ alter table headwater.captures
   add column meaning jsonb,
   add column remembered_in xid8;
 
+-- The same as in 004_statements.sql; a role's name may have to be quoted.
+create or replace function headwater.trusts(type oid) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  with recursive parts (oid) as (
+    select type
+    union
+    select part.oid
+    from parts p
+    join pg_type t on t.oid = p.oid
+    cross join lateral (
+      select t.typelem where t.typelem <> 0
+      union all
+      select t.typbasetype where t.typbasetype <> 0
+      union all
+      select a.atttypid from pg_attribute a
+      where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
+    ) part (oid)
+  )
+  select bool_and(r.rolname = current_user or r.rolsuper)
+  from parts p join pg_type t on t.oid = p.oid join pg_roles r on r.oid = t.typowner
+$$;
+
 -- Columns and key of a relation as jsonb; the key is empty where there is no primary key. Virtual
 -- columns (PostgreSQL 18) are only named: they are computed when they are read, which can fail, and
 -- are left out of images.
