@@ -377,22 +377,58 @@ async def test_what_a_function_leaves_behind_does_not_matter(
     assert await count(connection) == 1
 
 
-async def test_what_is_deferred_runs_with_the_users_rights(
-    site: Site, connection: Connection, clerk: Identity
+AT_COMMIT = {
+    "a deferred trigger": [
+        "create constraint trigger late after insert on orders deferrable initially deferred"
+        " for each row execute function note()",
+    ],
+    "a cursor that outlives the transaction": [
+        "create function late() returns trigger language plpgsql as $$ begin"
+        " execute 'declare late cursor with hold for select public.noted()'; return null; end $$",
+        "create trigger late after insert on orders for each row execute function late()",
+    ],
+    "a deferred trigger of a deferred trigger": [
+        "create table others (id int)",
+        "grant insert on others to public",
+        "create constraint trigger late after insert on others deferrable initially deferred"
+        " for each row execute function note()",
+        "create function late() returns trigger language plpgsql as $$ begin"
+        " set constraints all deferred; insert into public.others values (1); return null; end $$",
+        "create constraint trigger late after insert on orders deferrable initially deferred"
+        " for each row execute function late()",
+    ],
+}
+
+
+@pytest.mark.parametrize("what", AT_COMMIT)
+async def test_what_runs_at_the_commit_has_the_users_rights(
+    site: Site, connection: Connection, clerk: Identity, what: str
 ) -> None:
     await run(
         connection,
         "create table ran_as (name text)",
         "grant insert on ran_as to public",
+        "create function noted() returns int language sql as"
+        " $$ insert into public.ran_as values (current_user) returning 1 $$",
         "create function note() returns trigger language plpgsql as"
-        " $$ begin insert into public.ran_as values (current_user); return null; end $$",
-        "create constraint trigger note after insert on orders deferrable initially deferred"
-        " for each row execute function note()",
+        " $$ begin perform public.noted(); return null; end $$",
+        *AT_COMMIT[what],
     )
+
+    async def lowers(ctx: MutationContext) -> int:
+        await ctx.execute("set local role request_clerk")
+        return await place(ctx)
+
+    async def becomes(ctx: MutationContext) -> int:
+        await ctx.execute("set local session authorization request_clerk")
+        return await place(ctx)
+
     for key in ("k", None):
         await site.call(place, key, identity=clerk)
+        await site.call(lowers, key)
+        await site.call(becomes, key and "k2")
     found = await rows(connection, "select name, count(*)::int from ran_as group by name")
-    assert found == [("request_clerk", 2)]
+    assert found == [("request_clerk", 6)]
 
 
 async def test_what_is_deferred_and_fails_writes_nothing(

@@ -248,9 +248,8 @@ async def _commit(
                 if request is not None:
                     await store_request(connection, request, bytes(value), keep)
                 await commit.execute("commit")
-                if request is None:
-                    # Whatever role the function may have left behind, it need not know the log.
-                    await connection.execute("set session authorization default")
+                # Whatever role the function may have left behind, it need not know the log.
+                await connection.execute("set session authorization default")
                 cursor = await connection.execute(_POSITION)
             return await _position(cursor)
     except (psycopg.Error, TimeoutError) as error:

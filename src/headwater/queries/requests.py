@@ -1,8 +1,10 @@
 """The stored requests: what a mutation with an idempotency key asks the database beside its own.
 
 All of it runs with Headwater's own rights, in the mutation's transaction and in round trips that it
-needs anyway: the key is looked up before the user's role is taken, and the result is stored after
-that role is given back, immediately before the commit. `016_requests.sql` has the tables.
+needs anyway: the key is looked up before the user's role is taken, and the result is stored by the
+last statement before the commit. The commit itself has the user's role again, because a commit can
+run code of others: deferred triggers, and the queries of cursors that outlive the transaction.
+`016_requests.sql` has the tables.
 """
 
 from __future__ import annotations
@@ -70,15 +72,29 @@ async def store_request(
 ) -> None:
     """Store the result, as the last statement before the commit; inside a pipeline.
 
-    What the mutation deferred to the commit is done first, with the rights that it has there. Its
-    search path may name any schema, so every name here has its own.
+    The role that the mutation left is put aside for this one statement. Its search path may name
+    any schema, so every name here has its own.
     """
     stored = result if len(result) <= REQUEST_RESULT_BYTES_MAX else None
+    # What fails at the commit fails here already. Also, the first statement of a pipeline must
+    # return no rows: libpq would give them in chunks, as it did for the last `ctx.fetch`.
     await connection.execute("set constraints all immediate")
+    await connection.execute(_PUT_ROLE_ASIDE)
     await connection.execute("set session authorization default")
     await connection.execute(_STORE, (request.scope, request.key, request.digest, stored, keep))
+    await connection.execute(_TAKE_ROLE_AGAIN)
 
 
+_PUT_ROLE_ASIDE = (
+    "select pg_catalog.set_config('headwater.session_user',"
+    " pg_catalog.current_setting('session_authorization'), true),"
+    " pg_catalog.set_config('headwater.role', pg_catalog.current_setting('role'), true)"
+)
+_TAKE_ROLE_AGAIN = (
+    "select pg_catalog.set_config('session_authorization',"
+    " pg_catalog.current_setting('headwater.session_user'), true),"
+    " pg_catalog.set_config('role', pg_catalog.current_setting('headwater.role'), true)"
+)
 _STORE = (
     "select headwater.store_request(%s::pg_catalog.bytea, %s::pg_catalog.text,"
     " %s::pg_catalog.bytea, %s::pg_catalog.bytea, %s::pg_catalog.interval)"
