@@ -431,6 +431,30 @@ async def test_what_runs_at_the_commit_has_the_users_rights(
     assert found == [("request_clerk", 6)]
 
 
+async def test_a_search_path_that_stays_behind_is_not_used(
+    site: Site, connection: Connection, clerk: Identity
+) -> None:
+    """The position is read with Headwater's rights, after the commit."""
+    await run(
+        connection,
+        "create table ran_as (name text)",
+        "grant insert on ran_as to public",
+        "create schema evil",
+        "grant usage on schema evil to public",
+        "create table evil.text (id int)",
+        "create function evil.pg_current_snapshot() returns text language sql as"
+        " $$ insert into public.ran_as values (current_user);"
+        " select pg_catalog.pg_current_snapshot()::text $$",
+        "create function late() returns trigger language plpgsql as $$ begin"
+        " perform set_config('search_path', 'evil, pg_catalog', false); return null; end $$",
+        "create trigger late after insert on orders for each row execute function late()",
+    )
+    for key in ("k", "k", None):
+        await site.call(place, key, identity=clerk)
+    assert await rows(connection, "select name from ran_as") == []
+    assert await count(connection) == 2
+
+
 async def test_what_is_deferred_and_fails_writes_nothing(
     site: Site, connection: Connection
 ) -> None:

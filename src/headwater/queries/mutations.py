@@ -273,7 +273,7 @@ async def _position(cursor: psycopg.AsyncCursor[tuple[Any, ...]]) -> Position:
     return Position.of_snapshot(*row)
 
 
-_POSITION = "select headwater.log_id(), pg_current_snapshot()::text"
+_POSITION = "select headwater.log_id(), pg_catalog.pg_current_snapshot()::pg_catalog.text"
 _ENDED = (
     "the function ended its transaction itself: what it wrote until then may be committed."
     " Leave commit and rollback to Headwater; use `async with ctx.connection.transaction()` for"
