@@ -531,9 +531,14 @@ REQUEST_LOOKUP_SECONDS = 10.0
 """How long a gateway that lost the database during a commit looks for the outcome. Then it is
 unknown; with an idempotency key the caller may repeat the mutation."""
 
+REQUEST_SECONDS_MIN = 7_200.0
+"""How long the idempotency key of a mutation is stored at least: twice as long as a client repeats
+it. A shorter `mutation_retention` is refused, and of a user's keys beyond the bound no younger one
+is removed."""
+
 REQUESTS_PER_USER_MAX = 100_000
-"""Idempotency keys of one user that are stored. Beyond, the oldest are removed; a repetition of
-theirs runs again."""
+"""Idempotency keys of one user that are stored. Beyond, the oldest are removed if no client repeats
+them any more; a repetition of theirs would run again."""
 
 REQUESTS_TRIM_EVERY = 1_000
 """After how many stored keys of one user a gateway looks whether there are too many, and how many

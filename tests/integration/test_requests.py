@@ -481,7 +481,7 @@ FORBIDDEN = [
     "select headwater.store_request('a', 'b', 'c', 'd', '1 hour')",
     "select headwater.publish_once('{}', '{}', '{}', '1 hour', '{}', '{}')",
     "select headwater.trim_requests()",
-    "select headwater.trim_user_requests('a', 0, 10)",
+    "select headwater.trim_user_requests('a', 0, '0', 10)",
 ]
 
 
@@ -624,15 +624,39 @@ async def test_requests_are_forgotten_after_their_time(
 async def test_the_oldest_requests_of_a_user_give_way(
     site: Site, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But only those that no client repeats any more."""
     monkeypatch.setattr(requests_module, "REQUESTS_TRIM_EVERY", 5)
     monkeypatch.setattr(requests_module, "REQUESTS_PER_USER_MAX", 3)
     monkeypatch.setattr(requests_module, "REQUESTS_TRIM_BATCH", 1)
     await site.call(place, "of-another", identity=ANONYMOUS)
+    stored = "select key from headwater.requests order by stored_at"
     for number in range(5):
         await site.call(place, f"k{number}")
     await asyncio.gather(*site.runners[0]._tasks)
-    found = await rows(connection, "select key from headwater.requests order by expires_at")
-    assert [key for (key,) in found] == ["of-another", "k2", "k3", "k4"]
+    all_keys = ["of-another", "k0", "k1", "k2", "k3", "k4"]
+    assert [key for (key,) in await rows(connection, stored)] == all_keys
+    await run(
+        connection, "update headwater.requests set stored_at = stored_at - interval '3 hours'"
+    )
+    for number in range(5, 10):
+        await site.call(place, f"k{number}")
+    await asyncio.gather(*site.runners[0]._tasks)
+    left = ["of-another", "k5", "k6", "k7", "k8", "k9"]
+    assert [key for (key,) in await rows(connection, stored)] == left
+
+
+async def test_trimming_locks_only_what_it_removes(connection: Connection) -> None:
+    await run(
+        connection,
+        "insert into headwater.requests (scope, key, digest, expires_at, stored_at)"
+        " select 'a', i::text, 'x', now(), now() - interval '1 day' + i * interval '1 s'"
+        " from generate_series(1, 100) i",
+    )
+    for keep, most, removed in ((100, 10, 0), (95, 3, 3), (95, 3, 2), (95, 3, 0)):
+        trim = f"select headwater.trim_user_requests('a', {keep}, '1 hour', {most})"
+        assert await rows(connection, trim) == [(removed,)]
+    left = "select min(key::int), count(*)::int, count(*) filter (where xmax <> '0')::int"
+    assert await rows(connection, f"{left} from headwater.requests") == [(6, 95, 0)]
 
 
 # ------------------------------------------------------------------------ messages

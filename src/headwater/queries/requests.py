@@ -22,6 +22,7 @@ from headwater.errors import DatabaseError, HeadwaterError, ResultError
 from headwater.idempotency import Request, reused
 from headwater.limits import (
     REQUEST_RESULT_BYTES_MAX,
+    REQUEST_SECONDS_MIN,
     REQUESTS_COUNTED_USERS_MAX,
     REQUESTS_PER_USER_MAX,
     REQUESTS_TRIM_BATCH,
@@ -138,13 +139,16 @@ class UserBound:
         return False
 
 
+_AGE_MIN = timedelta(seconds=REQUEST_SECONDS_MIN)
+
+
 async def trim_user(connection: Connection, scope: bytes) -> None:
-    """Remove the oldest requests of a user beyond the bound."""
+    """Remove the oldest requests of a user beyond the bound, if no client repeats them any more."""
     removed = REQUESTS_TRIM_BATCH
     while removed >= REQUESTS_TRIM_BATCH:
         cursor = await connection.execute(
-            "select headwater.trim_user_requests(%s, %s, %s)",
-            (scope, REQUESTS_PER_USER_MAX, REQUESTS_TRIM_BATCH),
+            "select headwater.trim_user_requests(%s, %s, %s, %s)",
+            (scope, REQUESTS_PER_USER_MAX, _AGE_MIN, REQUESTS_TRIM_BATCH),
         )
         row = await cursor.fetchone()
         removed = row[0] if row else 0

@@ -11,10 +11,12 @@ create table headwater.requests (
   digest bytea not null, -- of the function's name and arguments
   result bytea, -- JSON; null for one that was too large to be stored
   expires_at timestamptz not null,
+  stored_at timestamptz not null default clock_timestamp(),
   primary key (scope, key)
 );
 
 create index on headwater.requests (expires_at);
+create index on headwater.requests (scope, stored_at);
 
 -- Messages on channels are not stored, so their keys need not survive a crash of the server either.
 create unlogged table headwater.published (
@@ -129,18 +131,25 @@ begin
   return greatest(requests, messages);
 end $$;
 
--- Forgets the oldest requests of one user beyond the latest `keep`, at most so many.
-create function headwater.trim_user_requests(of_scope bytea, keep integer, most integer)
-returns integer
+-- Removes the oldest requests of one user beyond the latest `keep`, at most `most` of them and none
+-- that is younger than `age`. Locks only the rows that it removes: the first of them is found without
+-- a lock.
+create function headwater.trim_user_requests(
+  of_scope bytea, keep integer, age interval, most integer) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+  last timestamptz;
   removed integer;
 begin
+  select o.stored_at into last from headwater.requests o
+  where o.scope = of_scope order by o.stored_at desc offset keep limit 1;
   delete from headwater.requests r
-  using (select o.key from headwater.requests o where o.scope = of_scope
-         order by o.expires_at desc offset keep limit most for update skip locked) as over
+  using (select o.key from headwater.requests o
+         where o.scope = of_scope and o.stored_at <= least(last, clock_timestamp() - age)
+           and last is not null
+         order by o.stored_at limit most for update skip locked) as over
   where r.scope = of_scope and r.key = over.key;
   get diagnostics removed = row_count;
   return removed;
@@ -151,4 +160,4 @@ revoke all on function headwater.store_request(bytea, text, bytea, bytea, interv
 revoke all on function
   headwater.publish_once(bytea[], text[], bytea[], interval, integer[], text[]) from public;
 revoke all on function headwater.trim_requests(integer) from public;
-revoke all on function headwater.trim_user_requests(bytea, integer, integer) from public;
+revoke all on function headwater.trim_user_requests(bytea, integer, interval, integer) from public;
