@@ -324,6 +324,13 @@ CLIENT_MUTATION_ATTEMPTS_MAX = 30
 """How often a mutation is sent whose connection is lost each time; then its outcome is unknown, and
 that is raised."""
 
+CLIENT_MUTATION_SECONDS = 3_600
+"""How long after it was sent first a mutation is repeated. Later the gateway may have forgotten its
+key: its outcome is unknown, and that is raised."""
+
+CLIENT_PUBLISH_SECONDS = 300
+"""The same for a message on a channel, whose key is stored for `PUBLISH_KEY_SECONDS`."""
+
 CLIENT_REPEAT_SECONDS = 60.0
 """How long a mutation that is refused for now is repeated; then the refusal is raised."""
 
@@ -531,7 +538,7 @@ REQUEST_LOOKUP_SECONDS = 10.0
 """How long a gateway that lost the database during a commit looks for the outcome. Then it is
 unknown; with an idempotency key the caller may repeat the mutation."""
 
-REQUEST_SECONDS_MIN = 7_200.0
+REQUEST_SECONDS_MIN = 2 * CLIENT_MUTATION_SECONDS
 """How long the idempotency key of a mutation is stored at least: twice as long as a client repeats
 it. A shorter `mutation_retention` is refused, and of a user's keys beyond the bound no younger one
 is removed."""

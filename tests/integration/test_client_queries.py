@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,23 @@ async def test_a_mutation_that_is_refused_for_long(
         error = await raised(task)
         assert isinstance(error, ConnectionFailed)
         assert (error.code, error.retryable) == ("outcome_unknown", False)
+
+
+async def test_a_mutation_is_not_repeated_when_its_key_may_be_forgotten(
+    standin: StandIn, transport: Any
+) -> None:
+    """The machine of the client has slept, and the gateway would run the mutation once more."""
+    async with client(standin, transport) as hw:
+        task = await unanswered(standin, hw, Mutate)
+        later = time.time() + limits.CLIENT_MUTATION_SECONDS
+        hw._calls._requests._clock = lambda: later
+        standin.answers = True
+        standin.cut()
+        error = await raised(task)
+        assert isinstance(error, ConnectionFailed)
+        assert (error.code, error.retryable) == ("outcome_unknown", False)
+        assert len(asked(standin, Mutate)) == 1
+        assert (await hw.mutate("put", id=1, amount=5)).value == 1
 
 
 async def test_a_key_of_ones_own(standin: StandIn, transport: Any) -> None:
