@@ -196,16 +196,17 @@ async def test_a_mutation_is_repeated_with_its_key(standin: StandIn, transport: 
 
 RATE = Error("limit", "too often", retryable=True, retry_after_secs=0.01)
 STARTING = Error("unavailable", "starting", retryable=True)
-CONFLICT = Error("conflict", "still runs", retryable=True)
+CONFLICT = Error("conflict", "others write", retryable=True)
+RUNNING = Error("still_running", "wait for it", retryable=True)
 
 
 async def test_a_mutation_that_is_refused_for_now(standin: StandIn, transport: Any) -> None:
-    standin.status["conflict"] = 503
+    standin.status |= {"conflict": 503, "still_running": 503}
     async with client(standin, transport) as hw:
-        standin.call_refusals = [RATE, STARTING, CONFLICT]
+        standin.call_refusals = [RATE, STARTING, CONFLICT, RUNNING]
         assert (await hw.mutate("put", id=1, amount=5)).value == 1
     calls = asked(standin, Mutate)
-    assert len(calls) == 4
+    assert len(calls) == 5
     assert len({message.idempotency_key for message in calls}) == 1
 
 

@@ -272,7 +272,7 @@ async def test_a_first_that_takes_too_long(site: Site, connection: Connection) -
     await began.wait()
     with pytest.raises(DatabaseError, match="still runs under this idempotency key") as caught:
         await site.call(gated, "k", gateway=1, timeout=0.1)
-    assert caught.value.code == "conflict"
+    assert caught.value.code == "still_running"
     assert caught.value.retryable
     go.set()
     value, _ = await first

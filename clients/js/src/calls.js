@@ -158,7 +158,7 @@ export class Calls {
    */
   #refused(pending, error) {
     pending.isSent = false;
-    pending.isDoubtful ||= error.code === "outcome_unknown";
+    pending.isDoubtful ||= NOT_KNOWN.has(error.code);
     pending.refused ??= Date.now();
     const isForNow = error.retryAfter !== undefined || FOR_NOW.has(error.code);
     const mayRepeat = isKeyed(pending) && isForNow;
@@ -199,7 +199,10 @@ export function newKey() {
 }
 
 /** What the gateway may be able to do in a moment. */
-const FOR_NOW = new Set(["unavailable", "database", "outcome_unknown"]);
+const FOR_NOW = new Set(["unavailable", "database", "outcome_unknown", "still_running"]);
+
+/** An attempt may succeed yet, or may have succeeded. */
+const NOT_KNOWN = new Set(["outcome_unknown", "still_running"]);
 
 /** Whether it is a message to a channel. @param {{type: string}} call */
 const isSaid = (call) => call.type === "publish" || call.type === "state";

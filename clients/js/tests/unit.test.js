@@ -393,6 +393,29 @@ describe("a client", () => {
     await assert.rejects(hw.mutate("place", { id: 3 }), { code: "conflict" });
   });
 
+  test("a mutation whose first attempt still runs is asked again with its key", async (t) => {
+    const gateway = new Gateway();
+    const hw = client(t, gateway);
+    const refusals = ["lost", "still_running", "still_running"];
+    gateway.instead = (message, link) => {
+      const code = message.type === "mutate" && refusals.shift();
+      if (!code) return false;
+      if (code === "lost") link.cut();
+      else link.say({ type: "error", id: message.id, code, message: "x", retryable: true });
+      return true;
+    };
+    assert.equal((await hw.mutate("place", { id: 1 })).value, 1);
+    assert.equal(gateway.heard.length, 4);
+    assert.equal(new Set(gateway.heard.map((message) => message.idempotency_key)).size, 1);
+    gateway.instead = ({ id }, link) => {
+      const running = { code: "still_running", message: "x", retryable: true };
+      link.say({ type: "error", id, ...running, retry_after_secs: 3600 });
+      return true;
+    };
+    const sent = hw.mutate("place", { id: 2 });
+    await assert.rejects(sent, { code: "outcome_unknown", retryable: false });
+  });
+
   test("resumes from its position, under another id", async (t) => {
     const gateway = new Gateway();
     gateway.place(1);

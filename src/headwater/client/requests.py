@@ -58,7 +58,7 @@ class Attempts(msgspec.Struct):
     since: float | None = None
     """When it was sent first."""
     in_doubt: bool = False
-    """Whether one of them was sent and not answered, so it may have succeeded."""
+    """Whether one of them was sent and not answered, or still runs, so it may have succeeded."""
     too_late: bool = False
     """Whether it is not repeated because the gateway may have forgotten its key."""
 
@@ -146,11 +146,11 @@ class Requests:
         """What a refusal means for a call. If it turned away a repetition before that was looked
         up, the attempts before it may have succeeded."""
         call, attempts = self._calls[id], self._attempts[id]
+        attempts.in_doubt |= error.code in ("outcome_unknown", "still_running")
         if error.code == "outcome_unknown":
-            attempts.in_doubt = True
             return error
         repeated = isinstance(call, Mutate) and attempts.in_doubt
-        if repeated and isinstance(error, _TURNED_AWAY):
+        if repeated and isinstance(error, _TURNED_AWAY) and error.code != "conflict":
             return outcome_unknown(_name(call), error)
         return error
 
@@ -200,12 +200,11 @@ def _name(call: Call) -> str:
 def outcome_unknown(what: str, refusal: HeadwaterError | None = None) -> ConnectionFailed:
     """The outcome of what was sent and not answered. It may be repeated where the `refusal` of its
     last repetition allows that."""
-    reason = "" if refusal is None else f", and its repetition was refused: {refusal}"
-    error = ConnectionFailed(
-        f"the connection was lost before {what} was answered{reason}",
-        hint=LOOK_FIRST,
-        code="outcome_unknown",
-    )
+    if refusal is None:
+        said = f"the connection was lost before {what} was answered"
+    else:
+        said = f"it is not known whether {what} has happened; a repetition was refused: {refusal}"
+    error = ConnectionFailed(said, hint=LOOK_FIRST, code="outcome_unknown")
     error.retryable = refusal is not None and refusal.retryable
     error.retry_after = None if refusal is None else refusal.retry_after
     return error

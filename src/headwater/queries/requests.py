@@ -117,8 +117,8 @@ def result_of(stored: Stored, mutation: Mutation) -> msgspec.Raw:
 def _under_way(mutation: Mutation) -> HeadwaterError:
     return DatabaseError(
         f"{mutation.label} still runs under this idempotency key",
-        code="conflict",
-        hint="Repeat it with the same key.",
+        code="still_running",
+        hint="How it ends is not known yet. Repeat it with the same key.",
     )
 
 
