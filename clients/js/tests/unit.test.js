@@ -346,14 +346,20 @@ describe("a client", () => {
       assert.equal(gateway.heard.length, 1);
     });
 
-    test("when it is then refused for who asks; but not for what is asked", async (t) => {
+    test("when it is then refused before its key is looked up; but not when it has run", async (t) => {
       for (const [code, expected] of [
         ["token_expired", "outcome_unknown"],
+        ["invalid_query", "outcome_unknown"],
+        ["mutation_unknown", "outcome_unknown"],
+        ["internal", "outcome_unknown"],
         ["nothing", "nothing"],
+        ["timed_out", "timed_out"],
+        ["idempotency_key_reused", "idempotency_key_reused"],
       ]) {
         const { gateway, sent } = await unanswered(t);
         gateway.instead = ({ type, id }, link) => {
-          if (type === "mutate") link.say({ type: "error", id, code, message: "no" });
+          const retryable = code === "timed_out";
+          if (type === "mutate") link.say({ type: "error", id, code, message: "no", retryable });
           return true;
         };
         for (const link of [...gateway.links]) link.cut();

@@ -98,10 +98,13 @@ class Channel(Subscription):
                     raise
                 lost = error
                 await self._followed_again(message.id, lost)
-            except NotFound:
+            except HeadwaterError as error:
                 # It was sent on a new connection, under the name that the channel had before.
-                if message.id == self.state.wire_id:
-                    raise
+                if isinstance(error, NotFound) and message.id != self.state.wire_id:
+                    continue
+                if lost is not None and attempts.in_doubt:
+                    raise lost from error
+                raise
         raise lost or ConnectionFailed("the connection was lost each time this was published")
 
     async def set_state(self, state: Any) -> None:

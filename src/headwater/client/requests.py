@@ -19,12 +19,11 @@ import msgspec
 from headwater.client.refusals import LOOK_FIRST, error_of
 from headwater.errors import (
     ConnectionFailed,
-    DatabaseError,
+    FunctionFailed,
     HeadwaterError,
-    LimitExceeded,
-    NotFound,
-    Unauthorized,
-    Unavailable,
+    Refused,
+    ResultError,
+    TimedOut,
 )
 from headwater.limits import (
     CLIENT_CALL_ATTEMPTS_MAX,
@@ -143,14 +142,13 @@ class Requests:
         return None
 
     def _refused(self, id: str, error: HeadwaterError) -> HeadwaterError:
-        """What a refusal means for a call. If it turned away a repetition before that was looked
+        """What a refusal means for a call. If it turned away a repetition before its key was looked
         up, the attempts before it may have succeeded."""
         call, attempts = self._calls[id], self._attempts[id]
         attempts.in_doubt |= error.code in ("outcome_unknown", "still_running")
         if error.code == "outcome_unknown":
             return error
-        repeated = isinstance(call, Mutate) and attempts.in_doubt
-        if repeated and isinstance(error, _TURNED_AWAY) and error.code != "conflict":
+        if isinstance(call, Mutate) and attempts.in_doubt and not _was_run(error):
             return outcome_unknown(_name(call), error)
         return error
 
@@ -189,8 +187,12 @@ class Requests:
         return over
 
 
-_TURNED_AWAY = (ConnectionFailed, DatabaseError, LimitExceeded, NotFound, Unauthorized, Unavailable)
-"""Refusals that say nothing about an attempt before."""
+def _was_run(error: HeadwaterError) -> bool:
+    """Whether it is the refusal of a mutation whose key was looked up first: no attempt before it
+    has succeeded. Arguments and rights are checked before that, and another release of the
+    application may check them in another way."""
+    kinds = (FunctionFailed, Refused, ResultError, TimedOut)
+    return isinstance(error, kinds) or error.code in ("conflict", "idempotency_key_reused")
 
 
 def _name(call: Call) -> str:

@@ -11,12 +11,13 @@ from headwater.client.calls import Calls
 from headwater.client.channels import Channel
 from headwater.client.requests import Attempts
 from headwater.client.subscriptions import Feed, Live, Subscription
-from headwater.errors import ConnectionFailed
+from headwater.errors import HeadwaterError
 from headwater.limits import CLIENT_PUBLISH_SECONDS
 from headwater.protocol import (
     Answer,
     ChannelCall,
     ClientMessage,
+    Error,
     Presence,
     Publish,
     SetState,
@@ -85,10 +86,25 @@ async def test_a_message_that_was_sent_long_ago_is_not_repeated(
     assert len({message.idempotency_key for message in line.sent}) == 1
 
 
+@pytest.mark.parametrize(("lost", "code"), [(True, "outcome_unknown"), (False, "forbidden")])
+async def test_a_refused_repetition_does_not_say_how_the_first_ended(lost: bool, code: str) -> None:
+    line = Line()
+    async with Channel(line, ChannelCall("room:1")) as room, asyncio.TaskGroup() as tasks:
+        publishing = tasks.create_task(_published(room))
+        while len(line.sent) < 1:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        if lost:
+            line.lose(room)
+        while len(line.sent) < 1 + lost:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        line.calls.received(Error("forbidden", "not any more", id=line.sent[-1].request))
+        assert await publishing == code
+
+
 async def _published(room: Channel) -> str | None:
     """The code of the error that it ended with."""
     try:
         await room.publish("hello")
-    except ConnectionFailed as error:
+    except HeadwaterError as error:
         return error.code
     return None

@@ -76,10 +76,15 @@ REFUSALS = [
     (Error("still_running", "wait", retryable=True), "outcome_unknown", True),
     (Error("token_expired", "too late"), "outcome_unknown", False),
     (Error("mutation_unknown", "a new release"), "outcome_unknown", False),
+    (Error("invalid_query", "args: a new release"), "outcome_unknown", False),
+    (Error("forbidden", "no role of that name"), "outcome_unknown", False),
+    (Error("internal", "a fault"), "outcome_unknown", False),
     # What it is refused with when it runs says that no attempt has succeeded.
     (Error("sold_out", "none is left"), "sold_out", False),
     (Error("function_failed", "under 7"), "function_failed", False),
     (Error("conflict", "others write", retryable=True), "conflict", True),
+    (Error("timed_out", "too slow", retryable=True), "timed_out", True),
+    (Error("result_not_stored", "too large"), "result_not_stored", False),
     (Error("idempotency_key_reused", "for another"), "idempotency_key_reused", False),
 ]
 
