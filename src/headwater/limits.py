@@ -534,6 +534,10 @@ REQUEST_RESULT_BYTES_MAX = 1024 * 1024
 """Bytes of a mutation's result, as JSON, that are stored with its idempotency key. Of a larger one
 only the key is stored: a repetition does nothing and is answered with an error that says so."""
 
+REQUEST_BEGIN_ATTEMPTS_MAX = 10
+"""How often a transaction is begun whose snapshot is older than an attempt with the same
+idempotency key; above READ COMMITTED the second sees it. Then the mutation is refused for now."""
+
 REQUEST_LOOKUP_SECONDS = 10.0
 """How long a gateway that lost the database during a commit looks for the outcome. Then it is
 unknown; with an idempotency key the caller may repeat the mutation."""

@@ -21,6 +21,7 @@ from headwater.database import Connection
 from headwater.errors import DatabaseError, HeadwaterError, ResultError
 from headwater.idempotency import Request, reused
 from headwater.limits import (
+    REQUEST_BEGIN_ATTEMPTS_MAX,
     REQUEST_RESULT_BYTES_MAX,
     REQUEST_SECONDS_MIN,
     REQUESTS_COUNTED_USERS_MAX,
@@ -47,22 +48,29 @@ async def begin_request(
 ) -> Stored | None:
     """Begin a transaction, in one round trip. What is stored for the request, or None if it is to
     run now; waits while another transaction runs it. The `own` settings hold for that already."""
-    try:
-        async with begin_as(connection, settings):
-            await connection.execute("begin")
-            await set_settings(connection, own)
-            cursor = await connection.execute(_BEGIN, (request.scope, request.key, request.digest))
-            await set_settings(connection, settings)
-        row = await cursor.fetchone()
-    except (errors.QueryCanceled, errors.LockNotAvailable) as error:
+    for _ in range(REQUEST_BEGIN_ATTEMPTS_MAX):
+        try:
+            async with begin_as(connection, settings):
+                await connection.execute("begin")
+                await set_settings(connection, own)
+                asked = (request.scope, request.key, request.digest)
+                cursor = await connection.execute(_BEGIN, asked)
+                await set_settings(connection, settings)
+            row = await cursor.fetchone()
+        except errors.SerializationFailure:
+            await connection.rollback()
+            continue
+        except (errors.QueryCanceled, errors.LockNotAvailable) as error:
+            await connection.rollback()
+            raise _under_way(mutation) from error
+        assert row is not None
+        outcome, result = row
+        if outcome in ("new", "repeated"):
+            return Stored(result) if outcome == "repeated" else None
         await connection.rollback()
-        raise _under_way(mutation) from error
-    assert row is not None
-    outcome, result = row
-    if outcome == "reused":
-        await connection.rollback()
-        raise reused(mutation.label)
-    return Stored(result) if outcome == "repeated" else None
+        if outcome == "reused":
+            raise reused(mutation.label)
+    raise _under_way(mutation)
 
 
 _BEGIN = "select outcome, result from headwater.begin_request(%s, %s, %s)"

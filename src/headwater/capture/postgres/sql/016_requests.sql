@@ -34,10 +34,11 @@ alter table headwater.published enable row level security;
 revoke all on headwater.requests from public;
 revoke all on headwater.published from public;
 
--- What is known of a request: `outcome` is new, repeated (with its result) or reused for another
--- request. Two transactions with the same key run one after the other: the second waits here until the
--- first has ended. The lock is taken before the row is looked up, so that the statement that looks
--- sees what the first has committed.
+-- What is known of a request: `outcome` is new, repeated (with its result), reused for another request,
+-- or again: begin another transaction. Two transactions with the same key run one after the other: the
+-- second waits here until the first has ended. The lock is taken before the row is looked up, so that
+-- the statement that looks sees what the first has committed. Above READ COMMITTED it does not: the
+-- snapshot may be from before that. There the unique index says whether the row was stored since.
 create function headwater.begin_request(
   of_scope bytea, of_key text, of_digest bytea, out outcome text, out result bytea)
 language plpgsql volatile security definer
@@ -53,10 +54,20 @@ begin
   if outcome <> 'repeated' then
     result := null;
   end if;
+  if outcome = 'new' and current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+    begin
+      insert into headwater.requests (scope, key, digest, expires_at)
+      values (of_scope, of_key, of_digest, clock_timestamp());
+      raise exception 'headwater: the row is not to stay' using errcode = 'HW001';
+    exception
+      when unique_violation then outcome := 'again';
+      when sqlstate 'HW001' then null;
+    end;
+  end if;
 end $$;
 
--- Stores a result for as long as `keep`. A row that this transaction could not see, because it reads
--- an older snapshot, makes it fail: the repetition that follows sees it.
+-- Stores a result for as long as `keep`. Only in the transaction of begin_request, which holds the lock:
+-- if another has stored it all the same, this one fails and writes nothing.
 create function headwater.store_request(
   of_scope bytea, of_key text, of_digest bytea, of_result bytea, keep interval) returns void
 language plpgsql volatile security definer
