@@ -328,6 +328,13 @@ CLIENT_MUTATION_ATTEMPTS_MAX = 30
 """How often a mutation is sent whose connection is lost each time; then its outcome is unknown, and
 that is raised."""
 
+CLIENT_MUTATION_SECONDS = 3_600
+"""How long after it was sent first a mutation is repeated. Later the gateway may have forgotten its
+key: its outcome is unknown, and that is raised."""
+
+CLIENT_PUBLISH_SECONDS = 300
+"""The same for a message on a channel, whose key is stored for `PUBLISH_KEY_SECONDS`."""
+
 CLIENT_REPEAT_SECONDS = 60.0
 """How long a mutation that is refused for now is repeated; then the refusal is raised."""
 
@@ -531,13 +538,22 @@ REQUEST_RESULT_BYTES_MAX = 1024 * 1024
 """Bytes of a mutation's result, as JSON, that are stored with its idempotency key. Of a larger one
 only the key is stored: a repetition does nothing and is answered with an error that says so."""
 
+REQUEST_BEGIN_ATTEMPTS_MAX = 10
+"""How often a transaction is begun whose snapshot is older than an attempt with the same
+idempotency key; above READ COMMITTED the second sees it. Then the mutation is refused for now."""
+
 REQUEST_LOOKUP_SECONDS = 10.0
 """How long a gateway that lost the database during a commit looks for the outcome. Then it is
 unknown; with an idempotency key the caller may repeat the mutation."""
 
+REQUEST_SECONDS_MIN = 2 * CLIENT_MUTATION_SECONDS
+"""How long the idempotency key of a mutation is stored at least: twice as long as a client repeats
+it. A shorter `mutation_retention` is refused, and of a user's keys beyond the bound no younger one
+is removed."""
+
 REQUESTS_PER_USER_MAX = 100_000
-"""Idempotency keys of one user that are stored. Beyond, the oldest are removed; a repetition of
-theirs runs again."""
+"""Idempotency keys of one user that are stored. Beyond, the oldest are removed if no client repeats
+them any more; a repetition of theirs would run again."""
 
 REQUESTS_TRIM_EVERY = 1_000
 """After how many stored keys of one user a gateway looks whether there are too many, and how many

@@ -19,7 +19,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headwater.errors import ConfigError
-from headwater.limits import LAKE_SNAPSHOT_EVENTS, MAINTENANCE_SECONDS, SECRET_BYTES_MIN
+from headwater.limits import (
+    LAKE_SNAPSHOT_EVENTS,
+    MAINTENANCE_SECONDS,
+    REQUEST_SECONDS_MIN,
+    SECRET_BYTES_MIN,
+)
 
 FILE_NAME = "headwater.toml"
 
@@ -273,7 +278,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def mutation_retention_period(self) -> timedelta:
-        return parse_duration(self.mutation_retention, name="mutation_retention", least=60)
+        name = "mutation_retention"
+        return parse_duration(self.mutation_retention, name=name, least=REQUEST_SECONDS_MIN)
 
     @property
     def query_sweep_period(self) -> timedelta:
@@ -512,8 +518,7 @@ def parse_duration(text: str, *, name: str = "duration", least: int = 1) -> time
         )
     period = timedelta(seconds=float(match[1]) * unit)
     if period < timedelta(seconds=least):
-        shortest = {1: "One second", 3600: "One hour", 86_400: "One day"}.get(
-            least, f"{least} seconds"
-        )
+        named = {1: "One second", 3600: "One hour", 7200: "Two hours", 86_400: "One day"}
+        shortest = named.get(least, f"{least} seconds")
         raise ConfigError(f"{name}: {text!r} is too short", hint=f"{shortest} is the least.")
     return period

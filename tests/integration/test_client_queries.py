@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -195,16 +196,17 @@ async def test_a_mutation_is_repeated_with_its_key(standin: StandIn, transport: 
 
 RATE = Error("limit", "too often", retryable=True, retry_after_secs=0.01)
 STARTING = Error("unavailable", "starting", retryable=True)
-CONFLICT = Error("conflict", "still runs", retryable=True)
+CONFLICT = Error("conflict", "others write", retryable=True)
+RUNNING = Error("still_running", "wait for it", retryable=True)
 
 
 async def test_a_mutation_that_is_refused_for_now(standin: StandIn, transport: Any) -> None:
-    standin.status["conflict"] = 503
+    standin.status |= {"conflict": 503, "still_running": 503}
     async with client(standin, transport) as hw:
-        standin.call_refusals = [RATE, STARTING, CONFLICT]
+        standin.call_refusals = [RATE, STARTING, CONFLICT, RUNNING]
         assert (await hw.mutate("put", id=1, amount=5)).value == 1
     calls = asked(standin, Mutate)
-    assert len(calls) == 4
+    assert len(calls) == 5
     assert len({message.idempotency_key for message in calls}) == 1
 
 
@@ -227,6 +229,23 @@ async def test_a_mutation_that_is_refused_for_long(
         error = await raised(task)
         assert isinstance(error, ConnectionFailed)
         assert (error.code, error.retryable) == ("outcome_unknown", False)
+
+
+async def test_a_mutation_is_not_repeated_when_its_key_may_be_forgotten(
+    standin: StandIn, transport: Any
+) -> None:
+    """The machine of the client has slept, and the gateway would run the mutation once more."""
+    async with client(standin, transport) as hw:
+        task = await unanswered(standin, hw, Mutate)
+        later = time.time() + limits.CLIENT_MUTATION_SECONDS
+        hw._calls._requests._clock = lambda: later
+        standin.answers = True
+        standin.cut()
+        error = await raised(task)
+        assert isinstance(error, ConnectionFailed)
+        assert (error.code, error.retryable) == ("outcome_unknown", False)
+        assert len(asked(standin, Mutate)) == 1
+        assert (await hw.mutate("put", id=1, amount=5)).value == 1
 
 
 async def test_a_key_of_ones_own(standin: StandIn, transport: Any) -> None:

@@ -224,8 +224,22 @@ def test_keys_that_are_taken() -> None:
 
 # ------------------------------------------------------------------------ at the same time
 
+ISOLATIONS = ["read committed", "repeatable read", "serializable"]
 
-async def test_a_repetition_waits_for_the_first(site: Site, connection: Connection) -> None:
+
+async def isolate(connection: Connection, isolation: str) -> None:
+    ((name,),) = await rows(connection, "select current_database()")
+    await run(
+        connection, f"alter database {name} set default_transaction_isolation = '{isolation}'"
+    )
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+async def test_a_repetition_waits_for_the_first(
+    site: Site, connection: Connection, isolation: str
+) -> None:
+    """Also where its snapshot is from before the first has committed."""
+    await isolate(connection, isolation)
     began, go, fail = asyncio.Event(), asyncio.Event(), False
 
     async def gated(ctx: MutationContext) -> int:
@@ -249,7 +263,7 @@ async def test_a_repetition_waits_for_the_first(site: Site, connection: Connecti
         if fail:
             assert all(isinstance(each, Refused) for each in results)
         else:
-            assert len({each[0] for each in results if isinstance(each, tuple)}) == 1
+            assert [each[0] for each in results if isinstance(each, tuple)] == [1, 1]
     assert await count(connection) == 1
 
 
@@ -272,23 +286,18 @@ async def test_a_first_that_takes_too_long(site: Site, connection: Connection) -
     await began.wait()
     with pytest.raises(DatabaseError, match="still runs under this idempotency key") as caught:
         await site.call(gated, "k", gateway=1, timeout=0.1)
-    assert caught.value.code == "conflict"
+    assert caught.value.code == "still_running"
     assert caught.value.retryable
     go.set()
     value, _ = await first
     assert (await site.call(gated, "k", gateway=1))[0] == value
 
 
-@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
-async def test_races_over_two_gateways(
-    site: Site, connection: Connection, url: str, isolation: str
-) -> None:
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+async def test_races_over_two_gateways(site: Site, connection: Connection, isolation: str) -> None:
     """Many at once with the same key, of which some fail at first: each key runs once, and all
     that succeed have the same answer."""
-    name = (await rows(connection, "select current_database()"))[0][0]
-    await run(
-        connection, f"alter database {name} set default_transaction_isolation = '{isolation}'"
-    )
+    await isolate(connection, isolation)
     chance = Random(15)
 
     async def unsure(ctx: MutationContext, amount: int) -> int:
@@ -377,22 +386,82 @@ async def test_what_a_function_leaves_behind_does_not_matter(
     assert await count(connection) == 1
 
 
-async def test_what_is_deferred_runs_with_the_users_rights(
-    site: Site, connection: Connection, clerk: Identity
+AT_COMMIT = {
+    "a deferred trigger": [
+        "create constraint trigger late after insert on orders deferrable initially deferred"
+        " for each row execute function note()",
+    ],
+    "a cursor that outlives the transaction": [
+        "create function late() returns trigger language plpgsql as $$ begin"
+        " execute 'declare late cursor with hold for select public.noted()'; return null; end $$",
+        "create trigger late after insert on orders for each row execute function late()",
+    ],
+    "a deferred trigger of a deferred trigger": [
+        "create table others (id int)",
+        "grant insert on others to public",
+        "create constraint trigger late after insert on others deferrable initially deferred"
+        " for each row execute function note()",
+        "create function late() returns trigger language plpgsql as $$ begin"
+        " set constraints all deferred; insert into public.others values (1); return null; end $$",
+        "create constraint trigger late after insert on orders deferrable initially deferred"
+        " for each row execute function late()",
+    ],
+}
+
+
+@pytest.mark.parametrize("what", AT_COMMIT)
+async def test_what_runs_at_the_commit_has_the_users_rights(
+    site: Site, connection: Connection, clerk: Identity, what: str
 ) -> None:
     await run(
         connection,
         "create table ran_as (name text)",
         "grant insert on ran_as to public",
+        "create function noted() returns int language sql as"
+        " $$ insert into public.ran_as values (current_user) returning 1 $$",
         "create function note() returns trigger language plpgsql as"
-        " $$ begin insert into public.ran_as values (current_user); return null; end $$",
-        "create constraint trigger note after insert on orders deferrable initially deferred"
-        " for each row execute function note()",
+        " $$ begin perform public.noted(); return null; end $$",
+        *AT_COMMIT[what],
     )
+
+    async def lowers(ctx: MutationContext) -> int:
+        await ctx.execute("set local role request_clerk")
+        return await place(ctx)
+
+    async def becomes(ctx: MutationContext) -> int:
+        await ctx.execute("set local session authorization request_clerk")
+        return await place(ctx)
+
     for key in ("k", None):
         await site.call(place, key, identity=clerk)
+        await site.call(lowers, key)
+        await site.call(becomes, key and "k2")
     found = await rows(connection, "select name, count(*)::int from ran_as group by name")
-    assert found == [("request_clerk", 2)]
+    assert found == [("request_clerk", 6)]
+
+
+async def test_a_search_path_that_stays_behind_is_not_used(
+    site: Site, connection: Connection, clerk: Identity
+) -> None:
+    """The position is read with Headwater's rights, after the commit."""
+    await run(
+        connection,
+        "create table ran_as (name text)",
+        "grant insert on ran_as to public",
+        "create schema evil",
+        "grant usage on schema evil to public",
+        "create table evil.text (id int)",
+        "create function evil.pg_current_snapshot() returns text language sql as"
+        " $$ insert into public.ran_as values (current_user);"
+        " select pg_catalog.pg_current_snapshot()::text $$",
+        "create function late() returns trigger language plpgsql as $$ begin"
+        " perform set_config('search_path', 'evil, pg_catalog', false); return null; end $$",
+        "create trigger late after insert on orders for each row execute function late()",
+    )
+    for key in ("k", "k", None):
+        await site.call(place, key, identity=clerk)
+    assert await rows(connection, "select name from ran_as") == []
+    assert await count(connection) == 2
 
 
 async def test_what_is_deferred_and_fails_writes_nothing(
@@ -421,7 +490,7 @@ FORBIDDEN = [
     "select headwater.store_request('a', 'b', 'c', 'd', '1 hour')",
     "select headwater.publish_once('{}', '{}', '{}', '1 hour', '{}', '{}')",
     "select headwater.trim_requests()",
-    "select headwater.trim_user_requests('a', 0, 10)",
+    "select headwater.trim_user_requests('a', 0, '0', 10)",
 ]
 
 
@@ -564,15 +633,39 @@ async def test_requests_are_forgotten_after_their_time(
 async def test_the_oldest_requests_of_a_user_give_way(
     site: Site, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But only those that no client repeats any more."""
     monkeypatch.setattr(requests_module, "REQUESTS_TRIM_EVERY", 5)
     monkeypatch.setattr(requests_module, "REQUESTS_PER_USER_MAX", 3)
     monkeypatch.setattr(requests_module, "REQUESTS_TRIM_BATCH", 1)
     await site.call(place, "of-another", identity=ANONYMOUS)
+    stored = "select key from headwater.requests order by stored_at"
     for number in range(5):
         await site.call(place, f"k{number}")
     await asyncio.gather(*site.runners[0]._tasks)
-    found = await rows(connection, "select key from headwater.requests order by expires_at")
-    assert [key for (key,) in found] == ["of-another", "k2", "k3", "k4"]
+    all_keys = ["of-another", "k0", "k1", "k2", "k3", "k4"]
+    assert [key for (key,) in await rows(connection, stored)] == all_keys
+    await run(
+        connection, "update headwater.requests set stored_at = stored_at - interval '3 hours'"
+    )
+    for number in range(5, 10):
+        await site.call(place, f"k{number}")
+    await asyncio.gather(*site.runners[0]._tasks)
+    left = ["of-another", "k5", "k6", "k7", "k8", "k9"]
+    assert [key for (key,) in await rows(connection, stored)] == left
+
+
+async def test_trimming_locks_only_what_it_removes(connection: Connection) -> None:
+    await run(
+        connection,
+        "insert into headwater.requests (scope, key, digest, expires_at, stored_at)"
+        " select 'a', i::text, 'x', now(), now() - interval '1 day' + i * interval '1 s'"
+        " from generate_series(1, 100) i",
+    )
+    for keep, most, removed in ((100, 10, 0), (95, 3, 3), (95, 3, 2), (95, 3, 0)):
+        trim = f"select headwater.trim_user_requests('a', {keep}, '1 hour', {most})"
+        assert await rows(connection, trim) == [(removed,)]
+    left = "select min(key::int), count(*)::int, count(*) filter (where xmax <> '0')::int"
+    assert await rows(connection, f"{left} from headwater.requests") == [(6, 95, 0)]
 
 
 # ------------------------------------------------------------------------ messages

@@ -36,6 +36,7 @@ WRONG = [
     ('keepalive = "0 s"', "keepalive: '0 s' is too short"),
     ('drain = "later"', "drain: 'later' is not a length of time"),
     ('recheck = "0.5 s"', "recheck: '0.5 s' is too short"),
+    ('mutation_retention = "1 hour"', "mutation_retention: '1 hour' is too short"),
     ('presence_period = "20 ms"', "presence_period: '20 ms' is too short"),
     ('presence_timeout = "14 s"', "presence_timeout: '14 s' is too short"),
     ("publishes_per_second = 0", "publishes_per_second: 0 is not in 1"),

@@ -158,7 +158,7 @@ export class Calls {
    */
   #refused(pending, error) {
     pending.isSent = false;
-    pending.isDoubtful ||= error.code === "outcome_unknown";
+    pending.isDoubtful ||= NOT_KNOWN.has(error.code);
     pending.refused ??= Date.now();
     const isForNow = error.retryAfter !== undefined || FOR_NOW.has(error.code);
     const mayRepeat = isKeyed(pending) && isForNow;
@@ -199,7 +199,10 @@ export function newKey() {
 }
 
 /** What the gateway may be able to do in a moment. */
-const FOR_NOW = new Set(["unavailable", "database", "outcome_unknown"]);
+const FOR_NOW = new Set(["unavailable", "database", "outcome_unknown", "still_running"]);
+
+/** An attempt may succeed yet, or may have succeeded. */
+const NOT_KNOWN = new Set(["outcome_unknown", "still_running"]);
 
 /** Whether it is a message to a channel. @param {{type: string}} call */
 const isSaid = (call) => call.type === "publish" || call.type === "state";
@@ -210,6 +213,33 @@ const isKeyed = ({ message }) => "idempotency_key" in message;
 /** How many seconds. @param {number} time */
 const ago = (time) => (Date.now() - time) / 1000;
 
+/** Refusals of a mutation that has run: it wrote nothing, and may succeed later. */
+const RAN = new Set(["conflict", "timed_out"]);
+
+/**
+ * Refusals from before its key was looked up, although they are final: of a gateway with another
+ * release of the application, say. They tell nothing about an attempt before.
+ */
+const NOT_LOOKED_UP = new Set([
+  "connection",
+  "content_type",
+  "headwater_error",
+  "internal",
+  "invalid_query",
+  "limit",
+  "method",
+  "mutation_unknown",
+  "not_found",
+  "not_installed",
+  "path",
+  "session_unknown",
+  "too_large",
+]);
+
+/** Whether it says that no attempt has succeeded. @param {HeadwaterErrorType} error */
+const isWord = (error) =>
+  RAN.has(error.code) || !(error.retryable || isDenied(error) || NOT_LOOKED_UP.has(error.code));
+
 /**
  * What its caller learns: of what may have been executed only the gateway's own word counts.
  *
@@ -217,9 +247,7 @@ const ago = (time) => (Date.now() - time) / 1000;
  * @param {HeadwaterErrorType} error
  */
 function outcomeOf({ message, isDoubtful }, error) {
-  const isWord = error.code === "conflict" || !(error.retryable || isDenied(error));
-  if (message.type !== "mutate" || !isDoubtful) return error;
-  if (isWord && error.code !== "connection") return error;
+  if (message.type !== "mutate" || !isDoubtful || isWord(error)) return error;
   return outcomeUnknown(nameOf(message), error);
 }
 

@@ -61,7 +61,7 @@ const LOOK_FIRST = "It may have happened or not: look before you call it again."
 /** @param {string} what @param {HeadwaterError} cause */
 export function outcomeUnknown(what, cause) {
   if (cause.code === "outcome_unknown") return cause;
-  const message = `the connection was lost before ${what} was answered: ${cause.message}`;
+  const message = `it is not known whether ${what} has happened: ${cause.message}`;
   return new HeadwaterError("outcome_unknown", message, { hint: LOOK_FIRST, cause });
 }
 

@@ -43,7 +43,7 @@ export const REFUSED_SECONDS_MAX = 30;
 
 /**
  * How long after its first attempt a mutation is repeated, and a message to a channel. Gateways
- * remember their keys longer: 24 hours by default, and 10 minutes.
+ * store their keys longer: at least two hours, and 10 minutes.
  */
 export const REPEAT_SECONDS_MAX = 3_600;
 export const PUBLISH_SECONDS_MAX = 300;

@@ -124,14 +124,20 @@ describe("a client", () => {
       assert.equal(gateway.heard.length, 1);
     });
 
-    test("when it is then refused for who asks; but not for what is asked", async (t) => {
+    test("when it is then refused before its key is looked up; but not when it has run", async (t) => {
       for (const [code, expected] of [
         ["token_expired", "outcome_unknown"],
+        ["invalid_query", "outcome_unknown"],
+        ["mutation_unknown", "outcome_unknown"],
+        ["internal", "outcome_unknown"],
         ["nothing", "nothing"],
+        ["timed_out", "timed_out"],
+        ["idempotency_key_reused", "idempotency_key_reused"],
       ]) {
         const { gateway, sent } = await unanswered(t);
         gateway.instead = ({ type, id }, link) => {
-          if (type === "mutate") link.say({ type: "error", id, code, message: "no" });
+          const retryable = code === "timed_out";
+          if (type === "mutate") link.say({ type: "error", id, code, message: "no", retryable });
           return true;
         };
         for (const link of [...gateway.links]) link.cut();
@@ -169,6 +175,29 @@ describe("a client", () => {
       return true;
     };
     await assert.rejects(hw.mutate("place", { id: 3 }), { code: "conflict" });
+  });
+
+  test("a mutation whose first attempt still runs is asked again with its key", async (t) => {
+    const gateway = new Gateway();
+    const hw = client(t, gateway);
+    const refusals = ["lost", "still_running", "still_running"];
+    gateway.instead = (message, link) => {
+      const code = message.type === "mutate" && refusals.shift();
+      if (!code) return false;
+      if (code === "lost") link.cut();
+      else link.say({ type: "error", id: message.id, code, message: "x", retryable: true });
+      return true;
+    };
+    assert.equal((await hw.mutate("place", { id: 1 })).value, 1);
+    assert.equal(gateway.heard.length, 4);
+    assert.equal(new Set(gateway.heard.map((message) => message.idempotency_key)).size, 1);
+    gateway.instead = ({ id }, link) => {
+      const running = { code: "still_running", message: "x", retryable: true };
+      link.say({ type: "error", id, ...running, retry_after_secs: 3600 });
+      return true;
+    };
+    const sent = hw.mutate("place", { id: 2 });
+    await assert.rejects(sent, { code: "outcome_unknown", retryable: false });
   });
 
   test("resumes from its position, under another id", async (t) => {

@@ -10,20 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Iterable
 
 from headwater.client.backoff import Backoff
-from headwater.client.requests import Call, Requests, Settled, id_of, outcome_unknown
-from headwater.errors import (
-    Forbidden,
-    FunctionFailed,
-    HeadwaterError,
-    InvalidQuery,
-    LimitExceeded,
-    Refused,
-    ResultError,
-    TimedOut,
-)
+from headwater.client.requests import Attempts, Call, Requests, Settled, id_of
+from headwater.errors import HeadwaterError, TimedOut
 from headwater.limits import CLIENT_CALLS_AT_ONCE, CLIENT_REPEAT_SECONDS
 from headwater.protocol import Answer, ClientMessage, Mutate, ServerMessage
 
@@ -32,7 +24,8 @@ class Calls:
     """The calls of one client.
 
     `send` hands a message to the present connection, or does nothing while there is none; `check`
-    raises if there will be none.
+    raises if there will be none. The `clock` is the one of `Requests`: the system's time of day,
+    for `loop.time` stands still while the machine sleeps.
     """
 
     def __init__(
@@ -40,11 +33,12 @@ class Calls:
         send: Callable[[ClientMessage], None],
         check: Callable[[], None],
         backoff: Callable[[], Backoff],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._send = send
         self._check = check
         self._new_backoff = backoff
-        self._requests = Requests()
+        self._requests = Requests(clock)
         self._waiting: dict[str, asyncio.Future[Answer]] = {}
         self._room = asyncio.Semaphore(CLIENT_CALLS_AT_ONCE)
 
@@ -53,12 +47,13 @@ class Calls:
         """Whether anybody waits for an answer."""
         return bool(self._waiting)
 
-    async def ask(self, call: Call) -> Answer:
-        """Have it answered. Raises what the gateway refused it with."""
+    async def ask(self, call: Call, attempts: Attempts | None = None) -> Answer:
+        """Have it answered. Raises what the gateway refused it with. `attempts` are those before
+        with the same key."""
         self._check()
         async with self._room:
             self._check()
-            call = self._requests.add(call)
+            call = self._requests.add(call, attempts)
             id = id_of(call)
             answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
             self._waiting[id] = answered
@@ -72,23 +67,25 @@ class Calls:
     async def ask_once(self, call: Mutate) -> Answer:
         """Have a mutation answered that the gateway runs once by its key: repeated while it is
         refused for now, for at most `limits.CLIENT_REPEAT_SECONDS`."""
-        loop, backoff = asyncio.get_running_loop(), self._new_backoff()
-        until, unknown = loop.time() + CLIENT_REPEAT_SECONDS, False
+        loop, backoff, attempts = asyncio.get_running_loop(), self._new_backoff(), Attempts()
+        until = loop.time() + CLIENT_REPEAT_SECONDS
         while True:
             try:
-                return await self.ask(call)
+                return await self.ask(call, attempts)
             except HeadwaterError as error:
-                unknown = unknown or error.code == "outcome_unknown"
-                asked = error.retry_after if isinstance(error, LimitExceeded) else 0.0
+                asked = error.retry_after or 0.0
                 pause = backoff.failed(random.random(), asked) if _is_passing(error) else None
                 if pause is None or loop.time() + pause > until:
-                    if unknown and not isinstance(error, _SETTLED):
-                        raise outcome_unknown(f"mutation {call.name!r}") from error
+                    if error.code == "outcome_unknown":
+                        error.retryable = False  # Another call would have another key.
                     raise
             await asyncio.sleep(pause)
 
     def sending(self, message: ClientMessage) -> bool:
         """The message is about to be sent; False if it should not be any more."""
+        if settled := self._requests.too_late(message):
+            self._settle([settled])
+            return False
         return self._requests.sending(message)
 
     def connected(self) -> None:
@@ -124,7 +121,3 @@ class Calls:
 def _is_passing(error: HeadwaterError) -> bool:
     """Whether a repetition may help. One that took too long would take as long again."""
     return error.retryable and not isinstance(error, TimedOut)
-
-
-_SETTLED = (Forbidden, FunctionFailed, InvalidQuery, Refused, ResultError, TimedOut)
-"""Refusals of a repetition that was run, so no attempt before it has succeeded."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from headwater import limits
 from headwater.client.channel_state import ChannelMessage, ChannelState
+from headwater.client.requests import Attempts
 from headwater.client.subscriptions import Owner, Subscription
 from headwater.errors import ConfigError, ConnectionFailed, HeadwaterError, NotFound
 from headwater.idempotency import check_key, new_key
@@ -82,22 +83,28 @@ class Channel(Subscription):
     async def publish(self, data: Any, *, idempotency_key: str | None = None) -> None:
         """Say something to everybody who follows the channel, once. Returns when it was passed on
         to all gateways. After a lost connection it is repeated; the gateway knows the repetition by
-        its key, which may be one's own. If no gateway can be reached any more, ConnectionFailed
-        with the code `outcome_unknown` is raised."""
+        its key, which may be one's own. If no gateway can be reached any more, or not within
+        `limits.CLIENT_PUBLISH_SECONDS`, ConnectionFailed with the code `outcome_unknown` is
+        raised."""
         key = new_key() if idempotency_key is None else check_key(idempotency_key)
-        lost: ConnectionFailed | None = None
+        attempts, lost = Attempts(), None
         for _ in range(limits.CLIENT_MUTATION_ATTEMPTS_MAX):
             await self._begun(lost)
             message = Publish(self.state.wire_id, data, idempotency_key=key)
             try:
-                return await self._owner.speak(message)
+                return await self._owner.speak(message, attempts)
             except ConnectionFailed as error:
+                if attempts.too_late:
+                    raise
                 lost = error
                 await self._followed_again(message.id, lost)
-            except NotFound:
+            except HeadwaterError as error:
                 # It was sent on a new connection, under the name that the channel had before.
-                if message.id == self.state.wire_id:
-                    raise
+                if isinstance(error, NotFound) and message.id != self.state.wire_id:
+                    continue
+                if lost is not None and attempts.in_doubt:
+                    raise lost from error
+                raise
         raise lost or ConnectionFailed("the connection was lost each time this was published")
 
     async def set_state(self, state: Any) -> None:

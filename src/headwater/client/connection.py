@@ -31,6 +31,7 @@ from headwater.client.calls import Calls
 from headwater.client.channels import Channel
 from headwater.client.links import Link, Opener, gateway_url, open_sse, open_websocket
 from headwater.client.refusals import error_of
+from headwater.client.requests import Attempts
 from headwater.client.results import Mutated, Results
 from headwater.client.rows_state import Batch
 from headwater.client.session import (
@@ -269,8 +270,9 @@ class Connection:
         **named: Any,
     ) -> Mutated:
         """Run a mutation, once. It is repeated after a lost connection, and while it is refused for
-        now; the gateway knows the repetition by its key. If no gateway can be reached any more,
-        ConnectionFailed with the code `outcome_unknown` is raised.
+        now; the gateway knows the repetition by its key. If no gateway can be reached any more, or
+        not within `limits.CLIENT_MUTATION_SECONDS`, ConnectionFailed with the code
+        `outcome_unknown` is raised.
 
         With a key of one's own, calls with the same key are one mutation, also those of another
         process. Arguments are passed by name; in a mapping, if one of them is called
@@ -362,8 +364,8 @@ class Connection:
         if self._holding is not None:
             self._holding.wake()
 
-    async def speak(self, message: Publish | SetState) -> None:
-        await self._calls.ask(message)
+    async def speak(self, message: Publish | SetState, attempts: Attempts | None = None) -> None:
+        await self._calls.ask(message, attempts)
 
     def resume(self, feed: Feed) -> None:
         if not self._session.is_asked(feed.state):

@@ -37,7 +37,7 @@ _BY_STATUS: dict[int, type[HeadwaterError]] = {
 }
 _CODES: dict[type[HeadwaterError], str] = {
     ConnectionFailed: "outcome_unknown",
-    DatabaseError: "conflict",
+    DatabaseError: "conflict still_running",
     Forbidden: "access_changed admin_only authorize_failed content_type host origin token_tenant "
     "token_user",
     HeadwaterError: "internal method",

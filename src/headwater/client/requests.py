@@ -3,15 +3,15 @@ question to its answer.
 
 Pure. A connection may be lost between the two. To ask for a query or a wait again is safe, and so
 they are asked again on the next connection. So is a mutation with an idempotency key: it runs once,
-however often it is sent. If there is no next connection, it is unknown whether a mutation that was
-sent has happened, and that is its outcome. What is said on a channel names a subscription of its
-connection, so the channel repeats it itself. Ids begin with a letter, so that they are never those
-of subscriptions.
+however often it is sent, for as long as the gateway stores its key. If there is no next connection
+in that time, it is unknown whether a mutation that was sent has happened, and that is its outcome.
+What is said on a channel names a subscription of its connection, so the channel repeats it itself.
+Ids begin with a letter, so that they are never those of subscriptions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -19,14 +19,18 @@ import msgspec
 from headwater.client.refusals import LOOK_FIRST, error_of
 from headwater.errors import (
     ConnectionFailed,
-    DatabaseError,
+    FunctionFailed,
     HeadwaterError,
-    LimitExceeded,
-    NotFound,
-    Unauthorized,
-    Unavailable,
+    Refused,
+    ResultError,
+    TimedOut,
 )
-from headwater.limits import CLIENT_CALL_ATTEMPTS_MAX, CLIENT_MUTATION_ATTEMPTS_MAX
+from headwater.limits import (
+    CLIENT_CALL_ATTEMPTS_MAX,
+    CLIENT_MUTATION_ATTEMPTS_MAX,
+    CLIENT_MUTATION_SECONDS,
+    CLIENT_PUBLISH_SECONDS,
+)
 from headwater.protocol import (
     Answer,
     Ask,
@@ -47,6 +51,17 @@ def id_of(call: Call) -> str:
     return (call.request or "") if isinstance(call, Publish | SetState) else call.id
 
 
+class Attempts(msgspec.Struct):
+    """The attempts at one call, which all have the same key, over connections and refusals."""
+
+    since: float | None = None
+    """When it was sent first."""
+    in_doubt: bool = False
+    """Whether one of them was sent and not answered, or still runs, so it may have succeeded."""
+    too_late: bool = False
+    """Whether it is not repeated because the gateway may have forgotten its key."""
+
+
 class Settled(msgspec.Struct, frozen=True):
     """The call of that id is over."""
 
@@ -55,26 +70,34 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class Requests:
-    """All calls of one client that are not over, over all its connections."""
+    """All calls of one client that are not over, over all its connections.
 
-    def __init__(self) -> None:
+    The `clock` counts seconds, also those in which the machine sleeps.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._calls: dict[str, Call] = {}
-        self._attempts: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
+        self._attempts: dict[str, Attempts] = {}
         self._number = 0
 
-    def add(self, call: Call) -> Call:
-        """Begin a call: the same under an id of its own, to be sent."""
+    def add(self, call: Call, attempts: Attempts | None = None) -> Call:
+        """Begin a call: the same under an id of its own, to be sent. `attempts` are those before,
+        where it has the key of another."""
         self._number += 1
         id = f"r{self._number}"
         field = "request" if isinstance(call, Publish | SetState) else "id"
         call = msgspec.structs.replace(call, **{field: id})
         self._calls[id] = call
-        self._attempts[id] = 0
+        self._sent[id] = 0
+        self._attempts[id] = Attempts() if attempts is None else attempts
         return call
 
     def forget(self, id: str) -> None:
         """Nobody wants the answer. What was not sent yet will not be."""
         self._calls.pop(id, None)
+        self._sent.pop(id, None)
         self._attempts.pop(id, None)
 
     def sending(self, message: ClientMessage) -> bool:
@@ -84,8 +107,23 @@ class Requests:
         id = id_of(message)
         if id not in self._calls:
             return False
-        self._attempts[id] += 1
+        self._sent[id] += 1
+        if self._attempts[id].since is None:
+            self._attempts[id].since = self._clock()
         return True
+
+    def too_late(self, message: ClientMessage) -> Settled | None:
+        """The end of a call that is about to be repeated, if the gateway may have forgotten its
+        key: it would be executed once more."""
+        if not isinstance(message, Mutate | Publish) or id_of(message) not in self._calls:
+            return None
+        id, attempts = id_of(message), self._attempts[id_of(message)]
+        most = CLIENT_MUTATION_SECONDS if isinstance(message, Mutate) else CLIENT_PUBLISH_SECONDS
+        if not attempts.in_doubt or attempts.since is None or self._clock() - attempts.since < most:
+            return None
+        attempts.too_late = True
+        (settled,) = self._end({id: outcome_unknown(_name(message))})
+        return settled
 
     def connected(self) -> list[Call]:
         """What to send on a new connection."""
@@ -104,27 +142,31 @@ class Requests:
         return None
 
     def _refused(self, id: str, error: HeadwaterError) -> HeadwaterError:
-        """What a refusal means for a call. If it turned away a repetition before that was looked
+        """What a refusal means for a call. If it turned away a repetition before its key was looked
         up, the attempts before it may have succeeded."""
-        call = self._calls[id]
-        repeated = isinstance(call, Mutate) and self._attempts[id] > 1
-        if repeated and isinstance(error, _TURNED_AWAY):
+        call, attempts = self._calls[id], self._attempts[id]
+        attempts.in_doubt |= error.code in ("outcome_unknown", "still_running")
+        if error.code == "outcome_unknown":
+            return error
+        if isinstance(call, Mutate) and attempts.in_doubt and not _was_run(error):
             return outcome_unknown(_name(call), error)
         return error
 
     def lost(self) -> list[Settled]:
         """The connection is gone: the calls that cannot be asked again."""
+        for id, sent in self._sent.items():
+            self._attempts[id].in_doubt |= sent > 0
         return self._end({id: self._loss(id) for id in self._calls})
 
     def _loss(self, id: str) -> HeadwaterError | None:
         """What a lost connection means for a call; None if it is asked again on the next one."""
-        call, attempts = self._calls[id], self._attempts[id]
+        call, sent = self._calls[id], self._sent[id]
         if isinstance(call, Publish | SetState):
             return outcome_unknown(_name(call))
         if not isinstance(call, Mutate):
-            return _too_often(call) if attempts >= CLIENT_CALL_ATTEMPTS_MAX else None
+            return _too_often(call) if sent >= CLIENT_CALL_ATTEMPTS_MAX else None
         most = CLIENT_MUTATION_ATTEMPTS_MAX if call.idempotency_key is not None else 1
-        return outcome_unknown(_name(call)) if attempts >= most else None
+        return outcome_unknown(_name(call)) if sent >= most else None
 
     def over(self, error: Exception) -> list[Settled]:
         """There will be no other connection."""
@@ -132,7 +174,7 @@ class Requests:
 
     def _last(self, id: str, error: Exception) -> Exception:
         call = self._calls[id]
-        if isinstance(call, Mutate) and not self._attempts[id]:
+        if isinstance(call, Mutate) and not (self._sent[id] or self._attempts[id].in_doubt):
             return error
         return self._loss(id) or (
             outcome_unknown(_name(call)) if isinstance(call, Mutate) else error
@@ -145,8 +187,12 @@ class Requests:
         return over
 
 
-_TURNED_AWAY = (ConnectionFailed, DatabaseError, LimitExceeded, NotFound, Unauthorized, Unavailable)
-"""Refusals that say nothing about an attempt before."""
+def _was_run(error: HeadwaterError) -> bool:
+    """Whether it is the refusal of a mutation whose key was looked up first: no attempt before it
+    has succeeded. Arguments and rights are checked before that, and another release of the
+    application may check them in another way."""
+    kinds = (FunctionFailed, Refused, ResultError, TimedOut)
+    return isinstance(error, kinds) or error.code in ("conflict", "idempotency_key_reused")
 
 
 def _name(call: Call) -> str:
@@ -156,13 +202,13 @@ def _name(call: Call) -> str:
 def outcome_unknown(what: str, refusal: HeadwaterError | None = None) -> ConnectionFailed:
     """The outcome of what was sent and not answered. It may be repeated where the `refusal` of its
     last repetition allows that."""
-    reason = "" if refusal is None else f", and its repetition was refused: {refusal}"
-    error = ConnectionFailed(
-        f"the connection was lost before {what} was answered{reason}",
-        hint=LOOK_FIRST,
-        code="outcome_unknown",
-    )
+    if refusal is None:
+        said = f"the connection was lost before {what} was answered"
+    else:
+        said = f"it is not known whether {what} has happened; a repetition was refused: {refusal}"
+    error = ConnectionFailed(said, hint=LOOK_FIRST, code="outcome_unknown")
     error.retryable = refusal is not None and refusal.retryable
+    error.retry_after = None if refusal is None else refusal.retry_after
     return error
 
 

@@ -18,6 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from headwater import limits
 from headwater.client.backoff import Backoff
 from headwater.client.feed_state import FeedState, FeedTransaction
+from headwater.client.requests import Attempts
 from headwater.client.rows_state import Batch, LiveState
 from headwater.client.session import State
 from headwater.errors import ConfigError
@@ -43,8 +44,9 @@ class Owner(Protocol):
     def resume(self, feed: Feed) -> None:
         """A feed that was left has room again."""
 
-    async def speak(self, message: Publish | SetState) -> None:
-        """Say something on a channel, and wait until it is answered."""
+    async def speak(self, message: Publish | SetState, attempts: Attempts | None = None) -> None:
+        """Say something on a channel, and wait until it is answered. `attempts` are those before
+        with the same key."""
 
 
 class Subscription:

@@ -248,9 +248,8 @@ async def _commit(
                 if request is not None:
                     await store_request(connection, request, bytes(value), keep)
                 await commit.execute("commit")
-                if request is None:
-                    # Whatever role the function may have left behind, it need not know the log.
-                    await connection.execute("set session authorization default")
+                # Whatever role the function may have left behind, it need not know the log.
+                await connection.execute("set session authorization default")
                 cursor = await connection.execute(_POSITION)
             return await _position(cursor)
     except (psycopg.Error, TimeoutError) as error:
@@ -274,7 +273,7 @@ async def _position(cursor: psycopg.AsyncCursor[tuple[Any, ...]]) -> Position:
     return Position.of_snapshot(*row)
 
 
-_POSITION = "select headwater.log_id(), pg_current_snapshot()::text"
+_POSITION = "select headwater.log_id(), pg_catalog.pg_current_snapshot()::pg_catalog.text"
 _ENDED = (
     "the function ended its transaction itself: what it wrote until then may be committed."
     " Leave commit and rollback to Headwater; use `async with ctx.connection.transaction()` for"

@@ -1,8 +1,10 @@
 """The stored requests: what a mutation with an idempotency key asks the database beside its own.
 
 All of it runs with Headwater's own rights, in the mutation's transaction and in round trips that it
-needs anyway: the key is looked up before the user's role is taken, and the result is stored after
-that role is given back, immediately before the commit. `016_requests.sql` has the tables.
+needs anyway: the key is looked up before the user's role is taken, and the result is stored by the
+last statement before the commit. The commit itself has the user's role again, because a commit can
+run code of others: deferred triggers, and the queries of cursors that outlive the transaction.
+`016_requests.sql` has the tables.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from headwater.database import Connection
 from headwater.errors import DatabaseError, HeadwaterError, ResultError
 from headwater.idempotency import Request, reused
 from headwater.limits import (
+    REQUEST_BEGIN_ATTEMPTS_MAX,
     REQUEST_RESULT_BYTES_MAX,
+    REQUEST_SECONDS_MIN,
     REQUESTS_COUNTED_USERS_MAX,
     REQUESTS_PER_USER_MAX,
     REQUESTS_TRIM_BATCH,
@@ -44,22 +48,29 @@ async def begin_request(
 ) -> Stored | None:
     """Begin a transaction, in one round trip. What is stored for the request, or None if it is to
     run now; waits while another transaction runs it. The `own` settings hold for that already."""
-    try:
-        async with begin_as(connection, settings):
-            await connection.execute("begin")
-            await set_settings(connection, own)
-            cursor = await connection.execute(_BEGIN, (request.scope, request.key, request.digest))
-            await set_settings(connection, settings)
-        row = await cursor.fetchone()
-    except (errors.QueryCanceled, errors.LockNotAvailable) as error:
+    for _ in range(REQUEST_BEGIN_ATTEMPTS_MAX):
+        try:
+            async with begin_as(connection, settings):
+                await connection.execute("begin")
+                await set_settings(connection, own)
+                asked = (request.scope, request.key, request.digest)
+                cursor = await connection.execute(_BEGIN, asked)
+                await set_settings(connection, settings)
+            row = await cursor.fetchone()
+        except errors.SerializationFailure:
+            await connection.rollback()
+            continue
+        except (errors.QueryCanceled, errors.LockNotAvailable) as error:
+            await connection.rollback()
+            raise _under_way(mutation) from error
+        assert row is not None
+        outcome, result = row
+        if outcome in ("new", "repeated"):
+            return Stored(result) if outcome == "repeated" else None
         await connection.rollback()
-        raise _under_way(mutation) from error
-    assert row is not None
-    outcome, result = row
-    if outcome == "reused":
-        await connection.rollback()
-        raise reused(mutation.label)
-    return Stored(result) if outcome == "repeated" else None
+        if outcome == "reused":
+            raise reused(mutation.label)
+    raise _under_way(mutation)
 
 
 _BEGIN = "select outcome, result from headwater.begin_request(%s, %s, %s)"
@@ -70,15 +81,29 @@ async def store_request(
 ) -> None:
     """Store the result, as the last statement before the commit; inside a pipeline.
 
-    What the mutation deferred to the commit is done first, with the rights that it has there. Its
-    search path may name any schema, so every name here has its own.
+    The role that the mutation left is put aside for this one statement. Its search path may name
+    any schema, so every name here has its own.
     """
     stored = result if len(result) <= REQUEST_RESULT_BYTES_MAX else None
+    # What fails at the commit fails here already. Also, the first statement of a pipeline must
+    # return no rows: libpq would give them in chunks, as it did for the last `ctx.fetch`.
     await connection.execute("set constraints all immediate")
+    await connection.execute(_PUT_ROLE_ASIDE)
     await connection.execute("set session authorization default")
     await connection.execute(_STORE, (request.scope, request.key, request.digest, stored, keep))
+    await connection.execute(_TAKE_ROLE_AGAIN)
 
 
+_PUT_ROLE_ASIDE = (
+    "select pg_catalog.set_config('headwater.session_user',"
+    " pg_catalog.current_setting('session_authorization'), true),"
+    " pg_catalog.set_config('headwater.role', pg_catalog.current_setting('role'), true)"
+)
+_TAKE_ROLE_AGAIN = (
+    "select pg_catalog.set_config('session_authorization',"
+    " pg_catalog.current_setting('headwater.session_user'), true),"
+    " pg_catalog.set_config('role', pg_catalog.current_setting('headwater.role'), true)"
+)
 _STORE = (
     "select headwater.store_request(%s::pg_catalog.bytea, %s::pg_catalog.text,"
     " %s::pg_catalog.bytea, %s::pg_catalog.bytea, %s::pg_catalog.interval)"
@@ -100,8 +125,8 @@ def result_of(stored: Stored, mutation: Mutation) -> msgspec.Raw:
 def _under_way(mutation: Mutation) -> HeadwaterError:
     return DatabaseError(
         f"{mutation.label} still runs under this idempotency key",
-        code="conflict",
-        hint="Repeat it with the same key.",
+        code="still_running",
+        hint="How it ends is not known yet. Repeat it with the same key.",
     )
 
 
@@ -122,13 +147,16 @@ class UserBound:
         return False
 
 
+_AGE_MIN = timedelta(seconds=REQUEST_SECONDS_MIN)
+
+
 async def trim_user(connection: Connection, scope: bytes) -> None:
-    """Remove the oldest requests of a user beyond the bound."""
+    """Remove the oldest requests of a user beyond the bound, if no client repeats them any more."""
     removed = REQUESTS_TRIM_BATCH
     while removed >= REQUESTS_TRIM_BATCH:
         cursor = await connection.execute(
-            "select headwater.trim_user_requests(%s, %s, %s)",
-            (scope, REQUESTS_PER_USER_MAX, REQUESTS_TRIM_BATCH),
+            "select headwater.trim_user_requests(%s, %s, %s, %s)",
+            (scope, REQUESTS_PER_USER_MAX, _AGE_MIN, REQUESTS_TRIM_BATCH),
         )
         row = await cursor.fetchone()
         removed = row[0] if row else 0

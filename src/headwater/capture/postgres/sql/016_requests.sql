@@ -11,10 +11,12 @@ create table headwater.requests (
   digest bytea not null, -- of the function's name and arguments
   result bytea, -- JSON; null for one that was too large to be stored
   expires_at timestamptz not null,
+  stored_at timestamptz not null default clock_timestamp(),
   primary key (scope, key)
 );
 
 create index on headwater.requests (expires_at);
+create index on headwater.requests (scope, stored_at);
 
 -- Messages on channels are not stored, so their keys need not survive a crash of the server either.
 create unlogged table headwater.published (
@@ -32,10 +34,11 @@ alter table headwater.published enable row level security;
 revoke all on headwater.requests from public;
 revoke all on headwater.published from public;
 
--- What is known of a request: `outcome` is new, repeated (with its result) or reused for another
--- request. Two transactions with the same key run one after the other: the second waits here until the
--- first has ended. The lock is taken before the row is looked up, so that the statement that looks
--- sees what the first has committed.
+-- What is known of a request: `outcome` is new, repeated (with its result), reused for another request,
+-- or again: begin another transaction. Two transactions with the same key run one after the other: the
+-- second waits here until the first has ended. The lock is taken before the row is looked up, so that
+-- the statement that looks sees what the first has committed. Above READ COMMITTED it does not: the
+-- snapshot may be from before that. There the unique index says whether the row was stored since.
 create function headwater.begin_request(
   of_scope bytea, of_key text, of_digest bytea, out outcome text, out result bytea)
 language plpgsql volatile security definer
@@ -51,10 +54,20 @@ begin
   if outcome <> 'repeated' then
     result := null;
   end if;
+  if outcome = 'new' and current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+    begin
+      insert into headwater.requests (scope, key, digest, expires_at)
+      values (of_scope, of_key, of_digest, clock_timestamp());
+      raise exception 'headwater: the row is not to stay' using errcode = 'HW001';
+    exception
+      when unique_violation then outcome := 'again';
+      when sqlstate 'HW001' then null;
+    end;
+  end if;
 end $$;
 
--- Stores a result for as long as `keep`. A row that this transaction could not see, because it reads
--- an older snapshot, makes it fail: the repetition that follows sees it.
+-- Stores a result for as long as `keep`. Only in the transaction of begin_request, which holds the lock:
+-- if another has stored it all the same, this one fails and writes nothing.
 create function headwater.store_request(
   of_scope bytea, of_key text, of_digest bytea, of_result bytea, keep interval) returns void
 language plpgsql volatile security definer
@@ -129,18 +142,25 @@ begin
   return greatest(requests, messages);
 end $$;
 
--- Forgets the oldest requests of one user beyond the latest `keep`, at most so many.
-create function headwater.trim_user_requests(of_scope bytea, keep integer, most integer)
-returns integer
+-- Removes the oldest requests of one user beyond the latest `keep`, at most `most` of them and none
+-- that is younger than `age`. Locks only the rows that it removes: the first of them is found without
+-- a lock.
+create function headwater.trim_user_requests(
+  of_scope bytea, keep integer, age interval, most integer) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+  last timestamptz;
   removed integer;
 begin
+  select o.stored_at into last from headwater.requests o
+  where o.scope = of_scope order by o.stored_at desc offset keep limit 1;
   delete from headwater.requests r
-  using (select o.key from headwater.requests o where o.scope = of_scope
-         order by o.expires_at desc offset keep limit most for update skip locked) as over
+  using (select o.key from headwater.requests o
+         where o.scope = of_scope and o.stored_at <= least(last, clock_timestamp() - age)
+           and last is not null
+         order by o.stored_at limit most for update skip locked) as over
   where r.scope = of_scope and r.key = over.key;
   get diagnostics removed = row_count;
   return removed;
@@ -151,4 +171,4 @@ revoke all on function headwater.store_request(bytea, text, bytea, bytea, interv
 revoke all on function
   headwater.publish_once(bytea[], text[], bytea[], interval, integer[], text[]) from public;
 revoke all on function headwater.trim_requests(integer) from public;
-revoke all on function headwater.trim_user_requests(bytea, integer, integer) from public;
+revoke all on function headwater.trim_user_requests(bytea, integer, interval, integer) from public;
