@@ -200,6 +200,30 @@ async def test_a_feed_from_now_on_is_told_where_that_is(url: str, orders: Connec
         await again.until(lambda: ids(again) == [1])
 
 
+async def test_a_feed_from_now_on_has_nothing_from_before(url: str, orders: Connection) -> None:
+    """Neither at once, nor when it resumes from a position that it was sent. Commits do not wait
+    for the disk here, and the positions that are sent do."""
+    async with Hub(url) as hub:
+        for id in range(0, 40, 2):
+            await run(orders, f"insert into orders values ({id}, 1, 1)")
+            await hub.next_flush()
+            recorder = Recorder()
+            feed = await hub.feed(FeedQuery(("orders",)), recorder)
+            await run(orders, f"insert into orders values ({id + 1}, 1, 1)")
+            await hub.next_flush()
+            await hub.reached(hub.progress.position, [feed])
+            feed.close()
+            assert ids(recorder) == [id + 1]
+            for message in recorder.messages:
+                since = Position.parse(message.position)
+                again = Recorder()
+                feed = await hub.feed(FeedQuery(("orders",), since=since), again)
+                await hub.reached(hub.progress.position, [feed])
+                feed.close()
+                assert ids(again) in ([], [id + 1])
+                assert all(Position.parse(each.position).covers(since) for each in again.messages)
+
+
 async def test_resuming_from_any_message_misses_nothing(url: str, orders: Connection) -> None:
     async with Hub(url) as hub:
         recorder = Recorder()

@@ -27,7 +27,6 @@ export class FeedState {
   /** The latest transaction. @type {Transaction | undefined} */
   value;
   #query;
-  #begun = false;
   /** The highest `seq` of each transaction beyond the position. @type {Map<number, number>} */
   #delivered = new Map();
 
@@ -38,14 +37,12 @@ export class FeedState {
     this.position = query.since ?? undefined;
   }
 
-  /** It was asked for and has not begun. */
+  /**
+   * It was asked for and has not begun, or does not know yet where: cut off before that, it could
+   * not resume.
+   */
   get isDue() {
-    return this.view === undefined;
-  }
-
-  /** It has begun at a place that it was never told: there is no way to go on from there. */
-  get isLost() {
-    return this.#begun && this.position === undefined;
+    return this.view === undefined || this.position === undefined;
   }
 
   /** @param {string} wireId @returns {import("./protocol.js").Subscribe} */
@@ -58,7 +55,6 @@ export class FeedState {
   /** @param {import("./protocol.js").Subscribed} message */
   subscribed(message) {
     this.view = message.view;
-    this.#begun = true;
   }
 
   /**
@@ -97,7 +93,9 @@ export class FeedState {
    */
   #gap(message) {
     if (message.reason === "resync" || message.since === null) {
-      throw lost("the log no longer reaches back to where this feed was");
+      throw new HeadwaterError("resync", "the log no longer reaches back to where this feed was", {
+        hint: "Read the tables again, then follow from a position taken before.",
+      });
     }
     this.position = message.since;
     return AGAIN;
@@ -138,9 +136,3 @@ export class FeedState {
  * @returns {number | undefined}
  */
 const seqOf = (change) => change.seq ?? change.source?.seq;
-
-/** @param {string} message */
-export function lost(message) {
-  const hint = "Read the tables again, then follow from a position taken before.";
-  return new HeadwaterError("resync", message, { hint });
-}

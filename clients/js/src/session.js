@@ -20,7 +20,6 @@
  */
 
 import { connectionFailed, errorOf } from "./errors.js";
-import { FeedState, lost } from "./feed-state.js";
 import { stringify } from "./json.js";
 import { covers } from "./position.js";
 import { LiveState } from "./rows-state.js";
@@ -211,10 +210,7 @@ export class Session {
     this.#isConnected = true;
     for (const source of [...this.#sources]) {
       clearTimeout(source.timer);
-      if (source.isPaused) continue;
-      if (source.state instanceof FeedState && source.state.isLost) {
-        this.#failed(source, lost("the connection was lost before the feed knew its position"));
-      } else this.#askFor(source);
+      if (!source.isPaused) this.#askFor(source);
     }
   }
 

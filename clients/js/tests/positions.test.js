@@ -56,6 +56,28 @@ describe("a subscription begins no earlier than what was seen", () => {
     assert.ok(!("after" in channel), "a channel has no positions");
   });
 
+  test("a feed begins when it knows where", async (t) => {
+    const { hw, next, say, lose, errors } = wired(t);
+    /** @type {number[]} */
+    const got = [];
+    const feed = hw.changes({ tables: ["a"] }, ({ xid }) => void got.push(xid));
+    say({ type: "subscribed", id: (await next("subscribe")).id, view: 1 });
+    assert.equal(feed.status, "waiting");
+    lose();
+    const again = await next("subscribe");
+    assert.equal(again.changes.since, undefined);
+    say({ type: "subscribed", id: again.id, view: 2 });
+    say({ type: "changes", view: 2, position: at(10), transactions: [] });
+    await feed.ready;
+    say({
+      type: "changes",
+      view: 2,
+      position: at(10),
+      transactions: [{ xid: 11, at: "", changes: [{ seq: 1 }] }],
+    });
+    assert.deepEqual([got, errors], [[11], ["connection"]]);
+  });
+
   test("of a history that the database has lost, nothing is left", async (t) => {
     const wire = wired(t);
     const live = await begun(wire);

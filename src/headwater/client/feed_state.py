@@ -47,18 +47,13 @@ class FeedState:
         self.view: int | None = None
         self.position = query.since
         self._query = query
-        self._begun = False
         self._delivered: dict[int, int] = {}
 
     @property
-    def is_lost(self) -> bool:
-        """It has begun at a place that it was never told: there is no way to go on from there."""
-        return self._begun and self.position is None
-
-    @property
     def is_due(self) -> bool:
-        """It was asked for and has not begun."""
-        return self.view is None
+        """It was asked for and has not begun, or does not know yet where: cut off before that, it
+        could not resume."""
+        return self.view is None or self.position is None
 
     def subscribe(self, wire_id: str) -> Subscribe:
         self.wire_id, self.view = wire_id, None
@@ -66,7 +61,7 @@ class FeedState:
         return Subscribe(wire_id, changes=query)
 
     def subscribed(self, message: Subscribed) -> None:
-        self.view, self._begun = message.view, True
+        self.view = message.view
 
     def receive(self, message: Changes) -> list[FeedTransaction]:
         """The transactions that were not delivered before."""

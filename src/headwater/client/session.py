@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from headwater.client.channel_state import ChannelMessage, ChannelState
-from headwater.client.feed_state import READ_AGAIN, FeedState, FeedTransaction
+from headwater.client.feed_state import FeedState, FeedTransaction
 from headwater.client.positions import is_older, joined
 from headwater.client.query_state import QueryState
 from headwater.client.refusals import error_of
@@ -207,9 +207,6 @@ class Session:
         resumed, events = set[int](), list[Event]()
         seen = self.seen  # once: it takes a look at every subscription
         for state in self:
-            if isinstance(state, FeedState) and state.is_lost:
-                events.append(Failed(state, _lost_feed()))
-                continue
             # Frames of a view are for all who are on it: were two to resume, each of them would
             # get what the other missed a second time.
             first = state.view is None or state.view not in resumed
@@ -259,6 +256,8 @@ class Session:
             ops = state.subscribed(message)
             return [Ready(state)] if ops is None else [Ready(state), Told(state, ops)]
         state.subscribed(message)
+        if isinstance(state, FeedState) and state.is_due:
+            return []
         return [Ready(state)]
 
     def _fold(self, state: State, message: Snapshot | Reset | Deltas) -> Iterator[Event]:
@@ -332,7 +331,13 @@ def _doubt(state: State, message: FailedMessage) -> Iterator[Event]:
 
 
 def _deliver(state: State, message: Changes) -> Iterator[Event]:
-    if isinstance(state, FeedState) and (transactions := state.receive(message)):
+    if not isinstance(state, FeedState):
+        return
+    was_due = state.is_due
+    transactions = state.receive(message)
+    if was_due:
+        yield Ready(state)
+    if transactions:
         yield Received(state, transactions)
 
 
@@ -350,9 +355,3 @@ def _gather(state: State, message: Presence) -> Iterator[Event]:
     if isinstance(state, ChannelState):
         state.gather(message)
         yield Gathered(state)
-
-
-def _lost_feed() -> ResyncRequired:
-    return ResyncRequired(
-        "the connection was lost before the feed knew its first position", hint=READ_AGAIN
-    )

@@ -4,6 +4,11 @@ The seam. To join the flushes, it notes the hub's position, keeps what later flu
 the log from where it is up to exactly that position, hands over what was kept, and is live. Nothing
 is missed, because every transaction is in the position or comes later; nothing is doubled, because
 none is both. When more comes meanwhile than can be kept, it begins again from where it has got to.
+
+The beginning. The position that a subscriber is sent to resume from is on disk. It may lie before
+the last change that was sent, but never before the place where the feed began: else, after a
+reconnect, a feed from now on would bring older changes behind newer ones. So a feed begins once its
+first position is on disk; what flushes bring until then is held back for it.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ from headwater.hub.subscriber import Access, Subscriber, not_taken
 from headwater.hub.unreadable import unreadable
 from headwater.live.needs import Undecided
 from headwater.log.follow import is_lost, reconnect_pause
+from headwater.log.progress import flush as flush_wal
 from headwater.log.read import LogReader
 from headwater.model import Position, Transaction
 from headwater.protocol import Frame
@@ -66,6 +72,7 @@ class FeedSubscription:
         self._position: Position | None = query.since
         """Up to here it has everything, while it is not live."""
         self._durable: Position | None = query.since
+        """The same as far as it is on disk; None until that is known."""
         self._restarts = hub.restarts
         self._delivered: set[int] = set()
         """Transactions after the position that it has, too."""
@@ -81,7 +88,11 @@ class FeedSubscription:
 
     @property
     def live(self) -> bool:
-        return self._task is None and self._may_deliver.is_set()
+        return not self._is_catching_up and self._may_deliver.is_set()
+
+    @property
+    def _is_catching_up(self) -> bool:
+        return self._task is not None or not self._begun
 
     def close(self) -> None:
         """End it; nothing is delivered any more."""
@@ -99,7 +110,7 @@ class FeedSubscription:
         frame was not taken: it comes again."""
         if self.closed or not self._may_deliver.is_set():
             return
-        if self._task is None:
+        if not self._is_catching_up:
             self._stop_here()
         self._may_deliver.clear()
 
@@ -114,16 +125,13 @@ class FeedSubscription:
 
     async def begin(self) -> None:
         """Returns once the subscriber was told that it is subscribed; errors are raised."""
-        await self._hub.between()
-        if self._position is None:
-            self._tell_subscribed()
-        else:
-            self._start()
-            try:
-                await self._arrived.wait()
-            except BaseException:
-                self.close()
-                raise
+        try:
+            if self._position is not None or not await self._begins_here():
+                self._start()
+            await self._arrived.wait()
+        except BaseException:
+            self.close()
+            raise
 
     async def settled(self, position: Position) -> None:
         """Wait until it is live: then it was handed what every flush brought."""
@@ -132,21 +140,15 @@ class FeedSubscription:
 
     def flushed(self, transactions: Sequence[Transaction], frame: Frame | None) -> None:
         """What a flush brought for this feed; the frame of it is shared."""
-        if self._task is not None:
+        if self._is_catching_up:
             self._keep(transactions)
         elif self._may_deliver.is_set() and frame is not None:
             self._deliver(frame)
         self._flush = self._hub.flushes
 
-    def _tell_position(self, transactions: Sequence[Transaction] = ()) -> None:
-        """A message of its own, if need be without a change: now there is a place to resume from
-        that is newer than any it was told."""
-        durable = self._hub.progress.durable
-        self._deliver(self._hub.feeds.frame(self.feed, transactions, durable))
-
     def fell_behind(self, since: Position) -> None:
         """Flushes went by that nobody was told of."""
-        if self._task is not None:
+        if self._is_catching_up:
             self._kept = None
         elif self._may_deliver.is_set():
             self._position = self._durable = since
@@ -158,7 +160,7 @@ class FeedSubscription:
         """A flush may not have been handed to it: it continues from the log, where it was."""
         if self._flush == self._hub.flushes:
             return
-        if self._task is not None:
+        if self._is_catching_up:
             self._kept = None
         elif self._may_deliver.is_set():
             self._stop_here()
@@ -166,12 +168,13 @@ class FeedSubscription:
 
     def gap(self) -> None:
         """What happened since it was last told cannot be told; it goes on from now."""
+        if not self._begun:
+            self.fail(Unavailable("the log was lost before the feed began", hint="Try again."))
+            return
         since = self._hub.feeds.gap_since if self.live else self._durable
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
             self._task = None
-        if not self._begun:
-            return
         self._kept = None
         if self._may_deliver.is_set():
             self._deliver(self._hub.feeds.gap_frame(self.feed, since))
@@ -190,16 +193,59 @@ class FeedSubscription:
 
     # -------------------------------------------------------------------- states
 
+    async def _begins_here(self) -> bool:
+        """From now on. Whether that was possible without reading the log."""
+        await self._hub.between()
+        self._check_ready()
+        self._position = self._hub.position
+        if self._is_on_disk:
+            self._tell_subscribed()
+            return True
+        self._kept, self._kept_changes = [], 0
+        self._hub.feeds.join(self)
+        return await self._joins_when_on_disk()
+
+    async def _joins_when_on_disk(self) -> bool:
+        """Its position usually is with the next flush; what comes until then is held back."""
+        hub = self._hub
+        flush = hub.begun + 1
+        while hub.completed < flush and not self.closed:
+            hub.wake()
+            await hub.stirred()
+        await self._subscriber.room()  # what is not taken before it can be paused would be lost
+        await hub.between()
+        if self.closed:
+            return True
+        self._check_ready()
+        if self._kept is None or self._restarts != hub.restarts or not self._is_on_disk:
+            self._kept = None
+            return False
+        self._tell_subscribed()
+        self._join()
+        return True
+
+    def _check_ready(self) -> None:
+        if not self._hub.ready:
+            raise self._hub.unavailable()
+
+    @property
+    def _is_on_disk(self) -> bool:
+        """Whether the hub sends no position any more that lies before the one where it is."""
+        assert self._position is not None
+        return self._hub.progress.durable.covers(self._position)
+
     def _tell_subscribed(self) -> None:
         self._begun = True
+        self._durable = self._position
         self._hub.feeds.join(self)
         try:
             self._subscriber.subscribed(self.feed.id, key=(), resumed=self.query.since is not None)
         except Exception:
             logger.exception("a subscriber failed to be told that it is subscribed")
-        if self.query.since is None and self._hub.ready:
+        if self.query.since is None:
             # Where it begins: who is cut off before the first change goes on from there.
-            self._tell_position()
+            assert self._position is not None
+            self._deliver(self._hub.feeds.frame(self.feed, (), self._position))
         self._arrived.settle()
 
     def _stop_here(self) -> None:
@@ -280,6 +326,8 @@ class FeedSubscription:
             reader = await LogReader.open(connection, self.feed.wants)
             while True:
                 since = await self._begin_from(connection, reader)
+                if not self._begun:
+                    await self._until_on_disk(connection)
                 until = await self._seam(since)
                 if until != since:
                     await self._read(connection, reader, since, until)
@@ -306,6 +354,8 @@ class FeedSubscription:
             raise ResyncRequired("the log was lost while the feed was paused")
         if self._restarts != self._hub.restarts:
             # What is not on disk may mean something else now; what comes twice is told by its seq.
+            if self._durable is None:
+                raise Unavailable("the database restarted before the feed began", hint="Try again.")
             self._restarts = self._hub.restarts
             self._position = self._durable
             self._delivered.clear()
@@ -313,6 +363,16 @@ class FeedSubscription:
         assert since is not None
         await reader.check(connection, since)
         return since
+
+    async def _until_on_disk(self, connection: Connection) -> None:
+        hub = self._hub
+        if not self._is_on_disk:
+            await hub.next_flush()
+        while not self._is_on_disk:
+            self._check_ready()
+            # Without another commit the WAL may stay in memory for long.
+            await flush_wal(connection)
+            await hub.next_flush()
 
     async def _seam(self, since: Position) -> Position:
         """The hub's position, from which on everything is kept."""
@@ -368,9 +428,11 @@ class FeedSubscription:
         self._delivered.clear()
 
     def _join(self) -> None:
-        """Synchronously: what was kept, and then the flushes."""
+        """Synchronously: what was kept, and then the flushes. Also without a change, for now there
+        is a newer place to resume from than any that it was sent."""
         kept, self._kept = self._kept, None
-        self._tell_position(kept or ())
+        durable = self._hub.progress.durable
+        self._deliver(self._hub.feeds.frame(self.feed, kept or (), durable))
         # Only now: one that is paused by what was kept goes on from before it.
         self._task = None
         self._hub.stir()

@@ -426,10 +426,11 @@ def test_a_gap_that_cannot_be_filled_is_said() -> None:
     assert isinstance(failed.error, ResyncRequired)
 
 
-def test_a_feed_that_never_knew_its_place_does_not_skip_in_silence() -> None:
+def test_a_feed_begins_when_it_knows_where() -> None:
+    """Cut off before that, it begins at the next connection, and nothing was promised before."""
     feed = FeedState(ChangesQuery())
     told = Told(feed)
-    told.tell(Subscribed("1", 5))
-    (failed,) = told.session.connected()
-    assert isinstance(failed, Failed)
-    assert isinstance(failed.error, ResyncRequired)
+    assert told.tell(Subscribed("1", 5)) == []
+    assert told.connect() == [Subscribe("2", changes=ChangesQuery())]
+    assert told.tell(Subscribed("2", 6)) == []
+    assert told.tell(changes(6, 10)) == [Ready(feed)]
