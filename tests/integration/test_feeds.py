@@ -9,6 +9,7 @@ import pytest
 
 from headwater.database import Connection, connect
 from headwater.errors import CaptureError, InvalidQuery, ResyncRequired
+from headwater.hub.arrival import Arrival
 from headwater.hub.feeds import FeedQuery
 from headwater.hub.hub import Hub
 from headwater.hub.subscriber import Access
@@ -183,6 +184,38 @@ async def test_a_frame_that_is_not_taken_comes_again(url: str, orders: Connectio
             await recorder.until(lambda r=recorder: len(ids(r)) >= 300)  # type: ignore[misc]
             assert sorted(ids(recorder)) == list(range(300))
             assert len(recorder.frames) < recorder.offered
+
+
+class Full(Recorder):
+    """Has no room at first, and can only say so once it has its feed."""
+
+    is_full = True
+
+    def deliver(self, frame: Frame) -> None:
+        if not self.is_full:
+            super().deliver(frame)
+
+
+async def test_nothing_is_delivered_that_could_not_be_refused(
+    url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changes that come before the one who opens a feed has it in hand."""
+    async with Hub(url) as hub:
+        wait = Arrival.wait
+
+        async def late(arrival: Arrival) -> None:
+            await wait(arrival)
+            await run(orders, "insert into orders values (1, 1, 1)")
+            await hub.next_flush()
+            await hub.next_flush()
+
+        monkeypatch.setattr(Arrival, "wait", late)
+        recorder = Full()
+        feed = await hub.feed(FeedQuery(("orders",), since=hub.position), recorder)
+        feed.pause()
+        recorder.is_full = False
+        feed.resume()
+        await recorder.until(lambda: ids(recorder) == [1])
 
 
 async def test_a_feed_from_now_on_is_told_where_that_is(url: str, orders: Connection) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -81,6 +81,8 @@ class FeedSubscription:
         self._missed = False
         """Whether a gap was announced that it was not told of."""
         self._arrived = Arrival()
+        self._is_opened = asyncio.Event()
+        """Whether its subscriber can pause it: what is not taken before that would be lost."""
 
     @property
     def view(self) -> int:
@@ -129,6 +131,7 @@ class FeedSubscription:
             if self._position is not None or not await self._begins_here():
                 self._start()
             await self._arrived.wait()
+            self._is_opened.set()
         except BaseException:
             self.close()
             raise
@@ -212,7 +215,6 @@ class FeedSubscription:
         while hub.completed < flush and not self.closed:
             hub.wake()
             await hub.stirred()
-        await self._subscriber.room()  # what is not taken before it can be paused would be lost
         await hub.between()
         if self.closed:
             return True
@@ -221,8 +223,15 @@ class FeedSubscription:
             self._kept = None
             return False
         self._tell_subscribed()
-        self._join()
+        self._start(self._join_when_opened())
         return True
+
+    async def _join_when_opened(self) -> None:
+        await self._may_join()
+        if self._kept is not None:
+            self._join()
+        else:
+            await self._run()
 
     def _check_ready(self) -> None:
         if not self._hub.ready:
@@ -258,9 +267,9 @@ class FeedSubscription:
         self._restarts = hub.restarts
         self._delivered.clear()
 
-    def _start(self) -> None:
+    def _start(self, work: Coroutine[None, None, None] | None = None) -> None:
         if self._task is None:
-            self._task = asyncio.create_task(self._run())
+            self._task = asyncio.create_task(work or self._run())
             self._hub.watch(self._task)
 
     def _deliver(self, frame: Frame) -> None:
@@ -340,8 +349,9 @@ class FeedSubscription:
             await connection.close()
 
     async def _may_join(self) -> None:
-        """Wait until it is between two flushes and not paused, both at once: what is delivered to
-        one that was paused meanwhile would come again."""
+        """Wait until it is opened, and then until it is between two flushes and not paused, both at
+        once: what is delivered to one that was paused meanwhile would come again."""
+        await self._is_opened.wait()
         while True:
             await self._may_deliver.wait()
             await self._hub.between()
