@@ -113,9 +113,9 @@ class Headwater:
         Live queries may filter by the `filterable` columns and order by the `sortable` ones (None
         for all of them), and ask for at most `limit_max` rows.
         """
-        if limit_max < 1:
+        if limit_max.__class__ is not int or limit_max < 1:
             raise ConfigError(
-                f"table {name}: limit_max={limit_max} allows no rows at all",
+                f"table {name}: limit_max={limit_max!r} is not a number of rows, from 1 on",
                 hint="Give the most rows that a live query may ask for.",
             )
         filterable, sortable = _names("filterable", filterable), _names("sortable", sortable)

@@ -50,14 +50,14 @@ def new_key() -> str:
     return secrets.token_urlsafe(_RANDOM_BYTES)
 
 
-def check_key(key: str) -> str:
+def check_key(key: object) -> str:
     """The key as it is; InvalidQuery for one that cannot be stored.
 
     >>> check_key("order 7")
     Traceback (most recent call last):
     headwater.errors.InvalidQuery: idempotency_key: expected 1 to 128 visible ASCII characters
     """
-    if not _KEY.fullmatch(key):
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise InvalidQuery(
             f"expected 1 to {IDEMPOTENCY_KEY_CHARS_MAX} visible ASCII characters",
             path="idempotency_key",

@@ -100,6 +100,10 @@ CURSOR_IDLE_SAVE_SECONDS = 30.0
 CURSOR_WARNING_SHARE = 0.2
 """Warn when less than this share of the retention is left to a cursor."""
 
+# Settings
+DURATION_SECONDS_MAX = 100 * 365 * 86_400
+"""The longest length of time that a setting may give: a hundred years. A longer one is refused."""
+
 # Embedded PostgreSQL
 EMBEDDED_START_SECONDS = 120.0
 """How long a start waits for the server to answer, crash recovery included. Then the start fails,

@@ -3,7 +3,11 @@ about them."""
 
 from __future__ import annotations
 
+from typing import get_args
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from headwater.protocol import ResetReason
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -38,6 +42,10 @@ class Metrics:
         self.reconcile_drift = counter(
             "reconcile_drift_total", "Comparisons that found a difference, and repaired it", "kind"
         )
+        for kind in ("live", "topic", "query"):  # an alert sees a rise, and needs a beginning
+            self.reconcile_drift.labels(kind)
+        for reason in get_args(ResetReason):
+            self.resyncs.labels(reason)
         self.views = gauge("views", "Live queries maintained, shared ones once")
         self.query_groups = gauge("query_groups", "Reactive queries known, shared ones once")
         self.query_executions = counter(

@@ -20,6 +20,7 @@ import msgspec
 
 from headwater.errors import ConfigError
 from headwater.limits import (
+    DURATION_SECONDS_MAX,
     LAKE_SNAPSHOT_EVENTS,
     MAINTENANCE_SECONDS,
     REQUEST_SECONDS_MIN,
@@ -290,7 +291,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """None for never, 0 for at every flush."""
         if self.reconcile_interval.strip() == "off":
             return None
-        interval = parse_duration(self.reconcile_interval, name="reconcile_interval", least=0)
+        name, other = "reconcile_interval", "Or: off, or 0 seconds for at every flush."
+        interval = parse_duration(self.reconcile_interval, name=name, least=0, other=other)
         return interval.total_seconds()
 
     @property
@@ -506,17 +508,23 @@ _UNITS = {
 }
 
 
-def parse_duration(text: str, *, name: str = "duration", least: int = 1) -> timedelta:
-    """A length of time as people write it: `30 days`, `12h`, `90 seconds`. `least` in seconds."""
+def parse_duration(
+    text: str, *, name: str = "duration", least: int = 1, other: str = ""
+) -> timedelta:
+    """A length of time as people write it: `30 days`, `12h`, `90 seconds`. `least` in seconds;
+    `other` is what the hint of an error says besides."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text)
     # Words have a plural, letters have none: 50ms are not 50 minutes.
     unit = (_UNITS.get(match[2]) or _UNITS.get(match[2].removesuffix("s"))) if match else None
     if match is None or unit is None:
         raise ConfigError(
             f"{name}: {text!r} is not a length of time",
-            hint="Write a number and a unit: 30 days, 12h, 90 seconds.",
+            hint=f"Write a number and a unit: 30 days, 12h, 90 seconds. {other}".rstrip(),
         )
-    period = timedelta(seconds=float(match[1]) * unit)
+    seconds = float(match[1]) * unit
+    if seconds > DURATION_SECONDS_MAX:
+        raise ConfigError(f"{name}: {text!r} is too long", hint="A hundred years is the most.")
+    period = timedelta(seconds=seconds)
     if period < timedelta(seconds=least):
         named = {1: "One second", 3600: "One hour", 7200: "Two hours", 86_400: "One day"}
         shortest = named.get(least, f"{least} seconds")

@@ -483,6 +483,22 @@ async def test_what_is_deferred_and_fails_writes_nothing(
     assert await count(connection) == 1
 
 
+async def test_what_is_deferred_may_take_longer_than_the_mutation(
+    site: Site, connection: Connection
+) -> None:
+    """With a key as without one: only the commit itself is bounded."""
+    await run(
+        connection,
+        "create function slow() returns trigger language plpgsql as"
+        " $$ begin perform pg_sleep(0.6); return null; end $$",
+        "create constraint trigger slow after insert on orders deferrable initially deferred"
+        " for each row execute function slow()",
+    )
+    for key in ("k", None):
+        await site.call(place, key, timeout=0.3)
+    assert await count(connection) == 2
+
+
 FORBIDDEN = [
     "select * from headwater.requests",
     "select * from headwater.published",

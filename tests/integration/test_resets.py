@@ -240,6 +240,25 @@ async def test_relations_below_a_table(
     assert await probe.story() == [("reset",)]
 
 
+@pytest.mark.parametrize("level", ["read committed", "repeatable read"])
+async def test_a_type_that_is_altered_after_a_column_of_it_was_added(
+    level: str, items: Connection, probe: LogProbe
+) -> None:
+    """What was written in between has labels of before."""
+    await run(
+        items,
+        "create type kind as enum ('new', 'old')",
+        "alter table items add column k kind",
+        f"begin isolation level {level}",
+        "update items set k = 'new' where id = 1",
+        "commit",
+        "alter type kind rename value 'new' to 'fresh'",
+        SYNC,
+    )
+    assert (await probe.story())[-1] == ("reset",)
+    await run(items, "drop type kind cascade")
+
+
 async def test_a_second_writer_says_so_too(
     items: Connection, other: Connection, probe: LogProbe
 ) -> None:

@@ -72,6 +72,13 @@ def statements(rng: random.Random, table: str, version: int) -> str:
         f"alter table {table} drop column if exists c{number}",
         f"alter table {table} drop column if exists d{number}",
         f"alter table {table} rename column e{number} to e{number + 1}",
+        f"create type t{label} as enum ('a', 'b');"
+        f" alter table {table} add column k{label} t{label};"
+        f" update {table} set k{label} = 'a'; alter type t{label} rename value 'a' to 'c'",
+        f"create type t{label} as (x int); alter table {table} add column k{label} t{label};"
+        f" {rng.choice(['begin isolation level repeatable read', 'begin'])};"
+        f" update {table} set k{label} = '(1)'; commit;"
+        f" alter type t{label} rename attribute x to z",
         f"alter table {table} alter column s set default 'x{number}'",
         f"alter table {table} alter column a set statistics {number}",
         f"alter table {table} disable trigger all; update {table} set s = 'bypassed{number}'"

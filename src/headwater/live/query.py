@@ -107,8 +107,12 @@ class Rules(msgspec.Struct, frozen=True):
         names = [column.name for column in table.columns]
         for kind, columns in (("filterable", self.filterable), ("sortable", self.sortable)):
             if unknown := sorted((columns or frozenset()) - set(names)):
+                name = unknown[0]
                 raise ConfigError(
-                    f"table {table.label} has no column {unknown[0]!r:.100}, and is declared with"
+                    f"the virtual column {name!r:.100} of {table.label} is not captured, and is"
+                    f" declared as {kind}"
+                    if name in table.virtual
+                    else f"table {table.label} has no column {name!r:.100}, and is declared with"
                     f" it as {kind}",
                     hint=f"Columns are: {', '.join(names)}.",
                 )

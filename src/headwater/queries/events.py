@@ -107,6 +107,11 @@ class Events:
                 f"there is no event {name!r}",
                 hint=f"Events are {', '.join(self._wishes)}.",
             )
+        if not callable(handler):
+            raise ConfigError(
+                f"the handler of {name!r} cannot be called: {handler!r:.100}",
+                hint="Give a function that takes the event.",
+            )
         self._wishes[name].append(_Wish(handler, parameters))
 
     def wanted(self, name: EventName) -> bool:

@@ -287,7 +287,8 @@ _NOT_WHOLE = {
 
 def _refused(error: psycopg.Error) -> bool:
     """Whether the server refused to commit, rather than ended the connection."""
-    return error.sqlstate is not None and error.sqlstate[:2] not in ("08", "57")
+    state = error.sqlstate
+    return state is not None and not state.startswith(("08", "57P"))
 
 
 def _outcome_unknown(mutation: Mutation, *, retryable: bool) -> HeadwaterError:

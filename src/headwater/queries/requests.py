@@ -87,6 +87,7 @@ async def store_request(
     stored = result if len(result) <= REQUEST_RESULT_BYTES_MAX else None
     # What fails at the commit fails here already. Also, the first statement of a pipeline must
     # return no rows: libpq would give them in chunks, as it did for the last `ctx.fetch`.
+    await connection.execute("set local statement_timeout = 0")  # as for COMMIT itself
     await connection.execute("set constraints all immediate")
     await connection.execute(_PUT_ROLE_ASIDE)
     await connection.execute("set session authorization default")

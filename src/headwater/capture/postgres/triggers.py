@@ -80,7 +80,8 @@ async def find_enabled(connection: Connection, name: str) -> Table:
         )
     id_, oid, found = row
     columns = msgspec.convert(found["columns"], tuple[Column, ...])
-    return Table(id_, found["schema"], found["name"], columns, tuple(found["key"]), oid)
+    key, virtual = tuple(found["key"]), tuple(found.get("virtual", ()))
+    return Table(id_, found["schema"], found["name"], columns, key, oid, virtual)
 
 
 async def list_tables(connection: Connection) -> list[CapturedTable]:

@@ -259,6 +259,8 @@ as $$
                or headwater.is_altered_since((seen).member)))
       or not (seen).meaning @> (
         (known).meaning - array(select k from jsonb_object_keys((known).meaning) k where not (seen).meaning ? k))
+      or exists ( -- added with a type that may have been altered since it was written
+        select from jsonb_each((seen).meaning) c where c.value ? 'parts' and not (known).meaning ? c.key)
       or ((known).columns_mark is distinct from (seen).columns_mark and exists (
         select from pg_attribute a -- added with a default, which the rows before it have now
         where a.attrelid = (seen).member and a.atthasmissing and not (known).meaning ? a.attnum::text))
