@@ -316,6 +316,10 @@ CLIENT_BACKOFF_SECONDS = (1.0, 30.0)
 CLIENT_FAILURES_MAX = 10
 """A client gives up after so many failures in a row; any message begins the count again."""
 
+CLIENT_ANSWER_SECONDS = 10.0
+"""How long a client whose stream has ended waits for the answers to its mutations. Then it does not
+know what has become of them, and connects again."""
+
 CLIENT_CLOSE_SECONDS = 1.0
 """How long a client waits for the gateway to say goodbye over WebSocket; then it hangs up."""
 

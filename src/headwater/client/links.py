@@ -36,6 +36,7 @@ from headwater.client.refusals import (
 from headwater.client.sse import SseParser
 from headwater.errors import ConfigError, ConnectionFailed, HeadwaterError
 from headwater.limits import (
+    CLIENT_ANSWER_SECONDS,
     CLIENT_CLOSE_SECONDS,
     CLIENT_MESSAGE_BYTES_MAX,
     CLIENT_REQUESTS_AT_ONCE,
@@ -223,14 +224,16 @@ class _SseLink:
         # One chunk ahead: a reader that takes its time is felt by the gateway.
         self._arrived: asyncio.Queue[list[ServerMessage] | Exception] = asyncio.Queue(1)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._mutations: set[asyncio.Task[None]] = set()
         self._order: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._requests = asyncio.Semaphore(CLIENT_REQUESTS_AT_ONCE)
         self._start(self._pump())
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(self._reporting(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _reporting(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -259,10 +262,16 @@ class _SseLink:
                 await self._arrived.put(known or [Keepalive()])
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
             raise ConnectionFailed(f"the connection to {self._url} was lost: {error}") from error
+        # A gateway that stops still answers what it has begun.
+        if self._mutations:
+            await asyncio.wait(set(self._mutations), timeout=CLIENT_ANSWER_SECONDS)
         raise ConnectionFailed(f"the stream of {self._url} ended")
 
     async def send(self, message: ClientMessage) -> None:
-        self._start(self._request(message))
+        task = self._start(self._request(message))
+        if isinstance(message, Mutate):
+            self._mutations.add(task)
+            task.add_done_callback(self._mutations.discard)
 
     async def _request(self, message: ClientMessage) -> None:
         # Requests run beside each other, for a subscription is answered when its rows are there;
