@@ -14,7 +14,7 @@ from tests.generated import size
 from tests.javascript.faults import judge, staged, storm
 from tests.javascript.test_client import CLIENT
 
-FAULTS = size("faults", 8, large=40)
+FAULTS = size("faults", 6, large=40)
 TABS = {"alone": ("ws", False), "one": ("sse", "ann"), "two": ("sse", "ann")}
 """The transport of each, and who is logged in: the last two share a connection."""
 

@@ -34,7 +34,7 @@ from tests.gateway.shop import until
 from tests.gateway.test_oracle import LENIENT, quick
 from tests.generated import first_seed, size
 
-CALLS = size("calls", 100, large=2_000)
+CALLS = size("calls", 60, large=2_000)
 SEED = first_seed(15)
 CALLERS = 12
 SHARE = 0.03

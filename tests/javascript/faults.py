@@ -24,7 +24,7 @@ from headwater.testing.served import Served, serving
 from tests.generated import first_seed, size
 from tests.javascript.proxy import HOWS, MOMENTS, FaultProxy, How, Moment, proxying
 
-FAULTS = size("faults", 16, large=40)
+FAULTS = size("faults", 10, large=40)
 """How many a storm has."""
 CALLERS = 2
 """How many each client has at once, in faults.js. One waits for what it wrote."""

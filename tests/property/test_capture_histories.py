@@ -17,7 +17,7 @@ from tests.generated import first_seed, size
 from tests.hub import Recorder, answer, live
 from tests.property.histories import Connection, Player, Wrong, make, play, shrink
 
-STATEMENTS = size("statements", 60, large=5_000)
+STATEMENTS = size("statements", 40, large=5_000)
 SEED = first_seed(1)
 TRANSACTIONS = 25
 

@@ -20,7 +20,7 @@ from headwater.testing.oracle import (
 )
 from tests.generated import size
 
-HISTORIES = size("histories", 250, large=20_000)
+HISTORIES = size("histories", 120, large=20_000)
 FLUSHES = 60
 
 

@@ -38,7 +38,7 @@ from tests.hub import Recorder, live
 from tests.support import enable, run
 
 SEED = first_seed(15)
-VALUES = size("values", 300, large=20_000)
+VALUES = size("values", 120, large=20_000)
 """At least this many in all."""
 
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=")

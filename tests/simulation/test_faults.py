@@ -55,7 +55,7 @@ from tests.hub import Recorder, answer, live
 from tests.support import enable, run
 
 SEED = first_seed(1)
-FAULTS = size("failures", 60, large=1_000)
+FAULTS = size("failures", 40, large=1_000)
 """About how many faults on each server."""
 
 ROOM = TopicDefinition("room:{region}", table="orders")
