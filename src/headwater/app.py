@@ -113,7 +113,7 @@ class Headwater:
         Live queries may filter by the `filterable` columns and order by the `sortable` ones (None
         for all of them), and ask for at most `limit_max` rows.
         """
-        if limit_max.__class__ is not int or limit_max < 1:
+        if type(limit_max) is not int or limit_max < 1:
             raise ConfigError(
                 f"table {name}: limit_max={limit_max!r} is not a number of rows, from 1 on",
                 hint="Give the most rows that a live query may ask for.",

@@ -78,6 +78,8 @@ async def test_a_table_is_declared_with_columns_that_it_has(hw: Headwater, kind:
         Headwater(url).table("orders", **some | {kind: "id"})
     with pytest.raises(ConfigError, match="is not a number of rows"):
         Headwater(url).table("orders", limit_max=0)
+    with pytest.raises(ConfigError, match="limit_max='5' is not a number of rows"):
+        Headwater(url).table("orders", limit_max="5")  # type: ignore[arg-type]
     right = Headwater(url)
     right.table("orders", **some | {kind: ["id"], "limit_max": 3})
     async with right:

@@ -218,7 +218,7 @@ const RAN = new Set(["conflict", "timed_out"]);
 
 /**
  * Refusals from before its key was looked up, although they are final: of a gateway with another
- * release of the application, say. They tell nothing about an attempt before.
+ * release of the application, say. They say nothing about an attempt before.
  */
 const NOT_LOOKED_UP = new Set([
   "connection",

@@ -279,7 +279,7 @@ class Feeds:
                     subscription.fell_behind(since)
 
     def end_all(self) -> None:
-        """Nothing is known of how far they are: clients continue from where they were told."""
+        """Nothing is known of how far they are: clients continue from the positions they have."""
         for view in list(self._views.values()):
             self.fail(view, not_taken())
 

@@ -311,7 +311,7 @@ class Groups:
         }
         if altered:
             self._touch_all(self.analyst.forget(altered))
-            self._shapes.update(altered)  # once is enough, whoever reads them now
+            self._shapes.update(altered)  # once is enough for all readers
 
     def _touch(self, group: Group, flush: int, reason: Reason = "change") -> None:
         group.touched_at = flush

@@ -42,7 +42,7 @@ class _Link(ABC):
 
 
 class Cutter(_Link):
-    """Forwards connections, and cuts them when told to."""
+    """Forwards connections, and cuts them on demand."""
 
     def __init__(
         self, target: str, *, chance: random.Random | None = None, share: float = 0.0
@@ -129,7 +129,7 @@ async def cutting(
 
 class Holder(_Link):
     """Forwards connections to a database. Held, it passes nothing on in either direction, and loses
-    nothing: whoever reads through it is behind."""
+    nothing: a gateway that reads through it is behind."""
 
     def __init__(self, url: str) -> None:
         super().__init__()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from headwater.errors import InvalidQuery
+from headwater.errors import ConfigError, InvalidQuery
 from headwater.live.filter import c
 from headwater.live.order import OrderBy
 from headwater.live.query import BoundQuery, LiveQuery, Rules
@@ -163,6 +164,12 @@ def test_a_query_without_a_limit_fits_any_table(most: int, usual: int) -> None:
     assert bound.canonical == BoundQuery(LiveQuery("orders", limit=usual), ORDERS, rules).canonical
     with pytest.raises(InvalidQuery, match=f"limit: expected 1 to {most:,}"):
         BoundQuery(LiveQuery("orders", limit=most + 1), ORDERS, rules)
+
+
+def test_rules_name_a_virtual_column_as_such() -> None:
+    table = msgspec.structs.replace(ORDERS, virtual=("ratio",))
+    with pytest.raises(ConfigError, match=r"virtual column 'ratio' of .*orders .* as sortable"):
+        Rules(sortable=frozenset({"ratio"})).check(table)
 
 
 def test_a_limit_that_is_given_is_sent() -> None:

@@ -38,6 +38,11 @@ def test_an_event_that_is_not_there() -> None:
         Events().on("queries", print)  # type: ignore[arg-type]
 
 
+def test_a_handler_that_cannot_be_called() -> None:
+    with pytest.raises(ConfigError, match="the handler of 'change' cannot be called: 5"):
+        Events().on("change", 5)  # type: ignore[arg-type]
+
+
 async def test_handlers_that_fail_harm_nobody(caplog: pytest.LogCaptureFixture) -> None:
     events, heard = Events(), asyncio.Event()
 

@@ -147,7 +147,7 @@ where owner <> current_user and pg_has_role(
   owner, case when current_setting('server_version_num')::int < 160000 then 'member' else 'set' end)
 """
 
-# For everybody are headwater.signal, and the triggers that a new partition is given: its owner must
+# For all roles are headwater.signal, and the triggers that a new partition is given: its owner must
 # be allowed to use them, and on a table that is not captured they do nothing. Roles that may call a
 # function of the first version were given all of them: the role that enabled a table calls them in
 # its capture functions.

@@ -582,8 +582,8 @@ as $$
 $$;
 
 -- For the maintenance loop: every enabled table. A table that is gone is no longer enabled; one that
--- is in use or not ours to alter is left as it is, and captured exactly all the same. Where somebody
--- disabled a trigger that is not ours to enable, the table must be read again each time.
+-- is in use or not ours to alter is left as it is, and captured exactly all the same. Where a trigger
+-- was disabled that is not ours to enable, the table must be read again each time.
 create or replace function headwater.sync_tables() returns integer
 language plpgsql
 set search_path = pg_catalog, pg_temp

@@ -46,8 +46,8 @@ begin
   perform pg_notify('headwater', head || detail || '#' || last_seq);
 end $$;
 
--- The same as in 001_log.sql; null where an image has such an escape, so that one row keeps no one from
--- reading the log.
+-- The same as in 001_log.sql; null where an image has such an escape, so that one row does not make the
+-- log unreadable.
 create or replace function headwater.key_of(image json, key text[]) returns json
 language plpgsql immutable
 set search_path = pg_catalog, pg_temp
