@@ -17,8 +17,8 @@ alter table headwater.captures
   add column meaning jsonb,
   add column remembered_in xid8;
 
--- The same as in 004_statements.sql; a role's name may have to be quoted.
-create or replace function headwater.trusts(type oid) returns boolean
+-- A type and all that it is made of: elements, base types, attributes, subtypes of ranges.
+create function headwater.parts_of(type oid) returns setof oid
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
@@ -35,10 +35,21 @@ as $$
       union all
       select a.atttypid from pg_attribute a
       where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
+      union all
+      select r.rngsubtype from pg_range r
+      where t.typtype in ('r', 'm') and t.oid in (r.rngtypid, r.rngmultitypid)
     ) part (oid)
   )
+  select oid from parts
+$$;
+
+-- The same as in 004_statements.sql, for roles whose names must be quoted, too.
+create or replace function headwater.trusts(type oid) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
   select bool_and(r.rolname = current_user or r.rolsuper)
-  from parts p join pg_type t on t.oid = p.oid join pg_roles r on r.oid = t.typowner
+  from headwater.parts_of(type) p join pg_type t on t.oid = p join pg_roles r on r.oid = t.typowner
 $$;
 
 -- Columns and key of a relation as jsonb; the key is empty where there is no primary key. Virtual
@@ -173,29 +184,15 @@ create function headwater.meaning(relation oid, with_types boolean) returns json
 language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
-  with recursive columns_of as (
+  with columns_of as (
     select a.attnum, a.atttypid, a.attrelid, a.attgenerated
     from pg_attribute a
     where a.attrelid = relation and a.attnum > 0 and not a.attisdropped and a.attgenerated <> 'v'
   ),
   parts (attnum, oid) as (
-    select c.attnum, c.atttypid from columns_of c where with_types and c.atttypid >= 16384
-    union
-    select p.attnum, part.oid
-    from parts p
-    join pg_type t on t.oid = p.oid
-    cross join lateral (
-      select t.typelem where t.typelem <> 0
-      union all
-      select t.typbasetype where t.typbasetype <> 0
-      union all
-      select a.atttypid from pg_attribute a
-      where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
-      union all
-      select r.rngsubtype from pg_range r
-      where t.typtype in ('r', 'm') and t.oid in (r.rngtypid, r.rngmultitypid)
-    ) part (oid)
-    where part.oid >= 16384
+    select c.attnum, p
+    from columns_of c cross join lateral headwater.parts_of(c.atttypid) p
+    where with_types and c.atttypid >= 16384 and p >= 16384
   ),
   types as (
     select p.attnum, jsonb_object_agg(p.oid, jsonb_strip_nulls(jsonb_build_object(
