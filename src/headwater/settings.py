@@ -50,6 +50,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     url: str | None = None
     """The database. Without one, `Headwater()` uses the embedded PostgreSQL."""
 
+    question_url: str | None = None
+    """The database as a login role that owns nothing and may read nothing itself. What is asked as a
+    session's database role is asked over it."""
+
     data_dir: str | None = None
     """Where the embedded PostgreSQL keeps its data."""
 
