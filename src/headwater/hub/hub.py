@@ -30,6 +30,7 @@ from headwater.errors import (
 from headwater.hub.catch_up import FeedSubscription
 from headwater.hub.change_events import ChangeEvents
 from headwater.hub.coalesce import Coalescing
+from headwater.hub.delivery import Delivery
 from headwater.hub.feeds import FeedQuery, Feeds
 from headwater.hub.flush import Flusher
 from headwater.hub.groups import Groups
@@ -37,6 +38,7 @@ from headwater.hub.live import LiveSubscription, ViewInfo
 from headwater.hub.lives import Lives
 from headwater.hub.recheck import recheck_for_ever
 from headwater.hub.reconcile import Reconciler
+from headwater.hub.side_jobs import SideJobs
 from headwater.hub.subscriber import Access, Settling, Subscriber
 from headwater.hub.tables import FORMATS, LookupConnection, Tables
 from headwater.hub.topics import Topics
@@ -87,6 +89,8 @@ class Hub:
         self.progress = Progress()
         self._lost_track = False
         self.tables = Tables(url)
+        self.delivery = Delivery(self)
+        self.side_jobs = SideJobs(self, (settings or Settings()).question_url)
         self.lives = Lives(self, rules or {})
         self.feeds = Feeds(self)
         events = events or Events()
@@ -147,6 +151,7 @@ class Hub:
         self.trouble = "the hub is stopping"
         self._is_ready.clear()
         await self.lives.close()
+        await self.side_jobs.close()
         await self.groups.close()
         self.feeds.close()
         self.topics.close()
@@ -196,6 +201,7 @@ class Hub:
                     f"the database did not answer for {limits.FLUSH_SECONDS_MAX:.0f} seconds"
                 ) from error
             self.lives.sweep()
+            self.side_jobs.sweep()
             await waker.have_read(news=news, position=self.progress.position)
             await self._coalescing.wait(waker)
 
