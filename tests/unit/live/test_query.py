@@ -143,9 +143,10 @@ def test_statements_are_bounded_and_bound() -> None:
     query = BoundQuery(LiveQuery.from_json({**WHOLE, "after": None}), ORDERS)
     question = page(query, (None, 7), 5)
     assert question.text == (
-        'select "id", "region", "price", "doc" from "sales"."orders" where "region" = %s::bigint'
-        ' and ((false or ("price" is null and ("id" > %s::bigint'
-        ' or ("id" = %s::bigint and false)))))'
+        'select "id", "region", "price", "doc" from "sales"."orders"'
+        ' where "region" operator(pg_catalog.=) %s::bigint'
+        ' and ((false or ("price" is null and ("id" operator(pg_catalog.>) %s::bigint'
+        ' or ("id" operator(pg_catalog.=) %s::bigint and false)))))'
         ' order by "price" desc nulls last, "id" limit %s'
     )
     assert question.values == (7, 7, 7, 5)
