@@ -533,7 +533,7 @@ def server() -> Iterator[EmbeddedPostgres]:
 async def test_a_restarted_database(
     server: EmbeddedPostgres, tmp_path: Path, program: str, guests: Guests
 ) -> None:
-    connection = await connect_database(server.url, purpose="test")
+    connection = await connect_database(server.url, purpose="test", application_path=True)
     await schema.install(connection)
     await connection.close()
     with (

@@ -19,6 +19,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg import pq
 
+from headwater.database import connect_blocking
 from headwater.embedded.account import Account
 from headwater.embedded.binaries import find_binaries
 from headwater.embedded.cluster import ensure_cluster
@@ -103,7 +104,7 @@ class Server:
         """Whether somebody stays connected: those who have just left are not yet gone. False where
         the server does not answer."""
         try:
-            with psycopg.connect(self.url, autocommit=True, connect_timeout=2) as connection:
+            with connect_blocking(self.url, purpose="embedded") as connection:
                 return not wait_until(
                     lambda: connection.execute(_CLIENTS).fetchone() == (0,),
                     EMBEDDED_LEAVING_SECONDS,

@@ -14,7 +14,7 @@ from typing import Any
 
 from psycopg.errors import DeadlockDetected
 
-from headwater.database import Connection, translated
+from headwater.database import PINNED_PATH, Connection, translated
 from headwater.errors import NotInstalled
 from headwater.limits import SERVER_VERSION_MIN, UNINSTALL_ATTEMPTS_MAX
 
@@ -116,8 +116,10 @@ async def _settle_in(connection: Connection) -> None:
 
 @asynccontextmanager
 async def _alone(connection: Connection) -> AsyncIterator[None]:
-    """A transaction in which nobody else installs."""
+    """A transaction in which nobody else installs. What is made in it finds names as it will run,
+    whatever the path of the connection is: some expressions are read only once."""
     async with connection.transaction():
+        await connection.execute(f"set local search_path = {PINNED_PATH}")
         await connection.execute("select pg_advisory_xact_lock(%s, %s)", MIGRATION_LOCK)
         yield
 
