@@ -157,6 +157,10 @@ class Gateway:
         """Raise LimitExceeded for those who ask too often."""
         self.quotas.request(account, address, time.monotonic())
 
+    def check_address(self, address: str) -> None:
+        """Raise LimitExceeded where too much came from an address without a user."""
+        self.quotas.check_address(address, time.monotonic())
+
     async def issue_ticket(self, identity: Identity) -> Ticket:
         return await self._tickets.issue(identity)
 
