@@ -13,8 +13,9 @@ from starlette.requests import HTTPConnection, Request
 
 from headwater.errors import Forbidden, InvalidQuery, LimitExceeded
 from headwater.gateway.admins import is_here
-from headwater.gateway.auth import find_token
+from headwater.gateway.auth import Credentials, find_token
 from headwater.gateway.gateway import Gateway
+from headwater.gateway.tickets import refused_here
 from headwater.idempotency import check_key
 from headwater.identity import Identity
 from headwater.limits import REQUEST_BODY_SECONDS, REQUEST_BYTES_MAX
@@ -25,23 +26,28 @@ Body = TypeVar("Body")
 class Caller:
     """Who makes a request, and from where."""
 
-    __slots__ = ("address", "by_cookie", "here", "identity")
+    __slots__ = ("address", "by_cookie", "by_ticket", "here", "identity", "token")
 
     def __init__(
-        self, identity: Identity, address: str, *, by_cookie: bool = False, here: bool = False
+        self, identity: Identity, address: str, found: Credentials, *, here: bool = False
     ) -> None:
         self.identity = identity
         self.address = address
-        self.by_cookie = by_cookie
+        self.token = found.token
+        self.by_cookie = found.from_cookie
+        self.by_ticket = found.ticket is not None
         self.here = here
         """Whether it sits at this machine (`admins.is_here`)."""
 
 
-async def admit(gateway: Gateway, request: HTTPConnection) -> Caller:
-    """Let a request in, or raise what refuses it."""
+async def admit(gateway: Gateway, request: HTTPConnection, *, opens_stream: bool = False) -> Caller:
+    """Let a request in, or raise what refuses it. Only a request that `opens_stream` may show a
+    ticket: a URL can be in a log, or behind a link."""
     settings = gateway.settings
     address = counted_address(gateway, request)
     found = find_token(request.headers, request.query_params, request.cookies, settings)
+    if found.ticket is not None and not opens_stream:
+        raise refused_here("Send Authorization: Bearer … with this request.")
     proven = found.ticket is not None or (found.token is not None and not found.from_cookie)
     # Where nothing is verified, anything can be shown: it proves nothing.
     if not (proven and settings.has_auth):
@@ -50,7 +56,7 @@ async def admit(gateway: Gateway, request: HTTPConnection) -> Caller:
     if identity.account is not None:
         gateway.count_request(identity.account, address)
     here = is_here(request, settings)
-    return Caller(identity, address, by_cookie=found.from_cookie, here=here)
+    return Caller(identity, address, found, here=here)
 
 
 def counted_address(gateway: Gateway, request: HTTPConnection) -> str:

@@ -10,21 +10,26 @@ from typing import Literal, TypeAlias
 
 Class: TypeAlias = Literal["public", "reader", "capture", "mutation", "gateway"]
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 CLASSES: dict[Class, frozenset[str]] = {
     # Every role. `signal` checks its caller itself. PostgreSQL gives the triggers to new
     # partitions, whose owner must be allowed to use them; on other tables they do nothing.
-    "public": frozenset("signal capture_row note_move pass_row".split()),
+    "public": _names("signal capture_row note_move pass_row"),
     # Roles that follow the log and look at the state of capture (`tail`, `status`, `doctor`). The
     # page docs/howto/existing-database.md grants exactly these.
-    "reader": frozenset(
+    "reader": _names(
         """
         changed_columns columns_mark describe find_table fingerprint home key_of label lock_class
         log_id may_repeat_rows members_of own_triggers shape_id slot_at triggers_mark
-        """.split()
+        """
     ),
     # Roles that enable tables, whose capture functions call them. They run with the rights of the
     # role that calls them, so they give it nothing that it does not have.
-    "capture": frozenset(
+    "capture": _names(
         """
         actor add_doubt add_since as_root begin_row capture_source capture_statement
         capture_truncate capture_versions chain chain_keys check_capturable disable_reactivity
@@ -36,22 +41,22 @@ CLASSES: dict[Class, frozenset[str]] = {
         remove_capture same_columns set_entries set_trigger settle settle_row since_of
         slot_condition strike_noted strike_source swap_formats sync_table sync_tables
         transaction_mark trusts upsert_source
-        """.split()
+        """
     ),
     # Also the question role, which is granted them by name. A caller needs the key of a request,
     # which cannot be guessed.
-    "mutation": frozenset("begin_request store_request".split()),
+    "mutation": _names("begin_request store_request"),
     # The owner of the schema only. Those that run with its rights also check who calls them.
-    "gateway": frozenset(
+    "gateway": _names(
         """
         adopt check_gateway is_activity_looked_at is_over issue_ticket looks_at_activity may_signal
         publish_once redeem_ticket remember_trimmed rename_log set_retention trim_log trim_requests
         trim_tickets trim_user_requests write_activity
-        """.split()
+        """
     ),
 }
 
-_NAMES = ", ".join(
+_CLASS_OF = ", ".join(
     f"('{name}', '{kind}')" for kind, names in CLASSES.items() for name in sorted(names)
 )
 
@@ -86,7 +91,7 @@ begin
   for function in
     select p.oid::regprocedure as name, p.proowner as owner, p.proacl as acl,
            coalesce(c.class, 'gateway') as class
-    from pg_proc p left join (values {_NAMES}) as c (name, class) on c.name = p.proname
+    from pg_proc p left join (values {_CLASS_OF}) as c (name, class) on c.name = p.proname
     where p.pronamespace = 'headwater'::regnamespace and pg_has_role(p.proowner, 'usage')
       and p.proname !~ '^(capture|mark)_[0-9]'
   loop
