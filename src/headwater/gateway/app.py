@@ -375,7 +375,7 @@ async def refresh(gateway: Gateway, request: Request) -> Response:
 async def ticket(gateway: Gateway, request: Request) -> Response:
     """A ticket to open one stream with, for those who cannot send headers."""
     caller = await admit(gateway, request)
-    made = await gateway.issue_ticket(caller.identity)
+    made = await gateway.issue_ticket(caller.identity, caller.token)
     return json_answer({"ticket": made.text, "expires_at": made.expires_at}, status=201)
 
 
