@@ -427,7 +427,7 @@ class Headwater:
             self._started, self.gateway, self._bus = False, None, None
 
     async def _start(self) -> None:
-        self._url = await self._stack.enter_async_context(database(self.settings))
+        self._url = await self._stack.enter_async_context(database(self.settings, installed=False))
         async with self._connection("setup") as connection:
             await schema.install(connection)
             if keep := self.settings.retention_period:
@@ -594,18 +594,34 @@ def _filtered(transaction: Transaction, keeps: FeedFilter | None) -> Transaction
 
 
 @asynccontextmanager
-async def database(settings: Settings, *, keep_running: bool = False) -> AsyncIterator[str]:
+async def database(
+    settings: Settings, *, keep_running: bool = False, installed: bool = True
+) -> AsyncIterator[str]:
     """The URL of the database these settings mean. The embedded one runs inside the block, and
-    beyond it when it is to keep running."""
+    beyond it when it is to keep running. It has Headwater's schema, unless `installed` is False:
+    it is Headwater's own, so no one has to install it by hand."""
     if settings.url is not None:
         yield settings.url
         return
     server = EmbeddedPostgres(settings.data_dir)
     await asyncio.to_thread(server.start)
+    stays = False
     try:
+        if installed:
+            await install(server.url)
+        stays = keep_running
         yield server.url
     finally:
-        await asyncio.to_thread(server.close, keep_running=keep_running)
+        await asyncio.to_thread(server.close, keep_running=stays)
+
+
+async def install(url: str) -> None:
+    """Install Headwater's schema in a database, or bring it up to date."""
+    connection = await connect(url, purpose="setup")
+    try:
+        await schema.install(connection)
+    finally:
+        await connection.close()
 
 
 class _CursorKeeper:

@@ -147,7 +147,15 @@ async def write(connection: Connection, key: int) -> None:
 
 
 async def use(gateway: Served, site: Site) -> None:
-    orders = [["region"], ["price desc"], ["note"], ["code"], ["at desc nulls last"], ["mood"], ["spot"]]
+    orders = [
+        ["region"],
+        ["price desc"],
+        ["note"],
+        ["code"],
+        ["at desc nulls last"],
+        ["mood"],
+        ["spot"],
+    ]
     wheres = [
         [["region", "=", "north"]],
         [["region", "!=", "north"], ["note", "ilike", "%x%"]],
@@ -179,7 +187,9 @@ async def use(gateway: Served, site: Site) -> None:
             await client.query("notes")
             for path in ("overview", "tables", "log?text=x&table=orders", "history/orders/7"):
                 gateway.get(f"/v1/admin/{path}").raise_for_status()
-            gateway.get('/v1/admin/explain?q={"table":"orders","order":["note"]}').raise_for_status()
+            gateway.get(
+                '/v1/admin/explain?q={"table":"orders","order":["note"]}'
+            ).raise_for_status()
             gateway.post("/v1/tickets")
             for each in reversed(subscriptions):
                 await each.__aexit__(None, None, None)
