@@ -38,7 +38,7 @@ $$;
 -- The table that a name means in a search path. A bare name is never one of ours: to a role that is
 -- called headwater, "$user" in a path stands for this schema. A name that only fits when taken as it
 -- stands ("Order Lines" without quotes) is found too, and so is a label ("sales.Order Lines").
-create function headwater.find_table(name text, path text) returns regclass
+create function headwater.find_table_in(name text, path text) returns regclass
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set standard_conforming_strings = on
@@ -75,7 +75,7 @@ end $$;
 create or replace function headwater.find_table(name text) returns regclass
 language sql stable
 as $$
-  select headwater.find_table(name,
+  select headwater.find_table_in(name,
     case when pg_catalog.current_setting('search_path') operator(pg_catalog.=) 'pg_catalog, pg_temp'
     then (select s.reset_val from pg_catalog.pg_settings s where s.name operator(pg_catalog.=) 'search_path')
     else pg_catalog.current_setting('search_path') end)
