@@ -151,7 +151,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Connections that one user may hold open."""
 
     sessions_per_ip: int = 32
-    """Connections that may be open from one address."""
+    """Connections without a user that may be open from one address."""
 
     subscriptions_per_user: int = 500
     """Subscriptions that one user may hold open."""

@@ -29,10 +29,12 @@ _OPTIONS = f"{FORMATS} -c jit=off"
 
 
 class QuestionPool:
-    """Up to `limits.QUESTION_CONNECTIONS` to one URL. `changed` is called when one is free."""
+    """Up to `limits.QUESTION_CONNECTIONS` to one URL. `changed` is called when one is free. With
+    `scoped`, they ask as users' roles: policies find names as the application's sessions do."""
 
-    def __init__(self, url: str, changed: Callable[[], None]) -> None:
+    def __init__(self, url: str, changed: Callable[[], None], *, scoped: bool) -> None:
         self._url = url
+        self._scoped = scoped
         self._changed = changed
         self._idle: list[tuple[Connection, float]] = []
         self._open = 0
@@ -106,7 +108,11 @@ class QuestionPool:
         try:
             # What the driver prepares would be discarded, and it would not know.
             connection = await connect(
-                self._url, purpose="questions", options=_OPTIONS, prepares=False
+                self._url,
+                purpose="questions",
+                options=_OPTIONS,
+                prepares=False,
+                application_path=self._scoped,
             )
         except HeadwaterError as error:
             logger.warning("cannot ask for live queries: %s", error)
@@ -143,7 +149,8 @@ class QuestionPool:
         try:
             async with asyncio.timeout(limits.FLUSH_QUESTION_SECONDS):
                 await connection.execute("rollback")
-                await connection.execute("discard all")
+                if self._scoped:
+                    await connection.execute("discard all")
         except (psycopg.Error, TimeoutError) as error:
             logger.warning("a connection for questions was lost: %s", error)
             self.drop(connection)

@@ -22,7 +22,7 @@ import msgspec
 import psycopg
 
 from headwater import limits
-from headwater.database import Connection
+from headwater.database import PINNED_PATH, Connection
 from headwater.hub.tables import KnownTable
 from headwater.live.filter_sql import Sql
 from headwater.live.needs import Need
@@ -65,19 +65,16 @@ class Question:
     @property
     def settings(self) -> dict[str, str]:
         """What is set for this question alone."""
-        found: dict[str, str] = {}
-        if self.known.names_relations:
-            found["search_path"] = "pg_catalog, pg_temp"
-        if self.scope is not None:
-            found["request.jwt.claims"] = self.scope.claims
-            found["role"] = self.scope.role
-        return found
+        if self.scope is None:
+            return {}
+        found = {"request.jwt.claims": self.scope.claims, "role": self.scope.role}
+        return {"search_path": PINNED_PATH, **found} if self.known.names_relations else found
 
 
 def images(known: KnownTable, rows: Sql) -> Sql:
     """A statement's rows as the log would hold them."""
     image = known.image.replace("%", "%%")
-    return rows.wrapped(f"select ({image})::text from (", ") o")
+    return rows.wrapped(f"select ({image})::pg_catalog.text from (", ") o")
 
 
 def of_keys(known: KnownTable, keys: Sequence[Key], scope: Scope | None) -> Question:
@@ -179,6 +176,9 @@ async def _ask_together(
             if settings:
                 calls = ", ".join(["pg_catalog.set_config(%s, %s, true)"] * len(settings))
                 values = [each for pair in settings.items() for each in pair]
+                if "search_path" not in settings:
+                    # Functions that a policy calls find names as the application's sessions do.
+                    await connection.execute("set local search_path to default")
                 await connection.execute(f"select {calls}".encode(), values)
             sql = question.sql
             cursors.append(await connection.execute(sql.text.encode(), sql.values))

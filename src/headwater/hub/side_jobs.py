@@ -121,10 +121,8 @@ class SideJobs:
 
     def __init__(self, hub: Hub, question_url: str | None) -> None:
         self._hub = hub
-        self._own = QuestionPool(hub.url, self._look)
-        self._scoped = self._own
-        if question_url is not None:
-            self._scoped = QuestionPool(question_url, self._look)
+        self._own = QuestionPool(hub.url, self._look, scoped=False)
+        self._scoped = QuestionPool(question_url or hub.url, self._look, scoped=True)
         self._jobs: dict[Job, QuestionPool] = {}
         self._slow: dict[Hashable, bool] = {}
         """By what is asked together, whether it took long the last time."""
@@ -142,7 +140,7 @@ class SideJobs:
         left: list[Unit] = []
         for unit in units:
             self._hub.lives.begin_lag(unit.view)
-        for pool in dict.fromkeys((self._scoped, self._own)):
+        for pool in (self._scoped, self._own):
             mine = [unit for unit in units if self.pool_of(unit.view) is pool]
             left += await self._start(pool, mine, export, flushed)
         return left

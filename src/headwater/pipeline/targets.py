@@ -18,9 +18,8 @@ import psycopg
 from psycopg import errors, sql
 from psycopg.types.json import Jsonb
 
-from headwater.database import translated
+from headwater.database import connect_blocking, translated
 from headwater.errors import ConfigError, PipelineError
-from headwater.limits import CONNECT_TIMEOUT_SECONDS
 from headwater.model import Actor, Table
 from headwater.pipeline import state
 from headwater.pipeline.changes import Event
@@ -72,24 +71,15 @@ def opened(url: str) -> Iterator[Database]:
     options = " ".join(f"-c {name}={value}" for name, value in _FORMATS.items())
     with (
         translated(url),
-        psycopg.connect(
-            url,
-            autocommit=True,
-            connect_timeout=CONNECT_TIMEOUT_SECONDS,
-            application_name="headwater replay",
-            client_encoding="utf8",
-            options=options,
-        ) as database,
+        connect_blocking(url, purpose="replay", options=options) as database,
     ):
         yield database
 
 
 _FORMATS = {
-    "timezone": "UTC",
     "datestyle": "ISO",
     "intervalstyle": "iso_8601",
     "lc_monetary": "C",
-    "client_min_messages": "warning",
 }
 
 
