@@ -295,7 +295,7 @@ def test_ticket(site: Site) -> None:
     for path in ADMIN_PAGES:
         assert site.get(path, ticket=ticket()).status_code == 401
     called = httpx.post(
-        f"{site.gateway.url}/v1/mutations/write?ticket={ticket()}", json={"note": "by a ticket"}
+        f"{site.gateway.url}/v1/mutation/write?ticket={ticket()}", json={"note": "by a ticket"}
     )
     assert called.status_code == 401
     once = ticket()
