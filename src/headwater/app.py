@@ -7,6 +7,7 @@ the log, hands out change feeds, and holds the application's queries and mutatio
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import secrets
 import time
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
     from headwater.gateway.access import Authorize
     from headwater.gateway.gateway import Gateway
+
+logger = logging.getLogger(__name__)
 
 HandlerT = TypeVar("HandlerT", bound=Handler)
 ViewFunctionT = TypeVar("ViewFunctionT", bound=Callable[..., Any])
@@ -129,11 +132,21 @@ class Headwater:
     def authorize(self, rule: Authorize) -> Authorize:
         """Decide who may see what; used as a decorator.
 
-        The rule is called with the `Identity` of a session and the name of a table, and says True,
-        False, or a filter that the rows must match.
+        The rule is called with the `Identity` of a session and an `AccessRequest`, what it asks
+        for, and says True, False, a filter that the rows must match, or `Allow`.
         """
+        from headwater.gateway.access import check_hook
+
+        check_hook(rule)
         self._authorize = rule
         return rule
+
+    @property
+    def opens_every_table(self) -> bool:
+        """Whether tokens are verified, and any of them opens every table that is enabled."""
+        settings = self.settings
+        decides = self._authorize is not None or settings.auth_role is not None
+        return settings.has_auth and settings.tables == "open" and not decides
 
     @property
     def queries(self) -> Mapping[str, Query]:
@@ -490,7 +503,13 @@ class Headwater:
             topics=self.topics,
             channels=self.channels,
             rooms=rooms,
+            declared=self._rules,
         )
+        if self.opens_every_table:
+            logger.warning(
+                "every client with a token may read every enabled table: there is no"
+                " @hw.authorize, the setting tables is open, and sessions have no database role"
+            )
         self.gateway = await self._stack.enter_async_context(gateway)
 
     @asynccontextmanager

@@ -34,7 +34,7 @@ from headwater.errors import (
 )
 from headwater.gateway import openapi, pages, streams, websocket
 from headwater.gateway.addresses import is_local_name
-from headwater.gateway.admins import LOCAL_ONLY
+from headwater.gateway.admins import LOCAL_ONLY, is_admin, not_admin
 from headwater.gateway.auth import Credentials
 from headwater.gateway.bodies import ReanchorBody
 from headwater.gateway.connection import Connection
@@ -47,6 +47,7 @@ from headwater.gateway.requests import (
     idempotency_key,
     parameter,
     read_json,
+    shows_metrics_token,
 )
 from headwater.gateway.session import error_message
 from headwater.gateway.tracing import parent_of
@@ -385,6 +386,11 @@ async def ticket(gateway: Gateway, request: Request) -> Response:
 
 
 async def metrics(gateway: Gateway, request: Request) -> Response:
+    settings = gateway.settings
+    if settings.is_closed(settings.metrics) and not shows_metrics_token(request, settings):
+        caller = await admit(gateway, request)
+        if not is_admin(settings, caller.identity, here=caller.here):
+            raise not_admin(settings, "/metrics")
     return Response(gateway.measure(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -401,4 +407,9 @@ async def ready(gateway: Gateway, request: Request) -> Response:
 
 
 async def described(gateway: Gateway, request: Request) -> Response:
+    settings = gateway.settings
+    if settings.is_closed(settings.openapi):
+        caller = await admit(gateway, request)
+        if not settings.has_auth and not is_admin(settings, caller.identity, here=caller.here):
+            raise not_admin(settings, "/openapi.json")
     return json_answer(openapi.document(gateway.calls.queries, gateway.calls.mutations))
