@@ -7,7 +7,6 @@ the log, hands out change feeds, and holds the application's queries and mutatio
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import secrets
 import time
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
 
     from headwater.gateway.access import Authorize
     from headwater.gateway.gateway import Gateway
-
-logger = logging.getLogger(__name__)
 
 HandlerT = TypeVar("HandlerT", bound=Handler)
 ViewFunctionT = TypeVar("ViewFunctionT", bound=Callable[..., Any])
@@ -140,13 +137,6 @@ class Headwater:
         check_hook(rule)
         self._authorize = rule
         return rule
-
-    @property
-    def opens_every_table(self) -> bool:
-        """Whether tokens are verified, and any of them opens every table that is enabled."""
-        settings = self.settings
-        decides = self._authorize is not None or settings.auth_role is not None
-        return settings.has_auth and settings.tables == "open" and not decides
 
     @property
     def queries(self) -> Mapping[str, Query]:
@@ -505,11 +495,6 @@ class Headwater:
             rooms=rooms,
             declared=self._rules,
         )
-        if self.opens_every_table:
-            logger.warning(
-                "every client with a token may read every enabled table: there is no"
-                " @hw.authorize, the setting tables is open, and sessions have no database role"
-            )
         self.gateway = await self._stack.enter_async_context(gateway)
 
     @asynccontextmanager

@@ -372,6 +372,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.auth_jwks is not None and "://" in self.auth_jwks
 
     @property
+    def opens_every_table(self) -> bool:
+        """Whether any token opens every enabled table, unless the application's hook decides."""
+        return self.has_auth and self.tables == "open" and self.auth_role is None
+
+    @property
     def has_auth(self) -> bool:
         """Whether there is a key, and so every session needs a token."""
         return any((self.auth_secret, self.auth_public_key, self.auth_jwks))

@@ -122,6 +122,11 @@ class Gateway:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Gateway:
+        if self.settings.opens_every_table and not self.has_hook:
+            logger.warning(
+                "every client with a token may read every enabled table: declare @hw.authorize,"
+                " or set auth_role, or set tables = closed and declare tables"
+            )
         self._start(self._keep_alive())
         self._start(self._recheck_often())
         self._start(self.activity.run())
@@ -143,6 +148,11 @@ class Gateway:
         task.add_done_callback(self._tasks.discard)
 
     # -------------------------------------------------------------------- who
+
+    @property
+    def has_hook(self) -> bool:
+        """Whether the application decides who may read what."""
+        return self._rights.has_hook
 
     async def identify(self, credentials: Credentials) -> Identity:
         """Who makes a request. Where no authentication is configured, everybody is nobody."""

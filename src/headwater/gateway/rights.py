@@ -60,6 +60,11 @@ class Rights:
         self._topics = topics
         self._declared = frozenset(declared)
 
+    @property
+    def has_hook(self) -> bool:
+        """Whether the application decides who may read what."""
+        return self._authorize is not None
+
     async def of(
         self, connection: Connection, tables: Iterable[str], asked: AccessRequest
     ) -> dict[str, Access]:
