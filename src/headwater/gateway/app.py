@@ -34,7 +34,7 @@ from headwater.errors import (
 )
 from headwater.gateway import openapi, pages, streams, websocket
 from headwater.gateway.addresses import is_local_name
-from headwater.gateway.admins import LOCAL_ONLY
+from headwater.gateway.admins import LOCAL_ONLY, is_admin, not_admin
 from headwater.gateway.bodies import ReanchorBody
 from headwater.gateway.connection import Connection
 from headwater.gateway.faults import unforeseen
@@ -46,6 +46,7 @@ from headwater.gateway.requests import (
     identify,
     parameter,
     read_json,
+    shows_metrics_token,
 )
 from headwater.gateway.session import error_message
 from headwater.gateway.tracing import parent_of
@@ -383,6 +384,11 @@ async def ticket(gateway: Gateway, request: Request) -> Response:
 
 
 async def metrics(gateway: Gateway, request: Request) -> Response:
+    settings = gateway.settings
+    if settings.is_closed(settings.metrics) and not shows_metrics_token(request, settings):
+        caller = await admit(gateway, request)
+        if not is_admin(settings, caller.identity, here=caller.here):
+            raise not_admin(settings, "/metrics")
     return Response(gateway.measure(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -399,4 +405,9 @@ async def ready(gateway: Gateway, request: Request) -> Response:
 
 
 async def described(gateway: Gateway, request: Request) -> Response:
+    settings = gateway.settings
+    if settings.is_closed(settings.openapi):
+        caller = await admit(gateway, request)
+        if not settings.has_auth and not is_admin(settings, caller.identity, here=caller.here):
+            raise not_admin(settings, "/openapi.json")
     return json_answer(openapi.document(gateway.calls.queries, gateway.calls.mutations))

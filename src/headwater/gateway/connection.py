@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
+from headwater.gateway.access import AccessRequest
 from headwater.gateway.quotas import Lease
 from headwater.gateway.session import (
     ChannelSubscription,
@@ -38,8 +39,8 @@ class Connection:
 
     __slots__ = (
         "_active_at", "_behind_since", "_caught_up", "_lease", "_leases", "_metrics", "_requests",
-        "_room", "_tasks", "accesses", "address", "by_ticket", "closing", "expiry", "here",
-        "openings", "session", "since", "sink", "transport",
+        "_room", "_tasks", "accesses", "address", "asked", "by_ticket", "closing", "expiry",
+        "here", "openings", "session", "since", "sink", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +65,8 @@ class Connection:
         self.sink: Sink | None = None
         self.accesses: dict[str, dict[str, Access]] = {}
         """By subscription and table: what its rights were when last looked at."""
+        self.asked: dict[str, AccessRequest] = {}
+        """By subscription: what the authorize hook is asked about it."""
         self.openings: dict[Subscription, asyncio.Task[None]] | None = None
         """What is on its way to be subscribed."""
         self.closing: str | None = None
@@ -153,6 +156,7 @@ class Connection:
 
     def forgotten(self, subscription: Subscription) -> None:
         self.accesses.pop(subscription.id, None)
+        self.asked.pop(subscription.id, None)
         if lease := self._leases.pop(subscription.id, None):
             lease.close()
         self._active_at = time.monotonic()
