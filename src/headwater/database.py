@@ -141,6 +141,15 @@ _URL_HINT = "A URL looks like postgresql://user:password@host:5432/database."
 _REACH_HINT = "Check that the server runs and the URL is right, or use --embedded."
 
 
+def is_reserved(schema: str) -> bool:
+    """Whether a schema is Headwater's or PostgreSQL's own: nothing of a user's is made there.
+
+    >>> [is_reserved(name) for name in ("headwater", "pg_catalog", "information_schema", "sales")]
+    [True, True, True, False]
+    """
+    return schema in ("headwater", "information_schema") or schema.startswith("pg_")
+
+
 def without_password(url: str) -> str:
     """The URL as it may appear in messages and logs.
 

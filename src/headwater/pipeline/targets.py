@@ -18,7 +18,7 @@ import psycopg
 from psycopg import errors, sql
 from psycopg.types.json import Jsonb
 
-from headwater.database import translated
+from headwater.database import is_reserved, translated
 from headwater.errors import ConfigError, PipelineError
 from headwater.limits import CONNECT_TIMEOUT_SECONDS
 from headwater.model import Actor, Table
@@ -100,6 +100,7 @@ class Target:
         self._database = database
         self.name = name
         self._identifier = _identifier(database, name)
+        self._place = self._identifier.as_string(database)
         self._chunk_is_there = False
 
     # -------------------------------------------------------------------- whose it is
@@ -167,7 +168,7 @@ class Target:
             here = self._one(
                 "select relation from headwater.replays"
                 " where relation = to_regclass(%s) and run = %s for update",
-                self.name,
+                self._place,
                 _json(before),
             )
             if here is None:
@@ -181,7 +182,7 @@ class Target:
         self._database.execute(
             "update headwater.replays set run = %s, updated_at = clock_timestamp()"
             " where relation = to_regclass(%s)",
-            [_json(run), self.name],
+            [_json(run), self._place],
         )
 
     # -------------------------------------------------------------------- rows
@@ -272,7 +273,7 @@ class Target:
     # -------------------------------------------------------------------- asking
 
     def _relation(self) -> int | None:
-        row = self._one("select to_regclass(%s)::oid::bigint", self.name)
+        row = self._one("select to_regclass(%s)::oid::bigint", self._place)
         found: int | None = row[0] if row is not None else None
         return found
 
@@ -288,12 +289,47 @@ class Target:
 
 
 def _identifier(database: Database, name: str) -> sql.Identifier:
+    """The name with its schema, which is never one of Headwater's or PostgreSQL's own."""
     try:
         row = database.execute("select parse_ident(%s)", [name]).fetchone()
     except errors.InvalidParameterValue as error:
         raise ConfigError(f"{name!r} is not the name of a table", hint="--into NAME") from error
     assert row is not None
-    return sql.Identifier(*row[0])
+    *schemas, table = row[0]
+    if len(schemas) > 1:
+        raise ConfigError(f"--into {name} names another database", hint="--into SCHEMA.NAME")
+    schema = schemas[0] if schemas else _schema_for(database, table)
+    if is_reserved(schema):
+        whose = "Headwater" if schema == "headwater" else "PostgreSQL"
+        raise ConfigError(
+            f"--into {name}: the schema {schema} is {whose}'s own",
+            hint=f"Name a table in a schema of yours: --into public.{table}",
+        )
+    return sql.Identifier(schema, table)
+
+
+def _schema_for(database: Database, table: str) -> str:
+    """The schema of a table that is given without one: where the path finds it, else the first of
+    the path. A role that is called as Headwater's schema has that first in its path; it is passed
+    over."""
+    found = database.execute(_PATH, {"table": table}).fetchall()
+    path: list[tuple[str, bool]] = [each for each in found if not is_reserved(each[0])]
+    if not path:
+        raise ConfigError(
+            f"--into {table}: the search path of this role has no schema to make it in",
+            hint=f"Name the schema: --into public.{table}",
+        )
+    return next((schema for schema, is_there in path if is_there), path[0][0])
+
+
+_PATH = """
+    select n.nspname::text, exists (
+      select from pg_catalog.pg_class c
+      where c.relnamespace operator(pg_catalog.=) n.oid
+        and c.relname operator(pg_catalog.=) %(table)s::pg_catalog.name)
+    from pg_catalog.unnest(pg_catalog.current_schemas(false)) with ordinality p (name, at)
+    join pg_catalog.pg_namespace n on n.nspname operator(pg_catalog.=) p.name order by p.at
+"""
 
 
 def _json(run: Run) -> Jsonb:
