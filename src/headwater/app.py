@@ -428,7 +428,7 @@ class Headwater:
 
     async def _start(self) -> None:
         self._url = await self._stack.enter_async_context(database(self.settings, installed=False))
-        async with self.connection("setup") as connection:
+        async with self._connection("setup") as connection:
             await schema.install(connection)
             if keep := self.settings.retention_period:
                 await maintenance.set_retention(connection, keep)
@@ -495,7 +495,16 @@ class Headwater:
 
     @asynccontextmanager
     async def connection(self, purpose: str = "application") -> AsyncIterator[Connection]:
-        """A connection of one's own, in autocommit mode."""
+        """A connection of one's own, in autocommit mode, with the search path of the role."""
+        connection = await connect(self.url, purpose=purpose, application_path=True)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    @asynccontextmanager
+    async def _connection(self, purpose: str) -> AsyncIterator[Connection]:
+        """A connection for statements of ours."""
         connection = await connect(self.url, purpose=purpose)
         try:
             yield connection
@@ -504,12 +513,12 @@ class Headwater:
 
     async def enable(self, name: str) -> str:
         """Capture a table's changes from now on."""
-        async with self.connection("setup") as connection:
+        async with self._connection("setup") as connection:
             return await triggers.enable(connection, name)
 
     async def disable(self, name: str) -> str:
         """Stop capturing a table's changes."""
-        async with self.connection("setup") as connection:
+        async with self._connection("setup") as connection:
             return await triggers.disable(connection, name)
 
     async def changes(
@@ -534,7 +543,7 @@ class Headwater:
         if cursor is None:
             feed = follow(self.url, since=since, wants=wants)
         else:
-            async with self.connection("cursor") as connection:
+            async with self._connection("cursor") as connection:
                 with translated():
                     since = since or await cursors.load(connection, cursor)
             keeper = _CursorKeeper(cursor)
@@ -546,7 +555,7 @@ class Headwater:
 
     async def position(self) -> Position:
         """Where the log is now: `changes(since=…)` from here brings what is committed after."""
-        async with self.connection("setup") as connection:
+        async with self._connection("setup") as connection:
             with translated():
                 reader = await LogReader.open(connection)
                 return await reader.now(connection)
@@ -555,7 +564,7 @@ class Headwater:
         """The tables by what stays when they are renamed; an error for one that is not enabled."""
         if not tables:
             return []
-        async with self.connection("setup") as connection:
+        async with self._connection("setup") as connection:
             return [await triggers.find_enabled(connection, name) for name in tables]
 
 

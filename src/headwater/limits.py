@@ -139,6 +139,9 @@ FILTER_DEPTH_MAX = 16
 FILTER_CONDITIONS_MAX = 256
 """Conditions in a filter. A larger one is refused."""
 
+FILTER_GROUPS_MAX = 256
+"""Groups (`and`, `or`, plain lists) in a filter, empty ones too. A filter with more is refused."""
+
 FILTER_VALUES_MAX = 1_000
 """Values in one `in` list. A longer one is refused."""
 
@@ -146,7 +149,18 @@ FILTER_VALUES_TOTAL_MAX = 10_000
 """Values in all `in` lists of a filter together; a statement can bind 65,535. More are refused."""
 
 FILTER_TEXT_CHARS_MAX = 10_000
-"""Characters in a text, number or pattern of a filter or cursor. A longer one is refused."""
+"""Characters in a text or number of a filter or cursor. A longer one is refused."""
+
+FILTER_PATTERN_CHARS_MAX = 1_000
+"""Characters in a pattern of `like` or `ilike`. A longer one is refused."""
+
+LIKE_TEXT_CHARS_MAX = 2_000_000
+"""Characters of one row that all patterns of a filter read in memory, each its part of it. With a
+longer text the database is asked."""
+
+LIKE_STEPS_MAX = 20_000
+"""Places in a text where a pattern is tried whose literals have a `_` between them. Beyond, the
+database is asked."""
 
 NUMERIC_DIGITS_MAX = 131_072
 NUMERIC_SCALE_MAX = 16_383

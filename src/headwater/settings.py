@@ -51,8 +51,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The database. Without one, `Headwater()` uses the embedded PostgreSQL."""
 
     question_url: str | None = None
-    """The database as a login role that owns nothing and may read nothing itself. What is asked as a
-    session's database role is asked over it."""
+    """The database as a login role that owns nothing and may read nothing itself. What is asked as
+    a session's database role is asked over it."""
 
     data_dir: str | None = None
     """Where the embedded PostgreSQL keeps its data."""
@@ -151,7 +151,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Connections that one user may hold open."""
 
     sessions_per_ip: int = 32
-    """Connections that may be open from one address."""
+    """Connections without a user that may be open from one address."""
 
     subscriptions_per_user: int = 500
     """Subscriptions that one user may hold open."""

@@ -131,7 +131,7 @@ async def test_a_slow_first_result_delays_nobody(url: str, orders: Connection) -
     """Its table is locked by somebody, so that it cannot be read; the other's is not."""
     await run(orders, "create table slow (id int primary key)")
     await enable(orders, "slow")
-    locker = await connect(url, purpose="test")
+    locker = await connect(url, purpose="test", application_path=True)
     async with Hub(url) as hub:
         quick, slow = Recorder(), Recorder()
         await hub.live(live("orders"), quick)
@@ -159,7 +159,7 @@ async def test_a_first_result_that_takes_too_long(
     monkeypatch.setattr(openings, "_OPTIONS", "-c statement_timeout=200ms")
     await run(orders, "create table slow (id int primary key)")
     await enable(orders, "slow")
-    locker = await connect(url, purpose="test")
+    locker = await connect(url, purpose="test", application_path=True)
     async with Hub(url) as hub:
         await run(locker, "begin", "lock table slow in access exclusive mode")
         with pytest.raises(DatabaseError, match="took longer") as caught:
@@ -187,7 +187,7 @@ async def test_a_question_in_a_flush_that_takes_too_long(
         things, other = Recorder(), Recorder()
         await hub.live(live("things", limit=4), things)
         await hub.live(live("orders"), other)
-        locker = await connect(url, purpose="test")
+        locker = await connect(url, purpose="test", application_path=True)
         await run(locker, "begin", "lock table things in access exclusive mode")
         await run(locker, "delete from things where id < 20")
         await run(orders, "insert into orders values (100, 1)")
@@ -270,7 +270,7 @@ async def opened_again(hub: Hub, mode: str) -> list[dict[str, Any]]:
 async def test_postgresql_restarted() -> None:
     """On a server of its own. `ready` tells the truth meanwhile."""
     with passable_folder() as folder, EmbeddedPostgres(folder / "data") as server:
-        connection = await connect(server.url, purpose="test")
+        connection = await connect(server.url, purpose="test", application_path=True)
         await schema.install(connection)
         await run(connection, "create table orders (id int primary key, amount int)")
         await enable(connection, "orders")
@@ -283,7 +283,7 @@ async def test_postgresql_restarted() -> None:
                 await recorder.until(lambda n=i: len(recorder.rows) == n + 1)  # type: ignore[misc]
                 await connection.close()
                 await asyncio.to_thread(server.restart, how)
-                connection = await connect(server.url, purpose="test")
+                connection = await connect(server.url, purpose="test", application_path=True)
                 await run(connection, f"update orders set amount = 5 where id = {i}")
                 await recorder.until_rows(await answer(connection, ALL))
             assert hub.ready

@@ -48,7 +48,6 @@ def test_a_bare_name_is_never_headwaters(url: str) -> None:
         owner.execute("create role headwater login superuser")
         try:
             with opened(url.replace("postgres@", "headwater@")) as database:
-                assert database.execute("select current_schema()").fetchone() == ("headwater",)
                 target = Target(database, "replays")  # a table of ours has that name
                 assert target.take(RUN) is None
                 target.create(ORDERS, RUN)
@@ -56,9 +55,12 @@ def test_a_bare_name_is_never_headwaters(url: str) -> None:
                     note(RUN)
                 assert Target(database, "replays").take(RUN) == RUN
                 assert Target(database, "public.replays").take(RUN) == RUN
-                database.execute("set search_path = headwater, pg_catalog")
-                with pytest.raises(ConfigError, match="no schema to make it in"):
-                    Target(database, "replays")
+            owner.execute("alter role headwater set search_path = headwater, pg_catalog")
+            with (
+                opened(url.replace("postgres@", "headwater@")) as database,
+                pytest.raises(ConfigError, match="no schema to make it in"),
+            ):
+                Target(database, "replays")
             (found,) = owner.execute("select to_regclass('public.replays') is not null").fetchall()
             assert found == (True,)
         finally:
@@ -66,9 +68,16 @@ def test_a_bare_name_is_never_headwaters(url: str) -> None:
             owner.execute("drop role headwater")
 
 
-def test_a_bare_name_is_found_where_the_path_has_it(database: Database) -> None:
-    database.execute("create schema sales")
-    database.execute("set search_path = public, sales")
+def test_a_bare_name_is_found_where_the_path_has_it(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as owner:
+        owner.execute("create schema sales")
+        name = owner.info.dbname
+        owner.execute(f"alter database {name} set search_path = nowhere, public, sales".encode())
+    with opened(url) as database:
+        _find(database)
+
+
+def _find(database: Database) -> None:
     Target(database, "sales.orders_again").create(ORDERS, RUN)
     assert Target(database, "orders_again").take(RUN) == RUN
     assert Target(database, "orders_elsewhere").take(RUN) is None

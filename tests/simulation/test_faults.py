@@ -113,7 +113,7 @@ class Faults:
             self.leave()
         match kind:
             case "lost" | "left and lost":
-                async with await connect(self.url, purpose="test") as other:
+                async with await connect(self.url, purpose="test", application_path=True) as other:
                     pid = connection.info.backend_pid
                     await other.execute("select pg_terminate_backend(%s, 5000)", (pid,))
             case "cancelled":
@@ -423,7 +423,7 @@ async def test_every_client_equals_the_database_after_faults_at_every_step(
     monkeypatch.setattr(follow_module, "RECONNECT_SECONDS", (0.01, 0.05))
     monkeypatch.setattr(limits, "RECONNECT_SECONDS", (0.01, 0.05))
     monkeypatch.setattr(group_module, "_RETRY_FIRST", 0.01)
-    async with await connect(database, purpose="test") as connection:
+    async with await connect(database, purpose="test", application_path=True) as connection:
         await create_tables(connection)
         faults.install(monkeypatch)
         async with Hub(database) as hub:

@@ -19,6 +19,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg import pq
 
+from headwater.database import connect_blocking
 from headwater.embedded.account import Account, account_for
 from headwater.embedded.binaries import find_binaries
 from headwater.embedded.cluster import ensure_cluster
@@ -109,7 +110,7 @@ class Server:
         """The clients that stay connected, by name: those that have just left are not yet gone.
         None where the server does not answer."""
         try:
-            with psycopg.connect(self.url, autocommit=True, connect_timeout=2) as connection:
+            with connect_blocking(self.url, purpose="embedded") as connection:
                 wait_until(
                     lambda: connection.execute(_CLIENTS).fetchone() is None,
                     EMBEDDED_LEAVING_SECONDS,

@@ -35,7 +35,6 @@ from headwater.errors import (
 from headwater.gateway import openapi, pages, streams, websocket
 from headwater.gateway.addresses import is_local_name
 from headwater.gateway.admins import LOCAL_ONLY
-from headwater.gateway.auth import Credentials
 from headwater.gateway.bodies import ReanchorBody
 from headwater.gateway.connection import Connection
 from headwater.gateway.faults import unforeseen
@@ -43,8 +42,8 @@ from headwater.gateway.gateway import Gateway
 from headwater.gateway.requests import (
     admit,
     check_deliberate,
-    counted_address,
     idempotency_key,
+    identify,
     parameter,
     read_json,
 )
@@ -367,9 +366,8 @@ async def set_state(gateway: Gateway, request: Request) -> Response:
 async def refresh(gateway: Gateway, request: Request) -> Response:
     """Go on with a new token. The session's id, which only its client knows, is enough to ask: the
     old token may have just expired."""
-    counted_address(gateway, request)
     body = await read_json(request, Authenticate)
-    identity = await gateway.identify(Credentials(body.token))
+    identity = await identify(gateway, request, body.token)
     connection = gateway.find(request.path_params["session"], identity)
     return json_answer(await gateway.authenticate(connection, body.token))
 
@@ -377,7 +375,7 @@ async def refresh(gateway: Gateway, request: Request) -> Response:
 async def ticket(gateway: Gateway, request: Request) -> Response:
     """A ticket to open one stream with, for those who cannot send headers."""
     caller = await admit(gateway, request)
-    made = await gateway.issue_ticket(caller.identity)
+    made = await gateway.issue_ticket(caller.identity, caller.token)
     return json_answer({"ticket": made.text, "expires_at": made.expires_at}, status=201)
 
 

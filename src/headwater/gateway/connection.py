@@ -38,8 +38,8 @@ class Connection:
 
     __slots__ = (
         "_active_at", "_behind_since", "_caught_up", "_lease", "_leases", "_metrics", "_requests",
-        "_room", "_tasks", "accesses", "address", "closing", "expiry", "here", "openings",
-        "session", "since", "sink", "transport",
+        "_room", "_tasks", "accesses", "address", "by_ticket", "closing", "expiry", "here",
+        "openings", "session", "since", "sink", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +57,8 @@ class Connection:
         self.address = address
         self.here = here
         """Whether its client sits at this machine (`admins.is_here`)."""
+        self.by_ticket = False
+        """Whether a ticket opened it, and its token has not come since: it may only follow."""
         self.transport = transport
         self.since = datetime.now(UTC)
         self.sink: Sink | None = None

@@ -146,25 +146,36 @@ class Gateway:
     async def identify(self, credentials: Credentials) -> Identity:
         """Who makes a request. Where no authentication is configured, everybody is nobody."""
         if self._authenticator is None:
+            if credentials.ticket is not None:
+                raise _no_tickets()
             return anonymous(self.settings)
+        token = credentials.token
         if credentials.ticket is not None:
-            return await self._tickets.redeem(credentials.ticket)
-        if credentials.token is None:
+            token = await self._tickets.redeem(credentials.ticket)
+        if token is None:
             raise missing()
-        return await self._authenticator.verify(credentials.token)
+        return await self._authenticator.verify(token)
 
     def count_request(self, account: str | None, address: str) -> None:
         """Raise LimitExceeded for those who ask too often."""
         self.quotas.request(account, address, time.monotonic())
 
-    async def issue_ticket(self, identity: Identity) -> Ticket:
-        return await self._tickets.issue(identity)
+    def check_address(self, address: str) -> None:
+        """Raise LimitExceeded where too much came from an address without a user."""
+        self.quotas.check_address(address, time.monotonic())
+
+    async def issue_ticket(self, identity: Identity, token: str | None) -> Ticket:
+        """A ticket that stands for this token, which the caller was identified by."""
+        if self._authenticator is None or token is None:
+            raise _no_tickets()
+        return await self._tickets.issue(identity.account or "", token)
 
     async def authenticate(self, connection: Connection, token: str) -> Authenticated:
         """Let a connection go on with a new token of the same user."""
         session = connection.session
         if self._authenticator is not None:
             session.identity = await self._authenticator.renew(token, session.identity)
+            connection.by_ticket = False
             self._expect_expiry(connection)
             connection.start(self._rights.recheck_until_decided(connection))
         return Authenticated(session.identity.expires_at)
@@ -172,10 +183,16 @@ class Gateway:
     # -------------------------------------------------------------------- connections
 
     def open(
-        self, identity: Identity, *, address: str, transport: str, here: bool = False
+        self,
+        identity: Identity,
+        *,
+        address: str,
+        transport: str,
+        here: bool = False,
+        by_ticket: bool = False,
     ) -> Connection:
-        """A connection, within the quotas. Whoever opens it releases it. `here` says that its
-        client sits at this machine."""
+        """A connection, within the quotas. The caller releases it. `here` says that its client sits
+        at this machine, `by_ticket` that it has yet to send its token."""
         if self.stopping:
             raise Unavailable("the gateway is stopping", hint="Connect again in a moment.")
         lease = self.quotas.session(identity.account, address)
@@ -188,6 +205,7 @@ class Gateway:
             metrics=self.metrics,
             here=here,
         )
+        connection.by_ticket = by_ticket
         self._connections[connection.session.id] = connection
         self._opened += 1
         self._slots[self._opened % KEEPALIVE_SLOTS][connection] = None
@@ -487,6 +505,14 @@ class Gateway:
             self.metrics.subscriptions.labels(kind).set(kinds[kind])
         self.metrics.stalled_bytes.set(sum(c.session.buffered for c in connections))
         return self.metrics.render()
+
+
+def _no_tickets() -> Unauthorized:
+    return Unauthorized(
+        "this gateway verifies no tokens, and so neither gives nor takes tickets",
+        hint="Connect without one, or configure authentication.",
+        code="ticket",
+    )
 
 
 def _same_user(one: Identity, other: Identity) -> bool:

@@ -281,7 +281,7 @@ def _is_in_transaction(connection: Connection) -> bool:
 
 async def _finish(connection: Connection) -> None:
     """End the transaction, and leave no settings and no locks behind."""
-    await connection.execute("rollback; reset all; select pg_advisory_unlock_all()")
+    await connection.execute("rollback; reset all; select pg_catalog.pg_advisory_unlock_all()")
 
 
 class Primary(Lane):

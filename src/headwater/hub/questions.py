@@ -17,7 +17,7 @@ import msgspec
 import psycopg
 
 from headwater import limits
-from headwater.database import Connection
+from headwater.database import PINNED_PATH, Connection
 from headwater.hub.tables import KnownTable
 from headwater.live.filter_sql import Sql, identifier
 from headwater.live.needs import Need
@@ -62,22 +62,25 @@ class Question:
         """The statements to run; the answer is that of the last but for the cleaning up."""
         if self.scope is not None:
             yield f"set local role {identifier(self.scope.role)}".replace("%%", "%"), ()
-            yield "select set_config('request.jwt.claims', %s, true)", (self.scope.claims,)
-        if self.known.names_relations:
-            yield "set local search_path = pg_catalog, pg_temp", ()
+            yield (
+                "select pg_catalog.set_config('request.jwt.claims', %s, true)",
+                (self.scope.claims,),
+            )
+            if not self.known.names_relations:
+                # Functions that a policy calls find names as the application's sessions do.
+                yield "set local search_path to default", ()
 
     @property
     def cleaning(self) -> Iterator[str]:
-        if self.known.names_relations:
-            yield "set local search_path to default"
         if self.scope is not None:
+            yield f"set local search_path = {PINNED_PATH}"
             yield "set local role none"
 
 
 def images(known: KnownTable, rows: Sql) -> Sql:
     """A statement's rows as the log would hold them."""
     image = known.image.replace("%", "%%")
-    return rows.wrapped(f"select ({image})::text from (", ") o")
+    return rows.wrapped(f"select ({image})::pg_catalog.text from (", ") o")
 
 
 def of_keys(known: KnownTable, keys: Sequence[Key], scope: Scope | None) -> Question:

@@ -182,15 +182,21 @@ async def _begin_reading(connection: Connection, log: str) -> Seen:
 
 
 _PROGRESS = """
-    select pg_is_in_recovery(), headwater.log_id(),
-           coalesce(pg_last_wal_replay_lsn() - '0/0', 0)::bigint
+    select pg_catalog.pg_is_in_recovery(), headwater.log_id(),
+           coalesce(pg_catalog.pg_last_wal_replay_lsn() operator(pg_catalog.-) '0/0', 0)::bigint
 """
 
 _SEEN = """
     select xmin, xmax,
-           array(select xid from generate_series(greatest(xmin, xmax - 10000), xmax - 1) xid
-                 where pg_xact_status(xid::text::xid8) = 'in progress' order by xid),
-           coalesce(pg_last_wal_replay_lsn() - '0/0', 0)::bigint
-    from (select pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint
-          from pg_current_snapshot() s) s (xmin, xmax)
+           array(select xid
+                 from pg_catalog.generate_series(
+                   greatest(xmin, xmax operator(pg_catalog.-) 10000),
+                   xmax operator(pg_catalog.-) 1) xid
+                 where pg_catalog.pg_xact_status(xid::pg_catalog.text::pg_catalog.xid8)
+                       operator(pg_catalog.=) 'in progress'
+                 order by xid),
+           coalesce(pg_catalog.pg_last_wal_replay_lsn() operator(pg_catalog.-) '0/0', 0)::bigint
+    from (select pg_catalog.pg_snapshot_xmin(s)::pg_catalog.text::bigint,
+                 pg_catalog.pg_snapshot_xmax(s)::pg_catalog.text::bigint
+          from pg_catalog.pg_current_snapshot() s) s (xmin, xmax)
 """

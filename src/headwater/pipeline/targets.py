@@ -18,9 +18,8 @@ import psycopg
 from psycopg import errors, sql
 from psycopg.types.json import Jsonb
 
-from headwater.database import is_reserved, translated
+from headwater.database import connect_blocking, is_reserved, split_path, translated
 from headwater.errors import ConfigError, PipelineError
-from headwater.limits import CONNECT_TIMEOUT_SECONDS
 from headwater.model import Actor, Table
 from headwater.pipeline import state
 from headwater.pipeline.changes import Event
@@ -72,24 +71,15 @@ def opened(url: str) -> Iterator[Database]:
     options = " ".join(f"-c {name}={value}" for name, value in _FORMATS.items())
     with (
         translated(url),
-        psycopg.connect(
-            url,
-            autocommit=True,
-            connect_timeout=CONNECT_TIMEOUT_SECONDS,
-            application_name="headwater replay",
-            client_encoding="utf8",
-            options=options,
-        ) as database,
+        connect_blocking(url, purpose="replay", options=options) as database,
     ):
         yield database
 
 
 _FORMATS = {
-    "timezone": "UTC",
     "datestyle": "ISO",
     "intervalstyle": "iso_8601",
     "lc_monetary": "C",
-    "client_min_messages": "warning",
 }
 
 
@@ -309,10 +299,13 @@ def _identifier(database: Database, name: str) -> sql.Identifier:
 
 
 def _schema_for(database: Database, table: str) -> str:
-    """The schema of a table that is given without one: where the path finds it, else the first of
-    the path. A role that is called as Headwater's schema has that first in its path; it is passed
-    over."""
-    found = database.execute(_PATH, {"table": table}).fetchall()
+    """The schema of a table that is given without one: where the role's path finds it, else the
+    first of the path. Our own session has another one. A role that is called as Headwater's schema
+    has that first in its path; it is passed over."""
+    row = database.execute(_OWN_PATH).fetchone()
+    assert row is not None
+    names = [row[1] if name == "$user" else name for name in split_path(row[0]) or ()]
+    found = database.execute(_PATH, {"names": names, "table": table}).fetchall()
     path: list[tuple[str, bool]] = [each for each in found if not is_reserved(each[0])]
     if not path:
         raise ConfigError(
@@ -322,12 +315,17 @@ def _schema_for(database: Database, table: str) -> str:
     return next((schema for schema, is_there in path if is_there), path[0][0])
 
 
+_OWN_PATH = """
+    select reset_val, current_user::pg_catalog.text from pg_catalog.pg_settings
+    where name operator(pg_catalog.=) 'search_path'
+"""
+
 _PATH = """
     select n.nspname::text, exists (
       select from pg_catalog.pg_class c
       where c.relnamespace operator(pg_catalog.=) n.oid
         and c.relname operator(pg_catalog.=) %(table)s::pg_catalog.name)
-    from pg_catalog.unnest(pg_catalog.current_schemas(false)) with ordinality p (name, at)
+    from pg_catalog.unnest(%(names)s::pg_catalog.name[]) with ordinality p (name, at)
     join pg_catalog.pg_namespace n on n.nspname operator(pg_catalog.=) p.name order by p.at
 """
 

@@ -20,7 +20,7 @@ from headwater.log.follow import is_lost
 
 _CLEAN = (
     b"set session authorization default; reset all; close all; unlisten *;"
-    b" select pg_advisory_unlock_all(); discard temp; discard sequences"
+    b" select pg_catalog.pg_advisory_unlock_all(); discard temp; discard sequences"
 )
 """What DISCARD ALL does, but for prepared statements: those are worth keeping."""
 
@@ -72,7 +72,9 @@ class Pool:
             except psycopg.Error as error:
                 if not is_lost(error):
                     raise
-        opened = await connect(self._url, purpose=self._purpose, prepares=False)
+        opened = await connect(
+            self._url, purpose=self._purpose, prepares=False, application_path=True
+        )
         return await self._begin_on(opened, begin)
 
     async def _begin_on(

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from headwater.capture.postgres import schema, triggers
+from headwater.capture.postgres import functions, schema, triggers
 from headwater.database import Connection
 from headwater.limits import SERVER_VERSION_MIN
 
@@ -42,6 +42,7 @@ async def examine(connection: Connection) -> list[Finding]:
         ]
     findings.append(await _installation(connection))
     if await schema.installed_version(connection) == schema.LATEST:
+        findings.append(await _functions(connection))
         findings += [of_table(table) for table in await triggers.list_tables(connection)]
     return findings
 
@@ -96,6 +97,24 @@ async def _installation(connection: Connection) -> Finding:
             "As the database's owner: grant create on database … to …",
         )
     return Finding("schema", "warn", "not installed", "Run: headwater init")
+
+
+async def _functions(connection: Connection) -> Finding:
+    """What acts for the gateway is for the owner of the schema alone."""
+    gateway = sorted(functions.CLASSES["gateway"])
+    cursor = await connection.execute(functions.OTHERS, (gateway,))
+    found = await cursor.fetchall()
+    if found:
+        roles = sorted({role for role, _ in found})
+        names = ", ".join(roles[:5]) + (f" and {len(roles) - 5} more" if len(roles) > 5 else "")
+        return Finding(
+            "functions",
+            "warn",
+            f"{names} may execute functions that act for the gateway, such as {found[0][1]}",
+            "Revoke it: revoke execute on all functions in schema headwater from …; then grant by"
+            " name, as docs/howto/existing-database.md does.",
+        )
+    return Finding("functions", "ok", "only the owner may execute what acts for the gateway")
 
 
 async def _identity(connection: Connection) -> Finding:
