@@ -805,6 +805,10 @@ ANSWER_CONNECT_SECONDS = 2.0
 """How long a command waits for a running pipeline to take its question. Then it starts a Spark of
 its own."""
 
+SERVICE_FILE_BYTES_MAX = 10_000
+"""Longest file `_service` of a lake: where its running pipeline answers. A longer one counts as
+none."""
+
 QUESTION_BYTES_MAX = 1_000_000
 """A longer question to a running pipeline is refused."""
 
@@ -815,6 +819,10 @@ CHILD_RESTART_SECONDS = (1.0, 60.0)
 CHILD_STOP_SECONDS = 90.0
 """How long a pipeline that was told to stop may take to end. Then it is killed: the next start
 repairs what it left."""
+
+SPARK_LOG_BYTES_MAX = 8 * 1024 * 1024
+"""Size at which the file with what Spark prints is set aside; the one set aside before is
+dropped."""
 
 WARM_SECONDS = 600.0
 """How long making an archive of Spark's classes may take. Then it is given up."""
