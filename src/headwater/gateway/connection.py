@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
-from headwater.gateway.quotas import Lease
+from headwater.gateway.quotas import Lease, Owner, owner_of
 from headwater.gateway.session import (
     ChannelSubscription,
     FeedSubscription,
@@ -75,6 +75,11 @@ class Connection:
         self._requests: set[str] | None = None
         self._behind_since: float | None = None
         self._active_at = time.monotonic()
+
+    @property
+    def owner(self) -> Owner:
+        """Whom what it asks for counts for."""
+        return owner_of(self.session.identity.account, self.address)
 
     def attach(self, sink: Sink) -> None:
         self.sink = sink

@@ -326,6 +326,7 @@ class Gateway:
             access=accesses[query.table],
             since=wish.since,
             verify=wish.verify,
+            owner=connection.owner,
         )
         self._opened_with(connection, subscription, accesses, identity)
         subscription.opened(handle)
@@ -353,6 +354,7 @@ class Gateway:
             since=wish.since,
             delta=call.delta,
             trace_id=trace_id,
+            owner=connection.owner,
         )
         self._opened_with(connection, subscription, {}, subscription.identity)
         subscription.opened(handle)

@@ -45,14 +45,14 @@ class Quotas:
 
     def subscription(self, user: str | None, address: str) -> Lease:
         """One more subscription; LimitExceeded `subscriptions_per_user`."""
-        owner, most = _owner(user, address), self._settings.subscriptions_per_user
+        owner, most = owner_of(user, address), self._settings.subscriptions_per_user
         if self._subscriptions[owner] >= most:
             raise _exceeded("subscriptions_per_user", most, f"this {owner[0]}")
         return Lease(self._subscriptions, [owner])
 
     def request(self, user: str | None, address: str, now: float) -> None:
         """One more request; LimitExceeded `rate` when they come too fast."""
-        if wait := self._rate.take(_owner(user, address), now):
+        if wait := self._rate.take(owner_of(user, address), now):
             raise LimitExceeded(
                 f"more than {self._settings.requests_per_second} requests a second",
                 hint=f"Try again in {wait:.3g} s. The setting is requests_per_second.",
@@ -133,7 +133,7 @@ class Rate:
         return len(self._full_at)
 
 
-def _owner(user: str | None, address: str) -> Owner:
+def owner_of(user: str | None, address: str) -> Owner:
     return ("address", counted(address)) if user is None else ("user", user)
 
 
