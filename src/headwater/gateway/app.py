@@ -39,6 +39,7 @@ from headwater.gateway.bodies import ReanchorBody
 from headwater.gateway.connection import Connection
 from headwater.gateway.faults import unforeseen
 from headwater.gateway.gateway import Gateway
+from headwater.gateway.quotas import owner_of
 from headwater.gateway.requests import (
     admit,
     check_deliberate,
@@ -285,6 +286,7 @@ async def ask(gateway: Gateway, request: Request) -> Response:
         caller.identity,
         after=parameter(request, "after"),
         parent=parent_of(request.headers),
+        owner=owner_of(caller.identity.account, caller.address),
     )
     return json_answer(answer)
 
@@ -299,6 +301,7 @@ async def mutate(gateway: Gateway, request: Request) -> Response:
         caller.identity,
         key=idempotency_key(request),
         parent=parent_of(request.headers),
+        owner=owner_of(caller.identity.account, caller.address),
     )
     return json_answer(answer)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
 from headwater.gateway.access import AccessRequest
-from headwater.gateway.quotas import Lease
+from headwater.gateway.quotas import Lease, Owner, owner_of
 from headwater.gateway.session import (
     ChannelSubscription,
     FeedSubscription,
@@ -80,6 +80,11 @@ class Connection:
         self._requests: set[str] | None = None
         self._behind_since: float | None = None
         self._active_at = time.monotonic()
+
+    @property
+    def owner(self) -> Owner:
+        """Whom what it asks for counts for."""
+        return owner_of(self.session.identity.account, self.address)
 
     def attach(self, sink: Sink) -> None:
         self.sink = sink

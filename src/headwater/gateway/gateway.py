@@ -363,6 +363,7 @@ class Gateway:
             access=accesses[query.table],
             since=wish.since,
             verify=wish.verify,
+            owner=connection.owner,
         )
         self._opened_with(connection, subscription, accesses, identity, asked)
         subscription.opened(handle)
@@ -390,6 +391,7 @@ class Gateway:
             since=wish.since,
             delta=call.delta,
             trace_id=trace_id,
+            owner=connection.owner,
         )
         self._opened_with(connection, subscription, {}, subscription.identity)
         subscription.opened(handle)
