@@ -129,9 +129,12 @@ class Headwater:
     def authorize(self, rule: Authorize) -> Authorize:
         """Decide who may see what; used as a decorator.
 
-        The rule is called with the `Identity` of a session and the name of a table, and says True,
-        False, or a filter that the rows must match.
+        The rule is called with the `Identity` of a session and an `AccessRequest`, what it asks
+        for, and says True, False, a filter that the rows must match, or `Allow`.
         """
+        from headwater.gateway.access import check_hook
+
+        check_hook(rule)
         self._authorize = rule
         return rule
 
@@ -490,6 +493,7 @@ class Headwater:
             topics=self.topics,
             channels=self.channels,
             rooms=rooms,
+            declared=self._rules,
         )
         self.gateway = await self._stack.enter_async_context(gateway)
 

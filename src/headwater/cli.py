@@ -26,7 +26,7 @@ from headwater import child as child_
 from headwater.app import Headwater, database
 from headwater.capture.postgres import doctor as doctor_
 from headwater.capture.postgres import schema, triggers
-from headwater.command_options import DataDir, Embedded, Json, Url, settings_for
+from headwater.command_options import DataDir, Embedded, Json, LakeFolder, Url, settings_for
 from headwater.command_work import chosen_headwater, connected, err, load, out, run, say, show
 from headwater.demo import command as demo_command
 from headwater.embedded import EmbeddedPostgres
@@ -204,7 +204,11 @@ def disable(
 
 @app.command()
 def status(
-    url: Url = None, embedded: Embedded = False, data_dir: DataDir = None, json: Json = False
+    lake: LakeFolder = None,
+    url: Url = None,
+    embedded: Embedded = False,
+    data_dir: DataDir = None,
+    json: Json = False,
 ) -> None:
     """Show the log, the captured tables, the cursors and the readers.
 
@@ -212,9 +216,10 @@ def status(
     """
 
     async def work() -> None:
-        async with connected(settings_for(url, embedded, data_dir)) as connection:
+        settings = settings_for(url, embedded, data_dir, lake)
+        async with connected(settings) as connection:
             await schema.require(connection)
-            found = await read_status(connection)
+            found = await read_status(connection, settings.lake)
         show(found, render.status_view(found), json=json)
 
     run(work())
@@ -235,6 +240,7 @@ def doctor(
         settings = settings_for(url, embedded, data_dir)
         async with connected(settings) as connection:
             findings = await doctor_.examine(connection)
+        findings.append(doctor_.of_clients(settings))
         findings = [*findings, *pipeline_doctor.examine(settings.lake)]
         show(findings, render.findings_view(findings), json=json)
         if any(finding.level == "fail" for finding in findings):

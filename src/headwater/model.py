@@ -60,6 +60,11 @@ class Column(msgspec.Struct, frozen=True):
 SIGNS = ("<", "<=", "=", ">=", ">", "<>")
 
 
+def with_operators(column: Column, operators: dict[str, list[str]]) -> Column:
+    """The column with what `headwater.operators` says of it."""
+    return msgspec.structs.replace(column, operators=tuple(operators.get(column.name, ())))
+
+
 class Table(msgspec.Struct, frozen=True):
     """The shape of a table at one time. A column added, dropped, renamed or retyped makes a new
     one with another `id`; changes point at the shape they were written under. `oid` stays the same

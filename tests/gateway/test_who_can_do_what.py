@@ -23,7 +23,7 @@ from headwater.client import connect
 from headwater.client.connection import Connection as Client
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import Forbidden, Unauthorized
-from headwater.pipeline.lake import Lake
+from headwater.pipeline.checkpoints import LakeLock
 from headwater.testing.served import Served, serving
 from tests.conftest import fresh_database, passable_folder
 
@@ -295,7 +295,7 @@ def test_ticket(site: Site) -> None:
     for path in ADMIN_PAGES:
         assert site.get(path, ticket=ticket()).status_code == 401
     called = httpx.post(
-        f"{site.gateway.url}/v1/mutations/write?ticket={ticket()}", json={"note": "by a ticket"}
+        f"{site.gateway.url}/v1/mutation/write?ticket={ticket()}", json={"note": "by a ticket"}
     )
     assert called.status_code == 401
     once = ticket()
@@ -333,8 +333,8 @@ def test_local_admin(site: Site) -> None:
 def test_reader_of_the_lake_s_files(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        lake = Lake(str(tmp_path / "lake"))
-        lake.make_folder()
+        with LakeLock(str(tmp_path / "lake")):
+            pass
     finally:
         os.umask(before)
-    assert stat.S_IMODE(os.stat(lake.root).st_mode) == 0o700
+    assert stat.S_IMODE(os.stat(tmp_path / "lake").st_mode) == 0o700

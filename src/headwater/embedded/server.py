@@ -20,7 +20,7 @@ import psycopg
 from psycopg import pq
 
 from headwater.database import connect_blocking
-from headwater.embedded.account import Account
+from headwater.embedded.account import Account, account_for
 from headwater.embedded.binaries import find_binaries
 from headwater.embedded.cluster import ensure_cluster
 from headwater.embedded.folder import Folder, open_private
@@ -146,9 +146,18 @@ class Server:
                     return True
             # One that does not listen yet is signalled once it does: only then is its id known.
             if not signalled and (pid := self.pid) is not None:
-                os.kill(pid, stop)
+                self._signal(pid, stop)
                 signalled = True
         return False
+
+    def _signal(self, pid: int, stop: signal.Signals) -> None:
+        """The process id is out of a file of the server's account: so it is signalled with the
+        rights of that account. Root's would reach any process."""
+        account = account_for(self._folder.data_dir, self._folder.cluster)
+        if account.is_other:
+            account.run(["/bin/kill", f"-{stop.value}", str(pid)])
+        else:
+            os.kill(pid, stop)
 
     def _is_listening(self) -> bool:
         return self._ping() in (pq.Ping.OK, pq.Ping.REJECT)

@@ -6,6 +6,7 @@ Reads only as much of a body as is allowed, whatever the headers promise.
 from __future__ import annotations
 
 import asyncio
+import hmac
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from headwater.gateway.tickets import refused_here
 from headwater.idempotency import check_key
 from headwater.identity import Identity
 from headwater.limits import REQUEST_BODY_SECONDS, REQUEST_BYTES_MAX
+from headwater.settings import Settings
 
 Body = TypeVar("Body")
 
@@ -96,6 +98,14 @@ def _check_origin(request: HTTPConnection, origins: tuple[str, ...], *, by_cooki
             code="origin",
             hint="Add the origin to the setting origins, or send a token.",
         )
+
+
+def shows_metrics_token(request: Request, settings: Settings) -> bool:
+    """Whether a request for the metrics comes from a scraper that has their own token."""
+    expected, sent = settings.metrics_token, request.headers.get("authorization", "")
+    if expected is None:
+        return False
+    return hmac.compare_digest(sent.encode("utf-8", "replace"), f"Bearer {expected}".encode())
 
 
 def check_deliberate(request: Request, caller: Caller) -> None:

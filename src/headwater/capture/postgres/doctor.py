@@ -10,6 +10,7 @@ import msgspec
 from headwater.capture.postgres import functions, schema, triggers
 from headwater.database import Connection
 from headwater.limits import SERVER_VERSION_MIN
+from headwater.settings import Settings
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -198,6 +199,21 @@ async def _notifications(connection: Connection) -> Finding:
             "max_prepared_transactions is not 0: writers send no NOTIFY, and readers poll",
         )
     return Finding("notifications", "ok", "the queue is all but empty")
+
+
+def of_clients(settings: Settings, has_hook: bool | None = None) -> Finding:
+    """Which tables clients may read through a gateway with these settings. `has_hook` says whether
+    its application has an authorize hook; None where that is not known."""
+    topic = "clients"
+    if has_hook or not settings.opens_every_table:
+        return Finding(topic, "ok", "not every token opens every enabled table")
+    unless = "" if has_hook is False else ", unless the application has an @hw.authorize"
+    return Finding(
+        topic,
+        "warn",
+        f"every client with a token may read every enabled table{unless}",
+        "Declare @hw.authorize, set auth_role, or set tables = closed and declare tables.",
+    )
 
 
 def of_table(table: triggers.CapturedTable) -> Finding:

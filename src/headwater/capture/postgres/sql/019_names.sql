@@ -35,9 +35,34 @@ as $$
   ) found
 $$;
 
--- The table that a name means in a search path. A bare name is never one of ours: to a role that is
--- called headwater, "$user" in a path stands for this schema. A name that only fits when taken as it
--- stands ("Order Lines" without quotes) is found too, and so is a label ("sales.Order Lines").
+-- The schemas that are searched with a path, in their order, but for ours: a bare name is never one of
+-- our tables. To a role that is called headwater, "$user" in a path stands for this schema.
+create function headwater.schemas_of(path text) returns name[]
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  schemas name[];
+begin
+  perform set_config('search_path', path, true);
+  schemas := pg_catalog.current_schemas(false);
+  perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+  return array_remove(schemas, 'headwater');
+end $$;
+
+-- The caller's search path. Where that is the path of our own statements, the one that the session began
+-- with.
+create function headwater.session_path() returns text
+language sql stable
+as $$
+  select case
+    when pg_catalog.current_setting('search_path') operator(pg_catalog.=) 'pg_catalog, pg_temp'
+    then (select s.reset_val from pg_catalog.pg_settings s where s.name operator(pg_catalog.=) 'search_path')
+    else pg_catalog.current_setting('search_path') end
+$$;
+
+-- The table that a name means in a search path. A name that only fits when taken as it stands ("Order
+-- Lines" without quotes) is found too, and so is a label ("sales.Order Lines").
 create function headwater.find_table_in(name text, path text) returns regclass
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -45,15 +70,11 @@ set standard_conforming_strings = on
 as $$
 declare
   is_written boolean := name !~ '\s' or name ~ '"';
-  schemas name[];
   found regclass;
 begin
-  perform set_config('search_path', path, true);
-  schemas := pg_catalog.current_schemas(false);
-  perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
-  perform set_config('search_path', coalesce(
-    (select string_agg(quote_ident(s), ', ' order by place)
-     from unnest(schemas) with ordinality e (s, place) where s <> 'headwater'), ''), true);
+  perform set_config('search_path', (
+    select coalesce(string_agg(quote_ident(s), ', ' order by place), '')
+    from unnest(headwater.schemas_of(path)) with ordinality e (s, place)), true);
   if is_written then
     found := pg_catalog.to_regclass(name);
   end if;
@@ -70,16 +91,10 @@ begin
     limit 1));
 end $$;
 
--- Finds a table by the name a person typed, in the caller's own search path. Where that is the path of
--- our own statements, in the one that the session began with.
+-- Finds a table by the name a person typed, in the caller's own search path.
 create or replace function headwater.find_table(name text) returns regclass
 language sql stable
-as $$
-  select headwater.find_table_in(name,
-    case when pg_catalog.current_setting('search_path') operator(pg_catalog.=) 'pg_catalog, pg_temp'
-    then (select s.reset_val from pg_catalog.pg_settings s where s.name operator(pg_catalog.=) 'search_path')
-    else pg_catalog.current_setting('search_path') end)
-$$;
+as $$ select headwater.find_table_in(name, headwater.session_path()) $$;
 
 -- Parsed when they are made: again, now that installing pins the path.
 create or replace function headwater.may_notify() returns boolean
