@@ -154,7 +154,7 @@ class Lives:
             self.open(view)
         elif guarded(view):
             self._recheck(view)
-        else:
+        elif view.lag is None:
             self.welcome(view, self._hub.flushes)
 
     def _wait(self, subscription: LiveSubscription, view: LiveView) -> None:
@@ -184,6 +184,7 @@ class Lives:
                 hint="Share them: the same query by many users is one.",
             )
         view.wish, view.known = wish, known
+        self._hub.side_jobs.expect(view)
         for identity in identities(known.table):
             self._shapes.setdefault(identity, {}).setdefault(known.table.id, set()).add(view)
         self._hub.metrics.views.set(len(self.views))
