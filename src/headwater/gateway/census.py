@@ -31,6 +31,7 @@ from headwater.limits import (
     ACTIVITY_ROWS_MAX,
     ACTIVITY_TURN_ITEMS,
     ACTIVITY_VIEWS_SHOWN_MAX,
+    LAG_SHOWN_SECONDS,
 )
 from headwater.metrics import Metrics, Quantiles, total
 
@@ -97,7 +98,9 @@ class Census:
         own = await self._own(connections)
         sessions = await _costliest(connections, _session_weight)
         costly = await _costliest(views, lambda view: view.cost.weight)
-        return [own, *map(_session, sessions), *map(_view, costly)]
+        lagging = [view for view, _ in self._hub.lives.lagged()[:ACTIVITY_ROWS_MAX]]
+        shown = dict.fromkeys([*lagging, *costly])
+        return [own, *map(_session, sessions), *map(_view, shown)]
 
     async def _own(self, connections: list[Connection]) -> Entry:
         # Those that end while they are counted are among the connections: count them once.
@@ -194,7 +197,14 @@ def _view(view: AnyView) -> Entry:
     match view:
         case LiveView():
             role = None if view.scope is None else view.scope.role
-            detail = {"query": view.wish.to_json(), "role": role, "live": view.live}
+            lag = view.lag
+            shown = lag is not None and lag.seconds >= LAG_SHOWN_SECONDS
+            detail = {
+                "query": view.wish.to_json(),
+                "role": role,
+                "live": view.live,
+                "lagging_since": lag.since if lag is not None and shown else None,
+            }
             return _costly(view, "live", view.query.table.label, detail, view.followers, view.held)
         case Group():
             identity = view.identity
@@ -233,5 +243,6 @@ def _raw(detail: dict[str, Any]) -> msgspec.Raw:
     except (TypeError, ValueError):
         text = encode({"cut": repr(detail)[:ACTIVITY_DETAIL_CHARS_MAX]})
     if len(text) > ACTIVITY_DETAIL_CHARS_MAX:
-        text = encode({"cut": text[:ACTIVITY_DETAIL_CHARS_MAX].decode("utf-8", "ignore")})
+        cut = text[:ACTIVITY_DETAIL_CHARS_MAX].decode("utf-8", "ignore")
+        text = encode({"cut": cut, "lagging_since": detail.get("lagging_since")})
     return msgspec.Raw(text)
