@@ -199,7 +199,10 @@ async def test_the_doctor_looks_at_the_question_role(database: str, notes: Conne
     assert "create role headwater_questions login noinherit" in (missing.hint or "")
     fine = await found(asking(database))
     assert (fine.level, "owns nothing" in fine.detail) == ("ok", True), fine
-    for role, what in (("postgres", "is a superuser"), (OWNER, "owns something, may read public.notes")):
+    for role, what in (
+        ("postgres", "is a superuser"),
+        (OWNER, "owns something, may read public.notes"),
+    ):
         powerful = await found(asking(database, role))
         assert (powerful.level, what in powerful.detail) == ("warn", True), powerful
     away = await found(asking(database, "hw_ask_nobody"))

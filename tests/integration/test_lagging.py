@@ -294,31 +294,34 @@ async def test_a_lagging_view_is_counted_and_named(
     monkeypatch.setattr(limits, "LAG_SHOWN_SECONDS", 0.0)
     monkeypatch.setattr(census_module, "LAG_SHOWN_SECONDS", 0.0)
     metrics = Metrics()
-    async with guarded_notes(url) as connection, await connect(url, purpose="test") as other:
-        async with Hub(url, settings=asking(url), metrics=metrics) as hub:
-            hub.reconciler.seconds = None  # what it asks waits for the lock, too
-            recorder, locks = Recorder(), Locks(other)
-            handle = await hub.live(live("notes"), recorder, access=user(1))
-            await locks.take(1)
-            await run(connection, "insert into notes values (100, 1, 1)")
-            await locks.are_waited_for()
-            assert b"headwater_views_lagging 1.0" in metrics.render()
-            census = Census("gw", hub, metrics, lambda: ())
-            named = [json.loads(bytes(entry.detail)) for entry in await census.entries()]
-            assert [each["role"] for each in named if "lagging_since" in each] == [ROLE]
-            ((view, lag),) = hub.lives.lagged()
-            assert view.query.table.label == "notes"
-            before = recorder.position
-            await run(connection, "insert into notes values (101, 1, 1)")
-            position = await _now(connection)
-            waiting = asyncio.create_task(hub.reached(position, [handle]))
-            assert await hub.contains(position)
-            assert not waiting.done()
-            assert (recorder.position, lag.reached) == (before, Position.parse(before or ""))
-            await locks.release(1)
-            await waiting
-            assert recorder.replica.row((101,))
-            assert b"headwater_views_lagging 0.0" in metrics.render()
+    async with (
+        guarded_notes(url) as connection,
+        await connect(url, purpose="test") as other,
+        Hub(url, settings=asking(url), metrics=metrics) as hub,
+    ):
+        hub.reconciler.seconds = None  # what it asks waits for the lock, too
+        recorder, locks = Recorder(), Locks(other)
+        handle = await hub.live(live("notes"), recorder, access=user(1))
+        await locks.take(1)
+        await run(connection, "insert into notes values (100, 1, 1)")
+        await locks.are_waited_for()
+        assert b"headwater_views_lagging 1.0" in metrics.render()
+        census = Census("gw", hub, metrics, lambda: ())
+        named = [json.loads(bytes(entry.detail)) for entry in await census.entries()]
+        assert [each["role"] for each in named if "lagging_since" in each] == [ROLE]
+        ((view, lag),) = hub.lives.lagged()
+        assert view.query.table.label == "notes"
+        before = recorder.position
+        await run(connection, "insert into notes values (101, 1, 1)")
+        position = await _now(connection)
+        waiting = asyncio.create_task(hub.reached(position, [handle]))
+        assert await hub.contains(position)
+        assert not waiting.done()
+        assert (recorder.position, lag.reached) == (before, Position.parse(before or ""))
+        await locks.release(1)
+        await waiting
+        assert recorder.replica.row((101,))
+        assert b"headwater_views_lagging 0.0" in metrics.render()
 
 
 async def test_a_policy_that_refuses_to_be_ended(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,23 +360,26 @@ async def test_more_changes_than_wait_for_a_lagging_view(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "LAG_CHANGES_MAX", 20)
-    async with guarded_notes(url) as connection, await connect(url, purpose="test") as other:
-        async with Hub(url, settings=asking(url)) as hub:
-            calm, recorder, locks = Recorder(), Recorder(), Locks(other)
-            await hub.live(live("calm"), calm)
-            await hub.live(live("notes"), recorder, access=user(1))
-            await locks.take(1)
-            for turn in range(30):
-                await run(
-                    connection,
-                    f"insert into notes values ({100 + turn}, 1, 1)",
-                    f"update calm set n = {turn}",
-                )
-                await calm.until_rows([{"id": 1, "n": turn}])
-            await locks.release(1)
-            own = "select * from notes where owner = 1 order by id"
-            await recorder.until_rows(await answer(connection, own))
-            assert "reset" in recorder.kinds()
+    async with (
+        guarded_notes(url) as connection,
+        await connect(url, purpose="test") as other,
+        Hub(url, settings=asking(url)) as hub,
+    ):
+        calm, recorder, locks = Recorder(), Recorder(), Locks(other)
+        await hub.live(live("calm"), calm)
+        await hub.live(live("notes"), recorder, access=user(1))
+        await locks.take(1)
+        for turn in range(30):
+            await run(
+                connection,
+                f"insert into notes values ({100 + turn}, 1, 1)",
+                f"update calm set n = {turn}",
+            )
+            await calm.until_rows([{"id": 1, "n": turn}])
+        await locks.release(1)
+        own = "select * from notes where owner = 1 order by id"
+        await recorder.until_rows(await answer(connection, own))
+        assert "reset" in recorder.kinds()
 
 
 async def test_the_status_of_lagging_views(url: str) -> None:
