@@ -129,9 +129,12 @@ class Headwater:
     def authorize(self, rule: Authorize) -> Authorize:
         """Decide who may see what; used as a decorator.
 
-        The rule is called with the `Identity` of a session and the name of a table, and says True,
-        False, or a filter that the rows must match.
+        The rule is called with the `Identity` of a session and an `AccessRequest`, what it asks
+        for, and says True, False, a filter that the rows must match, or `Allow`.
         """
+        from headwater.gateway.access import check_hook
+
+        check_hook(rule)
         self._authorize = rule
         return rule
 
@@ -427,7 +430,7 @@ class Headwater:
             self._started, self.gateway, self._bus = False, None, None
 
     async def _start(self) -> None:
-        self._url = await self._stack.enter_async_context(database(self.settings))
+        self._url = await self._stack.enter_async_context(database(self.settings, installed=False))
         async with self._connection("setup") as connection:
             await schema.install(connection)
             if keep := self.settings.retention_period:
@@ -490,6 +493,7 @@ class Headwater:
             topics=self.topics,
             channels=self.channels,
             rooms=rooms,
+            declared=self._rules,
         )
         self.gateway = await self._stack.enter_async_context(gateway)
 
@@ -594,18 +598,34 @@ def _filtered(transaction: Transaction, keeps: FeedFilter | None) -> Transaction
 
 
 @asynccontextmanager
-async def database(settings: Settings, *, keep_running: bool = False) -> AsyncIterator[str]:
+async def database(
+    settings: Settings, *, keep_running: bool = False, installed: bool = True
+) -> AsyncIterator[str]:
     """The URL of the database these settings mean. The embedded one runs inside the block, and
-    beyond it when it is to keep running."""
+    beyond it when it is to keep running. It has Headwater's schema, unless `installed` is False:
+    it is Headwater's own, so no one has to install it by hand."""
     if settings.url is not None:
         yield settings.url
         return
     server = EmbeddedPostgres(settings.data_dir)
     await asyncio.to_thread(server.start)
+    stays = False
     try:
+        if installed:
+            await install(server.url)
+        stays = keep_running
         yield server.url
     finally:
-        await asyncio.to_thread(server.close, keep_running=keep_running)
+        await asyncio.to_thread(server.close, keep_running=stays)
+
+
+async def install(url: str) -> None:
+    """Install Headwater's schema in a database, or bring it up to date."""
+    connection = await connect(url, purpose="setup")
+    try:
+        await schema.install(connection)
+    finally:
+        await connection.close()
 
 
 class _CursorKeeper:

@@ -86,7 +86,14 @@ PINNED_PATH = "pg_catalog, pg_temp"
 OWN_SCHEMA = "headwater"
 """Where our tables are; with `"$user"` in the path, also where a role of that name looks first."""
 
-_PIN = f"select pg_catalog.set_config('search_path', '{PINNED_PATH}', false)"
+_MARK = "headwater.direct"
+"""Set at the start of every session, and by nothing else: where it is missing, a pooler answered
+that leaves out what a session is started with."""
+
+_PIN = (
+    f"select pg_catalog.set_config('search_path', '{PINNED_PATH}', false),"
+    f" pg_catalog.current_setting('{_MARK}', true)"
+)
 
 
 async def connect(
@@ -109,7 +116,7 @@ async def connect(
         connection = await _open(url, purpose, options, prepares)
         try:
             if not application_path:
-                await connection.execute(_PIN)
+                _check_direct(await (await connection.execute(_PIN)).fetchone(), url)
                 return connection
             path = await _path_without_ours(connection)
         except BaseException:
@@ -153,7 +160,7 @@ def connect_blocking(
         **settings,
     )
     try:
-        connection.execute(_PIN)
+        _check_direct(connection.execute(_PIN).fetchone(), url)
         connection.autocommit = autocommit
     except BaseException:
         connection.close()
@@ -167,7 +174,26 @@ def pinned_url(url: str) -> str:
     return make_conninfo(url, options=f"{options} {_option('search_path', PINNED_PATH)}".strip())
 
 
-_SETTINGS = "-c timezone=UTC -c client_min_messages=warning -c standard_conforming_strings=on"
+_SETTINGS = (
+    "-c timezone=UTC -c client_min_messages=warning -c standard_conforming_strings=on"
+    f" -c {_MARK}=on"
+)
+
+
+def _check_direct(row: tuple[Any, ...] | None, url: str) -> None:
+    """ConfigError where the session is a pooler's. It would seem to work: but notifications,
+    session locks and settings would be lost between two transactions."""
+    assert row is not None
+    if row[1] != "on":
+        raise _pooled(url, "it leaves out the settings that a session is started with")
+
+
+def _pooled(url: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"{without_password(url)} is that of a connection pooler such as PgBouncer: {reason}",
+        hint="Headwater needs sessions of its own: give it the address of PostgreSQL itself, around"
+        " the pooler (docs/howto/pgbouncer.md). Your application may stay behind the pooler.",
+    )
 
 
 def _option(name: str, value: str) -> str:
@@ -252,6 +278,8 @@ def translate(error: psycopg.Error, url: str = "") -> HeadwaterError:
     hint = error.diag.message_hint
     if message.startswith("headwater: "):
         return CaptureError(message.removeprefix("headwater: "), hint=hint)
+    if "unsupported startup parameter" in message:  # PgBouncer's words
+        return _pooled(url, message.rpartition("FATAL:")[2].strip())
     match error:
         case errors.InsufficientPrivilege():
             return PermissionMissing(
@@ -275,6 +303,15 @@ def translate(error: psycopg.Error, url: str = "") -> HeadwaterError:
 
 _URL_HINT = "A URL looks like postgresql://user:password@host:5432/database."
 _REACH_HINT = "Check that the server runs and the URL is right, or use --embedded."
+
+
+def is_reserved(schema: str) -> bool:
+    """Whether a schema is Headwater's or PostgreSQL's own: nothing of a user's is made there.
+
+    >>> [is_reserved(name) for name in ("headwater", "pg_catalog", "information_schema", "sales")]
+    [True, True, True, False]
+    """
+    return schema in ("headwater", "information_schema") or schema.startswith("pg_")
 
 
 def without_password(url: str) -> str:

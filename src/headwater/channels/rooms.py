@@ -70,6 +70,8 @@ class Room:
         self.entering = 0
         """How many are about to take a seat."""
         self.recalling: asyncio.Task[None] | None = None
+        self.unanswered = False
+        """Whether a gateway that may remember messages did not answer in time."""
         self.history: deque[_Remembered] = deque()
         self._bytes = 0
         self._number = 0
@@ -89,6 +91,11 @@ class Room:
         after, self.history, self._bytes, self._number = self.history, deque(), 0, 0
         for message in (*before, *after):
             self._remember(message)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether messages may be missing that a newcomer should get."""
+        return self.unanswered and len(self.history) < self.definition.history
 
     @property
     def forgotten(self) -> int:
@@ -120,7 +127,7 @@ class Seat:
         """Tell the newcomer who is there and what was said last."""
         self._follower.subscribed(self.room.view, key=(), resumed=False)
         self._told = self.room.forgotten
-        self.resync()
+        self.resync(missed=self.room.is_incomplete)
 
     def tell(self, message: _Remembered) -> None:
         self._follower.deliver(message.frame)
@@ -377,17 +384,22 @@ class Rooms:
 
     async def _recall(self, room: Room) -> None:
         """Ask one gateway after the other, until one remembers something."""
+        unanswered = False
         try:
             if not self.presence.gateways:
                 await asyncio.sleep(self._until_known())
             for other in self.presence.gateways:
-                if messages := await self._ask(other, room.name):
+                messages = await self._ask(other, room.name)
+                if messages:
                     room.recalled(messages)
                     return
+                unanswered |= messages is None
+            room.unanswered = unanswered
         finally:
             room.recalling = None
 
-    async def _ask(self, other: str, channel: str) -> tuple[Kept, ...]:
+    async def _ask(self, other: str, channel: str) -> tuple[Kept, ...] | None:
+        """What another gateway remembers; None if it does not answer in time."""
         answer: asyncio.Future[tuple[Kept, ...]] = asyncio.get_running_loop().create_future()
         self._recalls[other, channel] = answer
         try:
@@ -395,7 +407,7 @@ class Rooms:
             async with asyncio.timeout(CHANNEL_RECALL_SECONDS):
                 return await answer
         except TimeoutError:
-            return ()  # it has just died, or the bus is away
+            return None  # it has just died, or the bus is away
         finally:
             if self._recalls.get((other, channel)) is answer:
                 del self._recalls[other, channel]

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
-from headwater.gateway.quotas import Lease
+from headwater.gateway.access import AccessRequest
+from headwater.gateway.quotas import Lease, Owner, owner_of
 from headwater.gateway.session import (
     ChannelSubscription,
     FeedSubscription,
@@ -38,8 +39,8 @@ class Connection:
 
     __slots__ = (
         "_active_at", "_behind_since", "_caught_up", "_lease", "_leases", "_metrics", "_requests",
-        "_room", "_tasks", "accesses", "address", "closing", "expiry", "here", "openings",
-        "session", "since", "sink", "transport",
+        "_room", "_tasks", "accesses", "address", "asked", "by_ticket", "closing", "expiry",
+        "here", "openings", "session", "since", "sink", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -57,11 +58,15 @@ class Connection:
         self.address = address
         self.here = here
         """Whether its client sits at this machine (`admins.is_here`)."""
+        self.by_ticket = False
+        """Whether a ticket opened it, and its token has not come since: it may only follow."""
         self.transport = transport
         self.since = datetime.now(UTC)
         self.sink: Sink | None = None
         self.accesses: dict[str, dict[str, Access]] = {}
         """By subscription and table: what its rights were when last looked at."""
+        self.asked: dict[str, AccessRequest] = {}
+        """By subscription: what the authorize hook is asked about it."""
         self.openings: dict[Subscription, asyncio.Task[None]] | None = None
         """What is on its way to be subscribed."""
         self.closing: str | None = None
@@ -75,6 +80,11 @@ class Connection:
         self._requests: set[str] | None = None
         self._behind_since: float | None = None
         self._active_at = time.monotonic()
+
+    @property
+    def owner(self) -> Owner:
+        """Whom what it asks for counts for."""
+        return owner_of(self.session.identity.account, self.address)
 
     def attach(self, sink: Sink) -> None:
         self.sink = sink
@@ -151,6 +161,7 @@ class Connection:
 
     def forgotten(self, subscription: Subscription) -> None:
         self.accesses.pop(subscription.id, None)
+        self.asked.pop(subscription.id, None)
         if lease := self._leases.pop(subscription.id, None):
             lease.close()
         self._active_at = time.monotonic()

@@ -6,18 +6,21 @@ Reads only as much of a body as is allowed, whatever the headers promise.
 from __future__ import annotations
 
 import asyncio
+import hmac
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import HTTPConnection, Request
 
-from headwater.errors import Forbidden, InvalidQuery, LimitExceeded
+from headwater.errors import Forbidden, HeadwaterError, InvalidQuery, LimitExceeded
 from headwater.gateway.admins import is_here
-from headwater.gateway.auth import find_token
+from headwater.gateway.auth import Credentials, find_token
 from headwater.gateway.gateway import Gateway
+from headwater.gateway.tickets import refused_here
 from headwater.idempotency import check_key
 from headwater.identity import Identity
 from headwater.limits import REQUEST_BODY_SECONDS, REQUEST_BYTES_MAX
+from headwater.settings import Settings
 
 Body = TypeVar("Body")
 
@@ -25,40 +28,61 @@ Body = TypeVar("Body")
 class Caller:
     """Who makes a request, and from where."""
 
-    __slots__ = ("address", "by_cookie", "here", "identity")
+    __slots__ = ("address", "by_cookie", "by_ticket", "here", "identity", "token")
 
     def __init__(
-        self, identity: Identity, address: str, *, by_cookie: bool = False, here: bool = False
+        self, identity: Identity, address: str, found: Credentials, *, here: bool = False
     ) -> None:
         self.identity = identity
         self.address = address
-        self.by_cookie = by_cookie
+        self.token = found.token
+        self.by_cookie = found.from_cookie
+        self.by_ticket = found.ticket is not None
         self.here = here
         """Whether it sits at this machine (`admins.is_here`)."""
 
 
-async def admit(gateway: Gateway, request: HTTPConnection) -> Caller:
-    """Let a request in, or raise what refuses it."""
+async def admit(gateway: Gateway, request: HTTPConnection, *, opens_stream: bool = False) -> Caller:
+    """Let a request in, or raise what refuses it. Only a request that `opens_stream` may show a
+    ticket: a URL can be in a log, or behind a link."""
     settings = gateway.settings
-    address = counted_address(gateway, request)
+    address = _address(gateway, request)
     found = find_token(request.headers, request.query_params, request.cookies, settings)
+    if found.ticket is not None and not opens_stream:
+        raise refused_here("Send Authorization: Bearer … with this request.")
     proven = found.ticket is not None or (found.token is not None and not found.from_cookie)
     # Where nothing is verified, anything can be shown: it proves nothing.
     if not (proven and settings.has_auth):
         _check_origin(request, settings.origins, by_cookie=found.from_cookie)
-    identity = await gateway.identify(found)
-    if identity.account is not None:
-        gateway.count_request(identity.account, address)
+    identity = await _identified(gateway, found, address)
     here = is_here(request, settings)
-    return Caller(identity, address, by_cookie=found.from_cookie, here=here)
+    return Caller(identity, address, found, here=here)
 
 
-def counted_address(gateway: Gateway, request: HTTPConnection) -> str:
-    """Where a request comes from; LimitExceeded if too many come from there."""
+async def identify(gateway: Gateway, request: HTTPConnection, token: str) -> Identity:
+    """Who a token names that was sent in the body of a request; counted as in `admit`."""
+    return await _identified(gateway, Credentials(token), _address(gateway, request))
+
+
+async def _identified(gateway: Gateway, found: Credentials, address: str) -> Identity:
+    """Who makes a request. It counts for the user, and for the address where there is none: the
+    users of an office share one. An address that has sent too much without a user is not looked up
+    in the database either."""
+    if found.ticket is not None:
+        gateway.check_address(address)
+    try:
+        identity = await gateway.identify(found)
+    except HeadwaterError:
+        gateway.count_request(None, address)
+        raise
+    gateway.count_request(identity.account, address)
+    return identity
+
+
+def _address(gateway: Gateway, request: HTTPConnection) -> str:
+    """Where a request comes from."""
     peer = request.client.host if request.client else None
-    address = gateway.proxies.client(peer, request.headers.getlist("x-forwarded-for"))
-    gateway.count_request(None, address)
-    return address
+    return gateway.proxies.client(peer, request.headers.getlist("x-forwarded-for"))
 
 
 def _check_origin(request: HTTPConnection, origins: tuple[str, ...], *, by_cookie: bool) -> None:
@@ -74,6 +98,14 @@ def _check_origin(request: HTTPConnection, origins: tuple[str, ...], *, by_cooki
             code="origin",
             hint="Add the origin to the setting origins, or send a token.",
         )
+
+
+def shows_metrics_token(request: Request, settings: Settings) -> bool:
+    """Whether a request for the metrics comes from a scraper that has their own token."""
+    expected, sent = settings.metrics_token, request.headers.get("authorization", "")
+    if expected is None:
+        return False
+    return hmac.compare_digest(sent.encode("utf-8", "replace"), f"Bearer {expected}".encode())
 
 
 def check_deliberate(request: Request, caller: Caller) -> None:

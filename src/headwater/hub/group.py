@@ -19,6 +19,7 @@ import msgspec
 
 from headwater import limits
 from headwater.errors import HeadwaterError
+from headwater.fair_queue import Owner
 from headwater.hub.arrival import Arrival
 from headwater.hub.costs import Cost
 from headwater.hub.subscriber import Subscriber, not_taken
@@ -65,9 +66,9 @@ class Group:
 
     __slots__ = (
         "_digest", "_rows", "analyses", "answered_at", "arguments", "cost", "delayed", "error",
-        "everything", "executed", "id", "identity", "joining", "key", "losses", "query", "reads",
-        "reason", "result", "retries", "seen", "since", "state", "statements", "subscribers",
-        "told_error", "touched_at", "trace_id", "uncaptured", "waiters",
+        "everything", "executed", "id", "identity", "joining", "key", "losses", "owner", "query",
+        "reads", "reason", "result", "retries", "seen", "since", "state", "statements",
+        "subscribers", "told_error", "touched_at", "trace_id", "uncaptured", "waiters", "wanted_in",
     )  # fmt: skip
 
     def __init__(
@@ -82,7 +83,11 @@ class Group:
         self.joining: list[QuerySubscription] = []
         self.waiters: list[tuple[int, asyncio.Future[Answered]]] = []
         """Calls, each with the first flush whose snapshot is late enough for it."""
+        self.owner: Owner | None = None
+        """Whom executing it counts for: who asked first of those that need it."""
         self.state: Literal["idle", "wanted", "running"] = "idle"
+        self.wanted_in = 0
+        """What its lane had shared out last when it was wanted."""
         self.reason: Reason = "first"
         self.trace_id: str | None = None
         self.result: bytes | None = None

@@ -27,6 +27,7 @@ from headwater.errors import (
     ResyncRequired,
     Unavailable,
 )
+from headwater.fair_queue import Owner
 from headwater.hub.catch_up import FeedSubscription
 from headwater.hub.change_events import ChangeEvents
 from headwater.hub.coalesce import Coalescing
@@ -87,7 +88,8 @@ class Hub:
         self.progress = Progress()
         self._lost_track = False
         self.tables = Tables(url)
-        self.lives = Lives(self, rules or {})
+        question_url = None if settings is None else settings.question_url
+        self.lives = Lives(self, rules or {}, question_url=question_url)
         self.feeds = Feeds(self)
         events = events or Events()
         self.groups = Groups(self, settings or Settings(), events)
@@ -378,10 +380,11 @@ class Hub:
         access: Access = Access(),  # noqa: B008
         since: str | None = None,
         verify: bool = False,
+        owner: Owner | None = None,
     ) -> LiveSubscription:
         """Follow a live query. Returns when its snapshot, or what it missed since a position, has
-        been handed over."""
-        return await self.lives.join(query, subscriber, access, since, verify)
+        been handed over. Of one `owner`, only some snapshots are read at a time."""
+        return await self.lives.join(query, subscriber, access, since, verify, owner)
 
     async def feed(
         self,

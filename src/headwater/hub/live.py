@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from headwater import limits
 from headwater.errors import HeadwaterError
+from headwater.fair_queue import Owner
 from headwater.hub.arrival import Arrival
 from headwater.hub.costs import Cost
 from headwater.hub.questions import Scope
@@ -211,12 +213,15 @@ class Opening:
     """
 
     __slots__ = (
-        "arrived", "changes", "position", "quiet", "started", "state", "told", "view",
+        "__weakref__", "arrived", "changes", "position", "quiet", "share", "started", "state",
+        "told", "view",
     )  # fmt: skip
 
     def __init__(self, view: LiveView, *, quiet: bool = False) -> None:
         self.view = view
         self.quiet = quiet
+        self.share: int
+        """Of those results that are read in the snapshot of one flush; 0 for none so far."""
         self.told: list[LiveSubscription] = []
         """Those who are handed a streamed result part by part."""
         self.again()
@@ -227,6 +232,7 @@ class Opening:
         self.state = new_state(self.view.query)
         self.changes: list[Change] = []
         self.position: Position | None = None
+        self.share = 0
         self.started = False
         self.arrived = False
         for subscription in self.told:
@@ -234,6 +240,14 @@ class Opening:
                 subscription.expect(subscription.reason or reason)
                 self.view.waiting.append(subscription)
         self.told = []
+
+    @property
+    def owners(self) -> list[Owner]:
+        """Whom reading it counts for: who asked first of those that wait, and the table."""
+        table: Owner = ("table", self.view.known.table.oid)
+        waiting = chain(self.told, self.view.waiting, self.view.subscribers)
+        first = next(waiting, None)
+        return [table] if first is None or first.owner is None else [first.owner, table]
 
     @property
     def wanted(self) -> bool:
@@ -260,17 +274,25 @@ class LiveSubscription:
 
     __slots__ = (
         "_arrived", "_lives", "_told_of", "access", "attempts", "begun", "caught_up", "closed",
-        "deliver", "query", "reason", "subscriber", "target", "verify",
+        "deliver", "owner", "query", "reason", "subscriber", "target", "verify",
     )  # fmt: skip
 
     def __init__(
-        self, lives: Lives, query: LiveQuery, subscriber: Subscriber, access: Access, verify: bool
+        self,
+        lives: Lives,
+        query: LiveQuery,
+        subscriber: Subscriber,
+        access: Access,
+        verify: bool,
+        owner: Owner | None = None,
     ) -> None:
         self._lives = lives
         self.query = query
         self.access = access
         self.subscriber = subscriber
         self.verify = verify
+        self.owner = owner
+        """Whom reading its result counts for; None for the application itself."""
         self.deliver: Callable[[Frame], None] = subscriber.deliver
         self.target: LiveView | None = None
         self.begun = False

@@ -26,8 +26,9 @@ from headwater.errors import (
     PermissionMissing,
     Unavailable,
 )
+from headwater.fair_queue import Owner
 from headwater.hub.live import LiveSubscription, LiveView, Opening, attempts_left
-from headwater.hub.openings import Openings, slow_query
+from headwater.hub.openings import Openings, too_slow
 from headwater.hub.questions import Scope
 from headwater.hub.recent import Recents
 from headwater.hub.subscriber import Access, Subscriber
@@ -55,12 +56,14 @@ Bound: TypeAlias = tuple[LiveQuery, BoundQuery, KnownTable, Scope | None]
 class Lives:
     """All live queries of a hub. `rules` says by table label what they may use."""
 
-    def __init__(self, hub: Hub, rules: Mapping[str, Rules]) -> None:
+    def __init__(
+        self, hub: Hub, rules: Mapping[str, Rules], *, question_url: str | None = None
+    ) -> None:
         self._hub = hub
         self._rules = dict(rules)
         self.views: Views[LiveView] = Views(LiveView)
         self.recents = Recents()
-        self.openings = Openings(hub.url, hub.wake, self._opening_failed)
+        self.openings = Openings(hub.url, hub.wake, self._opening_failed, question_url=question_url)
         self._laggards: list[LiveSubscription] = []
         self._rechecks: dict[LiveView, None] = {}
         self._lingering: dict[LiveView, float] = {}
@@ -84,9 +87,10 @@ class Lives:
         access: Access,
         since: str | None,
         verify: bool,
+        owner: Owner | None = None,
     ) -> LiveSubscription:
         """Take part in a live query; see `Hub.live`."""
-        subscription = LiveSubscription(self, query, subscriber, access, verify)
+        subscription = LiveSubscription(self, query, subscriber, access, verify, owner)
         bound = await self._bind(query, access)
         await self._hub.between()
         self._join(subscription, *bound, since=since)
@@ -506,8 +510,8 @@ class Lives:
             self.reopen(view)
             return
         view.openings.remove(opening)
-        if isinstance(error, psycopg.errors.QueryCanceled):
-            found = slow_query(view.query)
+        if isinstance(error, psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable):
+            found = too_slow(view.query, self.openings.blockers_of(opening), error)
         elif isinstance(error, psycopg.Error):
             found = self._refusal(view, error)
         else:

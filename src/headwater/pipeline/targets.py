@@ -18,7 +18,7 @@ import psycopg
 from psycopg import errors, sql
 from psycopg.types.json import Jsonb
 
-from headwater.database import connect_blocking, translated
+from headwater.database import connect_blocking, is_reserved, translated
 from headwater.errors import ConfigError, PipelineError
 from headwater.model import Actor, Table, with_operators
 from headwater.pipeline import state
@@ -282,22 +282,34 @@ class Target:
 
 def _identifier(database: Database, name: str) -> sql.Identifier:
     """With its schema: where the application's sessions find a table of that name, or would make
-    one. The schema of our own tables is not among those."""
+    one. It is never a schema of Headwater's or PostgreSQL's own."""
     try:
         row = database.execute("select parse_ident(%s)", [name]).fetchone()
     except errors.InvalidParameterValue as error:
         raise ConfigError(f"{name!r} is not the name of a table", hint="--into NAME") from error
     assert row is not None
-    (parts,) = row
-    if len(parts) > 1:
-        return sql.Identifier(*parts)
-    row = database.execute(_SCHEMA, parts).fetchone()
+    *schemas, table = row[0]
+    if len(schemas) > 1:
+        raise ConfigError(f"--into {name} names another database", hint="--into SCHEMA.NAME")
+    schema = schemas[0] if schemas else _schema_for(database, table)
+    if is_reserved(schema):
+        whose = "Headwater" if schema == "headwater" else "PostgreSQL"
+        raise ConfigError(
+            f"--into {name}: the schema {schema} is {whose}'s own",
+            hint=f"Name a table in a schema of yours: --into public.{table}",
+        )
+    return sql.Identifier(schema, table)
+
+
+def _schema_for(database: Database, table: str) -> str:
+    row = database.execute(_SCHEMA, [table]).fetchone()
     if row is None:
         raise ConfigError(
-            f"there is no schema for the table {name}: the search path is empty",
-            hint="Name it, as in --into public.orders.",
+            f"--into {table}: the search path of this role has no schema to make it in",
+            hint=f"Name the schema: --into public.{table}",
         )
-    return sql.Identifier(row[0], *parts)
+    schema: str = row[0]
+    return schema
 
 
 _SCHEMA = """

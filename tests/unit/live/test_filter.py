@@ -111,7 +111,9 @@ def test_a_filter_is_not_a_truth_value() -> None:
         (["tags", "in", []], "where", "cannot be compared"),
         (["region", "in", list(range(1_001))], "where.value", "more than 1,000 values"),
         ([["region", "in", list(range(1_000))]] * 11, "where", "more than 10,000 values"),
-        ([["region", "=", 1]] * 257, "where", "more than 256 conditions"),
+        ([["region", "=", 1]] * 257, "where[256]", "more than 256 conditions"),
+        ([[]] * 256, "where[255]", "more than 256 groups"),
+        (["status", "like", "%" * 1_001], "where.value", "a pattern of 1,001 characters"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_by_its_path(json: Any, path: str, says: str) -> None:

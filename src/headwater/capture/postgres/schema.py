@@ -15,6 +15,7 @@ from typing import Any
 
 from psycopg.errors import DeadlockDetected, Diagnostic
 
+from headwater.capture.postgres import functions
 from headwater.database import PINNED_PATH, Connection, translated
 from headwater.errors import NotInstalled
 from headwater.limits import SERVER_VERSION_MIN, UNINSTALL_ATTEMPTS_MAX
@@ -65,7 +66,7 @@ async def install(connection: Connection, *, upto: int = LATEST) -> int:
                 await connection.execute(
                     "insert into headwater.migrations (version) values (%s)", (number,)
                 )
-            await connection.execute(_RIGHTS)
+            await connection.execute(functions.RIGHTS.encode())
             await connection.execute("reset role")
             # The functions of tables that are captured already are made again by the new code.
             await connection.execute(_RESYNC)
@@ -162,35 +163,6 @@ select set_config('role', owner, true)
 from (select pg_get_userbyid(nspowner) as owner from pg_namespace where nspname = 'headwater') s
 where owner <> current_user and pg_has_role(
   owner, case when current_setting('server_version_num')::int < 160000 then 'member' else 'set' end)
-"""
-
-# For all roles are headwater.signal, and the triggers that a new partition is given: its owner must
-# be allowed to use them, and on a table that is not captured they do nothing. Roles that may call a
-# function of the first version were given all of them: the role that enabled a table calls them in
-# its capture functions.
-_RIGHTS = """
-do $$
-declare
-  function record;
-begin
-  for function in
-    select p.oid::regprocedure as name, f.roles,
-           p.proname in ('signal', 'capture_row', 'note_move', 'pass_row') as is_public
-    from pg_proc p, (
-      select string_agg(distinct a.grantee::regrole::text, ', ') as roles
-      from pg_proc f, aclexplode(f.proacl) a
-      where f.oid = to_regprocedure('headwater.fits(oid, oid, bigint)') and a.grantee <> 0) f
-    where p.pronamespace = 'headwater'::regnamespace and pg_has_role(p.proowner, 'usage')
-      and p.proname !~ '^(capture|mark)_[0-9]'
-  loop
-    execute format(
-      case when function.is_public then 'grant execute on function %s to public'
-      else 'revoke all on function %s from public' end, function.name);
-    if function.roles is not null then
-      execute format('grant execute on function %s to %s', function.name, function.roles);
-    end if;
-  end loop;
-end $$
 """
 
 _RESYNC = """

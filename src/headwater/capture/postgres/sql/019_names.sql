@@ -63,7 +63,7 @@ $$;
 
 -- The table that a name means in a search path. A name that only fits when taken as it stands ("Order
 -- Lines" without quotes) is found too, and so is a label ("sales.Order Lines").
-create function headwater.find_table(name text, path text) returns regclass
+create function headwater.find_table_in(name text, path text) returns regclass
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
 set standard_conforming_strings = on
@@ -94,7 +94,7 @@ end $$;
 -- Finds a table by the name a person typed, in the caller's own search path.
 create or replace function headwater.find_table(name text) returns regclass
 language sql stable
-as $$ select headwater.find_table(name, headwater.session_path()) $$;
+as $$ select headwater.find_table_in(name, headwater.session_path()) $$;
 
 -- Parsed when they are made: again, now that installing pins the path.
 create or replace function headwater.may_notify() returns boolean
