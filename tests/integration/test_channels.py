@@ -14,12 +14,13 @@ import psycopg
 import pytest
 
 from headwater import ConfigError, Forbidden, Headwater, InvalidQuery, LimitExceeded, NotFound
+from headwater.capture.postgres import schema
 from headwater.channels import bus as bus_module
 from headwater.channels import rooms as rooms_module
 from headwater.channels.bus import Bus
 from headwater.channels.definitions import ChannelDefinition, Channels, message_json
 from headwater.channels.rooms import Rooms, Seat
-from headwater.database import Connection
+from headwater.database import Connection, connect
 from headwater.identity import Identity
 from headwater.metrics import Metrics
 from headwater.protocol import Frame, Member, Message, Presence
@@ -213,6 +214,8 @@ async def test_letters_that_the_database_does_not_have(server_url: str) -> None:
     _run(server_url, "create database latin encoding latin1 locale 'C' template template0")
     try:
         url = _database_url(server_url, "latin")
+        async with await connect(url, purpose="test") as connection:
+            await schema.install(connection)
         async with running(url) as one, running(url) as other:
             await acquainted(one, other)
             follower, _ = await other.follow()

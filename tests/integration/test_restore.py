@@ -55,7 +55,8 @@ def restored(empty_url: str, server_url: str) -> Iterator[str]:
     )
     dump = subprocess.run([DUMP, "--dbname", empty_url], capture_output=True, check=True).stdout
     with fresh_database(server_url, installed=False) as copy:
-        load = [DUMP.with_name("psql"), "--quiet", "--set=ON_ERROR_STOP=1", "--dbname", copy]
+        program = str(DUMP.with_name("psql"))
+        load = [program, "--quiet", "--set=ON_ERROR_STOP=1", "--dbname", copy]
         subprocess.run(load, input=dump, capture_output=True, check=True)
         yield copy.replace("postgres@", f"{ours}@")
     for url in (empty_url, _database_url(server_url, "postgres")):

@@ -64,7 +64,7 @@ PURE = (
 
 PURE_LIBRARIES = {
     "__future__", "bisect", "collections", "dataclasses", "datetime", "decimal", "functools",
-    "heapq", "math", "msgspec", "operator", "re", "struct", "typing", "uuid", "zlib",
+    "heapq", "hmac", "math", "msgspec", "operator", "re", "struct", "typing", "uuid", "zlib",
 }  # fmt: skip
 
 

@@ -23,8 +23,9 @@ CLASSES: dict[Class, frozenset[str]] = {
     # page docs/howto/existing-database.md grants exactly these.
     "reader": _names(
         """
-        changed_columns columns_mark describe find_table find_table_in fingerprint home key_of label lock_class
-        log_id may_repeat_rows members_of operators own_triggers shape_id slot_at triggers_mark
+        changed_columns columns_mark describe find_table find_table_in fingerprint home key_of label
+        lock_class log_id may_repeat_rows members_of operators own_triggers schemas_of session_path
+        shape_id slot_at triggers_mark
         """
     ),
     # Roles that enable tables, whose capture functions call them. They run with the rights of the
@@ -50,8 +51,8 @@ CLASSES: dict[Class, frozenset[str]] = {
     "gateway": _names(
         """
         adopt check_gateway is_activity_looked_at is_over issue_ticket looks_at_activity may_signal
-        publish_once redeem_ticket remember_trimmed rename_log set_retention trim_log trim_requests
-        trim_tickets trim_user_requests write_activity
+        new_secret publish_once redeem_ticket remember_trimmed rename_log set_retention trim_log
+        trim_requests trim_tickets trim_user_requests write_activity
         """
     ),
 }

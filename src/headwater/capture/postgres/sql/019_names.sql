@@ -122,6 +122,21 @@ begin
   return found;
 end $$;
 
+-- What only Headwater's role can read: gateways sign with it what they send to each other by NOTIFY, which
+-- every role can send. With row-level security and no policy, a `grant select on all tables` does not
+-- open it.
+create table headwater.secret (key bytea not null);
+alter table headwater.secret enable row level security;
+revoke all on headwater.secret from public;
+
+-- Two random UUIDs: 244 bits that cannot be guessed.
+create function headwater.new_secret() returns bytea
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$ select sha256(convert_to(concat(gen_random_uuid(), gen_random_uuid()), 'UTF8')) $$;
+
+insert into headwater.secret values (headwater.new_secret());
+
 -- After a dump was restored or a database copied: oids and transaction ids mean something else here.
 -- Begins a new log and captures again, by their names, the tables that were captured. Where the right is
 -- missing for one of them, a warning says which, the others are captured, and it is listed as disabled.
@@ -155,6 +170,7 @@ begin
   end loop;
   truncate headwater.log, headwater.shapes, headwater.captures, headwater.tables;
   perform setval('headwater.log_floor', 0);
+  update headwater.secret set key = headwater.new_secret();
   update headwater.installation
   set home = headwater.home(), id = left(md5(random()::text || clock_timestamp()::text), 16);
   foreach name in array captured loop
