@@ -82,6 +82,9 @@ MAINTENANCE_SECONDS = 60.0
 MAINTENANCE_LOCK_TIMEOUT = "1s"
 """How long maintenance may wait for a user's table; then it tries again next time."""
 
+MIGRATION_LOCK_TIMEOUT = "60s"
+"""How long installing waits for another process that installs; then it is an error."""
+
 ENABLE_LOCK_TIMEOUT = "1s"
 """How long enabling may wait for a table at a time: writers queue behind it meanwhile."""
 

@@ -45,6 +45,7 @@ async def examine(connection: Connection) -> list[Finding]:
     if await schema.installed_version(connection) == schema.LATEST:
         findings.append(await _functions(connection))
         findings += [of_table(table) for table in await triggers.list_tables(connection)]
+        findings += await _locks(connection)
     return findings
 
 
@@ -216,6 +217,31 @@ def of_clients(settings: Settings, has_hook: bool | None = None) -> Finding:
         f"every client with a token may read every enabled table{unless}",
         "Declare @hw.authorize, set auth_role, or set tables = closed and declare tables.",
     )
+
+
+async def _locks(connection: Connection) -> list[Finding]:
+    """Every role can take an advisory lock, also those that we use."""
+    cursor = await connection.execute(
+        "select number, pid, role from headwater.lock_holders() where not is_ours order by 1, 2"
+    )
+    return [
+        Finding(
+            "locks",
+            "warn",
+            f"process {pid} of role {role} holds the advisory lock for {_LOCKS.get(number, '?')}",
+            f"End it: select pg_terminate_backend({pid})",
+        )
+        for number, pid, role in await cursor.fetchall()
+    ]
+
+
+_LOCKS = {
+    1: "readers that poll: others learn of changes within a second instead of at once",
+    2: "installing: init waits",
+    3: "maintenance, which is done anyway",
+    4: "enabling tables, which fails",
+    5: "activity, which gateways write down meanwhile",
+}
 
 
 def of_table(table: triggers.CapturedTable) -> Finding:

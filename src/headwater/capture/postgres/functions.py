@@ -24,8 +24,8 @@ CLASSES: dict[Class, frozenset[str]] = {
     "reader": _names(
         """
         changed_columns columns_mark describe find_table find_table_in fingerprint home key_of label
-        lock_class log_id may_repeat_rows members_of operators own_triggers schemas_of session_path
-        shape_id slot_at triggers_mark
+        lock_class lock_holders log_id may_repeat_rows members_of operators own_triggers schemas_of
+        session_path shape_id slot_at triggers_mark
         """
     ),
     # Roles that enable tables, whose capture functions call them. They run with the rights of the
@@ -40,7 +40,7 @@ CLASSES: dict[Class, frozenset[str]] = {
         may_notify meaning moves note_version notice_field notify observe only_image open_entries
         own_entry parts_of present_image put_in_order readers_sleep register_shape remember
         remove_capture same_columns set_entries set_trigger settle settle_row since_of
-        slot_condition strike_noted strike_source swap_formats sync_table sync_tables
+        slot_condition strike_noted strike_source swap_formats sync_table sync_tables take_turn
         transaction_mark trusts upsert_source
         """
     ),

@@ -13,12 +13,16 @@ from contextlib import asynccontextmanager, suppress
 from importlib import resources
 from typing import Any
 
-from psycopg.errors import DeadlockDetected, Diagnostic
+from psycopg.errors import DeadlockDetected, Diagnostic, LockNotAvailable
 
 from headwater.capture.postgres import functions
 from headwater.database import PINNED_PATH, Connection, translated
-from headwater.errors import NotInstalled
-from headwater.limits import SERVER_VERSION_MIN, UNINSTALL_ATTEMPTS_MAX
+from headwater.errors import DatabaseError, NotInstalled
+from headwater.limits import (
+    MIGRATION_LOCK_TIMEOUT,
+    SERVER_VERSION_MIN,
+    UNINSTALL_ATTEMPTS_MAX,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +140,15 @@ async def _alone(connection: Connection) -> AsyncIterator[None]:
     whatever the path of the connection is: some expressions are read only once."""
     async with connection.transaction():
         await connection.execute(f"set local search_path = {PINNED_PATH}")
-        await connection.execute("select pg_advisory_xact_lock(%s, %s)", MIGRATION_LOCK)
+        await connection.execute(f"set local lock_timeout = '{MIGRATION_LOCK_TIMEOUT}'")
+        try:
+            await connection.execute("select pg_advisory_xact_lock(%s, %s)", MIGRATION_LOCK)
+        except LockNotAvailable as error:
+            raise DatabaseError(
+                "another process installs or upgrades Headwater, or holds the lock for it",
+                hint="pg_locks says which: its classid is 1752654962 and its objid 2.",
+            ) from error
+        await connection.execute("set local lock_timeout to default")
         yield
 
 

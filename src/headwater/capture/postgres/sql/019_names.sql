@@ -122,6 +122,60 @@ begin
   return found;
 end $$;
 
+-- Who holds Headwater's advisory locks, which every role can take. Writers share the first: that is how
+-- they learn whether a reader polls. `is_ours` says whether the role may do what the lock is for.
+create function headwater.lock_holders() returns table (number integer, pid integer, role name, is_ours boolean)
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+  select l.objid::integer, l.pid, a.usename,
+         a.usesysid is not null and case
+           when l.objid in (1, 4, 5) then has_table_privilege(a.usesysid, 'headwater.log', 'select')
+           else pg_has_role(a.usesysid, n.nspowner, 'member') end
+  from pg_locks l
+  join pg_namespace n on n.nspname = 'headwater'
+  left join pg_stat_activity a on a.pid = l.pid
+  where l.locktype = 'advisory' and l.classid = headwater.lock_class()::oid and l.objsubid = 2 and l.granted
+    and l.database = (select oid from pg_database where datname = current_database())
+    and (l.objid <> 1 or l.mode = 'ExclusiveLock')
+$$;
+
+-- Tables are enabled, disabled and looked after one at a time. Waits for its turn; where a role that may do
+-- none of this has taken the lock, says so instead.
+create function headwater.take_turn() returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  stranger record;
+begin
+  if pg_try_advisory_xact_lock(headwater.lock_class(), 4) then
+    return;
+  end if;
+  select * into stranger from headwater.lock_holders() h where h.number = 4 and not h.is_ours limit 1;
+  if found then
+    raise exception 'headwater: process % of role % holds the lock under which tables are enabled',
+      stranger.pid, stranger.role
+      using errcode = 'object_in_use', hint = format('End it: select pg_terminate_backend(%s)', stranger.pid);
+  end if;
+  perform pg_advisory_xact_lock(headwater.lock_class(), 4);
+end $$;
+
+do $$
+declare
+  definition text;
+begin
+  for definition in
+    select replace(pg_get_functiondef(p.oid), 'pg_advisory_xact_lock(headwater.lock_class(), 4)',
+                   'headwater.take_turn()')
+    from pg_proc p
+    where p.oid in ('headwater.enable_table(oid)'::regprocedure, 'headwater.disable_table(oid)'::regprocedure,
+                    'headwater.sync_tables()'::regprocedure)
+  loop
+    execute definition;
+  end loop;
+end $$;
+
 -- What only Headwater's role can read: gateways sign with it what they send to each other by NOTIFY, which
 -- every role can send. With row-level security and no policy, a `grant select on all tables` does not
 -- open it.
