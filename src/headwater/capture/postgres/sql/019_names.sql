@@ -246,3 +246,40 @@ begin
     end if;
   end loop;
 end $$;
+
+-- For a write after DDL: logs the reset that is due, once a transaction. It is remembered for the writes
+-- that follow. While another transaction is about to do so, and in one with a snapshot of its own, which
+-- must not fail for it, the next transaction logs another one. What the writer's session says of it is not
+-- asked: every writer can set that.
+create or replace function headwater.log_reset_due(root oid) returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if not exists (
+       select from headwater.captures c
+       where c.root = log_reset_due.root and headwater.is_reset_due(c, headwater.observe(c.member, c.root)))
+     or headwater.has_logged_reset(root) then
+    return;
+  end if;
+  if current_setting('transaction_isolation') = 'read committed' then
+    perform from headwater.captures c where c.member = log_reset_due.root for update skip locked;
+    if found then
+      perform headwater.remember(headwater.observe(c.member, c.root))
+      from headwater.captures c where c.root = log_reset_due.root;
+    end if;
+  end if;
+  perform headwater.log_reset(root);
+end $$;
+
+-- Whether this transaction has said already that the table must be read again. In a serializable one the
+-- log is not read: its locks would make writers of other tables fail.
+create function headwater.has_logged_reset(root oid) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select current_setting('transaction_isolation') <> 'serializable' and exists (
+    select from headwater.log l
+    where l.xid = pg_current_xact_id() and l.op = 'R'
+      and l.shape = any(array(select id from headwater.shapes where relid = root)))
+$$;
