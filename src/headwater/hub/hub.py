@@ -31,6 +31,7 @@ from headwater.fair_queue import Owner
 from headwater.hub.catch_up import FeedSubscription
 from headwater.hub.change_events import ChangeEvents
 from headwater.hub.coalesce import Coalescing
+from headwater.hub.delivery import Delivery
 from headwater.hub.feeds import FeedQuery, Feeds
 from headwater.hub.flush import Flusher
 from headwater.hub.groups import Groups
@@ -38,6 +39,7 @@ from headwater.hub.live import LiveSubscription, ViewInfo
 from headwater.hub.lives import Lives
 from headwater.hub.recheck import recheck_for_ever
 from headwater.hub.reconcile import Reconciler
+from headwater.hub.side_jobs import SideJobs
 from headwater.hub.subscriber import Access, Settling, Subscriber
 from headwater.hub.tables import FORMATS, LookupConnection, Tables
 from headwater.hub.topics import Topics
@@ -89,6 +91,8 @@ class Hub:
         self._lost_track = False
         self.tables = Tables(url)
         question_url = None if settings is None else settings.question_url
+        self.delivery = Delivery(self)
+        self.side_jobs = SideJobs(self, question_url)
         self.lives = Lives(self, rules or {}, question_url=question_url)
         self.feeds = Feeds(self)
         events = events or Events()
@@ -149,6 +153,7 @@ class Hub:
         self.trouble = "the hub is stopping"
         self._is_ready.clear()
         await self.lives.close()
+        await self.side_jobs.close()
         await self.groups.close()
         self.feeds.close()
         self.topics.close()
@@ -198,6 +203,7 @@ class Hub:
                     f"the database did not answer for {limits.FLUSH_SECONDS_MAX:.0f} seconds"
                 ) from error
             self.lives.sweep()
+            self.side_jobs.sweep()
             await waker.have_read(news=news, position=self.progress.position)
             await self._coalescing.wait(waker)
 

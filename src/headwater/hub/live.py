@@ -20,6 +20,7 @@ from headwater.errors import HeadwaterError
 from headwater.fair_queue import Owner
 from headwater.hub.arrival import Arrival
 from headwater.hub.costs import Cost
+from headwater.hub.lag import Lag
 from headwater.hub.questions import Scope
 from headwater.hub.recent import Recent
 from headwater.hub.subscriber import Access, Subscriber, not_taken
@@ -56,7 +57,7 @@ class LiveView(View):
     """The shared state behind identical live queries."""
 
     __slots__ = (
-        "_whole", "cost", "known", "live", "openings", "recent", "removed", "verifiers",
+        "_whole", "cost", "known", "lag", "live", "openings", "recent", "removed", "verifiers",
         "waiting", "wish",
     )  # fmt: skip
 
@@ -68,6 +69,8 @@ class LiveView(View):
         self.known: KnownTable
         self.wish: LiveQuery
         self.live = False
+        self.lag: Lag | None = None
+        """While it is behind the flushes."""
         self.removed = False
         self.openings: list[Opening] = []
         self.waiting: list[LiveSubscription] = []
@@ -263,6 +266,10 @@ class Opening:
         if self in self.view.openings:
             self.view.openings.remove(self)
 
+    def put_back(self, changes: Iterable[Sequence[Change]]) -> None:
+        """Those that a flush could not take after all: they come before what came since."""
+        self.changes = [*(change for each in changes for change in each), *self.changes]
+
     def keep(self, changes: Sequence[Change]) -> bool:
         """Changes of a later flush; False where there are too many to keep."""
         self.changes += changes
@@ -274,7 +281,7 @@ class LiveSubscription:
 
     __slots__ = (
         "_arrived", "_lives", "_told_of", "access", "attempts", "begun", "caught_up", "closed",
-        "deliver", "owner", "query", "reason", "subscriber", "target", "verify",
+        "deliver", "joined", "owner", "query", "reason", "subscriber", "target", "verify",
     )  # fmt: skip
 
     def __init__(
@@ -303,6 +310,8 @@ class LiveSubscription:
         """The flush up to which it was told everything out of turn."""
         self.reason: ResetReason | None = None
         """What its next whole result is called; None for a snapshot, its first."""
+        self.joined = 0
+        """The last flush before it began to wait for a whole result: it gets none from before."""
         self._told_of = 0
         self._arrived = Arrival()
 
@@ -325,6 +334,7 @@ class LiveSubscription:
             self.closed = True
             self._lives.forget(self)
             self._arrived.settle()
+            self._lives.stir()
 
     def resync(self, reason: ResetReason) -> None:
         """The client fell behind: tell it the whole present state."""
@@ -353,9 +363,15 @@ class LiveSubscription:
         self._arrived.renew()
 
     async def settled(self, position: Position) -> None:
-        """Wait until the result that is being read for it, if one is, was handed over whole: where
-        the view is live, it was handed what every flush changed."""
-        await self._arrived.wait()
+        """Wait until the result that is being read for it, if one is, was handed over whole, and
+        until its view does not lag behind the position: then it was handed what every flush up to
+        there changed."""
+        while not self.closed:
+            await self._arrived.wait()
+            lag = None if self.target is None else self.target.lag
+            if lag is None or lag.covers(position):
+                return
+            await self._lives.stirred()
 
     def begin(self, frames: Iterable[Frame], *, resumed: bool = False, whole: bool = True) -> None:
         """Its result, or what it missed of it, is handed over; a part of it, unless `whole`."""
@@ -403,6 +419,7 @@ class LiveSubscription:
             return
         self.closed = True
         self._lives.forget(self)
+        self._lives.stir()
         if not self.begun:
             self._arrived.settle(error)
             return
