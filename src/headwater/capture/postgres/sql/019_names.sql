@@ -121,3 +121,58 @@ begin
   end loop;
   return found;
 end $$;
+
+-- After a dump was restored or a database copied: oids and transaction ids mean something else here.
+-- Begins a new log and captures again, by their names, the tables that were captured. Where the right is
+-- missing for one of them, a warning says which, the others are captured, and it is listed as disabled.
+--
+-- A trigger of a table that is another role's stays: only its owner may drop it. One that stays calls
+-- headwater.capture_truncate, which looks up whose it is. What calls a function made for one table goes
+-- with that function.
+create or replace function headwater.adopt() returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  name text;
+  root regclass;
+  captured text[] := array(
+    select format('%I.%I', schema_name, table_name) from headwater.tables where enabled);
+begin
+  for name in
+    select proname from pg_proc
+    where pronamespace = 'headwater'::regnamespace and proname ~ '^(capture|mark)_[0-9]+_'
+  loop
+    execute format('drop function headwater.%I() cascade', name);
+  end loop;
+  for name in
+    select format('%I on %s', own.tgname, own.tgrelid::regclass)
+    from (select distinct t.tgrelid from pg_trigger t join pg_class c on c.oid = t.tgrelid
+          where pg_has_role(c.relowner, 'usage')) r, headwater.own_triggers(r.tgrelid) own
+    where own.tgparentid = 0
+  loop
+    execute 'drop trigger ' || name;
+  end loop;
+  truncate headwater.log, headwater.shapes, headwater.captures, headwater.tables;
+  perform setval('headwater.log_floor', 0);
+  update headwater.installation
+  set home = headwater.home(), id = left(md5(random()::text || clock_timestamp()::text), 16);
+  foreach name in array captured loop
+    root := to_regclass(name);
+    if root is not null then
+      begin
+        perform headwater.enable_table(root);
+      exception when insufficient_privilege then
+        insert into headwater.tables (relid, schema_name, table_name, enabled)
+        select root, n.nspname, c.relname, false
+        from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = root;
+        raise warning 'headwater: % is not captured in this database: %', headwater.label(root), sqlerrm
+          using hint = format(
+            case when (select relkind = 'p' or relhassubclass from pg_class where oid = root)
+            then 'As a superuser: grant %2$s to %3$I; then: headwater enable %4$s'
+            else 'As its owner: grant trigger on %1$s to %3$I; then: headwater enable %4$s' end,
+            root, (select relowner::regrole from pg_class where oid = root), current_user, headwater.label(root));
+      end;
+    end if;
+  end loop;
+end $$;
