@@ -189,6 +189,10 @@ SUBSCRIPTION_ID_CHARS_MAX = 200
 """Characters in the id that a client gives a subscription; a topic's name fits. A longer one is
 refused."""
 
+SESSION_CHANNEL_SUBSCRIPTIONS_MAX = 16
+"""Subscriptions of one session to the same channel: each is sent every message. More are refused
+(`subscriptions_per_channel`)."""
+
 SESSION_REQUESTS_MAX = 64
 """Queries, mutations, waits and messages to channels that one session has under way. More are
 refused, to be asked again when one has been answered."""
@@ -383,6 +387,17 @@ reset."""
 # Hub
 VIEWS_MAX = 100_000
 """Live queries that one process maintains, shared ones once. Further ones are refused."""
+
+VIEW_BYTES = 6 * 1024
+"""Bytes of memory that a live query takes beside its rows and its text, as `bytes_per_user` counts
+it."""
+
+VIEW_QUERY_FACTOR = 6
+"""How many times its text a query takes in memory: as it was asked, bound, compiled and routed."""
+
+VIEW_STEP_BYTES = 1024
+"""The memory of a live query is counted in steps of this many bytes, so that most changes leave the
+sums as they are."""
 
 VIEW_LINGER_SECONDS = 30.0
 """How long a live query outlives its last subscriber, so that one who comes back can resume."""

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
-from headwater.gateway.quotas import Lease
+from headwater.gateway.backlog import Backlog
+from headwater.gateway.quotas import Lease, Owner
 from headwater.gateway.session import (
     ChannelSubscription,
     FeedSubscription,
@@ -18,6 +19,7 @@ from headwater.gateway.session import (
     error_message,
 )
 from headwater.gateway.sinks import Sink
+from headwater.hub.memory import Memory
 from headwater.hub.subscriber import Access
 from headwater.identity import Identity
 from headwater.limits import (
@@ -38,8 +40,8 @@ class Connection:
 
     __slots__ = (
         "_active_at", "_behind_since", "_caught_up", "_lease", "_leases", "_metrics", "_requests",
-        "_room", "_tasks", "accesses", "address", "closing", "expiry", "here", "openings",
-        "session", "since", "sink", "transport",
+        "_room", "_tasks", "accesses", "address", "backlog", "closing", "expiry", "here",
+        "openings", "owner", "session", "since", "sink", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -51,9 +53,16 @@ class Connection:
         transport: str,
         lease: Lease,
         metrics: Metrics,
+        memory: Memory,
+        owner: Owner,
         here: bool = False,
     ) -> None:
         self.session = Session(id, identity, self)
+        self.owner = owner
+        """Whom its subscriptions count for: the user, or the address where there is none."""
+        waiting = memory.open(self._exceeded, in_total=False)
+        waiting.join(("queue", owner))
+        self.backlog = Backlog(memory, waiting)
         self.address = address
         self.here = here
         """Whether its client sits at this machine (`admins.is_here`)."""
@@ -79,6 +88,7 @@ class Connection:
     def attach(self, sink: Sink) -> None:
         self.sink = sink
         sink.on_drain = self._drained
+        sink.backlog = self.backlog
         self.session.attach(sink)
         # What fell behind before there was a sink has nothing to drain that would tell.
         self.session.drained()
@@ -210,6 +220,11 @@ class Connection:
         if self.sink is not None:
             self.sink.abort()
 
+    def _exceeded(self, *_: object) -> None:
+        """More waits for the client than may. It cannot be sent the reason: it does not read."""
+        self.abort("memory")
+        self.backlog.close()
+
     def _close(self, reason: str) -> None:
         self.closing = reason
         self._metrics.closed.labels(reason).inc()
@@ -224,6 +239,7 @@ class Connection:
         for task in self._tasks or ():
             task.cancel()
         self.session.close()
+        self.backlog.close()
         self._lease.close()
         if self._room is not None:
             self._room.set()

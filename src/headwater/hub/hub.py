@@ -35,6 +35,7 @@ from headwater.hub.flush import Flusher
 from headwater.hub.groups import Groups
 from headwater.hub.live import LiveSubscription, ViewInfo
 from headwater.hub.lives import Lives
+from headwater.hub.memory import Memory, Owner
 from headwater.hub.recheck import recheck_for_ever
 from headwater.hub.reconcile import Reconciler
 from headwater.hub.subscriber import Access, Settling, Subscriber
@@ -87,7 +88,11 @@ class Hub:
         self.progress = Progress()
         self._lost_track = False
         self.tables = Tables(url)
+        bounds = settings or Settings()
+        self.memory = Memory(bounds.bytes_per_user, bounds.bytes_total)
         self.lives = Lives(self, rules or {})
+        self.memory.on_over = self._enforce_soon
+        self.memory.on_shed = lambda code: self.metrics.memory_shed.labels(code).inc()
         self.feeds = Feeds(self)
         events = events or Events()
         self.groups = Groups(self, settings or Settings(), events)
@@ -251,6 +256,10 @@ class Hub:
         self.progress.leap(position)
         self.wake()  # what is to be read now waits for the snapshot of a flush
 
+    def _enforce_soon(self) -> None:
+        """More memory is held than may be: end some of it when no step is in the way."""
+        asyncio.get_running_loop().call_soon(self.memory.enforce)
+
     def unavailable(self) -> Unavailable:
         return Unavailable(
             f"live data is not available now: {self.trouble}",
@@ -378,10 +387,11 @@ class Hub:
         access: Access = Access(),  # noqa: B008
         since: str | None = None,
         verify: bool = False,
+        owner: Owner = None,
     ) -> LiveSubscription:
         """Follow a live query. Returns when its snapshot, or what it missed since a position, has
-        been handed over."""
-        return await self.lives.join(query, subscriber, access, since, verify)
+        been handed over. Its memory counts for the `owner`."""
+        return await self.lives.join(query, subscriber, access, since, verify, owner)
 
     async def feed(
         self,

@@ -18,6 +18,7 @@ from headwater import limits
 from headwater.errors import HeadwaterError
 from headwater.hub.arrival import Arrival
 from headwater.hub.costs import Cost
+from headwater.hub.memory import Holding, Owner
 from headwater.hub.questions import Scope
 from headwater.hub.recent import Recent
 from headwater.hub.subscriber import Access, Subscriber, not_taken
@@ -54,8 +55,8 @@ class LiveView(View):
     """The shared state behind identical live queries."""
 
     __slots__ = (
-        "_whole", "cost", "known", "live", "openings", "recent", "removed", "verifiers",
-        "waiting", "wish",
+        "_base_bytes", "_whole", "cost", "holding", "known", "live", "openings", "recent",
+        "removed", "verifiers", "waiting", "wish",
     )  # fmt: skip
 
     scope: Scope | None
@@ -72,6 +73,9 @@ class LiveView(View):
         self.recent = Recent()
         self.verifiers = 0
         self.cost = Cost()
+        self.holding: Holding | None = None
+        """Its memory, and the users who follow it."""
+        self._base_bytes = limits.VIEW_BYTES + limits.VIEW_QUERY_FACTOR * len(query.canonical)
         self._whole: dict[ResetReason | None, Frame] = {}
 
     # -------------------------------------------------------------------- what it shows
@@ -99,6 +103,19 @@ class LiveView(View):
         """Rows in memory; of a streamed result, their keys."""
         state = self.state
         return state.buffered if isinstance(state, Window) else len(state.members)
+
+    @property
+    def bytes(self) -> int:
+        """An estimate of its memory, in steps: its rows, those that are being read, its query."""
+        bytes = self._base_bytes + self.state.bytes
+        if self.openings:
+            bytes += sum(opening.state.bytes for opening in self.openings)
+        return -(-bytes // limits.VIEW_STEP_BYTES) * limits.VIEW_STEP_BYTES
+
+    def weigh(self) -> None:
+        """Count the memory that it takes now."""
+        if self.holding is not None and not self.removed:
+            self.holding.resize(self.bytes)
 
     def rows(self) -> tuple[Enter, ...]:
         """The visible rows as they are sent."""
@@ -129,6 +146,7 @@ class LiveView(View):
 
     def frame(self, position: str, at: datetime, deltas: list[Delta]) -> Frame | None:
         """What all subscribers are sent for the deltas of a flush; None for nothing."""
+        self.weigh()  # rows behind the visible ones have come and gone without a delta
         if not deltas:
             return None
         self._whole = {}
@@ -146,6 +164,7 @@ class LiveView(View):
     def attach(self, subscription: LiveSubscription) -> None:
         self.subscribers.add(subscription)
         self.verifiers += subscription.verify
+        self.weigh()
         if subscription.verify:
             self._whole = {}  # what is there may be without a hash
 
@@ -173,6 +192,7 @@ class LiveView(View):
         self.state = state
         self.live = True
         self._whole = {}
+        self.weigh()
 
 
 def _matches(deltas: Iterable[Delta]) -> Iterable[Match]:
@@ -234,6 +254,7 @@ class Opening:
                 subscription.expect(subscription.reason or reason)
                 self.view.waiting.append(subscription)
         self.told = []
+        self.view.weigh()
 
     @property
     def wanted(self) -> bool:
@@ -248,6 +269,7 @@ class Opening:
         """Nobody waits for it any more."""
         if self in self.view.openings:
             self.view.openings.remove(self)
+            self.view.weigh()
 
     def keep(self, changes: Sequence[Change]) -> bool:
         """Changes of a later flush; False where there are too many to keep."""
@@ -260,13 +282,23 @@ class LiveSubscription:
 
     __slots__ = (
         "_arrived", "_lives", "_told_of", "access", "attempts", "begun", "caught_up", "closed",
-        "deliver", "query", "reason", "subscriber", "target", "verify",
+        "deliver", "holding", "owner", "query", "reason", "subscriber", "target", "verify",
     )  # fmt: skip
 
     def __init__(
-        self, lives: Lives, query: LiveQuery, subscriber: Subscriber, access: Access, verify: bool
+        self,
+        lives: Lives,
+        query: LiveQuery,
+        subscriber: Subscriber,
+        access: Access,
+        verify: bool,
+        owner: Owner = None,
     ) -> None:
         self._lives = lives
+        self.owner = owner
+        """The user whose memory it takes."""
+        self.holding: Holding | None = None
+        """That of its view, while it counts there."""
         self.query = query
         self.access = access
         self.subscriber = subscriber
