@@ -487,6 +487,10 @@ again."""
 QUERY_RETRY_SECONDS = (1.0, 60.0)
 """Between two attempts at a subscribed query that fails: the first, and the longest."""
 
+QUERY_ROWS_FACTOR = 8
+"""How many times its text the rows of a result take that is told row by row, as `bytes_per_user`
+counts it."""
+
 QUERY_SHARE = 4
 """Queries of a flush that one connection takes, if there are enough of them."""
 
@@ -667,6 +671,10 @@ CHANNEL_HISTORY_MAX = 1_000
 
 CHANNEL_HISTORY_BYTES_MAX = 256 * 1024
 """Bytes of messages that a gateway remembers of one channel. The oldest are forgotten first."""
+
+CHANNEL_MESSAGE_FACTOR = 4
+"""How many times its size a message takes that a channel remembers: as it came, and in the forms in
+which it is sent; as `bytes_per_user` counts it."""
 
 CHANNEL_KNOWN_SECONDS = 0.5
 """How long after its start a gateway waits to hear of others, which the first who follows a channel

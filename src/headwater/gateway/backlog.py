@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from headwater.hub.memory import Holding, Memory
+from headwater.memory import Holding, Memory
 from headwater.protocol import Shared
 
 

@@ -105,6 +105,7 @@ class ChannelDesk:
             user=identity.user,
             present=call.present,
             state=state,
+            owner=connection.owner,
         )
         subscription.opened(ChannelGuest(self._channels, definition, places, seat))
 

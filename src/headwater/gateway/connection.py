@@ -19,7 +19,6 @@ from headwater.gateway.session import (
     error_message,
 )
 from headwater.gateway.sinks import Sink
-from headwater.hub.memory import Memory
 from headwater.hub.subscriber import Access
 from headwater.identity import Identity
 from headwater.limits import (
@@ -29,6 +28,7 @@ from headwater.limits import (
     SESSION_REQUESTS_MAX,
     SUBSCRIPTION_ID_CHARS_MAX,
 )
+from headwater.memory import Memory
 from headwater.metrics import Metrics
 from headwater.protocol import Frame, Keepalive
 

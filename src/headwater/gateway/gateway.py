@@ -360,6 +360,7 @@ class Gateway:
             since=wish.since,
             delta=call.delta,
             trace_id=trace_id,
+            owner=connection.owner,
         )
         self._opened_with(connection, subscription, {}, subscription.identity)
         subscription.opened(handle)

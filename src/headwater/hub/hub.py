@@ -35,7 +35,6 @@ from headwater.hub.flush import Flusher
 from headwater.hub.groups import Groups
 from headwater.hub.live import LiveSubscription, ViewInfo
 from headwater.hub.lives import Lives
-from headwater.hub.memory import Memory, Owner
 from headwater.hub.recheck import recheck_for_ever
 from headwater.hub.reconcile import Reconciler
 from headwater.hub.subscriber import Access, Settling, Subscriber
@@ -46,6 +45,7 @@ from headwater.log import marks
 from headwater.log.follow import link, reconnect_pause
 from headwater.log.progress import Progress
 from headwater.log.wake import Waker
+from headwater.memory import Memory, Owner
 from headwater.metrics import Metrics
 from headwater.model import Position, Table
 from headwater.queries.events import Events

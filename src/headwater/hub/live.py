@@ -18,7 +18,6 @@ from headwater import limits
 from headwater.errors import HeadwaterError
 from headwater.hub.arrival import Arrival
 from headwater.hub.costs import Cost
-from headwater.hub.memory import Holding, Owner
 from headwater.hub.questions import Scope
 from headwater.hub.recent import Recent
 from headwater.hub.subscriber import Access, Subscriber, not_taken
@@ -27,6 +26,7 @@ from headwater.live.query import BoundQuery, LiveQuery
 from headwater.live.streamed import Streamed
 from headwater.live.view import View, new_state
 from headwater.live.window import Window
+from headwater.memory import Holding, Owner
 from headwater.model import Change, Delta, Enter, Match, Position, Reset, Unmatch, Update
 from headwater.protocol import Deltas, Frame, ResetReason, Snapshot, result_hash
 from headwater.protocol import Reset as ResetMessage

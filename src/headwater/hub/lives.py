@@ -28,7 +28,6 @@ from headwater.errors import (
     Unavailable,
 )
 from headwater.hub.live import LiveSubscription, LiveView, Opening, attempts_left
-from headwater.hub.memory import Owner
 from headwater.hub.openings import Openings, slow_query
 from headwater.hub.questions import Scope
 from headwater.hub.recent import Recents
@@ -42,6 +41,7 @@ from headwater.live.query import BoundQuery, LiveQuery, Rules
 from headwater.live.streamed import Streamed
 from headwater.live.view import Views
 from headwater.live.window import Window
+from headwater.memory import Owner
 from headwater.model import Table
 from headwater.protocol import Frame, ResetReason
 

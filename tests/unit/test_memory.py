@@ -9,7 +9,7 @@ import pytest
 
 from headwater.errors import LimitExceeded
 from headwater.gateway.backlog import Backlog
-from headwater.hub.memory import Holding, Memory, Owner
+from headwater.memory import Holding, Memory, Owner
 from headwater.protocol import Shared
 from tests.generated import first_seed, size
 
