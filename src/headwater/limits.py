@@ -203,6 +203,10 @@ SUBSCRIPTION_ID_CHARS_MAX = 200
 """Characters in the id that a client gives a subscription; a topic's name fits. A longer one is
 refused."""
 
+SESSION_CHANNEL_SUBSCRIPTIONS_MAX = 16
+"""Subscriptions of one session to the same channel: each is sent every message. More are refused
+(`subscriptions_per_channel`)."""
+
 SESSION_REQUESTS_MAX = 64
 """Queries, mutations, waits and messages to channels that one session has under way. More are
 refused, to be asked again when one has been answered."""
@@ -398,6 +402,17 @@ reset."""
 VIEWS_MAX = 100_000
 """Live queries that one process maintains, shared ones once. Further ones are refused."""
 
+VIEW_BYTES = 6 * 1024
+"""Bytes of memory that a live query takes beside its rows and its text, as `bytes_per_user` counts
+it."""
+
+VIEW_QUERY_FACTOR = 6
+"""How many times its text a query takes in memory: as it was asked, bound, compiled and routed."""
+
+VIEW_STEP_BYTES = 1024
+"""The memory of a live query is counted in steps of this many bytes, so that most changes leave the
+sums as they are."""
+
 VIEW_LINGER_SECONDS = 30.0
 """How long a live query outlives its last subscriber, so that one who comes back can resume."""
 
@@ -559,6 +574,10 @@ again."""
 
 QUERY_RETRY_SECONDS = (1.0, 60.0)
 """Between two attempts at a subscribed query that fails: the first, and the longest."""
+
+QUERY_ROWS_FACTOR = 8
+"""How many times its text the rows of a result take that is told row by row, as `bytes_per_user`
+counts it."""
 
 QUERY_SHARE = 4
 """Queries of a flush that one connection takes, if there are enough of them."""
@@ -748,6 +767,10 @@ CHANNEL_HISTORY_MAX = 1_000
 
 CHANNEL_HISTORY_BYTES_MAX = 256 * 1024
 """Bytes of messages that a gateway remembers of one channel. The oldest are forgotten first."""
+
+CHANNEL_MESSAGE_FACTOR = 4
+"""How many times its size a message takes that a channel remembers: as it came, and in the forms in
+which it is sent; as `bytes_per_user` counts it."""
 
 CHANNEL_KNOWN_SECONDS = 0.5
 """How long after its start a gateway waits to hear of others, which the first who follows a channel

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -141,15 +142,19 @@ class Lives:
             raise self._hub.unavailable()
         view = self._view(wish, bound, known, scope)
         subscription.target = view
-        self._lingering.pop(view, None)
+        if self._lingering.pop(view, None) is not None and view.holding is not None:
+            view.holding.resume()
         # One that lags cannot promise what its newcomer may have been promised: it is waited for.
         if view.live and view.lag is None and since is not None:
             missed = view.recent.after(since)
             if missed is not None:
                 view.attach(subscription)
-                subscription.begin(missed, resumed=True)
+                if self._has_memory(subscription, view):
+                    subscription.begin(missed, resumed=True)
                 return
         self._wait(subscription, view)
+        if not self._has_memory(subscription, view):
+            return
         if not view.live or not isinstance(view.state, Window):
             self.open(view)
         elif guarded(view):
@@ -166,6 +171,23 @@ class Lives:
         """Have the rows of a guarded view looked at again before those who wait are sent them."""
         self._rechecks[view] = None
         self._hub.wake()
+
+    def _has_memory(self, subscription: LiveSubscription, view: LiveView) -> bool:
+        """Count the view for the user of a subscription; False where that ended it."""
+        assert view.holding is not None
+        subscription.holding = view.holding
+        view.holding.join(subscription.owner)
+        self._hub.memory.enforce()
+        return not subscription.closed
+
+    def _shed(self, view: LiveView, owner: Owner, error: LimitExceeded) -> None:
+        """A user may not have this view: it takes too much memory."""
+        told = [each for opening in view.openings for each in opening.told]
+        for subscription in [*view.subscribers, *view.waiting, *told]:
+            if subscription.owner == owner:
+                subscription.fail(error)
+        if not view.followers and not view.removed:
+            self._remove(view)
 
     def _view(
         self, wish: LiveQuery, bound: BoundQuery, known: KnownTable, scope: Scope | None
@@ -184,6 +206,9 @@ class Lives:
                 hint="Share them: the same query by many users is one.",
             )
         view.wish, view.known = wish, known
+        if view.holding is None:
+            view.holding = self._hub.memory.open(partial(self._shed, view))
+            view.weigh()
         for identity in identities(known.table):
             self._shapes.setdefault(identity, {}).setdefault(known.table.id, set()).add(view)
         self._hub.metrics.views.set(len(self.views))
@@ -205,15 +230,20 @@ class Lives:
     def forget(self, subscription: LiveSubscription) -> None:
         """A subscription is over. The last one to leave a view leaves it behind for a while."""
         view = subscription.target
+        holding, subscription.holding = subscription.holding, None
         if view is None or view.removed:
             return
         view.detach(subscription)
         if view.subscribers or view.waiting or any(opening.told for opening in view.openings):
+            if holding is not None:
+                holding.leave(subscription.owner)
             return
         if not view.live:
             self._remove(view)
             return
         self._lingering[view] = time.monotonic()
+        if holding is not None:
+            holding.rest()
         if len(self._lingering) > limits.VIEWS_LINGERING_MAX:
             self._remove(next(iter(self._lingering)))
 
@@ -245,6 +275,8 @@ class Lives:
         self.set_lag(view, None)
         view.openings = []
         view.live, view.removed = False, True
+        if view.holding is not None:
+            view.holding.close()
         self.views.remove(view)
         shape = view.known.table.id
         for identity in identities(view.known.table):
@@ -471,6 +503,7 @@ class Lives:
 
     def make_live(self, view: LiveView, state: Window) -> None:
         view.take(state)
+        self._hub.memory.enforce()  # before its rows are encoded for those who may not have them
         self.recents.clear(view.recent)
         for subscription in list(view.subscribers):
             self._hand_whole(view, subscription, subscription.reason or "resync")
@@ -501,6 +534,7 @@ class Lives:
         """A live view was read again, true as of the last flush: repair it where it differs. Of a
         guarded view, what others did to rights shows only now."""
         assert view.lag is None or view.lag.job is None, "its state is on its way"
+        view.weigh()
         found = difference(view.state, state, view.known.wire.row)
         if found is None:
             return
@@ -595,6 +629,7 @@ class Lives:
             self.reopen(view)
             return
         view.openings.remove(opening)
+        view.weigh()
         if isinstance(error, psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable):
             found = too_slow(view.query, self.openings.blockers_of(opening), error)
         elif isinstance(error, psycopg.Error):

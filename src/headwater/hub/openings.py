@@ -172,6 +172,7 @@ class Openings:
             if parts == 0 and not await self._was_whole(connection, opening):
                 return
             outcome = opening.state.answer(need, answer)
+            view.weigh()
             await self._tell(opening, outcome.deltas, first=parts == 0, more=bool(outcome.needs))
             parts += 1
             if not outcome.needs:
