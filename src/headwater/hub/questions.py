@@ -135,12 +135,22 @@ async def rewritten(connection: Connection, oids: Iterable[int]) -> dict[int, bo
     return dict(await cursor.fetchall())
 
 
-# The function sees the catalog as it is, the query as it was in the snapshot.
+# The function sees the catalog as it is, the query as it was in the snapshot. It names nothing of
+# schema headwater, which the question role may not use.
 _REWRITTEN = """
-    select asked.oid::bigint, bool_or(coalesce(pg_relation_filenode(c.oid), 0) <> c.relfilenode)
-    from unnest(%s::oid[]) asked (oid), headwater.members_of(asked.oid) m
-    join pg_class c on c.oid = m
-    group by asked.oid
+    with recursive members (root, oid) as (
+      select asked, asked from pg_catalog.unnest(%s::pg_catalog.oid[]) asked
+      union
+      select m.root, i.inhrelid
+      from members m
+      join pg_catalog.pg_inherits i on i.inhparent operator(pg_catalog.=) m.oid
+    )
+    select m.root::pg_catalog.int8,
+           pg_catalog.bool_or(
+             coalesce(pg_catalog.pg_relation_filenode(c.oid), 0)
+             operator(pg_catalog.<>) c.relfilenode)
+    from members m join pg_catalog.pg_class c on c.oid operator(pg_catalog.=) m.oid
+    group by m.root
 """
 
 
