@@ -37,7 +37,7 @@ async def notes(connection: Connection) -> Connection:
     return connection
 
 
-def recount(hub: Hub, open_: list[tuple[str, LiveSubscription]]) -> None:
+def recount(hub: Hub, open_: list[tuple[tuple[str, str], LiveSubscription]]) -> None:
     """Each row of each view once more; and each view for each user who follows it."""
     for view in hub.lives:
         state = view.state
@@ -94,7 +94,7 @@ def random_change(chance: random.Random) -> str:
 async def test_what_is_counted_is_what_is_there(url: str, notes: Connection) -> None:
     seed = first_seed(11)
     chance = random.Random(seed)
-    open_: list[tuple[str, LiveSubscription]] = []
+    open_: list[tuple[tuple[str, str], LiveSubscription]] = []
     async with Hub(url, settings=Settings(bytes_per_user=MIB)) as hub:
         for step in range(STEPS):
             match chance.randrange(8):
