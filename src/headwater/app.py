@@ -477,6 +477,7 @@ class Headwater:
                 timeout=self.settings.presence_timeout_seconds,
                 metrics=metrics,
                 next_view=hub.lives.views.next_id,
+                memory=hub.memory,
             )
             await self._stack.enter_async_context(rooms)
         gateway = Gateway(

@@ -206,6 +206,10 @@ SUBSCRIPTION_ID_CHARS_MAX = 200
 """Characters in the id that a client gives a subscription; a topic's name fits. A longer one is
 refused."""
 
+SESSION_CHANNEL_SUBSCRIPTIONS_MAX = 16
+"""Subscriptions of one session to the same channel: each is sent every message. More are refused
+(`subscriptions_per_channel`)."""
+
 SESSION_REQUESTS_MAX = 64
 """Queries, mutations, waits and messages to channels that one session has under way. More are
 refused, to be asked again when one has been answered."""
@@ -401,6 +405,17 @@ reset."""
 VIEWS_MAX = 100_000
 """Live queries that one process maintains, shared ones once. Further ones are refused."""
 
+VIEW_BYTES = 6 * 1024
+"""Bytes of memory that a live query takes beside its rows and its text, as `bytes_per_user` counts
+it."""
+
+VIEW_QUERY_FACTOR = 6
+"""How many times its text a query takes in memory: as it was asked, bound, compiled and routed."""
+
+VIEW_STEP_BYTES = 1024
+"""The memory of a live query is counted in steps of this many bytes, so that most changes leave the
+sums as they are."""
+
 VIEW_LINGER_SECONDS = 30.0
 """How long a live query outlives its last subscriber, so that one who comes back can resume."""
 
@@ -454,7 +469,53 @@ LOOKUP_SECONDS = 10.0
 """How long a question about tables or rights may take. Then who asked is told to try again."""
 
 FLUSH_QUESTION_SECONDS = 0.5
-"""How long a question within a flush may take. Then the live query is read beside it."""
+"""How long a question that a flush asks itself, for topics, may take; and how long a connection may
+take to import the snapshot of a flush. Then a topic gets a gap, and the connection is replaced."""
+
+FLUSH_BUDGET_SECONDS = 0.05
+"""How long a flush waits for the questions of its live queries. Then it hands out what it has: the
+other live queries lag, and are sent their changes when the questions are answered."""
+
+FLUSH_BUDGET_PAUSE_SECONDS = 1.0
+"""After a flush has waited for its whole budget, no flush waits for this long: live queries that
+ask are sent their changes when the questions are answered."""
+
+QUESTION_CONNECTIONS = 8
+"""Connections that ask for live queries beside the flushes: this many as users' roles, and this
+many as Headwater's own. With all of them busy, live queries that must ask lag."""
+
+QUESTION_CONNECTIONS_QUICK = 2
+"""Of these, how many are never given to questions that took long the last time."""
+
+QUESTION_CONNECTIONS_PER_SCOPE = 2
+"""Of these, how many ask slow questions for one role and claims at a time. Its others wait."""
+
+QUESTION_BATCH = 16
+"""Roles with claims whose quick questions are asked together over one connection."""
+
+QUESTION_QUICK_SECONDS = 0.1
+"""A question that takes longer is slow: it is asked again alone, and from then on beside the
+flushes until it was quick once."""
+
+QUESTION_SECONDS_MAX = 30.0
+"""How long a question beside the flushes may take. Then the live query is read again, and fails
+with `slow_query` if that happens three times in a row."""
+
+QUESTION_IDLE_SECONDS = 60.0
+"""A connection for questions that was not used for this long is closed; one stays."""
+
+QUESTION_PACES_MAX = 10_000
+"""Roles with claims, by table, of which is remembered how long their last question took. The oldest
+is forgotten, and counts as quick."""
+
+LAG_CHANGES_MAX = 10_000
+"""Changes that wait for a live query that lags. With more it is read again, and reset."""
+
+LAG_BYTES_MAX = 16 * 1024 * 1024
+"""The same in bytes, about."""
+
+LAG_SHOWN_SECONDS = 1.0
+"""A live query that lags for longer is counted in the metric and named in `headwater status`."""
 
 RECONCILE_VIEWS_MAX = 100
 """Live queries and topics compared with the database in one flush. The others wait for the next."""
@@ -477,8 +538,9 @@ RECONCILE_TOPIC_ROWS = 8
 RECONCILE_VALUE_CHARS = 100
 """Characters of a value that is logged because it differs. The rest is cut."""
 
-FLUSH_QUESTIONS_SECONDS = 2.0
-"""How long all questions of a flush may take once one has failed; the rest is read beside it."""
+FLUSH_QUESTIONS_SECONDS = 0.5
+"""How long questions that travelled together may take one by one once one has failed; the others
+are asked later."""
 
 RECENT_FRAMES_MAX = 256
 """Frames of one live query that are kept for those who come back. Older ones are dropped: whoever
@@ -515,6 +577,10 @@ again."""
 
 QUERY_RETRY_SECONDS = (1.0, 60.0)
 """Between two attempts at a subscribed query that fails: the first, and the longest."""
+
+QUERY_ROWS_FACTOR = 8
+"""How many times its text the rows of a result take that is told row by row, as `bytes_per_user`
+counts it."""
 
 QUERY_SHARE = 4
 """Queries of a flush that one connection takes, if there are enough of them."""
@@ -704,6 +770,10 @@ CHANNEL_HISTORY_MAX = 1_000
 
 CHANNEL_HISTORY_BYTES_MAX = 256 * 1024
 """Bytes of messages that a gateway remembers of one channel. The oldest are forgotten first."""
+
+CHANNEL_MESSAGE_FACTOR = 4
+"""How many times its size a message takes that a channel remembers: as it came, and in the forms in
+which it is sent; as `bytes_per_user` counts it."""
 
 CHANNEL_KNOWN_SECONDS = 0.5
 """How long after its start a gateway waits to hear of others, which the first who follows a channel

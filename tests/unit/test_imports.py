@@ -58,7 +58,8 @@ PURE = (
     "model", "errors", "limits", "fair_queue", "live", "protocol", "client/arguments",
     "client/backoff", "client/feed_state", "client/query_state", "client/refusals",
     "client/replica", "client/requests", "client/rows_state", "client/session",
-    "client/sse", "client/topic_state", "client/channel_state", "channels/notes", "channels/presence", "topics/patterns",
+    "client/sse", "client/topic_state", "client/channel_state", "channels/notes",
+    "channels/presence", "topics/patterns",
 )  # fmt: skip
 """What may use nothing but these beside us, and neither waits nor looks at a clock."""
 

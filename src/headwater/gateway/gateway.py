@@ -32,7 +32,7 @@ from headwater.gateway.auth import Authenticator, Credentials, missing
 from headwater.gateway.calls import Calls
 from headwater.gateway.channels import ChannelDesk
 from headwater.gateway.connection import Connection, no_session
-from headwater.gateway.quotas import Quotas
+from headwater.gateway.quotas import Quotas, owner_of
 from headwater.gateway.rights import Rights, together
 from headwater.gateway.session import (
     AnySubscription,
@@ -214,6 +214,8 @@ class Gateway:
             transport=transport,
             lease=lease,
             metrics=self.metrics,
+            memory=self.hub.memory,
+            owner=owner_of(identity.account, address),
             here=here,
         )
         connection.by_ticket = by_ticket
@@ -530,6 +532,9 @@ class Gateway:
         kinds = Counter(s.kind for c in connections for s in c.session.subscriptions.values())
         for kind in ("live", "query", "changes", "topic", "channel"):
             self.metrics.subscriptions.labels(kind).set(kinds[kind])
+        memory = self.hub.memory
+        self.metrics.memory_bytes.set(memory.total)
+        self.metrics.memory_largest_bytes.set(max((held for _, held in memory.owners), default=0))
         self.metrics.stalled_bytes.set(sum(c.session.buffered for c in connections))
         return self.metrics.render()
 
@@ -556,8 +561,8 @@ def _subscription(session: Session, wish: Subscribe) -> AnySubscription:
             return FeedSubscription(session, wish.id, wish.overflow or "pause")
         case None, None, None, str(topic), None:
             return TopicSubscription(session, wish.id, wish.overflow or "pause", topic)
-        case None, None, None, None, ChannelCall():
-            return ChannelSubscription(session, wish.id)
+        case None, None, None, None, ChannelCall(name):
+            return ChannelSubscription(session, wish.id, name)
     raise InvalidQuery("expected exactly one of live, query, changes, topic and channel")
 
 
