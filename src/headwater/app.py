@@ -430,8 +430,8 @@ class Headwater:
             self._started, self.gateway, self._bus = False, None, None
 
     async def _start(self) -> None:
-        self._url = await self._stack.enter_async_context(database(self.settings))
-        async with self.connection("setup") as connection:
+        self._url = await self._stack.enter_async_context(database(self.settings, installed=False))
+        async with self._connection("setup") as connection:
             await schema.install(connection)
             if keep := self.settings.retention_period:
                 await maintenance.set_retention(connection, keep)
@@ -479,6 +479,7 @@ class Headwater:
                 timeout=self.settings.presence_timeout_seconds,
                 metrics=metrics,
                 next_view=hub.lives.views.next_id,
+                memory=hub.memory,
             )
             await self._stack.enter_async_context(rooms)
         gateway = Gateway(
@@ -499,7 +500,16 @@ class Headwater:
 
     @asynccontextmanager
     async def connection(self, purpose: str = "application") -> AsyncIterator[Connection]:
-        """A connection of one's own, in autocommit mode."""
+        """A connection of one's own, in autocommit mode, with the search path of the role."""
+        connection = await connect(self.url, purpose=purpose, application_path=True)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    @asynccontextmanager
+    async def _connection(self, purpose: str) -> AsyncIterator[Connection]:
+        """A connection for statements of ours."""
         connection = await connect(self.url, purpose=purpose)
         try:
             yield connection
@@ -508,12 +518,12 @@ class Headwater:
 
     async def enable(self, name: str) -> str:
         """Capture a table's changes from now on."""
-        async with self.connection("setup") as connection:
+        async with self._connection("setup") as connection:
             return await triggers.enable(connection, name)
 
     async def disable(self, name: str) -> str:
         """Stop capturing a table's changes."""
-        async with self.connection("setup") as connection:
+        async with self._connection("setup") as connection:
             return await triggers.disable(connection, name)
 
     async def changes(
@@ -538,7 +548,7 @@ class Headwater:
         if cursor is None:
             feed = follow(self.url, since=since, wants=wants)
         else:
-            async with self.connection("cursor") as connection:
+            async with self._connection("cursor") as connection:
                 with translated():
                     since = since or await cursors.load(connection, cursor)
             keeper = _CursorKeeper(cursor)
@@ -550,7 +560,7 @@ class Headwater:
 
     async def position(self) -> Position:
         """Where the log is now: `changes(since=…)` from here brings what is committed after."""
-        async with self.connection("setup") as connection:
+        async with self._connection("setup") as connection:
             with translated():
                 reader = await LogReader.open(connection)
                 return await reader.now(connection)
@@ -559,7 +569,7 @@ class Headwater:
         """The tables by what stays when they are renamed; an error for one that is not enabled."""
         if not tables:
             return []
-        async with self.connection("setup") as connection:
+        async with self._connection("setup") as connection:
             return [await triggers.find_enabled(connection, name) for name in tables]
 
 
@@ -589,18 +599,34 @@ def _filtered(transaction: Transaction, keeps: FeedFilter | None) -> Transaction
 
 
 @asynccontextmanager
-async def database(settings: Settings, *, keep_running: bool = False) -> AsyncIterator[str]:
+async def database(
+    settings: Settings, *, keep_running: bool = False, installed: bool = True
+) -> AsyncIterator[str]:
     """The URL of the database these settings mean. The embedded one runs inside the block, and
-    beyond it when it is to keep running."""
+    beyond it when it is to keep running. It has Headwater's schema, unless `installed` is False:
+    it is Headwater's own, so no one has to install it by hand."""
     if settings.url is not None:
         yield settings.url
         return
     server = EmbeddedPostgres(settings.data_dir)
     await asyncio.to_thread(server.start)
+    stays = False
     try:
+        if installed:
+            await install(server.url)
+        stays = keep_running
         yield server.url
     finally:
-        await asyncio.to_thread(server.close, keep_running=keep_running)
+        await asyncio.to_thread(server.close, keep_running=stays)
+
+
+async def install(url: str) -> None:
+    """Install Headwater's schema in a database, or bring it up to date."""
+    connection = await connect(url, purpose="setup")
+    try:
+        await schema.install(connection)
+    finally:
+        await connection.close()
 
 
 class _CursorKeeper:

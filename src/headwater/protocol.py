@@ -555,6 +555,17 @@ _decode_client = msgspec.json.Decoder(ClientMessage).decode
 KEEPALIVE_SSE = b": keepalive\n\n"
 
 
+class Shared:
+    """Bytes that wait for clients: the same for many of them."""
+
+    __slots__ = ("bytes", "holders")
+
+    def __init__(self, bytes: int) -> None:
+        self.bytes = bytes
+        self.holders = 0
+        """How many clients they wait for."""
+
+
 class Frame:
     """A message and its encodings, each made when it is first wanted and then shared."""
 
@@ -631,6 +642,11 @@ class Frame:
     @property
     def size(self) -> int:
         return len(self.json)
+
+    @cached_property
+    def shared(self) -> Shared:
+        """What of it waits for clients that do not read: not the frame, only its bytes."""
+        return Shared(self.size)
 
 
 class Mark(Frame):

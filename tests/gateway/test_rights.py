@@ -82,7 +82,7 @@ def _rows(batch: Any) -> list[Any]:
 
 async def _swap_owners(url: str, seed: int, until_: asyncio.Event) -> None:
     chance = random.Random(seed)
-    connection = await connect_database(url, purpose="writer")
+    connection = await connect_database(url, purpose="writer", application_path=True)
     while not until_.is_set():
         count = chance.choice((1, 1, 1, 10))
         ids = chance.sample(range(1, 41), count)

@@ -15,11 +15,15 @@ import pytest
 
 from headwater import ConfigError, Forbidden, Headwater, InvalidQuery, LimitExceeded, NotFound
 from headwater.channels import bus as bus_module
+from headwater.channels import rooms as rooms_module
 from headwater.channels.bus import Bus
 from headwater.channels.definitions import ChannelDefinition, Channels, message_json
 from headwater.channels.rooms import Rooms, Seat
 from headwater.database import Connection
+from headwater.errors import HeadwaterError
 from headwater.identity import Identity
+from headwater.limits import CHANNEL_MESSAGE_FACTOR
+from headwater.memory import Memory
 from headwater.metrics import Metrics
 from headwater.protocol import Frame, Member, Message, Presence
 from tests.conftest import _database_url, _run
@@ -42,6 +46,10 @@ class Follower:
         self.members: dict[str, Member] = {}
         self.wholes = 0
         self.missed = 0
+        self.error: HeadwaterError | None = None
+
+    def failed(self, error: HeadwaterError) -> None:
+        self.error = error
 
     def subscribed(self, view: int, *, key: tuple[str, ...], resumed: bool) -> None:
         self.views.append(view)
@@ -72,6 +80,7 @@ class Place:
 
     def __init__(self, url: str) -> None:
         numbers = itertools.count(1)
+        self.memory = Memory(per_owner=100_000)
         self.metrics = Metrics()
         self.bus = Bus(url)
         self.rooms = Rooms(
@@ -80,6 +89,7 @@ class Place:
             timeout=0.5,
             metrics=self.metrics,
             next_view=lambda: next(numbers),
+            memory=self.memory,
         )
 
     async def follow(self, name: str = "room:1", **options: Any) -> tuple[Follower, Seat]:
@@ -148,6 +158,24 @@ async def test_who_comes_while_others_speak_misses_nothing_and_gets_nothing_twic
         assert first.ids[begin : begin + len(late.ids)] == late.ids
     done.set()
     await asyncio.gather(*speaking)
+
+
+async def test_a_newcomer_is_sent_that_messages_may_be_missing(
+    places: list[Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only gateway that remembers them does not answer."""
+    monkeypatch.setattr(rooms_module, "CHANNEL_RECALL_SECONDS", 0.05)
+    first, _ = await places[0].follow()
+    await places[0].say("before")
+    await until(lambda: first.heard == ["before"])
+    await places[0].crash()
+    late, _ = await places[1].follow()
+    assert (late.heard, late.missed) == ([], 1)
+    for number in range(20):
+        await places[1].say(number)
+    await until(lambda: len(late.heard) == 20)
+    later, _ = await places[1].follow()
+    assert (later.heard, later.missed) == ([*range(20)], 0), "all that is remembered is here again"
 
 
 async def test_a_follower_that_was_behind_gets_what_is_remembered(places: list[Place]) -> None:
@@ -386,3 +414,29 @@ async def test_without_channels_there_is_no_bus(url: str, connection: Connection
         with pytest.raises(NotFound, match="there is no channel 'room:1'") as caught:
             hw.channels.find("room:1")
         assert caught.value.code == "channel_unknown"
+
+
+async def test_what_is_remembered_counts_for_those_who_follow(url: str) -> None:
+    async with running(url) as place:
+        memory = place.memory
+        ann, seat = await place.follow(owner="ann")
+        other, _ = await place.follow("room:2", owner="ann")
+        bob, _ = await place.follow(owner="bob")
+        for number in range(30):
+            await place.say(number)
+        await until(lambda: len(bob.heard) == 30)
+        remembered = sum(message.frame.size for message in seat.room.history)
+        assert len(seat.room.history) == 20
+        assert memory.total == memory.of("bob") == CHANNEL_MESSAGE_FACTOR * remembered
+        # What is remembered of another channel is too much for one of the two.
+        for _ in range(2):
+            await place.say("x" * 12_000, "room:2")
+        await until(lambda: len(other.heard) == 2)
+        memory.enforce()
+        assert isinstance(other.error, LimitExceeded)
+        assert other.error.code == "bytes_per_user"
+        assert (ann.error, bob.error) == (None, None)
+        assert memory.of("ann") == memory.total == CHANNEL_MESSAGE_FACTOR * remembered
+        seat.close()
+        assert memory.of("ann") == 0
+        assert memory.total == memory.of("bob") > 0

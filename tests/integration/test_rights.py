@@ -44,7 +44,7 @@ class Roles:
 
 @pytest.fixture
 async def roles(empty_url: str) -> AsyncIterator[Roles]:
-    superuser = await connect(empty_url, purpose="test")
+    superuser = await connect(empty_url, purpose="test", application_path=True)
     database = superuser.info.dbname
     names = [f"{role}_{database}" for role in ("Owner", "maker", "reader")]
     await run(
@@ -54,7 +54,7 @@ async def roles(empty_url: str) -> AsyncIterator[Roles]:
         *(f'grant create, usage on schema public to "{name}"' for name in names),
     )
     urls = [empty_url.replace("postgres@", f"{name}@") for name in names]
-    opened = [await connect(url, purpose="test") for url in urls]
+    opened = [await connect(url, purpose="test", application_path=True) for url in urls]
     yield Roles(superuser, *opened)
     for connection in opened:
         await connection.close()
@@ -324,7 +324,7 @@ async def test_serializable_writers_of_other_tables_do_not_fail(
             f"create trigger again after update on {t} for each row execute function again_{t}()",
             f"select headwater.enable_reactivity('{t}')",
         )
-    other = await connect(empty_url, purpose="test")
+    other = await connect(empty_url, purpose="test", application_path=True)
     for _ in range(5):
         for connection in (roles.superuser, other):
             await run(connection, "begin isolation level serializable")

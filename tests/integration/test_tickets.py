@@ -46,7 +46,7 @@ async def test_another_gateway_takes_it_once(connection: Connection, other: Conn
 
 
 async def test_of_many_who_try_one_gets_in(url: str) -> None:
-    gateways = [await connect(url, purpose="test") for _ in range(8)]
+    gateways = [await connect(url, purpose="test", application_path=True) for _ in range(8)]
     for _ in range(10):
         ticket = await issue(gateways[0], ANN, TOKEN)
         found = await asyncio.gather(
@@ -123,7 +123,7 @@ async def test_a_user_who_hoards_them(connection: Connection) -> None:
 
 
 async def test_at_several_gateways_too(url: str) -> None:
-    gateways = [await connect(url, purpose="test") for _ in range(4)]
+    gateways = [await connect(url, purpose="test", application_path=True) for _ in range(4)]
     tries = [issue(gateway, ANN, TOKEN) for gateway in gateways * 10]
     results = await asyncio.gather(*tries, return_exceptions=True)
     refused = [one for one in results if isinstance(one, LimitExceeded)]
@@ -161,7 +161,7 @@ async def stranger(connection: Connection, url: str) -> AsyncIterator[Connection
         "create role stranger",
         "grant usage on schema headwater to stranger",
     )
-    session = await connect(url, purpose="test")
+    session = await connect(url, purpose="test", application_path=True)
     await session.execute("set role stranger")
     yield session
     await session.close()

@@ -35,16 +35,16 @@ from headwater.errors import (
 from headwater.gateway import openapi, pages, streams, websocket
 from headwater.gateway.addresses import host_of, is_local_name
 from headwater.gateway.admins import LOCAL_ONLY, is_admin, not_admin
-from headwater.gateway.auth import Credentials
 from headwater.gateway.bodies import ReanchorBody
 from headwater.gateway.connection import Connection
 from headwater.gateway.faults import unforeseen
 from headwater.gateway.gateway import Gateway
+from headwater.gateway.quotas import owner_of
 from headwater.gateway.requests import (
     admit,
     check_deliberate,
-    counted_address,
     idempotency_key,
+    identify,
     parameter,
     read_json,
     shows_metrics_token,
@@ -290,6 +290,7 @@ async def ask(gateway: Gateway, request: Request) -> Response:
         caller.identity,
         after=parameter(request, "after"),
         parent=parent_of(request.headers),
+        owner=owner_of(caller.identity.account, caller.address),
     )
     return json_answer(answer)
 
@@ -304,6 +305,7 @@ async def mutate(gateway: Gateway, request: Request) -> Response:
         caller.identity,
         key=idempotency_key(request),
         parent=parent_of(request.headers),
+        owner=owner_of(caller.identity.account, caller.address),
     )
     return json_answer(answer)
 
@@ -372,9 +374,8 @@ async def set_state(gateway: Gateway, request: Request) -> Response:
 async def refresh(gateway: Gateway, request: Request) -> Response:
     """Go on with a new token. The session's id, which only its client knows, is enough to ask: the
     old token may have just expired."""
-    counted_address(gateway, request)
     body = await read_json(request, Authenticate)
-    identity = await gateway.identify(Credentials(body.token))
+    identity = await identify(gateway, request, body.token)
     connection = gateway.find(request.path_params["session"], identity)
     return json_answer(await gateway.authenticate(connection, body.token))
 

@@ -32,7 +32,7 @@ from headwater.gateway.auth import Authenticator, Credentials, missing
 from headwater.gateway.calls import Calls
 from headwater.gateway.channels import ChannelDesk
 from headwater.gateway.connection import Connection, no_session
-from headwater.gateway.quotas import Quotas
+from headwater.gateway.quotas import Quotas, owner_of
 from headwater.gateway.rights import Rights, together
 from headwater.gateway.session import (
     AnySubscription,
@@ -173,6 +173,10 @@ class Gateway:
         """Raise LimitExceeded for those who ask too often."""
         self.quotas.request(account, address, time.monotonic())
 
+    def check_address(self, address: str) -> None:
+        """Raise LimitExceeded where too much came from an address without a user."""
+        self.quotas.check_address(address, time.monotonic())
+
     async def issue_ticket(self, identity: Identity, token: str | None) -> Ticket:
         """A ticket that stands for this token, which the caller was identified by."""
         if self._authenticator is None or token is None:
@@ -212,6 +216,8 @@ class Gateway:
             transport=transport,
             lease=lease,
             metrics=self.metrics,
+            memory=self.hub.memory,
+            owner=owner_of(identity.account, address),
             here=here,
         )
         connection.by_ticket = by_ticket
@@ -361,6 +367,7 @@ class Gateway:
             access=accesses[query.table],
             since=wish.since,
             verify=wish.verify,
+            owner=connection.owner,
         )
         self._opened_with(connection, subscription, accesses, identity, asked)
         subscription.opened(handle)
@@ -388,6 +395,7 @@ class Gateway:
             since=wish.since,
             delta=call.delta,
             trace_id=trace_id,
+            owner=connection.owner,
         )
         self._opened_with(connection, subscription, {}, subscription.identity)
         subscription.opened(handle)
@@ -526,6 +534,9 @@ class Gateway:
         kinds = Counter(s.kind for c in connections for s in c.session.subscriptions.values())
         for kind in ("live", "query", "changes", "topic", "channel"):
             self.metrics.subscriptions.labels(kind).set(kinds[kind])
+        memory = self.hub.memory
+        self.metrics.memory_bytes.set(memory.total)
+        self.metrics.memory_largest_bytes.set(max((held for _, held in memory.owners), default=0))
         self.metrics.stalled_bytes.set(sum(c.session.buffered for c in connections))
         return self.metrics.render()
 
@@ -552,8 +563,8 @@ def _subscription(session: Session, wish: Subscribe) -> AnySubscription:
             return FeedSubscription(session, wish.id, wish.overflow or "pause")
         case None, None, None, str(topic), None:
             return TopicSubscription(session, wish.id, wish.overflow or "pause", topic)
-        case None, None, None, None, ChannelCall():
-            return ChannelSubscription(session, wish.id)
+        case None, None, None, None, ChannelCall(name):
+            return ChannelSubscription(session, wish.id, name)
     raise InvalidQuery("expected exactly one of live, query, changes, topic and channel")
 
 

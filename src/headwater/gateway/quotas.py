@@ -1,8 +1,8 @@
 """How much one user, or one address, may have and ask for. Pure: it is told the time.
 
-Sessions count against the user and against the address, subscriptions and requests against the user
-and, where there is none, against the address. What is held is a lease: closing it, once or several
-times, gives it back once. Nothing is remembered of those who hold nothing, so memory grows with
+Sessions, subscriptions and requests count against the user and, where there is none, against the
+address: many users may share one. What is held is a lease: closing it, once or several times, gives
+it back once. Nothing is remembered of those who hold nothing, so memory grows with
 what is open and not with everybody who ever came.
 """
 
@@ -33,32 +33,38 @@ class Quotas:
 
     def session(self, user: str | None, address: str) -> Lease:
         """One more connection; LimitExceeded `sessions_per_user` or `sessions_per_ip`."""
-        settings = self._settings
-        owners = [("address", counted(address))]
-        if user is not None:
-            owners.append(("user", user))
-            if self._sessions[owners[1]] >= settings.sessions_per_user:
-                raise _exceeded("sessions_per_user", settings.sessions_per_user, "this user")
-        if self._sessions[owners[0]] >= settings.sessions_per_ip:
-            raise _exceeded("sessions_per_ip", settings.sessions_per_ip, "this address")
-        return Lease(self._sessions, owners)
+        owner = owner_of(user, address)
+        setting = "sessions_per_ip" if user is None else "sessions_per_user"
+        most = int(getattr(self._settings, setting))
+        if self._sessions[owner] >= most:
+            raise _exceeded(setting, most, f"this {owner[0]}")
+        return Lease(self._sessions, [owner])
 
     def subscription(self, user: str | None, address: str) -> Lease:
         """One more subscription; LimitExceeded `subscriptions_per_user`."""
-        owner, most = _owner(user, address), self._settings.subscriptions_per_user
+        owner, most = owner_of(user, address), self._settings.subscriptions_per_user
         if self._subscriptions[owner] >= most:
             raise _exceeded("subscriptions_per_user", most, f"this {owner[0]}")
         return Lease(self._subscriptions, [owner])
 
     def request(self, user: str | None, address: str, now: float) -> None:
         """One more request; LimitExceeded `rate` when they come too fast."""
-        if wait := self._rate.take(_owner(user, address), now):
-            raise LimitExceeded(
-                f"more than {self._settings.requests_per_second} requests a second",
-                hint=f"Try again in {wait:.3g} s. The setting is requests_per_second.",
-                code="rate",
-                retry_after=wait,
-            )
+        if wait := self._rate.take(owner_of(user, address), now):
+            raise self._too_fast(wait)
+
+    def check_address(self, address: str, now: float) -> None:
+        """LimitExceeded `rate` where no more requests without a user may come from the address now.
+        Nothing is counted."""
+        if wait := self._rate.wait(owner_of(None, address), now):
+            raise self._too_fast(wait)
+
+    def _too_fast(self, wait: float) -> LimitExceeded:
+        return LimitExceeded(
+            f"more than {self._settings.requests_per_second} requests a second",
+            hint=f"Try again in {wait:.3g} s. The setting is requests_per_second.",
+            code="rate",
+            retry_after=wait,
+        )
 
     def publish(self, session: str, now: float) -> None:
         """One more message or state for a channel; LimitExceeded `publish_rate` when they come too
@@ -113,14 +119,18 @@ class Rate:
 
     def take(self, owner: Owner, now: float) -> float:
         """0 where there was something to take, else how many seconds until there will be."""
+        if wait := self.wait(owner, now):
+            return wait
+        self._full_at[owner] = max(self._full_at.pop(owner, -math.inf), now) + self._each
+        return 0.0
+
+    def wait(self, owner: Owner, now: float) -> float:
+        """The same, and nothing is taken."""
         self._forget(now)
         full_at = max(self._full_at.get(owner, -math.inf), now) + self._each
         # The last one may always be taken, however slow the rate.
-        if (wait := full_at - now - max(RATE_BURST_SECONDS, self._each)) > 1e-9:
-            return wait
-        self._full_at.pop(owner, None)
-        self._full_at[owner] = full_at
-        return 0.0
+        wait = full_at - now - max(RATE_BURST_SECONDS, self._each)
+        return wait if wait > 1e-9 else 0.0
 
     def _forget(self, now: float) -> None:
         while self._full_at:
@@ -133,13 +143,15 @@ class Rate:
         return len(self._full_at)
 
 
-def _owner(user: str | None, address: str) -> Owner:
+def owner_of(user: str | None, address: str) -> Owner:
+    """Whom something counts for: the user, or the address where there is none."""
     return ("address", counted(address)) if user is None else ("user", user)
 
 
 _WAY_OUT = {
     "sessions_per_user": "Close one, or carry many subscriptions over one connection.",
-    "sessions_per_ip": "Behind a proxy, name it in trusted_proxies, or all its clients are one.",
+    "sessions_per_ip": "Sessions with a user are not counted by address: send a token. Behind a"
+    " proxy, name it in trusted_proxies, or all its clients are one.",
     "subscriptions_per_user": "Unsubscribe from what is no longer shown.",
 }
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import HTTPConnection, Request
 
-from headwater.errors import Forbidden, InvalidQuery, LimitExceeded
+from headwater.errors import Forbidden, HeadwaterError, InvalidQuery, LimitExceeded
 from headwater.gateway.admins import is_here
 from headwater.gateway.auth import Credentials, find_token
 from headwater.gateway.gateway import Gateway
@@ -46,7 +46,7 @@ async def admit(gateway: Gateway, request: HTTPConnection, *, opens_stream: bool
     """Let a request in, or raise what refuses it. Only a request that `opens_stream` may show a
     ticket: a URL can be in a log, or behind a link."""
     settings = gateway.settings
-    address = counted_address(gateway, request)
+    address = _address(gateway, request)
     found = find_token(request.headers, request.query_params, request.cookies, settings)
     if found.ticket is not None and not opens_stream:
         raise refused_here("Send Authorization: Bearer … with this request.")
@@ -54,19 +54,35 @@ async def admit(gateway: Gateway, request: HTTPConnection, *, opens_stream: bool
     # Where nothing is verified, anything can be shown: it proves nothing.
     if not (proven and settings.has_auth):
         _check_origin(request, settings.origins, by_cookie=found.from_cookie)
-    identity = await gateway.identify(found)
-    if identity.account is not None:
-        gateway.count_request(identity.account, address)
+    identity = await _identified(gateway, found, address)
     here = is_here(request, settings)
     return Caller(identity, address, found, here=here)
 
 
-def counted_address(gateway: Gateway, request: HTTPConnection) -> str:
-    """Where a request comes from; LimitExceeded if too many come from there."""
+async def identify(gateway: Gateway, request: HTTPConnection, token: str) -> Identity:
+    """Who a token names that was sent in the body of a request; counted as in `admit`."""
+    return await _identified(gateway, Credentials(token), _address(gateway, request))
+
+
+async def _identified(gateway: Gateway, found: Credentials, address: str) -> Identity:
+    """Who makes a request. It counts for the user, and for the address where there is none: the
+    users of an office share one. An address that has sent too much without a user is not looked up
+    in the database either."""
+    if found.ticket is not None:
+        gateway.check_address(address)
+    try:
+        identity = await gateway.identify(found)
+    except HeadwaterError:
+        gateway.count_request(None, address)
+        raise
+    gateway.count_request(identity.account, address)
+    return identity
+
+
+def _address(gateway: Gateway, request: HTTPConnection) -> str:
+    """Where a request comes from."""
     peer = request.client.host if request.client else None
-    address = gateway.proxies.client(peer, request.headers.getlist("x-forwarded-for"))
-    gateway.count_request(None, address)
-    return address
+    return gateway.proxies.client(peer, request.headers.getlist("x-forwarded-for"))
 
 
 def _check_origin(request: HTTPConnection, origins: tuple[str, ...], *, by_cookie: bool) -> None:

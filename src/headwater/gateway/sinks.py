@@ -19,9 +19,10 @@ from typing import Literal, Protocol, TypeAlias
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
+from headwater.gateway.backlog import Backlog
 from headwater.gateway.compression import Compressor, compressor
 from headwater.limits import SINK_BYTES_MAX, SINK_CLOSE_SECONDS, SINK_LOW_BYTES
-from headwater.protocol import Frame, as_chunk
+from headwater.protocol import Frame, Shared, as_chunk
 
 TRANSPORT_EXTENSION = "headwater.transport"
 """The key of a `Connection` among the extensions of an ASGI scope."""
@@ -35,6 +36,9 @@ class Sink(Protocol):
 
     on_drain: Callable[[], None] | None
     """Called when `buffered` has fallen to SINK_LOW_BYTES after having been above."""
+
+    backlog: Backlog | None
+    """Counts what waits."""
 
     sent: int
     """Frames so far."""
@@ -164,7 +168,7 @@ class TransportSink:
 
     __slots__ = (
         "_behind", "_chunked", "_compressor", "_connection", "_form", "_is_lost", "_is_open",
-        "_send", "_transport", "_waiter", "_write", "on_drain", "sent",
+        "_send", "_transport", "_waiter", "_write", "backlog", "on_drain", "sent",
         "sent_bytes",
     )  # fmt: skip
 
@@ -178,6 +182,7 @@ class TransportSink:
         chunked: bool,
     ) -> None:
         self.on_drain: Callable[[], None] | None = None
+        self.backlog: Backlog | None = None
         self.sent = self.sent_bytes = 0
         self._connection = connection
         self._transport = connection.transport
@@ -209,6 +214,9 @@ class TransportSink:
             self._write(data)
             self.sent += 1
             self.sent_bytes += len(data)
+            if self._behind and self.backlog is not None:
+                own = self._compressor is not None
+                self.backlog.add(Shared(len(data)) if own else frame.shared, self.buffered)
 
     def close(self) -> None:
         self._is_open = False
@@ -275,6 +283,8 @@ class TransportSink:
             self._wake()
         elif self._behind:
             self._behind = False
+            if self.backlog is not None:
+                self.backlog.settle(0)
             if self.on_drain is not None:
                 self.on_drain()
 
@@ -292,6 +302,7 @@ class _QueuedSink(ABC):
 
     def __init__(self, send: Send) -> None:
         self.on_drain: Callable[[], None] | None = None
+        self.backlog: Backlog | None = None
         self.sent = self.sent_bytes = 0
         self._send = send
         self._queue = deque[Frame]()
@@ -314,6 +325,8 @@ class _QueuedSink(ABC):
             self._bytes += frame.size
             self.sent += 1
             self.sent_bytes += frame.size
+            if self._bytes > SINK_LOW_BYTES and self.backlog is not None:
+                self.backlog.add(frame.shared, self._bytes)
             self._wake.set()
 
     def close(self) -> None:
@@ -353,6 +366,8 @@ class _QueuedSink(ABC):
         for message in self._messages(frames):
             await self._send(message)
         self._bytes -= sum(frame.size for frame in frames)
+        if self.backlog is not None:
+            self.backlog.settle(self._bytes)
         if before > SINK_LOW_BYTES >= self._bytes and self._is_open and self.on_drain is not None:
             self.on_drain()
 

@@ -42,15 +42,29 @@ def test_the_ninth_session_of_a_user() -> None:
 
 def test_the_33rd_session_of_an_address() -> None:
     quotas = Quotas(Settings())
-    leases = [quotas.session(f"user {number}", HERE) for number in range(30)]
-    leases += [quotas.session(None, HERE) for _ in range(2)]
-    for user in ("ann", None):
-        with pytest.raises(LimitExceeded, match="this address has 32 sessions open") as caught:
-            quotas.session(user, HERE)
-        assert code(caught) == "sessions_per_ip"
+    leases = [quotas.session(None, HERE) for _ in range(32)]
+    with pytest.raises(LimitExceeded, match="this address has 32 sessions open") as caught:
+        quotas.session(None, HERE)
+    assert code(caught) == "sessions_per_ip"
     quotas.session(None, "192.0.2.8")
     leases[31].close()
-    quotas.session("ann", HERE)
+    quotas.session(None, HERE)
+
+
+def test_users_of_one_address_are_not_counted_for_it() -> None:
+    quotas = Quotas(Settings(sessions_per_ip=1, requests_per_second=1))
+    for number in range(100):
+        quotas.session(f"user {number}", HERE)
+        quotas.request(f"user {number}", HERE, 0.0)
+    quotas.session(None, HERE)
+    quotas.check_address(HERE, 0.0)
+    for _ in range(2):
+        quotas.request(None, HERE, 0.0)
+    with pytest.raises(LimitExceeded) as caught:
+        quotas.check_address(HERE, 0.0)
+    assert code(caught) == "rate"
+    quotas.check_address(HERE, 1.0)
+    quotas.request("ann", HERE, 0.0)
 
 
 def test_addresses_of_one_ipv6_network_are_one() -> None:
@@ -123,7 +137,7 @@ def test_the_books_balance(steps: list[tuple[str | None, bool]]) -> None:
         mine = sum(name == user for name, _ in held)
         if not opens and held:
             held.pop(0)[1].close()
-        elif len(held) < 5 and (user is None or mine < 3):
+        elif mine < (5 if user is None else 3):
             held.append((user, quotas.session(user, HERE)))
         else:
             with pytest.raises(LimitExceeded):

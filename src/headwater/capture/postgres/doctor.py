@@ -165,7 +165,9 @@ async def _commit_times(connection: Connection) -> Finding:
 async def _tables(connection: Connection) -> Finding:
     """Enabling a table needs the right to make triggers on it."""
     cursor = await connection.execute(
-        "select c.oid::regclass::text from pg_class c join pg_namespace n on n.oid = relnamespace"
+        "select case when n.nspname = 'public' then '' else quote_ident(n.nspname) || '.' end"
+        " || quote_ident(c.relname)"
+        " from pg_class c join pg_namespace n on n.oid = relnamespace"
         " where relkind in ('r', 'p') and not relispartition and relpersistence <> 't'"
         " and n.nspname not in ('pg_catalog', 'information_schema', 'headwater')"
         " and not has_table_privilege(c.oid, 'TRIGGER') order by 1"

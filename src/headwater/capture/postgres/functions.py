@@ -23,8 +23,9 @@ CLASSES: dict[Class, frozenset[str]] = {
     # page docs/howto/existing-database.md grants exactly these.
     "reader": _names(
         """
-        changed_columns columns_mark describe find_table fingerprint home key_of label lock_class
-        log_id may_repeat_rows members_of own_triggers shape_id slot_at triggers_mark
+        changed_columns columns_mark describe find_table find_table_in fingerprint home key_of
+        label lock_class log_id may_repeat_rows members_of operators own_triggers
+        shape_id slot_at triggers_mark
         """
     ),
     # Roles that enable tables, whose capture functions call them. They run with the rights of the
