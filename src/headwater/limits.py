@@ -719,6 +719,10 @@ are refused."""
 TOPIC_VALUE_CHARS_MAX = 100
 """Characters that stand for one `{place}` of a pattern. A name with more does not match."""
 
+TOPIC_NUMBER_MAX = 2**63 - 1
+"""The largest whole number in the name of a topic or channel, which a bigint can hold. A name with
+a larger one is refused."""
+
 TOPIC_PATTERNS_MAX = 1_000
 """Topics that an application may declare. More are refused."""
 

@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "gateway": {
         "model", "errors", "limits", "settings", "identity", "database", "metrics", "protocol",
-        "live", "queries", "topics", "channels", "hub", "gateway", "idempotency",
+        "live", "queries", "topics", "channels", "hub", "gateway", "idempotency", "tasks",
     },
 }  # fmt: skip
 """What of ours a package may import, for the packages whose place is fixed."""

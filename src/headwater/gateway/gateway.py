@@ -141,6 +141,8 @@ class Gateway:
             self.release(connection)
         await self.calls.close()
         await self._tickets.__aexit__()
+        if self._authenticator is not None:
+            await self._authenticator.close()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
