@@ -28,6 +28,7 @@ ALLOWED: dict[str, set[str]] = {
         "model", "errors", "limits", "settings", "database", "metrics", "capture", "log", "live",
         "pipeline",
     },
+    "memory": {"errors", "limits"},
     "database": {"errors", "limits"},
     "log": {"model", "errors", "limits", "settings", "database", "log"},
     "identity": {"settings"},
@@ -40,21 +41,22 @@ ALLOWED: dict[str, set[str]] = {
     "topics": {"model", "errors", "limits", "identity", "queries", "topics"},
     "channels": {
         "model", "errors", "limits", "identity", "idempotency", "database", "metrics", "protocol",
-        "log", "queries", "topics", "channels",
+        "log", "queries", "topics", "channels", "memory",
     },
     "hub": {
         "model", "errors", "limits", "settings", "identity", "database", "metrics", "protocol",
-        "capture", "log", "live", "queries", "topics", "hub",
+        "capture", "log", "live", "queries", "topics", "hub", "memory",
     },
     "gateway": {
         "model", "errors", "limits", "settings", "identity", "database", "metrics", "protocol",
         "live", "queries", "topics", "channels", "hub", "gateway", "idempotency",
+        "memory",
     },
 }  # fmt: skip
 """What of ours a package may import, for the packages whose place is fixed."""
 
 PURE = (
-    "model", "errors", "limits", "live", "protocol", "client/arguments", "client/backoff",
+    "model", "errors", "limits", "live", "memory", "protocol", "client/arguments", "client/backoff",
     "client/feed_state", "client/query_state", "client/refusals", "client/replica",
     "client/requests", "client/rows_state", "client/session", "client/sse", "client/topic_state",
     "client/channel_state", "channels/notes", "channels/presence", "topics/patterns",
