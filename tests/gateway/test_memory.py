@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -16,9 +15,11 @@ import jwt
 import pytest
 from websockets.asyncio.client import connect as connect_socket
 
-from headwater.database import Connection
+from headwater.database import Connection, connect
+from headwater.embedded import EmbeddedPostgres
 from headwater.limits import SESSION_CHANNEL_SUBSCRIPTIONS_MAX
 from headwater.testing.served import Served, serving
+from tests.conftest import finish, fresh_database
 from tests.gateway.shop import until
 from tests.support import enable, run
 
@@ -32,27 +33,46 @@ hw.channel("room:{id}", history=20)
 """
 
 
-@pytest.fixture
-async def pages(connection: Connection) -> Connection:
+async def fill(url: str) -> None:
     """Four mebibytes in rows of 20 kB."""
+    connection = await connect(url, purpose="test")
     await run(
         connection,
         "create table pages (id int primary key, text text)",
         "insert into pages select i, repeat('x', 20000) from generate_series(1, 200) i",
     )
     await enable(connection, "pages")
-    return connection
+    await connection.close()
+
+
+@pytest.fixture(scope="module")
+def database(postgres: EmbeddedPostgres) -> Iterator[str]:
+    with fresh_database(postgres.url, installed=True) as url:
+        finish(fill(url))
+        yield url
 
 
 @pytest.fixture
-def gateway(url: str, tmp_path: Path, pages: Connection) -> Iterator[Served]:
-    (tmp_path / "chat.py").write_text(PROGRAM)
-    settings: dict[str, Any] = {
-        "auth_secret": SECRET,
-        "bytes_per_user": 8 * MIB,
-        "sessions_per_user": 40,
-    }
-    with serving(url, tmp_path, program="chat:hw", requests_per_second=5_000, **settings) as served:
+async def pages(database: str) -> AsyncIterator[Connection]:
+    connection = await connect(database, purpose="test")
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture(scope="module")
+def gateway(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One for all: each test has users of its own."""
+    folder = tmp_path_factory.mktemp("gateway")
+    (folder / "chat.py").write_text(PROGRAM)
+    with serving(
+        database,
+        folder,
+        program="chat:hw",
+        auth_secret=SECRET,
+        bytes_per_user=8 * MIB,
+        sessions_per_user=40,
+        requests_per_second=5_000,
+    ) as served:
         yield served
 
 
@@ -102,7 +122,7 @@ async def test_live_queries_beyond_are_refused(gateway: Served, pages: Connectio
         assert all(error["retryable"] and error["hint"] for error in refused)
         assert 4 <= len(ann.named("subscribed")) <= 8
         assert gateway.metric("headwater_memory_largest_bytes") <= 8 * MIB
-        assert gateway.metric("headwater_memory_shed_total", code="bytes_per_user") == len(refused)
+        assert gateway.metric("headwater_memory_shed_total", code="bytes_per_user") >= len(refused)
         # Another user has as much, and what ann has goes on.
         small = {"table": "pages", "order": [["id", "asc"]], "limit": 100}
         await bob.say(type="subscribe", id="b", live=small)
@@ -139,35 +159,35 @@ async def test_clients_that_do_not_read_are_disconnected(
 ) -> None:
     # The same query for all, so that it is not the live queries that are too large.
     query = {"table": "pages", "order": [["id", "asc"]], "limit": 150}
-    async with socket_of(gateway, "bob") as bob, AsyncExitStack() as open_:
-        await bob.say(type="subscribe", id="b", live=query | {"limit": 1})
-        await until(lambda: bool(bob.named("snapshot")))
+    async with socket_of(gateway, "cid") as cid, AsyncExitStack() as open_:
+        await cid.say(type="subscribe", id="b", live=query | {"limit": 1})
+        await until(lambda: bool(cid.named("snapshot")))
         for _ in range(20):  # three mebibytes wait for each
             await open_.enter_async_context(stalled(gateway, "eve", query))
         await until(lambda: gateway.metric("headwater_sessions_closed_total", reason="memory") > 10)
         assert gateway.metric("headwater_stalled_bytes") <= 8 * MIB
-        # Shared frames are there once.
-        assert gateway.metric("headwater_memory_bytes") <= 2 * 8 * MIB
-        await pages.execute("update pages set text = 'new' where id = 1")
-        await until(lambda: bool(bob.named("deltas")))
-        assert bob.named("error") == []
+        # What they share is there once: their query and its frame, beside the other tests' queries.
+        assert gateway.metric("headwater_memory_bytes") <= 4 * 8 * MIB
+        await pages.execute("update pages set text = 'newer' where id = 1")
+        await until(lambda: bool(cid.named("deltas")))
+        assert cid.named("error") == []
     await until(lambda: gateway.metric("headwater_stalled_bytes") == 0)
 
 
 async def test_a_channel_that_a_session_follows_many_times(gateway: Served) -> None:
     most = SESSION_CHANNEL_SUBSCRIPTIONS_MAX
-    async with socket_of(gateway, "ann") as ann:
+    async with socket_of(gateway, "dot") as dot:
         for number in range(100):
-            await ann.say(type="subscribe", id=str(number), channel={"name": "room:1"})
-        await until(lambda: len(ann.named("subscribed")) + len(ann.named("error")) == 100)
-        assert len(ann.named("subscribed")) == most
-        assert {each["code"] for each in ann.named("error")} == {"subscriptions_per_channel"}
-        await ann.say(type="subscribe", id="other", channel={"name": "room:2"})
-        await until(lambda: len(ann.named("subscribed")) == most + 1)
-        ann.bytes = 0
-        await ann.say(type="publish", id="0", data="x" * 60_000)
-        await until(lambda: len(ann.named("message")) == most)
-        assert ann.bytes < (most + 1) * 61_000
-        await ann.say(type="unsubscribe", id="0")
-        await ann.say(type="subscribe", id="more", channel={"name": "room:1"})
-        await until(lambda: ann.named("subscribed")[-1]["id"] == "more")
+            await dot.say(type="subscribe", id=str(number), channel={"name": "room:1"})
+        await until(lambda: len(dot.named("subscribed")) + len(dot.named("error")) == 100)
+        assert len(dot.named("subscribed")) == most
+        assert {each["code"] for each in dot.named("error")} == {"subscriptions_per_channel"}
+        await dot.say(type="subscribe", id="other", channel={"name": "room:2"})
+        await until(lambda: len(dot.named("subscribed")) == most + 1)
+        dot.bytes = 0
+        await dot.say(type="publish", id="0", data="x" * 60_000)
+        await until(lambda: len(dot.named("message")) == most)
+        assert dot.bytes < (most + 1) * 61_000
+        await dot.say(type="unsubscribe", id="0")
+        await dot.say(type="subscribe", id="more", channel={"name": "room:1"})
+        await until(lambda: dot.named("subscribed")[-1]["id"] == "more")

@@ -20,7 +20,7 @@ from tests.generated import first_seed, size
 from tests.hub import Recorder, live
 from tests.support import enable, run
 
-STEPS = size("memory_steps", 100, large=5_000)
+STEPS = size("memory_steps", 60, large=5_000)
 MIB = 1024 * 1024
 
 
