@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from benchmarks.measure import Result, report
 from headwater import limits
 from headwater.errors import InvalidQuery
+from headwater.gateway.bodies import check_json_size
 from headwater.gateway.compression import compressor
 from headwater.idempotency import Request
 from headwater.identity import Identity
@@ -59,6 +60,7 @@ def subscribed(**query: Any) -> Callable[[], object]:
     data = json.dumps(message).encode()[: limits.REQUEST_BYTES_MAX]
 
     def work() -> object:
+        check_json_size(data)
         bound = BoundQuery(LiveQuery.from_json(read_client(data).live), WIDE)  # type: ignore[union-attr]
         router: Router[str] = Router()
         router.add("view", bound.where, WIDE)
@@ -85,7 +87,12 @@ def nested(where: Any) -> Any:
 def message(values: str) -> Callable[[], object]:
     data = f'{{"type":"query","id":"q","name":"n","args":{{"values":[{values}]}}}}'.encode()
     assert len(data) <= limits.REQUEST_BYTES_MAX
-    return lambda: len(read_client(data).args)  # type: ignore[union-attr]
+
+    def work() -> object:
+        check_json_size(data)
+        return len(read_client(data).args)  # type: ignore[union-attr]
+
+    return work
 
 
 def matched(pattern: str, text: str) -> Callable[[], object]:
@@ -137,6 +144,8 @@ def inputs(scale: float) -> list[Input]:
         Input("LIKE: a long literal", matched("%" + "abbabqab" * 100 + "%c%", letters)),
         *filters(most),
         Input("JSON: 1 MiB of lists", message("[]," * (most // 3 - 1) + "[]")),
+        Input("JSON: 50,000 lists", message("[]," * (int(49_000 * scale)) + "[]")),
+        Input("JSON: texts", message('"[",' * (most // 4 - 1) + '"["')),
         Input("JSON: 1 MiB of integers", message("1," * (most // 2 - 1) + "1")),
         Input("JSON: nesting", message("[" * (most // 2) + "]" * (most // 2))),
         Input("JSON: large integers", message(",".join(["9" * 4_000] * (most // 4_001)))),

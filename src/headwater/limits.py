@@ -244,6 +244,10 @@ RECHECKS_AT_ONCE = 16
 REQUEST_BYTES_MAX = 1024 * 1024
 """Bytes in the body of a request or in a WebSocket message. A larger one is refused."""
 
+MESSAGE_CONTAINERS_MAX = 50_000
+"""Lists and objects in such a body or message. One with more is refused: decoding it would take
+long."""
+
 REQUEST_HEAD_BYTES_MAX = 64 * 1024
 """Bytes in a request's line and headers. A larger head is answered with 431."""
 

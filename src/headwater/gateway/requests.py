@@ -14,6 +14,7 @@ from starlette.requests import HTTPConnection, Request
 from headwater.errors import Forbidden, InvalidQuery, LimitExceeded
 from headwater.gateway.admins import is_here
 from headwater.gateway.auth import find_token
+from headwater.gateway.bodies import check_json_size
 from headwater.gateway.gateway import Gateway
 from headwater.idempotency import check_key
 from headwater.identity import Identity
@@ -124,6 +125,7 @@ async def _read(request: Request) -> bytes:
 
 
 def parse_json(text: bytes | str, type: type[Body], *, path: str = "") -> Body:
+    check_json_size(text)
     try:
         return msgspec.json.decode(text, type=type)
     except msgspec.ValidationError as error:
