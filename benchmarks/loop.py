@@ -100,6 +100,10 @@ def matched(pattern: str, text: str) -> Callable[[], object]:
     return lambda: matcher(pattern)(text)
 
 
+def compressed(name: str, event: bytes) -> Callable[[], object]:
+    return lambda: len(compressor(name).add(event))
+
+
 def filters(most: int) -> list[Input]:
     same_hash = (2**61 - 1).__mul__
     return [
@@ -156,7 +160,7 @@ def inputs(scale: float) -> list[Input]:
         Input("a name among 1,000 patterns", lambda: [p.match("room:" + "x" * 190) for p in names]),
         Input("a hash of 20,000 values", lambda: result_hash(rows)),
         *(
-            Input(f"compression with {name}", lambda name=name: len(compressor(name).add(event)))
+            Input(f"compression: {name}", compressed(name, event))
             for name in ("br", "zstd", "gzip")
         ),
     ]

@@ -10,10 +10,10 @@ from headwater import limits
 from headwater.errors import InvalidQuery
 from headwater.gateway.bodies import check_json_size
 from headwater.hub.live import LiveView
-from headwater.hub.tables import Wire
 from headwater.live.query import BoundQuery, LiveQuery
 from headwater.live.window import Window
 from headwater.model import Column, Position, Table
+from headwater.protocol import Wire
 from headwater.queries.arguments import Parameter, Signature
 
 ORDERS = Table(
