@@ -31,6 +31,10 @@ MARK_COVERED_MAX = MARK_ROWS + MARK_LATE_MAX
 """Rows that a mark covers in all. A mark that would cover more begins at a later row; one from a
 client that claims more is checked against this many."""
 
+POSITION_CHARS_MAX = 100_000
+"""Characters in a position. A longer text is refused; the longest that we give out lists each
+transaction that was running."""
+
 CHECKED_POSITIONS_MAX = 1_000
 """Positions of returning clients for which a gateway remembers whether they are of this history.
 Beyond, it asks the database again."""
@@ -157,6 +161,13 @@ FILTER_TEXT_CHARS_MAX = 10_000
 FILTER_PATTERN_CHARS_MAX = 1_000
 """Characters in a pattern of `like` or `ilike`. A longer one is refused."""
 
+FILTER_PATTERNS_CHARS_MAX = 10_000
+"""Characters in all patterns of a filter together. More are refused."""
+
+FILTER_HASHES_MAX = 100
+"""Numbers in one `in` list that have the same hash as another of them. With more the list is
+refused: such numbers do not come by chance."""
+
 LIKE_TEXT_CHARS_MAX = 2_000_000
 """Characters of one row that all patterns of a filter read in memory, each its part of it. With a
 longer text the database is asked."""
@@ -190,6 +201,13 @@ WINDOW_ASK_KEYS_MAX = 2_000
 
 STREAMED_PAGE_ROWS = 5_000
 """Rows read at a time while a streamed query learns its members."""
+
+VERIFY_VALUES_MAX = 20_000
+"""Values (rows, those beyond the window too, times columns) in a result whose messages carry a hash
+for a client that verifies. Messages of a larger one carry none."""
+
+VERIFY_CHARS_MAX = 4_000_000
+"""Characters in the texts of such a result. Messages of a longer one carry no hash."""
 
 # Gateway
 SESSION_QUEUE_BYTES_MAX = 1024 * 1024
@@ -233,6 +251,10 @@ RECHECKS_AT_ONCE = 16
 REQUEST_BYTES_MAX = 1024 * 1024
 """Bytes in the body of a request or in a WebSocket message. A larger one is refused."""
 
+MESSAGE_CONTAINERS_MAX = 50_000
+"""Lists and objects in such a body or message. One with more is refused: decoding it would take
+long."""
+
 REQUEST_HEAD_BYTES_MAX = 64 * 1024
 """Bytes in a request's line and headers. A larger head is answered with 431."""
 
@@ -264,6 +286,10 @@ SINK_LOW_BYTES = 32 * 1024
 SINK_BYTES_MAX = 64 * 1024 * 1024
 """A sink that holds more when it is given yet another frame is aborted. Sessions stop far below
 it; only one enormous frame leads there."""
+
+COMPRESS_BYTES_AT_ONCE = 256 * 1024
+"""Bytes of a stream that are compressed in one turn of the event loop. Of a larger message each
+part waits for its turn."""
 
 SINK_CLOSE_SECONDS = 5.0
 """How long a closed sink waits for its client to take what is buffered. Then it is cut off."""
@@ -616,6 +642,14 @@ FUNCTION_NAME_CHARS_MAX = 100
 ARGUMENT_DEPTH_MAX = 100
 """Lists and objects within each other in an argument of a query or mutation. Deeper ones are
 refused: they could not be told from others."""
+
+ARGUMENT_VALUES_MAX = 10_000
+"""Values in the arguments of a query, those in lists and objects too. More are refused: results are
+found by comparing all of them. A mutation may have more."""
+
+ARGUMENT_LARGE_INTEGERS_MAX = 100
+"""Integers of more than 64 bits in the arguments of a query or mutation. More are refused: they can
+be chosen to have the same hash."""
 
 FUNCTION_THREADS = 32
 """Queries and mutations that are not async run in so many threads at once. Further ones wait, and

@@ -524,6 +524,8 @@ def number_text(value: float) -> str:
     """
     if value.is_integer() and abs(value) < 2**53:
         return str(int(value))
+    if 1e-4 <= abs(value) < 1e16:
+        return repr(value)  # has the fewest digits, and no exponent in this range
     sign, digits, point = _digits(value)
     count = len(digits)
     if count <= point <= 21:

@@ -50,6 +50,7 @@ from headwater.hub.hub import Hub
 from headwater.hub.subscriber import Access
 from headwater.identity import Identity, anonymous
 from headwater.limits import (
+    ARGUMENT_VALUES_MAX,
     BEHIND_SECONDS_MAX,
     FEED_TABLES_MAX,
     KEEPALIVE_SLOTS,
@@ -389,7 +390,7 @@ class Gateway:
         query = self.calls.query(call.name)
         handle = await self.hub.groups.subscribe(
             query,
-            query.bind(call.args),
+            query.bind(call.args, most=ARGUMENT_VALUES_MAX),
             subscription.identity,
             subscription,
             since=wish.since,

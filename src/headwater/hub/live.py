@@ -144,10 +144,18 @@ class LiveView(View):
         self._whole = {}
 
     def hash(self, rows: Sequence[Enter] | None = None) -> int | None:
-        """Of the present result, while somebody wants to verify."""
+        """Of the present result, while somebody wants to verify; None for one that is too large to
+        be hashed with every flush."""
         if not self.verifiers or not isinstance(self.state, Window):
             return None
-        return result_hash((row.key, row.row) for row in (self.rows() if rows is None else rows))
+        columns = len(self.query.columns or self.query.table.columns)
+        if self.state.buffered * columns > limits.VERIFY_VALUES_MAX:
+            return None
+        rows = self.rows() if rows is None else rows
+        texts = (value for row in rows for value in row.row.values() if isinstance(value, str))
+        if sum(map(len, texts)) > limits.VERIFY_CHARS_MAX:
+            return None
+        return result_hash((row.key, row.row) for row in rows)
 
     def frame(self, position: str, at: datetime, deltas: list[Delta]) -> Frame | None:
         """What all subscribers are sent for the deltas of a flush; None for nothing."""
