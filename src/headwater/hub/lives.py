@@ -18,7 +18,7 @@ import msgspec
 import psycopg
 
 from headwater import limits
-from headwater.database import translate
+from headwater.database import is_refused, translate
 from headwater.errors import (
     DatabaseError,
     Forbidden,
@@ -639,7 +639,7 @@ class Lives:
         if opening.told:
             for subscription in list(opening.told):
                 subscription.fail(found)
-        elif not opening.quiet or isinstance(found, Forbidden):
+        elif not opening.quiet or isinstance(found, Forbidden | InvalidQuery):
             self.fail_all(view, found)
 
     def _refusal(self, view: LiveView, error: psycopg.Error) -> HeadwaterError:
@@ -650,7 +650,7 @@ class Lives:
                 f"role {role} may not read {label}: {found}",
                 hint=f'grant select on {label} to "{role}"',
             )
-        return found
+        return _refused(view, error, found) if is_refused(error) else found
 
     def fail_all(self, view: LiveView, error: HeadwaterError) -> None:
         # Those who have a part of their result are not among the subscribers yet.
@@ -715,6 +715,23 @@ def _slow_question(view: LiveView) -> HeadwaterError:
         f" {limits.QUESTION_SECONDS_MAX:.0f} seconds, again and again",
         code="slow_query",
         hint="Make what the table's policies look up quick, with an index; or ask for fewer rows.",
+    )
+
+
+def _refused(view: LiveView, error: psycopg.Error, found: HeadwaterError) -> HeadwaterError:
+    """For a statement that fails whenever it is repeated. Under row-level security the message may
+    have a value of a row that the user may not see: it is for the log."""
+    label = view.query.table.label
+    if view.scope is None:
+        return InvalidQuery(f"{label}: {found}", path="where", hint=found.hint)
+    logger.warning(
+        "view %d: reading %s as role %s failed: %s", view.id, label, view.scope.role, error
+    )
+    return Forbidden(
+        f"{label} cannot be read as role {view.scope.role}: a policy, or a constant of the query,"
+        f" fails with {error.sqlstate}; the log of the gateway has it under view {view.id}",
+        hint="Look at the constants of the query, and at whether the claims of the token are what "
+        "the policies of the table expect.",
     )
 
 
