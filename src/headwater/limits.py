@@ -495,8 +495,9 @@ LOOKUP_SECONDS = 10.0
 """How long a question about tables or rights may take. Then who asked is told to try again."""
 
 FLUSH_QUESTION_SECONDS = 0.5
-"""How long a question that a flush asks itself, for topics, may take; and how long a connection may
-take to import the snapshot of a flush. Then a topic gets a gap, and the connection is replaced."""
+"""How long a question may take that a flush asks itself, for topics; or that is asked beside it for
+several live queries together, as Headwater's own role. Then a topic gets a gap, and a live query is
+read again. Also how long a connection may take to import the snapshot of a flush."""
 
 FLUSH_BUDGET_SECONDS = 0.05
 """How long a flush waits for the questions of its live queries. Then it hands out what it has: the

@@ -159,7 +159,7 @@ class Lives:
             self.open(view)
         elif guarded(view):
             self._recheck(view)
-        else:
+        elif view.lag is None:
             self.welcome(view, self._hub.flushes)
 
     def _wait(self, subscription: LiveSubscription, view: LiveView) -> None:
@@ -209,6 +209,7 @@ class Lives:
         if view.holding is None:
             view.holding = self._hub.memory.open(partial(self._shed, view))
             view.weigh()
+        self._hub.side_jobs.expect(view)
         for identity in identities(known.table):
             self._shapes.setdefault(identity, {}).setdefault(known.table.id, set()).add(view)
         self._hub.metrics.views.set(len(self.views))

@@ -41,6 +41,7 @@ class QuestionPool:
         """Those that are idle, lent, being cleaned or being opened."""
         self._connecting = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def idle(self) -> int:
@@ -52,7 +53,7 @@ class QuestionPool:
         for _ in range(min(missing, limits.QUESTION_CONNECTIONS - self._open)):
             self._open += 1
             self._connecting += 1
-            self._spawn(self._connect())
+            _spawn(self._connect(), self._tasks)
 
     async def lend(
         self, seconds: list[float], export: Callable[[], Awaitable[str]]
@@ -62,6 +63,7 @@ class QuestionPool:
         taken = [connection for connection, _ in self._idle[-len(seconds) :]]
         assert len(taken) == len(seconds)
         del self._idle[-len(seconds) :]
+        self.want(1)  # the next flush may come before these are back
         try:
             snapshot = await export()
             return list(
@@ -76,12 +78,12 @@ class QuestionPool:
 
     def take_back(self, connection: Connection) -> None:
         """Its transaction is over. It is free once nothing is left of it."""
-        self._spawn(self._clean(connection))
+        _spawn(self._clean(connection), self._tasks)
 
     def drop(self, connection: Connection, *, end: bool = False) -> None:
         """It is not used again; with `end`, it is still busy and the server is to end it."""
         self._open -= 1
-        self._spawn(self._close(connection, end=end))
+        _spawn(self._close(connection, end=end), self._closing)
 
     def sweep(self) -> None:
         """Close what was not needed for a while; one stays."""
@@ -96,13 +98,9 @@ class QuestionPool:
         idle, self._idle = self._idle, []
         for connection, _ in idle:
             await connection.close()
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     # -------------------------------------------------------------------- connections
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _connect(self) -> None:
         try:
@@ -168,3 +166,9 @@ class QuestionPool:
             with suppress(psycopg.Error, HeadwaterError):
                 async with await connect(self._url, purpose="questions") as other:
                     await other.execute("select pg_catalog.pg_terminate_backend(%s)", (pid,))
+
+
+def _spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)

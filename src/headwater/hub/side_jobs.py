@@ -86,6 +86,7 @@ class Job:
 
     def __init__(self, groups: list[list[Unit]], flushed: Flushed, *, quick: bool) -> None:
         self.units = [unit for group in groups for unit in group]
+        self.is_guarded = any(guarded(unit.view) for unit in self.units)
         self.flushed = flushed
         self.quick = quick
         """Whether it is several together, none of which may take long."""
@@ -93,8 +94,11 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """How long each question may take."""
-        return limits.QUESTION_QUICK_SECONDS if self.quick else limits.QUESTION_SECONDS_MAX
+        """How long each question may take. What a role may see is soon asked again, alone; other
+        views would have to be read again."""
+        if not self.quick:
+            return limits.QUESTION_SECONDS_MAX
+        return limits.QUESTION_QUICK_SECONDS if self.is_guarded else limits.FLUSH_QUESTION_SECONDS
 
     @property
     def patience(self) -> float:
@@ -130,6 +134,10 @@ class SideJobs:
         self._turns: dict[Hashable, int] = {}
         self._turn = 0
         self._patient_after = 0.0
+
+    def expect(self, view: LiveView) -> None:
+        """A view that may have questions: have a connection for it by then."""
+        self.pool_of(view).want(1)
 
     def pool_of(self, view: LiveView) -> QuestionPool:
         return self._own if view.scope is None else self._scoped
