@@ -37,6 +37,7 @@ from headwater.live.query import LiveQuery
 from headwater.logs import log_as_json
 from headwater.model import Position, Transaction
 from headwater.pipeline import doctor as pipeline_doctor
+from headwater.pipeline.views import catalog as view_catalog
 from headwater.queries.statements import Executed, Statement
 from headwater.settings import Settings
 from headwater.status import status as read_status
@@ -577,7 +578,8 @@ def uninstall(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Remove the schema headwater, its log and its triggers. Your tables stay untouched.
+    """Remove the schema headwater, its log and its triggers. Your tables stay untouched, and so do
+    those of streaming views, which are named.
 
     Example: `headwater uninstall --yes`
     """
@@ -587,8 +589,14 @@ def uninstall(
     async def work() -> None:
         settings = settings_for(url, embedded, data_dir)
         async with connected(settings, installed=False) as connection:
+            staying = await view_catalog.tables_of_views(connection)
             removed = await schema.uninstall(connection)
         text = "Removed." if removed else "Headwater was not installed."
-        say({"removed": removed}, text, json=json)
+        if staying:
+            text += (
+                f"\nThe tables of streaming views stay, as they are: {', '.join(staying)}."
+                f"\nTo remove them, too: drop table {', '.join(staying)};"
+            )
+        say({"removed": removed, "tables_of_views": staying}, text, json=json)
 
     run(work())

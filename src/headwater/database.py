@@ -301,6 +301,20 @@ def translate(error: psycopg.Error, url: str = "") -> HeadwaterError:
     return DatabaseError(message, hint=hint)
 
 
+def is_refused(error: psycopg.Error) -> bool:
+    """Whether the statement itself is at fault, its values or a row it met: the same again would
+    fail again. What a table lacks since it was altered is not counted: it is looked up again."""
+    state = error.sqlstate or ""
+    return state[:2] in _STATEMENT_CLASSES and state not in _ALTERED
+
+
+_STATEMENT_CLASSES = frozenset({"21", "22", "23", "2F", "38", "39", "42", "44", "54", "P0"})
+"""Of SQLSTATE: cardinality, data, constraints, functions, syntax and rights, check options, limits
+of a statement, and what functions raise themselves."""
+
+_ALTERED = frozenset({errors.UndefinedTable.sqlstate, errors.UndefinedColumn.sqlstate})
+
+
 _URL_HINT = "A URL looks like postgresql://user:password@host:5432/database."
 _REACH_HINT = "Check that the server runs and the URL is right, or use --embedded."
 

@@ -31,6 +31,10 @@ MARK_COVERED_MAX = MARK_ROWS + MARK_LATE_MAX
 """Rows that a mark covers in all. A mark that would cover more begins at a later row; one from a
 client that claims more is checked against this many."""
 
+POSITION_CHARS_MAX = 100_000
+"""Characters in a position. A longer text is refused; the longest that we give out lists each
+transaction that was running."""
+
 CHECKED_POSITIONS_MAX = 1_000
 """Positions of returning clients for which a gateway remembers whether they are of this history.
 Beyond, it asks the database again."""
@@ -81,6 +85,9 @@ MAINTENANCE_SECONDS = 60.0
 
 MAINTENANCE_LOCK_TIMEOUT = "1s"
 """How long maintenance may wait for a user's table; then it tries again next time."""
+
+MIGRATION_LOCK_TIMEOUT = "60s"
+"""How long installing waits for another process that installs; then it is an error."""
 
 ENABLE_LOCK_TIMEOUT = "1s"
 """How long enabling may wait for a table at a time: writers queue behind it meanwhile."""
@@ -154,6 +161,13 @@ FILTER_TEXT_CHARS_MAX = 10_000
 FILTER_PATTERN_CHARS_MAX = 1_000
 """Characters in a pattern of `like` or `ilike`. A longer one is refused."""
 
+FILTER_PATTERNS_CHARS_MAX = 10_000
+"""Characters in all patterns of a filter together. More are refused."""
+
+FILTER_HASHES_MAX = 100
+"""Numbers in one `in` list that have the same hash as another of them. With more the list is
+refused: such numbers do not come by chance."""
+
 LIKE_TEXT_CHARS_MAX = 2_000_000
 """Characters of one row that all patterns of a filter read in memory, each its part of it. With a
 longer text the database is asked."""
@@ -188,6 +202,13 @@ WINDOW_ASK_KEYS_MAX = 2_000
 STREAMED_PAGE_ROWS = 5_000
 """Rows read at a time while a streamed query learns its members."""
 
+VERIFY_VALUES_MAX = 20_000
+"""Values (rows, those beyond the window too, times columns) in a result whose messages carry a hash
+for a client that verifies. Messages of a larger one carry none."""
+
+VERIFY_CHARS_MAX = 4_000_000
+"""Characters in the texts of such a result. Messages of a longer one carry no hash."""
+
 # Gateway
 SESSION_QUEUE_BYTES_MAX = 1024 * 1024
 """Bytes that may wait for one client, beside the frame that exceeds it. Then its subscriptions fall
@@ -202,6 +223,10 @@ SESSION_IDLE_SECONDS_MAX = 300.0
 SUBSCRIPTION_ID_CHARS_MAX = 200
 """Characters in the id that a client gives a subscription; a topic's name fits. A longer one is
 refused."""
+
+SESSION_CHANNEL_SUBSCRIPTIONS_MAX = 16
+"""Subscriptions of one session to the same channel: each is sent every message. More are refused
+(`subscriptions_per_channel`)."""
 
 SESSION_REQUESTS_MAX = 64
 """Queries, mutations, waits and messages to channels that one session has under way. More are
@@ -225,6 +250,10 @@ RECHECKS_AT_ONCE = 16
 
 REQUEST_BYTES_MAX = 1024 * 1024
 """Bytes in the body of a request or in a WebSocket message. A larger one is refused."""
+
+MESSAGE_CONTAINERS_MAX = 50_000
+"""Lists and objects in such a body or message. One with more is refused: decoding it would take
+long."""
 
 REQUEST_HEAD_BYTES_MAX = 64 * 1024
 """Bytes in a request's line and headers. A larger head is answered with 431."""
@@ -257,6 +286,10 @@ SINK_LOW_BYTES = 32 * 1024
 SINK_BYTES_MAX = 64 * 1024 * 1024
 """A sink that holds more when it is given yet another frame is aborted. Sessions stop far below
 it; only one enormous frame leads there."""
+
+COMPRESS_BYTES_AT_ONCE = 256 * 1024
+"""Bytes of a stream that are compressed in one turn of the event loop. Of a larger message each
+part waits for its turn."""
 
 SINK_CLOSE_SECONDS = 5.0
 """How long a closed sink waits for its client to take what is buffered. Then it is cut off."""
@@ -397,6 +430,17 @@ reset."""
 # Hub
 VIEWS_MAX = 100_000
 """Live queries that one process maintains, shared ones once. Further ones are refused."""
+
+VIEW_BYTES = 6 * 1024
+"""Bytes of memory that a live query takes beside its rows and its text, as `bytes_per_user` counts
+it."""
+
+VIEW_QUERY_FACTOR = 6
+"""How many times its text a query takes in memory: as it was asked, bound, compiled and routed."""
+
+VIEW_STEP_BYTES = 1024
+"""The memory of a live query is counted in steps of this many bytes, so that most changes leave the
+sums as they are."""
 
 VIEW_LINGER_SECONDS = 30.0
 """How long a live query outlives its last subscriber, so that one who comes back can resume."""
@@ -562,6 +606,10 @@ again."""
 QUERY_RETRY_SECONDS = (1.0, 60.0)
 """Between two attempts at a subscribed query that fails: the first, and the longest."""
 
+QUERY_ROWS_FACTOR = 8
+"""How many times its text the rows of a result take that is told row by row, as `bytes_per_user`
+counts it."""
+
 QUERY_SHARE = 4
 """Queries of a flush that one connection takes, if there are enough of them."""
 
@@ -596,6 +644,14 @@ FUNCTION_NAME_CHARS_MAX = 100
 ARGUMENT_DEPTH_MAX = 100
 """Lists and objects within each other in an argument of a query or mutation. Deeper ones are
 refused: they could not be told from others."""
+
+ARGUMENT_VALUES_MAX = 10_000
+"""Values in the arguments of a query, those in lists and objects too. More are refused: results are
+found by comparing all of them. A mutation may have more."""
+
+ARGUMENT_LARGE_INTEGERS_MAX = 100
+"""Integers of more than 64 bits in the arguments of a query or mutation. More are refused: they can
+be chosen to have the same hash."""
 
 FUNCTION_THREADS = 32
 """Queries and mutations that are not async run in so many threads at once. Further ones wait, and
@@ -699,6 +755,10 @@ are refused."""
 TOPIC_VALUE_CHARS_MAX = 100
 """Characters that stand for one `{place}` of a pattern. A name with more does not match."""
 
+TOPIC_NUMBER_MAX = 2**63 - 1
+"""The largest whole number in the name of a topic or channel, which a bigint can hold. A name with
+a larger one is refused."""
+
 TOPIC_PATTERNS_MAX = 1_000
 """Topics that an application may declare. More are refused."""
 
@@ -750,6 +810,10 @@ CHANNEL_HISTORY_MAX = 1_000
 
 CHANNEL_HISTORY_BYTES_MAX = 256 * 1024
 """Bytes of messages that a gateway remembers of one channel. The oldest are forgotten first."""
+
+CHANNEL_MESSAGE_FACTOR = 4
+"""How many times its size a message takes that a channel remembers: as it came, and in the forms in
+which it is sent; as `bytes_per_user` counts it."""
 
 CHANNEL_KNOWN_SECONDS = 0.5
 """How long after its start a gateway waits to hear of others, which the first who follows a channel

@@ -156,6 +156,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     subscriptions_per_user: int = 500
     """Subscriptions that one user may hold open."""
 
+    bytes_per_user: int = 128 * 1024 * 1024
+    """Bytes of memory that the subscriptions of one user may take, and as many again that may wait
+    for its clients."""
+
+    bytes_total: int = 2 * 1024 * 1024 * 1024
+    """Bytes of memory that all subscriptions may take, with all that waits for clients."""
+
     requests_per_second: int = 100
     """Requests a second that one user, or one address without a user, may make in the long run."""
 
@@ -453,6 +460,8 @@ _RANGES = (
     ("sessions_per_user", 1, 1_000_000),
     ("sessions_per_ip", 1, 1_000_000),
     ("subscriptions_per_user", 1, 1_000_000),
+    ("bytes_per_user", 1024 * 1024, 2**50),
+    ("bytes_total", 1024 * 1024, 2**50),
     ("requests_per_second", 1, 1_000_000),
     ("publishes_per_second", 1, 1_000_000),
     ("query_concurrency", 1, 1_000),

@@ -30,6 +30,7 @@ class Sink:
 
     def __init__(self) -> None:
         self.on_drain: Any = None
+        self.backlog: Any = None
         self.sent = self.sent_bytes = 0
         self.buffered = 0
         self.got: list[Any] = []

@@ -4,72 +4,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import httpx
 import jwt
 import pytest
 from websockets.asyncio.client import ClientConnection
-from websockets.asyncio.client import connect as connect_websocket
 
 from headwater import AccessRequest, Allow, Headwater, Identity, Position, c
 from headwater.database import Connection
 from headwater.live.filter import canonical
 from headwater.log.read import LogReader
-from tests.serving import ours
+from tests.integration.test_key_set import issuing
 from tests.support import run
+from tests.tokens import SECRET, Gateway, bearer, served, token
+from tests.unit.gateway.tokens import jwk, rsa_key
 
-SECRET = "a secret that is long enough for SHA-256 and more"
 ORDERS = json.dumps({"table": "orders"})
-
-
-def token(*, secret: str = SECRET, **claims: Any) -> str:
-    return jwt.encode({"sub": "ann", "exp": time.time() + 3600, **claims}, secret, "HS256")
-
-
-def bearer(**claims: Any) -> dict[str, str]:
-    return {"authorization": f"Bearer {token(**claims)}"}
-
-
-class Gateway:
-    """A gateway in this process, and clients of it."""
-
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False)
-
-    async def ticket(self, **claims: Any) -> str:
-        answer = await self.http.post("/v1/tickets", headers=bearer(**claims))
-        return str(answer.raise_for_status().json()["ticket"])
-
-    async def code(self, method: str, path: str, **options: Any) -> str | None:
-        """The code of what a request is refused with; None where it is not."""
-        async with self.http.stream(method, path, **options) as response:
-            if response.is_success:
-                return None
-            error = json.loads(await response.aread())["error"]
-            assert error["message"]
-            return str(error["code"])
-
-    def socket(self, path: str = "", **options: Any) -> connect_websocket:
-        return connect_websocket(f"ws://127.0.0.1:{self.port}/v1/ws{path}", **options)
-
-
-@asynccontextmanager
-async def served(
-    url: str, declare: Callable[[Headwater], object] = lambda hw: None, **settings: Any
-) -> AsyncIterator[Gateway]:
-    hw = Headwater(url, **settings)
-    declare(hw)
-    app = hw.asgi()
-    async with hw, ours(app) as port:
-        gateway = Gateway(port)
-        async with gateway.http:
-            yield gateway
 
 
 @pytest.fixture(autouse=True)
@@ -233,7 +185,12 @@ async def test_closed_tables_are_open_where_they_are_declared(
 
     async with served(url, declare, auth_secret=SECRET, tables="closed") as gateway:
         ann, admin = bearer(), bearer(headwater_admin=True)
-        feeds = {"tables": "orders"}, {"tables": "other"}, {"tables": "orders,other"}, {}
+        feeds: tuple[dict[str, str], ...] = (
+            {"tables": "orders"},
+            {"tables": "other"},
+            {"tables": "orders,other"},
+            {},
+        )
         for headers, closed in ((ann, "forbidden"), (admin, None)):
             get = partial(gateway.code, "GET", headers=headers)
             assert await get("/v1/live", params={"q": ORDERS}) is None
@@ -415,3 +372,89 @@ async def test_metrics_and_openapi_are_closed_where_tokens_are_verified(url: str
     async with served(url, metrics="closed", openapi="closed") as gateway:
         for path in ("/metrics", "/openapi.json"):
             assert await gateway.code("GET", path) == "admin_only"
+
+
+# ------------------------------------------------------------------------ key sets
+
+
+async def test_unknown_keys_cause_one_fetch_whichever_way_they_come(url: str) -> None:
+    async with issuing() as issuer:
+        issuer.keys = [jwk(rsa_key(), kid="first")]
+        good = signed_by("first")
+        settings: dict[str, Any] = {"auth_jwks": issuer.url, "auth_cookie": "session"}
+        async with served(url, **settings) as gateway:
+            headers = {"authorization": f"Bearer {good}"}
+            made = await gateway.http.post("/v1/tickets", headers=headers)
+            assert issuer.asked == 1
+            for number in range(3):
+                unknown = signed_by(f"unknown {number}")
+                get = partial(gateway.code, "GET", "/v1/live", params={"q": ORDERS})
+                for shown in (
+                    {"authorization": f"Bearer {unknown}"},
+                    {"cookie": f"session={unknown}"},
+                ):
+                    assert await get(headers=shown) == "token_signature"
+                async with gateway.socket(additional_headers=headers) as socket:
+                    await socket.send(json.dumps({"type": "authenticate", "token": unknown}))
+                    assert (await said(socket, "error"))["code"] == "token_signature"
+            # The ticket's token is verified again, by keys that are known.
+            ticket = {"q": ORDERS, "ticket": made.json()["ticket"]}
+            assert await gateway.code("GET", "/v1/live", params=ticket) is None
+            assert issuer.asked == 1
+
+
+def signed_by(name: str) -> str:
+    claims = {"sub": "ann", "exp": time.time() + 3600}
+    return jwt.encode(claims, rsa_key("first"), "RS256", headers={"kid": name})
+
+
+# ------------------------------------------------------------------------ places of names
+
+
+PLACES = [
+    "1.0",
+    "+1",
+    " 1",
+    "1 ",
+    "1_0",
+    "٣",
+    "-0",
+    "01",
+    "1e3",
+    "0x1",
+    "9" * 60,
+    "",
+    "null",
+    "true",
+]
+
+
+async def test_a_place_for_a_number_takes_one_spelling(url: str) -> None:
+    """Two names for one room would have two rules, or none: access is decided by the number."""
+
+    def declare(hw: Headwater) -> None:
+        @hw.topic("order:{id}", table="orders")
+        async def follows(ctx: Any, id: int) -> bool:
+            return True
+
+        @hw.channel("room:{id}")
+        async def joins(ctx: Any, id: int) -> bool:
+            return True
+
+    async with served(url, declare) as gateway, gateway.socket() as socket:
+
+        async def subscribed(**wish: Any) -> bool:
+            await socket.send(json.dumps({"type": "subscribe", "id": "a", **wish}))
+            message = await said(socket, "subscribed", "error")
+            begun = bool(message["type"] == "subscribed")
+            if begun:
+                await socket.send(json.dumps({"type": "unsubscribe", "id": "a"}))
+                await said(socket, "unsubscribed")
+            return begun
+
+        for place in ("1", "0", "-1", "9007199254740993"):
+            assert await subscribed(topic=f"order:{place}"), place
+            assert await subscribed(channel={"name": f"room:{place}"}), place
+        for place in PLACES:
+            assert not await subscribed(topic=f"order:{place}"), place
+            assert not await subscribed(channel={"name": f"room:{place}"}), place

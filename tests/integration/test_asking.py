@@ -201,7 +201,7 @@ async def test_the_doctor_looks_at_the_question_role(database: str, notes: Conne
     assert (fine.level, "owns nothing" in fine.detail) == ("ok", True), fine
     for role, what in (
         ("postgres", "is a superuser"),
-        (OWNER, "owns something, may read public.notes"),
+        (OWNER, "owns something, may read notes"),
     ):
         powerful = await found(asking(database, role))
         assert (powerful.level, what in powerful.detail) == ("warn", True), powerful

@@ -66,8 +66,25 @@ def test_from_nothing_to_status_and_back(database: str) -> None:
     assert status["log"]["retention"] == 30 * 86400
     assert documents(headwater("disable", "orders", *at)) == [{"table": "orders", "enabled": False}]
     assert "disabled: subscriptions get no updates" in headwater("status", "--url", database).stdout
-    assert documents(headwater("uninstall", "--yes", *at)) == [{"removed": True}]
-    assert documents(headwater("uninstall", "--yes", *at)) == [{"removed": False}]
+    gone = {"removed": True, "tables_of_views": []}
+    assert documents(headwater("uninstall", "--yes", *at)) == [gone]
+    assert documents(headwater("uninstall", "--yes", *at)) == [gone | {"removed": False}]
+
+
+def test_uninstall_names_the_tables_of_views(url: str) -> None:
+    psql(
+        url,
+        'create schema "Reports"; create table "Reports"."by day" (id int); create table sums ()',
+        "insert into headwater.views (name, state, relation) values"
+        """ ('a', 'live', '"Reports"."by day"'::regclass), ('b', 'live', 'sums'::regclass),"""
+        " ('gone', 'live', 1), ('new', 'new', null)",
+    )
+    said = headwater("uninstall", "--yes", "--url", url).stdout
+    (statement,) = (line for line in said.splitlines() if "drop table" in line)
+    assert 'stay, as they are: "Reports"."by day", public.sums.' in said
+    psql(url, statement.partition(": ")[2])
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        psql(url, "select from sums")
 
 
 def test_for_people(database: str) -> None:

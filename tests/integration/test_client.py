@@ -14,7 +14,7 @@ import pytest
 
 import headwater.client
 from headwater import limits
-from headwater.client import Backoff, Connection, connect, connect_sync
+from headwater.client import Backoff, Connection, Live, connect, connect_sync
 from headwater.errors import (
     ConfigError,
     ConnectionFailed,
@@ -492,6 +492,52 @@ async def test_a_token_is_renewed_on_the_open_connection(standin: StandIn, trans
     async with client(standin, transport, token=token) as hw:
         await until(lambda: Authenticate("fresh") in standin.seen)
         assert hw.reconnects == 0
+
+
+def expire(standin: StandIn) -> None:
+    """The gateway ends every session because its token has ended."""
+    standin.say(Error("token_expired", "the token has expired"))
+    standin.hang_up(4401)
+
+
+async def until_ended(orders: Live) -> None:
+    async for _ in orders.deltas():
+        pass
+
+
+async def test_a_token_that_is_a_text_and_was_refused_is_not_sent_again(
+    standin: StandIn, transport: Any
+) -> None:
+    async with client(standin, transport, token="t") as hw:
+        orders = hw.live("orders")
+        await orders.__aenter__()
+        expire(standin)
+        with pytest.raises(Unauthorized, match="the token has expired") as caught:
+            await until_ended(orders)
+    assert "function that brings a token" in str(caught.value.hint)
+    assert standin.tokens == ["t"]
+
+
+async def test_a_function_is_asked_for_another_token_once(standin: StandIn, transport: Any) -> None:
+    numbers = itertools.count()
+    async with client(standin, transport, token=lambda: f"token {next(numbers)}") as hw:
+        orders = hw.live("orders")
+        await orders.__aenter__()
+        expire(standin)
+        await until(lambda: hw.reconnects == 1 and standin.sessions)
+        expire(standin)
+        with pytest.raises(Unauthorized, match="the token has expired"):
+            await until_ended(orders)
+    assert standin.tokens == ["token 0", "token 1"]
+
+
+async def test_a_function_whose_token_was_refused_is_asked_again(
+    standin: StandIn, transport: Any
+) -> None:
+    standin.refusals = [Error("token_expired", "the token has expired")]
+    numbers = itertools.count()
+    async with client(standin, transport, token=lambda: f"token {next(numbers)}"):
+        assert standin.tokens == ["token 0", "token 1"]
 
 
 async def test_a_token_that_cannot_be_had(standin: StandIn, transport: Any) -> None:

@@ -228,7 +228,7 @@ async def test_a_locked_table_delays_no_other(
     """More results of it are wanted than there are connections; another's table is not locked."""
     await run(orders, "create table slow (id int primary key)", "insert into slow values (1)")
     await enable(orders, "slow")
-    locker = await connect(url, purpose="test")
+    locker = await connect(url, purpose="test", application_path=True)
     async with Hub(url) as hub:
         await run(locker, "begin", "lock table slow in access exclusive mode")
         waiting = [Recorder() for _ in range(2 * limits.OPENING_CONNECTIONS_MAX)]
@@ -256,7 +256,7 @@ async def test_many_locked_tables_delay_no_other(url: str, orders: Connection) -
     for name in names:
         await run(orders, f"create table {name} (id int primary key)")
     await enable(orders, *names)
-    locker = await connect(url, purpose="test")
+    locker = await connect(url, purpose="test", application_path=True)
     async with Hub(url) as hub:
         await run(
             locker, "begin", *(f"lock table {name} in access exclusive mode" for name in names)
@@ -278,7 +278,7 @@ async def test_what_nobody_waits_for_does_not_pile_up_behind_a_lock(
     monkeypatch.setattr(limits, "OPENING_SHARE", 10)
     await run(orders, "create table slow (id int primary key)")
     await enable(orders, "slow")
-    locker = await connect(url, purpose="test")
+    locker = await connect(url, purpose="test", application_path=True)
     async with Hub(url) as hub:
         await run(locker, "begin", "lock table slow in access exclusive mode")
         for i in range(200):

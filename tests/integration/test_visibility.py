@@ -286,7 +286,7 @@ async def test_a_policy_that_fails_harms_nobody_else(url: str, notes: Connection
     async with Hub(url) as hub:
         fine, broken = Recorder(), Recorder()
         await hub.live(live("notes", limit=100), fine, access=user(1))
-        with pytest.raises(Exception, match="invalid input syntax"):
+        with pytest.raises(Forbidden, match="22P02"):
             await hub.live(
                 live("notes"), broken, access=Access(role=ROLE, claims='{"sub": "nobody"}')
             )

@@ -16,7 +16,7 @@
  * @property {(error: HeadwaterErrorType) => void} over there will be no other connection
  */
 
-import { connectionFailed, errorOf, HeadwaterError, isDenied } from "./errors.js";
+import { connectionFailed, errorOf, HeadwaterError, isAboutToken, isDenied } from "./errors.js";
 import { BACKOFF_SECONDS, CONNECT_SECONDS, REFRESH_SECONDS } from "./limits.js";
 import { unreachable } from "./links.js";
 import { Value } from "./store.js";
@@ -29,6 +29,7 @@ export class Connection {
   reconnects = 0;
   #urls;
   #token;
+  #askedAgain = false;
   #open;
   #newBackoff;
   /** @type {Handlers} */
@@ -99,6 +100,7 @@ export class Connection {
       // A connection that lasted is no reason to wait before another gateway is tried.
       const lasted = Date.now() - began > BACKOFF_SECONDS[0] * 1000;
       tried = lasted ? 1 : tried + 1;
+      if (lasted) this.#askedAgain = false;
       if (tried < this.#urls.length) continue;
       tried = 0;
       const pause = backoff.failed(Math.random(), error.retryAfter);
@@ -152,9 +154,8 @@ export class Connection {
       });
     } catch (error) {
       const ours = unreachable(url, error);
-      // A token may have ended, or a right been taken: the next greeting will tell.
-      if (ours.retryable || (greeted && isDenied(ours))) return ours;
-      throw ours;
+      if (this.#isFinal(ours, greeted)) throw ours;
+      return ours;
     } finally {
       ending.abort();
       this.#link = undefined;
@@ -180,6 +181,26 @@ export class Connection {
   }
 
   // ------------------------------------------------------------------ tokens
+
+  /**
+   * Whether to connect again would be of no use. A token that is a text is refused again; a
+   * function is asked for another one, once. Without either it may be a cookie.
+   *
+   * @param {HeadwaterErrorType} error
+   * @param {boolean} greeted
+   */
+  #isFinal(error, greeted) {
+    if (error.retryable) return false;
+    // A right may have been taken: the next greeting will tell.
+    if (!isAboutToken(error) || !this.#token) return !(greeted && isDenied(error));
+    if (typeof this.#token !== "function") {
+      error.hint ??= "Give a function that brings a token: connect(url, { token: () => … }).";
+      return true;
+    }
+    const askedAgain = this.#askedAgain;
+    this.#askedAgain = true;
+    return askedAgain;
+  }
 
   async #currentToken() {
     if (typeof this.#token !== "function") return this.#token;

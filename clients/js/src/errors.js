@@ -70,6 +70,9 @@ const DENIED = /^(unauthorized|forbidden|access_changed|token_.*|ticket|origin|h
 /** Whether it is about who asks, and not about what. @param {HeadwaterError} error */
 export const isDenied = (error) => DENIED.test(error.code);
 
+/** Whether another token may help. @param {HeadwaterError} error */
+export const isAboutToken = (error) => /^(unauthorized|token_.*)$/.test(error.code);
+
 /** @type {Record<number, string>} */
 const CODES = {
   400: "invalid_query",

@@ -321,6 +321,37 @@ describe("a client", () => {
     );
   });
 
+  test("a token that is a text and was refused is not sent again", async (t) => {
+    const gateway = new Gateway();
+    const hw = client(t, gateway, { token: "t" });
+    await until(() => hw.status.value === "open");
+    const [link] = gateway.links;
+    link.say({ type: "error", code: "token_expired", message: "the token has expired" });
+    await until(() => hw.errors.length === 1);
+    link.cut();
+    await until(() => hw.status.value === "failed");
+    assert.equal(gateway.opened, 1);
+    const last = hw.errors[hw.errors.length - 1];
+    assert.equal(last.code, "token_expired");
+    assert.match(last.hint ?? "", /function that brings a token/);
+  });
+
+  test("a function is asked for another token, once", async (t) => {
+    const gateway = new Gateway();
+    let tokens = 0;
+    const hw = client(t, gateway, { token: () => `t${++tokens}` });
+    for (const time of [1, 2]) {
+      await until(() => gateway.opened === time && hw.status.value === "open");
+      const [link] = gateway.links;
+      const heard = hw.errors.length;
+      link.say({ type: "error", code: "token_expired", message: "the token has expired" });
+      await until(() => hw.errors.length > heard);
+      link.cut();
+    }
+    await until(() => hw.status.value === "failed");
+    assert.equal(tokens, 2);
+  });
+
   test("closed by who hears of an error, it asks for no other token", async (t) => {
     t.mock.timers.enable({ apis: ["setTimeout"] });
     let tokens = 0;

@@ -144,6 +144,7 @@ class Connection:
         """The gateway's name for the present connection; None while there is none."""
         self._urls = urls
         self._token = token
+        self._asked_again = False
         self._open = opener
         self._new_backoff = backoff
         self._session = Session()
@@ -425,6 +426,7 @@ class Connection:
             error = await self._one_connection(url, backoff)
             # A connection that lasted is no reason to wait before another gateway is tried.
             lasted = loop.time() - began > CLIENT_BACKOFF_SECONDS[0]
+            self._asked_again = self._asked_again and not lasted
             turn, tried = turn + 1, 1 if lasted else tried + 1
             if tried < len(self._urls):
                 continue
@@ -448,10 +450,9 @@ class Connection:
                     self._refreshing(),
                 )
         except HeadwaterError as error:
-            # A token may have ended, or a right been taken: the next greeting will tell.
-            if error.retryable or (greeted and _is_denial(error)):
-                return error
-            raise
+            if self._is_final(error, greeted=greeted):
+                raise
+            return error
         raise AssertionError("a connection ends with an error")
 
     @asynccontextmanager
@@ -492,7 +493,7 @@ class Connection:
                 raise ConnectionFailed(
                     f"nothing was heard from the gateway for {2 * keepalive:g} s"
                 ) from None
-            except ConnectionFailed as error:
+            except HeadwaterError as error:
                 # What the gateway said last tells more than that it hung up.
                 raise said or error from error
             backoff.succeeded()
@@ -618,6 +619,20 @@ class Connection:
 
     # -------------------------------------------------------------------- tokens
 
+    def _is_final(self, error: HeadwaterError, *, greeted: bool) -> bool:
+        """Whether to connect again would be of no use. A token that is a text is refused again; a
+        function is asked for another one, once. Without either it may be a cookie."""
+        if error.retryable:
+            return False
+        if not _is_about_token(error) or self._token is None:
+            # A right may have been taken: the next greeting will tell.
+            return not (greeted and _is_denial(error))
+        if isinstance(self._token, str):
+            error.hint = error.hint or "Give a function that brings a token: token=…"
+            return True
+        asked_again, self._asked_again = self._asked_again, True
+        return asked_again
+
     async def _current_token(self) -> str | None:
         if self._token is None or isinstance(self._token, str):
             return self._token
@@ -644,6 +659,10 @@ class Connection:
                 self._send(Authenticate(await self._current_token() or ""))
             except ConnectionFailed as error:
                 logger.warning("%s", error)
+
+
+def _is_about_token(error: HeadwaterError) -> bool:
+    return error.code == Unauthorized.code or error.code.startswith("token_")
 
 
 def _is_denial(error: HeadwaterError) -> bool:

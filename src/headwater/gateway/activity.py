@@ -4,7 +4,8 @@ Every period: a row for the gateway, which is also the sign that it is alive, an
 its costliest sessions and views, if it differs from what was written last. Who looks is known to
 the gateway that an admin follows the table at; a lock in the database tells the others. While
 nobody looks nothing is written, and the question whether anybody does is all that it costs; but
-while live queries lag it is written too, for `headwater status`. What goes wrong here is no trouble of anybody's: it is logged, and tried again.
+while live queries lag it is written too, for `headwater status`. What goes wrong here is no trouble
+of anybody's: it is logged, and tried again.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from headwater.errors import (
     Unauthorized,
 )
 from headwater.gateway import openapi, pages, streams, websocket
-from headwater.gateway.addresses import is_local_name
+from headwater.gateway.addresses import host_of, is_local_name
 from headwater.gateway.admins import LOCAL_ONLY, is_admin, not_admin
 from headwater.gateway.bodies import ReanchorBody
 from headwater.gateway.connection import Connection
@@ -154,12 +154,16 @@ class LocalOnly:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or is_local_name(HTTPConnection(scope).url.hostname):
+        if scope["type"] == "lifespan" or _is_called_local(scope):
             await self._app({**scope, LOCAL_ONLY: True}, receive, send)
         elif scope["type"] == "websocket":
             await _deny(WebSocket(scope, receive, send), _FOREIGN, refusal(_FOREIGN))
         else:
             await refusal(_FOREIGN)(scope, receive, send)
+
+
+def _is_called_local(scope: Scope) -> bool:
+    return is_local_name(host_of(HTTPConnection(scope).headers.getlist("host")))
 
 
 _FOREIGN = Forbidden(

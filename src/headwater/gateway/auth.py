@@ -114,6 +114,10 @@ class Authenticator:
                 )
         return cls(settings, own, KeySet.from_settings(settings), clock=clock)
 
+    async def close(self) -> None:
+        if self._key_set is not None:
+            await self._key_set.close()
+
     async def verify(self, token: str) -> Identity:
         """Who the token's bearer is; Unauthorized or Forbidden with the reason as its code."""
         header = _read_header(token)

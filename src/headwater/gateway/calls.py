@@ -22,7 +22,7 @@ from headwater.hub.groups import Answered
 from headwater.hub.hub import Hub
 from headwater.idempotency import Request, check_key
 from headwater.identity import Identity
-from headwater.limits import WAIT_SECONDS_MAX
+from headwater.limits import ARGUMENT_VALUES_MAX, WAIT_SECONDS_MAX
 from headwater.model import Position
 from headwater.protocol import Answer, Ask, Error, Mutate, Wait
 from headwater.queries.functions import Arguments, Mutation, Query
@@ -93,7 +93,7 @@ class Calls:
         """A query's result. With `after`, one that contains that position. Of one `owner`, only
         some are executed at a time."""
         query = self.query(name)
-        arguments = query.bind(args)
+        arguments = query.bind(args, most=ARGUMENT_VALUES_MAX)
         position = None if after is None else self.position(after, path="after")
         with traced("headwater.query", {"headwater.function": name}, parent) as trace_id:
             return await self._hub.groups.call(

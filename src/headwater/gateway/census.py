@@ -98,9 +98,10 @@ class Census:
         own = await self._own(connections)
         sessions = await _costliest(connections, _session_weight)
         costly = await _costliest(views, lambda view: view.cost.weight)
+        memory = self._hub.memory
+        listed = [_session(each, memory.of(each.owner)) for each in sessions]
         lagging = [view for view, _ in self._hub.lives.lagged()[:ACTIVITY_ROWS_MAX]]
-        shown = dict.fromkeys([*lagging, *costly])
-        return [own, *map(_session, sessions), *map(_view, shown)]
+        return [own, *listed, *map(_view, dict.fromkeys([*lagging, *costly]))]
 
     async def _own(self, connections: list[Connection]) -> Entry:
         # Those that end while they are counted are among the connections: count them once.
@@ -135,6 +136,7 @@ class Census:
             "sessions": sessions,
             "subscriptions": kinds,
             "views": len(self._hub.lives.views),
+            "memory": self._hub.memory.total,
             "changes": total(metrics.changes),
             "flushes": total(metrics.flushes),
             "resyncs": total(metrics.resyncs),
@@ -165,7 +167,8 @@ def _session_weight(connection: Connection) -> int:
     return connection.session.buffered + (0 if sink is None else sink.sent_bytes)
 
 
-def _session(connection: Connection) -> Entry:
+def _session(connection: Connection, memory: int) -> Entry:
+    """`memory` is what all subscriptions of its user take."""
     session, sink = connection.session, connection.sink
     identity = session.identity
     views = sorted(each.view for each in session.subscriptions.values() if each.view)
@@ -175,6 +178,7 @@ def _session(connection: Connection) -> Entry:
         "role": identity.role,
         "expires_at": identity.expires_at,
         "behind": session.is_behind,
+        "memory": memory,
         "views": views[:ACTIVITY_VIEWS_SHOWN_MAX],
     }
     return Entry(
@@ -204,6 +208,7 @@ def _view(view: AnyView) -> Entry:
                 "role": role,
                 "live": view.live,
                 "lagging_since": lag.since if lag is not None and shown else None,
+                "memory": view.bytes,
             }
             return _costly(view, "live", view.query.table.label, detail, view.followers, view.held)
         case Group():

@@ -32,7 +32,7 @@ from headwater.gateway.auth import Authenticator, Credentials, missing
 from headwater.gateway.calls import Calls
 from headwater.gateway.channels import ChannelDesk
 from headwater.gateway.connection import Connection, no_session
-from headwater.gateway.quotas import Quotas
+from headwater.gateway.quotas import Quotas, owner_of
 from headwater.gateway.rights import Rights, together
 from headwater.gateway.session import (
     AnySubscription,
@@ -50,6 +50,7 @@ from headwater.hub.hub import Hub
 from headwater.hub.subscriber import Access
 from headwater.identity import Identity, anonymous
 from headwater.limits import (
+    ARGUMENT_VALUES_MAX,
     BEHIND_SECONDS_MAX,
     FEED_TABLES_MAX,
     KEEPALIVE_SLOTS,
@@ -141,6 +142,8 @@ class Gateway:
             self.release(connection)
         await self.calls.close()
         await self._tickets.__aexit__()
+        if self._authenticator is not None:
+            await self._authenticator.close()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -214,6 +217,8 @@ class Gateway:
             transport=transport,
             lease=lease,
             metrics=self.metrics,
+            memory=self.hub.memory,
+            owner=owner_of(identity.account, address),
             here=here,
         )
         connection.by_ticket = by_ticket
@@ -385,7 +390,7 @@ class Gateway:
         query = self.calls.query(call.name)
         handle = await self.hub.groups.subscribe(
             query,
-            query.bind(call.args),
+            query.bind(call.args, most=ARGUMENT_VALUES_MAX),
             subscription.identity,
             subscription,
             since=wish.since,
@@ -530,6 +535,9 @@ class Gateway:
         kinds = Counter(s.kind for c in connections for s in c.session.subscriptions.values())
         for kind in ("live", "query", "changes", "topic", "channel"):
             self.metrics.subscriptions.labels(kind).set(kinds[kind])
+        memory = self.hub.memory
+        self.metrics.memory_bytes.set(memory.total)
+        self.metrics.memory_largest_bytes.set(max((held for _, held in memory.owners), default=0))
         self.metrics.stalled_bytes.set(sum(c.session.buffered for c in connections))
         return self.metrics.render()
 
@@ -556,8 +564,8 @@ def _subscription(session: Session, wish: Subscribe) -> AnySubscription:
             return FeedSubscription(session, wish.id, wish.overflow or "pause")
         case None, None, None, str(topic), None:
             return TopicSubscription(session, wish.id, wish.overflow or "pause", topic)
-        case None, None, None, None, ChannelCall():
-            return ChannelSubscription(session, wish.id)
+        case None, None, None, None, ChannelCall(name):
+            return ChannelSubscription(session, wish.id, name)
     raise InvalidQuery("expected exactly one of live, query, changes, topic and channel")
 
 

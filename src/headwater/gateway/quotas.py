@@ -144,6 +144,7 @@ class Rate:
 
 
 def owner_of(user: str | None, address: str) -> Owner:
+    """Whom something counts for: the user, or the address where there is none."""
     return ("address", counted(address)) if user is None else ("user", user)
 
 

@@ -15,6 +15,7 @@ from starlette.requests import HTTPConnection, Request
 from headwater.errors import Forbidden, HeadwaterError, InvalidQuery, LimitExceeded
 from headwater.gateway.admins import is_here
 from headwater.gateway.auth import Credentials, find_token
+from headwater.gateway.bodies import check_json_size
 from headwater.gateway.gateway import Gateway
 from headwater.gateway.tickets import refused_here
 from headwater.idempotency import check_key
@@ -156,6 +157,7 @@ async def _read(request: Request) -> bytes:
 
 
 def parse_json(text: bytes | str, type: type[Body], *, path: str = "") -> Body:
+    check_json_size(text)
     try:
         return msgspec.json.decode(text, type=type)
     except msgspec.ValidationError as error:

@@ -48,6 +48,7 @@ from headwater.log import marks
 from headwater.log.follow import link, reconnect_pause
 from headwater.log.progress import Progress
 from headwater.log.wake import Waker
+from headwater.memory import Memory
 from headwater.metrics import Metrics
 from headwater.model import Position, Table
 from headwater.queries.events import Events
@@ -89,11 +90,14 @@ class Hub:
         # Shared with the flush
         self.progress = Progress()
         self._lost_track = False
-        question_url = None if settings is None else settings.question_url
-        self.tables = Tables(url, question_url)
+        bounds = settings or Settings()
+        self.tables = Tables(url, bounds.question_url)
+        self.memory = Memory(bounds.bytes_per_user, bounds.bytes_total)
+        self.memory.on_over = self._enforce_soon
+        self.memory.on_shed = lambda code: self.metrics.memory_shed.labels(code).inc()
         self.delivery = Delivery(self)
-        self.side_jobs = SideJobs(self, question_url)
-        self.lives = Lives(self, rules or {}, question_url=question_url)
+        self.side_jobs = SideJobs(self, bounds.question_url)
+        self.lives = Lives(self, rules or {}, question_url=bounds.question_url)
         self.feeds = Feeds(self)
         events = events or Events()
         self.groups = Groups(self, settings or Settings(), events)
@@ -261,6 +265,10 @@ class Hub:
         self.progress.leap(position)
         self.wake()  # what is to be read now waits for the snapshot of a flush
 
+    def _enforce_soon(self) -> None:
+        """More memory is held than may be: end some of it when no step is in the way."""
+        asyncio.get_running_loop().call_soon(self.memory.enforce)
+
     def unavailable(self) -> Unavailable:
         return Unavailable(
             f"live data is not available now: {self.trouble}",
@@ -391,7 +399,8 @@ class Hub:
         owner: Owner | None = None,
     ) -> LiveSubscription:
         """Follow a live query. Returns when its snapshot, or what it missed since a position, has
-        been handed over. Of one `owner`, only some snapshots are read at a time."""
+        been handed over. Its memory counts for the `owner`, and of one owner only some snapshots
+        are read at a time."""
         return await self.lives.join(query, subscriber, access, since, verify, owner)
 
     async def feed(

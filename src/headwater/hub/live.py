@@ -29,6 +29,7 @@ from headwater.live.query import BoundQuery, LiveQuery
 from headwater.live.streamed import Streamed
 from headwater.live.view import View, new_state
 from headwater.live.window import Window
+from headwater.memory import Holding
 from headwater.model import Change, Delta, Enter, Match, Position, Reset, Unmatch, Update
 from headwater.protocol import Deltas, Frame, ResetReason, Snapshot, result_hash
 from headwater.protocol import Reset as ResetMessage
@@ -57,8 +58,8 @@ class LiveView(View):
     """The shared state behind identical live queries."""
 
     __slots__ = (
-        "_whole", "cost", "known", "lag", "live", "openings", "recent", "removed", "verifiers",
-        "waiting", "wish",
+        "_base_bytes", "_whole", "cost", "holding", "known", "lag", "live", "openings", "recent",
+        "removed", "verifiers", "waiting", "wish",
     )  # fmt: skip
 
     scope: Scope | None
@@ -77,6 +78,9 @@ class LiveView(View):
         self.recent = Recent()
         self.verifiers = 0
         self.cost = Cost()
+        self.holding: Holding | None = None
+        """Its memory, and the users who follow it."""
+        self._base_bytes = limits.VIEW_BYTES + limits.VIEW_QUERY_FACTOR * len(query.canonical)
         self._whole: dict[ResetReason | None, Frame] = {}
 
     # -------------------------------------------------------------------- what it shows
@@ -105,6 +109,19 @@ class LiveView(View):
         state = self.state
         return state.buffered if isinstance(state, Window) else len(state.members)
 
+    @property
+    def bytes(self) -> int:
+        """An estimate of its memory, in steps: its rows, those that are being read, its query."""
+        bytes = self._base_bytes + self.state.bytes
+        if self.openings:
+            bytes += sum(opening.state.bytes for opening in self.openings)
+        return -(-bytes // limits.VIEW_STEP_BYTES) * limits.VIEW_STEP_BYTES
+
+    def weigh(self) -> None:
+        """Count the memory that it takes now."""
+        if self.holding is not None and not self.removed:
+            self.holding.resize(self.bytes)
+
     def rows(self) -> tuple[Enter, ...]:
         """The visible rows as they are sent."""
         assert isinstance(self.state, Window)
@@ -127,13 +144,22 @@ class LiveView(View):
         self._whole = {}
 
     def hash(self, rows: Sequence[Enter] | None = None) -> int | None:
-        """Of the present result, while somebody wants to verify."""
+        """Of the present result, while somebody wants to verify; None for one that is too large to
+        be hashed with every flush."""
         if not self.verifiers or not isinstance(self.state, Window):
             return None
-        return result_hash((row.key, row.row) for row in (self.rows() if rows is None else rows))
+        columns = len(self.query.columns or self.query.table.columns)
+        if self.state.buffered * columns > limits.VERIFY_VALUES_MAX:
+            return None
+        rows = self.rows() if rows is None else rows
+        texts = (value for row in rows for value in row.row.values() if isinstance(value, str))
+        if sum(map(len, texts)) > limits.VERIFY_CHARS_MAX:
+            return None
+        return result_hash((row.key, row.row) for row in rows)
 
     def frame(self, position: str, at: datetime, deltas: list[Delta]) -> Frame | None:
         """What all subscribers are sent for the deltas of a flush; None for nothing."""
+        self.weigh()  # rows behind the visible ones have come and gone without a delta
         if not deltas:
             return None
         self._whole = {}
@@ -151,6 +177,7 @@ class LiveView(View):
     def attach(self, subscription: LiveSubscription) -> None:
         self.subscribers.add(subscription)
         self.verifiers += subscription.verify
+        self.weigh()
         if subscription.verify:
             self._whole = {}  # what is there may be without a hash
 
@@ -178,6 +205,7 @@ class LiveView(View):
         self.state = state
         self.live = True
         self._whole = {}
+        self.weigh()
 
 
 def _matches(deltas: Iterable[Delta]) -> Iterable[Match]:
@@ -243,6 +271,7 @@ class Opening:
                 subscription.expect(subscription.reason or reason)
                 self.view.waiting.append(subscription)
         self.told = []
+        self.view.weigh()
 
     @property
     def owners(self) -> list[Owner]:
@@ -265,6 +294,7 @@ class Opening:
         """Nobody waits for it any more."""
         if self in self.view.openings:
             self.view.openings.remove(self)
+            self.view.weigh()
 
     def put_back(self, changes: Iterable[Sequence[Change]]) -> None:
         """Those that a flush could not take after all: they come before what came since."""
@@ -281,7 +311,8 @@ class LiveSubscription:
 
     __slots__ = (
         "_arrived", "_lives", "_told_of", "access", "attempts", "begun", "caught_up", "closed",
-        "deliver", "joined", "owner", "query", "reason", "subscriber", "target", "verify",
+        "deliver", "holding", "joined", "owner", "query", "reason", "subscriber", "target",
+        "verify",
     )  # fmt: skip
 
     def __init__(
@@ -294,6 +325,10 @@ class LiveSubscription:
         owner: Owner | None = None,
     ) -> None:
         self._lives = lives
+        self.owner = owner
+        """The user whose memory it takes."""
+        self.holding: Holding | None = None
+        """That of its view, while it counts there."""
         self.query = query
         self.access = access
         self.subscriber = subscriber

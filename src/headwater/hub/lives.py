@@ -11,13 +11,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import psycopg
 
 from headwater import limits
-from headwater.database import translate
+from headwater.database import is_refused, translate
 from headwater.errors import (
     DatabaseError,
     Forbidden,
@@ -145,15 +146,19 @@ class Lives:
             raise self._hub.unavailable()
         view = self._view(wish, bound, known, scope)
         subscription.target = view
-        self._lingering.pop(view, None)
+        if self._lingering.pop(view, None) is not None and view.holding is not None:
+            view.holding.resume()
         # One that lags cannot promise what its newcomer may have been promised: it is waited for.
         if view.live and view.lag is None and since is not None:
             missed = view.recent.after(since)
             if missed is not None:
                 view.attach(subscription)
-                subscription.begin(missed, resumed=True)
+                if self._has_memory(subscription, view):
+                    subscription.begin(missed, resumed=True)
                 return
         self._wait(subscription, view)
+        if not self._has_memory(subscription, view):
+            return
         if not view.live or not isinstance(view.state, Window):
             self.open(view)
         elif guarded(view):
@@ -170,6 +175,23 @@ class Lives:
         """Have the rows of a guarded view looked at again before those who wait are sent them."""
         self._rechecks[view] = None
         self._hub.wake()
+
+    def _has_memory(self, subscription: LiveSubscription, view: LiveView) -> bool:
+        """Count the view for the user of a subscription; False where that ended it."""
+        assert view.holding is not None
+        subscription.holding = view.holding
+        view.holding.join(subscription.owner)
+        self._hub.memory.enforce()
+        return not subscription.closed
+
+    def _shed(self, view: LiveView, owner: Owner, error: LimitExceeded) -> None:
+        """A user may not have this view: it takes too much memory."""
+        told = [each for opening in view.openings for each in opening.told]
+        for subscription in [*view.subscribers, *view.waiting, *told]:
+            if subscription.owner == owner:
+                subscription.fail(error)
+        if not view.followers and not view.removed:
+            self._remove(view)
 
     def _view(
         self, wish: LiveQuery, bound: BoundQuery, known: KnownTable, scope: Scope | None
@@ -188,6 +210,9 @@ class Lives:
                 hint="Share them: the same query by many users is one.",
             )
         view.wish, view.known = wish, known
+        if view.holding is None:
+            view.holding = self._hub.memory.open(partial(self._shed, view))
+            view.weigh()
         self._hub.side_jobs.expect(view)
         for identity in identities(known.table):
             self._shapes.setdefault(identity, {}).setdefault(known.table.id, set()).add(view)
@@ -210,15 +235,20 @@ class Lives:
     def forget(self, subscription: LiveSubscription) -> None:
         """A subscription is over. The last one to leave a view leaves it behind for a while."""
         view = subscription.target
+        holding, subscription.holding = subscription.holding, None
         if view is None or view.removed:
             return
         view.detach(subscription)
         if view.subscribers or view.waiting or any(opening.told for opening in view.openings):
+            if holding is not None:
+                holding.leave(subscription.owner)
             return
         if not view.live:
             self._remove(view)
             return
         self._lingering[view] = time.monotonic()
+        if holding is not None:
+            holding.rest()
         if len(self._lingering) > limits.VIEWS_LINGERING_MAX:
             self._remove(next(iter(self._lingering)))
 
@@ -250,6 +280,8 @@ class Lives:
         self.set_lag(view, None)
         view.openings = []
         view.live, view.removed = False, True
+        if view.holding is not None:
+            view.holding.close()
         self.views.remove(view)
         shape = view.known.table.id
         for identity in identities(view.known.table):
@@ -484,6 +516,7 @@ class Lives:
 
     def make_live(self, view: LiveView, state: Window) -> None:
         view.take(state)
+        self._hub.memory.enforce()  # before its rows are encoded for those who may not have them
         self.recents.clear(view.recent)
         for subscription in list(view.subscribers):
             self._hand_whole(view, subscription, subscription.reason or "resync")
@@ -514,6 +547,7 @@ class Lives:
         """A live view was read again, true as of the last flush: repair it where it differs. Of a
         guarded view, what others did to rights shows only now."""
         assert view.lag is None or view.lag.job is None, "its state is on its way"
+        view.weigh()
         found = difference(view.state, state, view.known.wire.row)
         if found is None:
             return
@@ -608,6 +642,7 @@ class Lives:
             self.reopen(view)
             return
         view.openings.remove(opening)
+        view.weigh()
         if isinstance(error, psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable):
             found = too_slow(view.query, self.openings.blockers_of(opening), error)
         elif isinstance(error, psycopg.Error):
@@ -617,7 +652,7 @@ class Lives:
         if opening.told:
             for subscription in list(opening.told):
                 subscription.fail(found)
-        elif not opening.quiet or isinstance(found, Forbidden):
+        elif not opening.quiet or isinstance(found, Forbidden | InvalidQuery):
             self.fail_all(view, found)
 
     def _refusal(self, view: LiveView, error: psycopg.Error) -> HeadwaterError:
@@ -628,7 +663,7 @@ class Lives:
                 f"role {role} may not read {label}: {found}",
                 hint=f'grant select on {label} to "{role}"',
             )
-        return found
+        return _refused(view, error, found) if is_refused(error) else found
 
     def fail_all(self, view: LiveView, error: HeadwaterError) -> None:
         # Those who have a part of their result are not among the subscribers yet.
@@ -693,6 +728,23 @@ def _slow_question(view: LiveView) -> HeadwaterError:
         f" {limits.QUESTION_SECONDS_MAX:.0f} seconds, again and again",
         code="slow_query",
         hint="Make what the table's policies look up quick, with an index; or ask for fewer rows.",
+    )
+
+
+def _refused(view: LiveView, error: psycopg.Error, found: HeadwaterError) -> HeadwaterError:
+    """For a statement that fails whenever it is repeated. Under row-level security the message may
+    have a value of a row that the user may not see: it is for the log."""
+    label = view.query.table.label
+    if view.scope is None:
+        return InvalidQuery(f"{label}: {found}", path="where", hint=found.hint)
+    logger.warning(
+        "view %d: reading %s as role %s failed: %s", view.id, label, view.scope.role, error
+    )
+    return Forbidden(
+        f"{label} cannot be read as role {view.scope.role}: a policy, or a constant of the query,"
+        f" fails with {error.sqlstate}; the log of the gateway has it under view {view.id}",
+        hint="Look at the constants of the query, and at whether the claims of the token are what "
+        "the policies of the table expect.",
     )
 
 

@@ -30,6 +30,7 @@ from headwater.hub.tables import FORMATS
 from headwater.live.query import BoundQuery
 from headwater.model import Delta, Match, Position
 from headwater.protocol import Frame, Reset, Snapshot
+from headwater.queries.pool import CLEAN
 
 logger = logging.getLogger(__name__)
 
@@ -172,6 +173,7 @@ class Openings:
             if parts == 0 and not await self._was_whole(connection, opening):
                 return
             outcome = opening.state.answer(need, answer)
+            view.weigh()
             await self._tell(opening, outcome.deltas, first=parts == 0, more=bool(outcome.needs))
             parts += 1
             if not outcome.needs:
@@ -184,7 +186,7 @@ class Openings:
     async def _was_whole(self, connection: Connection, opening: Opening) -> bool:
         """Rows that a table was rewritten with are not in a snapshot from before: such a result
         was empty, and is read again. Having been read from, the table stays as it is until we
-        commit."""
+        end the transaction."""
         oid = opening.view.known.table.oid
         found = await rewritten(connection, [oid])
         if oid not in found:
@@ -348,7 +350,10 @@ class Readers:
 
     async def _connect(self) -> None:
         try:
-            connection = await connect(self._url, purpose="opening", options=_OPTIONS)
+            # At the end of a share code of others may have left statements of any name.
+            connection = await connect(
+                self._url, purpose="opening", options=_OPTIONS, prepares=False
+            )
         except HeadwaterError as error:
             # The flush loop notices too when the database is away, and begins again with all.
             logger.warning("cannot read results: %s", error)
@@ -395,17 +400,20 @@ class Readers:
 
     async def _work(self, connection: Connection, share: int) -> None:
         """Read what the share has, one after the other, then be free again."""
-        queue, opening = self._queue, None
+        queue, opening, as_role = self._queue, None, False
         try:
             while share == self._share:
                 opening = queue.next(lambda each: each.share == share)
                 if opening is None:
                     break
                 self._begun += 1
+                as_role = as_role or opening.view.scope is not None
                 await self._openings.read(connection, opening)
                 queue.done(opening)
                 opening = None
-            await connection.execute("commit")
+            await connection.execute("rollback")
+            if as_role:
+                await connection.execute(CLEAN)  # a policy is code of others
         except (psycopg.Error, TimeoutError) as error:
             logger.warning("a side connection was lost: %r", error)
             if opening is not None:

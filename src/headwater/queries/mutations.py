@@ -37,6 +37,7 @@ from headwater.queries.requests import (
     Stored,
     UserBound,
     begin_request,
+    check_rights,
     result_of,
     store_request,
     trim_user,
@@ -58,6 +59,7 @@ class Mutations:
             purpose="mutation",
             share=MUTATION_USER_SHARE,
             question_url=settings.question_url,
+            check=check_rights,
         )
         self._events = events
         self._keep = settings.mutation_retention_period

@@ -21,11 +21,12 @@ from headwater.fair_queue import FairQueue, Owner
 from headwater.limits import CONNECTION_CLEAN_SECONDS
 from headwater.log.follow import is_lost
 
-_CLEAN = (
+CLEAN = (
     b"set session authorization default; reset all; close all; unlisten *;"
     b" select pg_catalog.pg_advisory_unlock_all(); discard temp; discard sequences"
 )
-"""What DISCARD ALL does, but for prepared statements: those are worth keeping."""
+"""Outside a transaction: what DISCARD ALL does, but for prepared statements, which are worth
+keeping."""
 
 
 class PoolBusy(Exception):
@@ -37,7 +38,8 @@ class PoolBusy(Exception):
 
 class Pool:
     """At most `size` connections to a database, and at most `share` of them, but one at least, for
-    one owner. `question_url` is the database as the role that what is `as_role` runs over."""
+    one owner. `question_url` is the database as the role that what is `as_role` runs over, and
+    `check` looks at such a connection when it is opened."""
 
     def __init__(
         self,
@@ -47,12 +49,14 @@ class Pool:
         purpose: str,
         share: float = 1.0,
         question_url: str | None = None,
+        check: Callable[[Connection], Awaitable[None]] | None = None,
     ) -> None:
         self.size = size
         self.owner_size = max(1, int(size * share))
         self._url = url
         self._question_url = question_url or url
         self._purpose = purpose
+        self._check = check
         bounds = dict.fromkeys(("user", "address"), self.owner_size)
         self._queue: FairQueue[asyncio.Future[None]] = FairQueue(bounds)
         self._idle: list[tuple[str, Connection]] = []
@@ -127,6 +131,12 @@ class Pool:
             # Those that are idle are of the other role.
             await self._idle.pop(0)[1].close()
         opened = await connect(url, purpose=self._purpose, prepares=False, application_path=True)
+        if self._check is not None and url != self._url:
+            try:
+                await self._check(opened)
+            except BaseException:
+                await opened.close()
+                raise
         return await self._begin_on(url, opened, begin)
 
     def _take_idle(self, url: str) -> Connection | None:
@@ -160,7 +170,7 @@ class Pool:
                 if self._closed or connection.info.transaction_status == TransactionStatus.ACTIVE:
                     return
                 await connection.rollback()
-                await connection.execute(_CLEAN)
+                await connection.execute(CLEAN)
                 is_clean = True
                 self._idle.append((url, connection))
         except (psycopg.Error, TimeoutError):

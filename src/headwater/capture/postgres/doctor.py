@@ -46,6 +46,7 @@ async def examine(connection: Connection) -> list[Finding]:
     if await schema.installed_version(connection) == schema.LATEST:
         findings.append(await _functions(connection))
         findings += [of_table(table) for table in await triggers.list_tables(connection)]
+        findings += await _locks(connection)
     return findings
 
 
@@ -167,7 +168,9 @@ async def _tables(connection: Connection) -> Finding:
     """Enabling a table needs the right to make triggers on it."""
     closed = await _names(
         connection,
-        "select c.oid::regclass::text from pg_class c join pg_namespace n on n.oid = relnamespace"
+        "select case when n.nspname = 'public' then '' else quote_ident(n.nspname) || '.' end"
+        " || quote_ident(c.relname)"
+        " from pg_class c join pg_namespace n on n.oid = relnamespace"
         " where relkind in ('r', 'p') and not relispartition and relpersistence <> 't'"
         " and n.nspname not in ('pg_catalog', 'information_schema', 'headwater')"
         " and not has_table_privilege(c.oid, 'TRIGGER') order by 1",
@@ -250,7 +253,8 @@ _QUESTION_ROLE = """
 """
 
 _READABLE = """
-    select c.oid::regclass::text
+    select case when n.nspname = 'public' then '' else quote_ident(n.nspname) || '.' end
+           || quote_ident(c.relname)
     from pg_class c join pg_namespace n on n.oid = c.relnamespace
     where c.relkind in ('r', 'p', 'v', 'm', 'f')
       and n.nspname not in ('pg_catalog', 'information_schema') and n.nspname !~ '^pg_'
@@ -260,7 +264,8 @@ _READABLE = """
 """
 
 _UNSAFE_TABLES = """
-    select c.oid::regclass::text
+    select case when n.nspname = 'public' then '' else quote_ident(n.nspname) || '.' end
+           || quote_ident(c.relname)
     from pg_class c
     join pg_namespace n on n.oid = c.relnamespace and n.nspname <> 'headwater'
     join pg_roles o on o.oid = c.relowner
@@ -292,6 +297,31 @@ def of_clients(settings: Settings, has_hook: bool | None = None) -> Finding:
         f"every client with a token may read every enabled table{unless}",
         "Declare @hw.authorize, set auth_role, or set tables = closed and declare tables.",
     )
+
+
+async def _locks(connection: Connection) -> list[Finding]:
+    """Every role can take an advisory lock, also those that we use."""
+    cursor = await connection.execute(
+        "select number, pid, role from headwater.lock_holders() where not is_ours order by 1, 2"
+    )
+    return [
+        Finding(
+            "locks",
+            "warn",
+            f"process {pid} of role {role} holds the advisory lock for {_LOCKS.get(number, '?')}",
+            f"End it: select pg_terminate_backend({pid})",
+        )
+        for number, pid, role in await cursor.fetchall()
+    ]
+
+
+_LOCKS = {
+    1: "readers that poll: others learn of changes within a second instead of at once",
+    2: "installing: init waits",
+    3: "maintenance, which is done anyway",
+    4: "enabling tables, which fails",
+    5: "activity, which gateways write down meanwhile",
+}
 
 
 def of_table(table: triggers.CapturedTable) -> Finding:

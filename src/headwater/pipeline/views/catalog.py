@@ -39,6 +39,16 @@ async def list_views(connection: Connection) -> list[ViewStatus]:
     return found
 
 
+async def tables_of_views(connection: Connection) -> list[str]:
+    """The tables that views are written to, each with its schema. They belong to the user: what
+    removes Headwater leaves them. None where views are not known yet."""
+    with translated():
+        cursor = await connection.execute("select to_regclass('headwater.views') is not null")
+        if not _one(await cursor.fetchone()):
+            return []
+        return [name for (name,) in await (await connection.execute(_SHOWN)).fetchall()]
+
+
 async def _count(connection: Connection, table: str) -> int:
     cursor = await connection.execute(sql.SQL("select count(*) from {}").format(sql.SQL(table)))
     return int(_one(await cursor.fetchone()))
@@ -85,9 +95,15 @@ def _one(row: tuple[Any, ...] | None) -> Any:
 
 
 _LIST = """
-    select v.name, v.state, c.oid::regclass::text, v.reached::json ->> 'snap', v.built_at,
+    select v.name, v.state, headwater.label(c.oid), v.reached::json ->> 'snap', v.built_at,
            v.changed_at, v.error
     from headwater.views v left join pg_class c on c.oid = v.relation order by v.name
+"""
+
+_SHOWN = """
+    select pg_catalog.format('%I.%I', n.nspname, c.relname)
+    from headwater.views v join pg_catalog.pg_class c on c.oid operator(pg_catalog.=) v.relation
+    join pg_catalog.pg_namespace n on n.oid operator(pg_catalog.=) c.relnamespace order by 1
 """
 
 _FIND = """
