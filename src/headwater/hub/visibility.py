@@ -167,9 +167,16 @@ async def _rights(tables: Tables, oid: int, secured: bool, role: str) -> _Rights
         )
     ((whole, columns, bypasses, may_become, owner, has_safe_owner),) = rows
     if not may_become and secured:
-        who = "Headwater's own database role" if asking is None else f"the question role {asking}"
-        to = "the role that Headwater connects as" if asking is None else f'"{asking}"'
-        raise Forbidden(f"{who} may not act as {role}", hint=f'grant "{role}" to {to}')
+        if asking is not None:
+            raise Forbidden(
+                f"the question role {asking} may not act as {role}",
+                hint=f'grant "{role}" to "{asking}"',
+            )
+        raise Forbidden(
+            f"question_url is not set, and Headwater's own database role may not act as {role}",
+            hint=f'Make a question role, grant "{role}" to it and set question_url;'
+            " docs/howto/authorisation.md shows how.",
+        )
     return _Rights(whole, columns, bypasses, owner, asking is not None or has_safe_owner)
 
 
