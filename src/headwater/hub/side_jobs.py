@@ -142,6 +142,7 @@ class SideJobs:
         self._turns: dict[Hashable, int] = {}
         self._turn = 0
         self._patient_after = 0.0
+        self._is_closing = False
 
     def expect(self, view: LiveView) -> None:
         """A view that may have questions: have a connection for it by then."""
@@ -262,6 +263,7 @@ class SideJobs:
 
     async def close(self) -> None:
         tasks = [job.task for job in self._jobs if job.task is not None]
+        self._is_closing = True
         for job in list(self._jobs):
             job.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -309,7 +311,7 @@ class SideJobs:
             error = found
             if job.has_lasted:
                 error = TimeoutError("the questions took too long")
-            if any(job.is_for(unit.view) for unit in job.units):
+            if not self._is_closing and any(job.is_for(unit.view) for unit in job.units):
                 logger.warning("a connection for questions was lost: %r", error)
         except Exception as found:
             logger.exception("questions could not be asked")
@@ -318,7 +320,8 @@ class SideJobs:
             pool.take_back(connection)
         else:
             pool.drop(connection, end=True)
-            self._failed(job, error)
+            if not self._is_closing:
+                self._failed(job, error)
         self._look()
 
     def _look(self) -> None:
