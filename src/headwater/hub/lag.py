@@ -24,8 +24,8 @@ class Lag:
     nothing waits any more."""
 
     __slots__ = (
-        "_bytes", "_count", "_recheck", "began", "changes", "job", "losses", "reached", "since",
-        "text",
+        "_bytes", "_count", "_recheck", "_taken", "began", "changes", "job", "losses", "reached",
+        "since", "text",
     )  # fmt: skip
 
     def __init__(self, reached: Position | None) -> None:
@@ -42,6 +42,8 @@ class Lag:
         self.began = time.monotonic()
         self._recheck = False
         self._count = self._bytes = 0
+        self._taken: tuple[list[list[Change]], int, int] = [], 0, 0
+        """What was taken last, with what it counts: of very many views it comes back each time."""
 
     @property
     def is_behind(self) -> bool:
@@ -54,11 +56,16 @@ class Lag:
             self.changes.append(list(changes))
         self._count += len(changes)
         self._bytes += sum(map(_size, changes))
+        return self._fits
+
+    @property
+    def _fits(self) -> bool:
         return self._count <= limits.LAG_CHANGES_MAX and self._bytes <= limits.LAG_BYTES_MAX
 
     def take(self) -> list[list[Change]]:
         """What waits, for the next job."""
         changes, self.changes = self.changes, []
+        self._taken = changes, self._count, self._bytes
         self._count = self._bytes = 0
         self._recheck = False
         return changes
@@ -66,11 +73,18 @@ class Lag:
     def put_back(self, changes: list[list[Change]]) -> bool:
         """A job could not take them: they come before what came since. False where there is no
         room for all."""
-        fits = True
-        for each in (*changes, *self.take()):
-            fits = self.add(each)
         self._recheck = True  # also where nothing changed: clients wait for it
-        return fits
+        taken, count, size = self._taken
+        if changes is not taken:
+            count, size = (
+                sum(map(len, changes)),
+                sum(_size(each) for some in changes for each in some),
+            )
+        self._taken = [], 0, 0
+        self.changes = changes + self.changes
+        self._count += count
+        self._bytes += size
+        return self._fits
 
     def covers(self, position: Position) -> bool:
         """Whether its subscribers have everything up to a position."""
@@ -81,8 +95,18 @@ class Lag:
         return time.monotonic() - self.began
 
 
+_sizes: dict[int, int] = {}
+"""Of changes by their `seq`: the same ones wait for many views."""
+
+
 def _size(change: Change) -> int:
-    return 100 + _row_size(change.before) + _row_size(change.after)
+    size = _sizes.get(change.seq)
+    if size is None:
+        if len(_sizes) >= limits.LAG_CHANGES_MAX:
+            _sizes.clear()
+        size = 100 + _row_size(change.before) + _row_size(change.after)
+        _sizes[change.seq] = size
+    return size
 
 
 def _row_size(row: Row | None) -> int:
