@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import capture, fanout, gateway, groups, live, pipeline, queries, reader, topics
+from benchmarks import (
+    capture,
+    fanout,
+    gateway,
+    groups,
+    live,
+    loop,
+    pipeline,
+    queries,
+    reader,
+    topics,
+)
 from benchmarks.measure import report
 
 
@@ -17,6 +28,7 @@ def main() -> None:
     report("Reactive queries, from commit to client", queries.run(large=large))
     report("What reactive queries cost the hub", groups.run(large=large))
     report("Topics, from signal to viewer", topics.run(large=large))
+    report("How long one input keeps the loop busy", loop.run(large=large))
     report("The pipeline", pipeline.run(large=large))
     live.main()
 

@@ -158,6 +158,8 @@ def gateway() -> Iterator[tuple[Server, str]]:
             program="news:hw",
             sessions_per_ip=1_000_000,
             subscriptions_per_user=1_000_000,
+            bytes_per_user=2**40,
+            bytes_total=2**40,
             requests_per_second=1_000_000,
             keepalive="1 hour",
         ) as served:

@@ -41,6 +41,7 @@ STATISTICS_SECONDS = 11.0
 LENIENT: dict[str, Any] = {
     "sessions_per_ip": 10_000,
     "subscriptions_per_user": 10_000,
+    "bytes_per_user": 2**40,
     "requests_per_second": 100_000,
 }
 

@@ -1,6 +1,6 @@
-"""Plants what an attacker with CREATE on a schema can: operators, functions and types that fit better
-than PostgreSQL's own, or the same in a schema that comes first. None of them may ever be called by
-Headwater, which has more rights than who made them.
+"""Plants what an attacker with CREATE on a schema can: operators, functions and types that fit
+better than PostgreSQL's own, or the same in a schema that comes first. None of them may ever be
+called by Headwater, which has more rights than who made them.
 
 Calls are counted by PostgreSQL (`track_functions`), whatever becomes of their transaction.
 """
@@ -41,7 +41,8 @@ _FUNCTIONS = """
           and p.provariadic = 0 and p.prorettype <> 'record'::regtype
           and p.oid < 16384 and not exists (
             select from unnest(p.proargtypes::oid[] || p.prorettype) a join pg_type t on t.oid = a
-            where t.typtype = 'p' and t.typname not in ('anyelement', 'anyarray', 'anynonarray', 'void')
+            where t.typtype = 'p'
+                  and t.typname not in ('anyelement', 'anyarray', 'anynonarray', 'void')
                or t.typname in ('refcursor', '_refcursor'))
           and p.proname !~ '(in|out|recv|send)$'
       loop
@@ -67,24 +68,28 @@ _OPERATORS = """
       set local check_function_bodies = off;
       set local search_path = pg_catalog;
       for o in
-        select q.oprname, l.oid::regtype as lefts, r.oid::regtype as rights, q.oprresult::regtype as result
+        select q.oprname, l.oid::regtype as lefts, r.oid::regtype as rights,
+               q.oprresult::regtype as result
         from pg_operator q join pg_type l on l.oid = q.oprleft join pg_type r on r.oid = q.oprright
         where l.typtype = 'b' and r.typtype = 'b' and q.oprkind = 'b' and q.oid < 16384
         union
         select s.name, l, r, case s.name when '||' then 'text' else 'boolean' end::regtype
         from (values ('{text,varchar,bpchar,name,"\\"char\\"",unknown}'::regtype[],
                       '{=,<>,<,>,<=,>=,~~,~~*,~,!~,||}'::text[]),
-                     ('{int2,int4,int8,oid,numeric,float8,regclass,regtype,regproc,xid}', '{=,<>,<,>,<=,>=}'),
+                     ('{int2,int4,int8,oid,numeric,float8,regclass,regtype,regproc,xid}',
+                      '{=,<>,<,>,<=,>=}'),
                      ('{date,timestamp,timestamptz}', '{=,<>,<,>,<=,>=}'),
                      ('{json,jsonb,text}', '{=,<>,->,->>}')) v (types, names),
              unnest(v.types) l, unnest(v.types) r, unnest(v.names) s (name)
       loop
         pair := format('planted_%s_%s_%s', o.lefts::oid, o.rights::oid, o.result::oid);
         begin
-          execute format('create or replace function public.%I(%s, %s) returns %s language plpgsql as %L',
-                         pair, o.lefts, o.rights, o.result, 'begin return null; end');
-          execute format('create operator public.%s (leftarg = %s, rightarg = %s, function = public.%I)',
-                         o.oprname, o.lefts, o.rights, pair);
+          execute format(
+            'create or replace function public.%I(%s, %s) returns %s language plpgsql as %L',
+            pair, o.lefts, o.rights, o.result, 'begin return null; end');
+          execute format(
+            'create operator public.%s (leftarg = %s, rightarg = %s, function = public.%I)',
+            o.oprname, o.lefts, o.rights, pair);
         exception when others then
           null;
         end;
@@ -99,12 +104,14 @@ _TYPES = """
       name text;
     begin
       set local search_path = pg_catalog;
-      create function public.planted_type() returns boolean language plpgsql as 'begin return true; end';
+      create function public.planted_type() returns boolean
+        language plpgsql as 'begin return true; end';
       foreach name in array array[
         'text', 'name', 'oid', 'json', 'jsonb', 'uuid', 'bytea', 'date', 'timestamptz', 'regclass',
-        'regtype', 'xid8', 'int8', 'int4', 'int2', 'float8', 'bool', 'varchar', 'bpchar', 'regnamespace']
+        'regtype', 'xid8', 'int8', 'int4', 'int2', 'float8', 'bool', 'varchar', 'bpchar']
       loop
-        execute format('create domain public.%1$I as pg_catalog.%1$I check (public.planted_type())', name);
+        execute format(
+          'create domain public.%1$I as pg_catalog.%1$I check (public.planted_type())', name);
       end loop;
     end $do$
 """

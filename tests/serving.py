@@ -40,7 +40,8 @@ class Streams:
     in `held`; `/late` is like it, once its client has gone, and `/ws` is a WebSocket held likewise.
     Anything else answers with the body it got."""
 
-    def __init__(self) -> None:
+    def __init__(self, encoding: str | None = None) -> None:
+        self._encoding = encoding
         self.held: asyncio.Queue[Sink] = asyncio.Queue()
         self.ended: asyncio.Queue[Sink] = asyncio.Queue()
 
@@ -67,7 +68,9 @@ class Streams:
 
     async def _open(self, scope: Scope, receive: Receive, send: Send, type_: Any) -> Sink:
         headers = [(b"x-test", b"yes")]
-        return await open_stream(scope, receive, send, content_type=type_, headers=headers)
+        return await open_stream(
+            scope, receive, send, content_type=type_, headers=headers, encoding=self._encoding
+        )
 
     async def _send_all(self, sink: Sink) -> None:
         for frame in FRAMES:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext
@@ -19,7 +18,6 @@ import msgspec
 from headwater.capture.postgres import schema, triggers
 from headwater.channels.bus import NOTIFY, Bus
 from headwater.channels.definitions import ChannelDefinition, Channels, message_json, said
-from headwater.channels.notes import payloads
 from headwater.database import Connection, connect, translated
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import ConfigError, InvalidQuery, Unavailable
@@ -129,9 +127,12 @@ class Headwater:
     def authorize(self, rule: Authorize) -> Authorize:
         """Decide who may see what; used as a decorator.
 
-        The rule is called with the `Identity` of a session and the name of a table, and says True,
-        False, or a filter that the rows must match.
+        The rule is called with the `Identity` of a session and an `AccessRequest`, what it asks
+        for, and says True, False, a filter that the rows must match, or `Allow`.
         """
+        from headwater.gateway.access import check_hook
+
+        check_hook(rule)
         self._authorize = rule
         return rule
 
@@ -345,8 +346,8 @@ class Headwater:
         commits, otherwise now. Returns when the database has passed it on."""
         self.channels.find(channel)
         note, context = said(channel, message_json(data)), mutation_under_way()
-        if context is not None:
-            await context.execute(NOTIFY, payloads(note, secrets.token_hex(8), 0))
+        if self._bus is not None and context is not None:
+            await context.execute(NOTIFY, await self._bus.signed(note))
         elif self._bus is not None:
             await self._bus.send(note)
         else:
@@ -476,6 +477,7 @@ class Headwater:
                 timeout=self.settings.presence_timeout_seconds,
                 metrics=metrics,
                 next_view=hub.lives.views.next_id,
+                memory=hub.memory,
             )
             await self._stack.enter_async_context(rooms)
         gateway = Gateway(
@@ -490,6 +492,7 @@ class Headwater:
             topics=self.topics,
             channels=self.channels,
             rooms=rooms,
+            declared=self._rules,
         )
         self.gateway = await self._stack.enter_async_context(gateway)
 

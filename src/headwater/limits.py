@@ -31,6 +31,10 @@ MARK_COVERED_MAX = MARK_ROWS + MARK_LATE_MAX
 """Rows that a mark covers in all. A mark that would cover more begins at a later row; one from a
 client that claims more is checked against this many."""
 
+POSITION_CHARS_MAX = 100_000
+"""Characters in a position. A longer text is refused; the longest that we give out lists each
+transaction that was running."""
+
 CHECKED_POSITIONS_MAX = 1_000
 """Positions of returning clients for which a gateway remembers whether they are of this history.
 Beyond, it asks the database again."""
@@ -81,6 +85,9 @@ MAINTENANCE_SECONDS = 60.0
 
 MAINTENANCE_LOCK_TIMEOUT = "1s"
 """How long maintenance may wait for a user's table; then it tries again next time."""
+
+MIGRATION_LOCK_TIMEOUT = "60s"
+"""How long installing waits for another process that installs; then it is an error."""
 
 ENABLE_LOCK_TIMEOUT = "1s"
 """How long enabling may wait for a table at a time: writers queue behind it meanwhile."""
@@ -154,6 +161,13 @@ FILTER_TEXT_CHARS_MAX = 10_000
 FILTER_PATTERN_CHARS_MAX = 1_000
 """Characters in a pattern of `like` or `ilike`. A longer one is refused."""
 
+FILTER_PATTERNS_CHARS_MAX = 10_000
+"""Characters in all patterns of a filter together. More are refused."""
+
+FILTER_HASHES_MAX = 100
+"""Numbers in one `in` list that have the same hash as another of them. With more the list is
+refused: such numbers do not come by chance."""
+
 LIKE_TEXT_CHARS_MAX = 2_000_000
 """Characters of one row that all patterns of a filter read in memory, each its part of it. With a
 longer text the database is asked."""
@@ -188,6 +202,13 @@ WINDOW_ASK_KEYS_MAX = 2_000
 STREAMED_PAGE_ROWS = 5_000
 """Rows read at a time while a streamed query learns its members."""
 
+VERIFY_VALUES_MAX = 20_000
+"""Values (rows, those beyond the window too, times columns) in a result whose messages carry a hash
+for a client that verifies. Messages of a larger one carry none."""
+
+VERIFY_CHARS_MAX = 4_000_000
+"""Characters in the texts of such a result. Messages of a longer one carry no hash."""
+
 # Gateway
 SESSION_QUEUE_BYTES_MAX = 1024 * 1024
 """Bytes that may wait for one client, beside the frame that exceeds it. Then its subscriptions fall
@@ -202,6 +223,10 @@ SESSION_IDLE_SECONDS_MAX = 300.0
 SUBSCRIPTION_ID_CHARS_MAX = 200
 """Characters in the id that a client gives a subscription; a topic's name fits. A longer one is
 refused."""
+
+SESSION_CHANNEL_SUBSCRIPTIONS_MAX = 16
+"""Subscriptions of one session to the same channel: each is sent every message. More are refused
+(`subscriptions_per_channel`)."""
 
 SESSION_REQUESTS_MAX = 64
 """Queries, mutations, waits and messages to channels that one session has under way. More are
@@ -225,6 +250,10 @@ RECHECKS_AT_ONCE = 16
 
 REQUEST_BYTES_MAX = 1024 * 1024
 """Bytes in the body of a request or in a WebSocket message. A larger one is refused."""
+
+MESSAGE_CONTAINERS_MAX = 50_000
+"""Lists and objects in such a body or message. One with more is refused: decoding it would take
+long."""
 
 REQUEST_HEAD_BYTES_MAX = 64 * 1024
 """Bytes in a request's line and headers. A larger head is answered with 431."""
@@ -257,6 +286,10 @@ SINK_LOW_BYTES = 32 * 1024
 SINK_BYTES_MAX = 64 * 1024 * 1024
 """A sink that holds more when it is given yet another frame is aborted. Sessions stop far below
 it; only one enormous frame leads there."""
+
+COMPRESS_BYTES_AT_ONCE = 256 * 1024
+"""Bytes of a stream that are compressed in one turn of the event loop. Of a larger message each
+part waits for its turn."""
 
 SINK_CLOSE_SECONDS = 5.0
 """How long a closed sink waits for its client to take what is buffered. Then it is cut off."""
@@ -398,6 +431,17 @@ reset."""
 VIEWS_MAX = 100_000
 """Live queries that one process maintains, shared ones once. Further ones are refused."""
 
+VIEW_BYTES = 6 * 1024
+"""Bytes of memory that a live query takes beside its rows and its text, as `bytes_per_user` counts
+it."""
+
+VIEW_QUERY_FACTOR = 6
+"""How many times its text a query takes in memory: as it was asked, bound, compiled and routed."""
+
+VIEW_STEP_BYTES = 1024
+"""The memory of a live query is counted in steps of this many bytes, so that most changes leave the
+sums as they are."""
+
 VIEW_LINGER_SECONDS = 30.0
 """How long a live query outlives its last subscriber, so that one who comes back can resume."""
 
@@ -405,10 +449,37 @@ VIEWS_LINGERING_MAX = 1_000
 """Live queries without subscribers that are kept. The one that waited longest goes first."""
 
 OPENING_CONNECTIONS = 4
-"""Connections that read the first results of live queries. With all of them busy, others wait."""
+"""Connections that read the first results of live queries, as long as these are quick."""
+
+OPENING_CONNECTIONS_MAX = 16
+"""The same where results wait and none of the connections has begun another for a while. With all
+of them busy, others wait. Connections of the question role are counted by themselves."""
+
+OPENING_STUCK_SECONDS = 0.25
+"""After this long without another result begun, one more connection is opened for those that
+wait."""
+
+OPENINGS_PER_TABLE = 3
+"""First results of one table that are read at a time. Further ones wait, and those of other tables
+pass them: a table that is locked does not take all connections."""
+
+OPENINGS_PER_USER = 2
+"""First results of one user, or of one address without a user, that are read at a time. Further
+ones wait, and those of others pass them."""
+
+OPENING_SHARE = 1_000
+"""First results that are read in the snapshot of one flush. The others wait for the next."""
 
 OPENING_SECONDS = 30
 """How long reading a first result may take. Then the subscription fails, with a hint at indexes."""
+
+OPENING_LOCK_SECONDS = 20
+"""How long reading a first result may wait for a lock on its table. Then the subscription fails
+(`table_locked`)."""
+
+OPENING_LOOK_SECONDS = 5.0
+"""A first result that takes longer is looked at, this often: the log and the error name who holds
+the lock that it waits for."""
 
 OPENING_ROOM_SECONDS = 30.0
 """How long a client may take to accept a part of a streamed result. Then its subscription fails."""
@@ -424,7 +495,54 @@ LOOKUP_SECONDS = 10.0
 """How long a question about tables or rights may take. Then who asked is told to try again."""
 
 FLUSH_QUESTION_SECONDS = 0.5
-"""How long a question within a flush may take. Then the live query is read beside it."""
+"""How long a question may take that a flush asks itself, for topics; or that is asked beside it for
+several live queries together, as Headwater's own role. Then a topic gets a gap, and a live query is
+read again. Also how long a connection may take to import the snapshot of a flush."""
+
+FLUSH_BUDGET_SECONDS = 0.05
+"""How long a flush waits for the questions of its live queries. Then it hands out what it has: the
+other live queries lag, and are sent their changes when the questions are answered."""
+
+FLUSH_BUDGET_PAUSE_SECONDS = 1.0
+"""After a flush has waited for its whole budget, no flush waits for this long: live queries that
+ask are sent their changes when the questions are answered."""
+
+QUESTION_CONNECTIONS = 8
+"""Connections that ask for live queries beside the flushes: this many as users' roles, and this
+many as Headwater's own. With all of them busy, live queries that must ask lag."""
+
+QUESTION_CONNECTIONS_QUICK = 2
+"""Of these, how many are never given to questions that took long the last time."""
+
+QUESTION_CONNECTIONS_PER_SCOPE = 2
+"""Of these, how many ask slow questions for one role and claims at a time. Its others wait."""
+
+QUESTION_BATCH = 16
+"""Roles with claims whose quick questions are asked together over one connection."""
+
+QUESTION_QUICK_SECONDS = 0.1
+"""A question that takes longer is slow: it is asked again alone, and from then on beside the
+flushes until it was quick once."""
+
+QUESTION_SECONDS_MAX = 30.0
+"""How long a question beside the flushes may take. Then the live query is read again, and fails
+with `slow_query` if that happens three times in a row."""
+
+QUESTION_IDLE_SECONDS = 60.0
+"""A connection for questions that was not used for this long is closed; one stays."""
+
+QUESTION_PACES_MAX = 10_000
+"""Roles with claims, by table, of which is remembered how long their last question took. The oldest
+is forgotten, and counts as quick."""
+
+LAG_CHANGES_MAX = 10_000
+"""Changes that wait for a live query that lags. With more it is read again, and reset."""
+
+LAG_BYTES_MAX = 16 * 1024 * 1024
+"""The same in bytes, about."""
+
+LAG_SHOWN_SECONDS = 1.0
+"""A live query that lags for longer is counted in the metric and named in `headwater status`."""
 
 RECONCILE_VIEWS_MAX = 100
 """Live queries and topics compared with the database in one flush. The others wait for the next."""
@@ -447,8 +565,9 @@ RECONCILE_TOPIC_ROWS = 8
 RECONCILE_VALUE_CHARS = 100
 """Characters of a value that is logged because it differs. The rest is cut."""
 
-FLUSH_QUESTIONS_SECONDS = 2.0
-"""How long all questions of a flush may take once one has failed; the rest is read beside it."""
+FLUSH_QUESTIONS_SECONDS = 0.5
+"""How long questions that travelled together may take one by one once one has failed; the others
+are asked later."""
 
 RECENT_FRAMES_MAX = 256
 """Frames of one live query that are kept for those who come back. Older ones are dropped: whoever
@@ -486,6 +605,10 @@ again."""
 QUERY_RETRY_SECONDS = (1.0, 60.0)
 """Between two attempts at a subscribed query that fails: the first, and the longest."""
 
+QUERY_ROWS_FACTOR = 8
+"""How many times its text the rows of a result take that is told row by row, as `bytes_per_user`
+counts it."""
+
 QUERY_SHARE = 4
 """Queries of a flush that one connection takes, if there are enough of them."""
 
@@ -494,6 +617,10 @@ QUERY_CONNECTIONS_QUICK = 8
 
 QUERY_SLOW_SECONDS = 0.02
 """Queries that have waited for so long are given to further connections."""
+
+QUERY_USER_SHARE = 0.25
+"""The part of `query_concurrency` that queries of one user, or of one address without a user, have
+at most, but one at least. Further ones wait, and those of others pass them."""
 
 QUERY_IDLE_SECONDS = 60.0
 """A connection for queries that was not used for so long is closed."""
@@ -516,6 +643,14 @@ FUNCTION_NAME_CHARS_MAX = 100
 ARGUMENT_DEPTH_MAX = 100
 """Lists and objects within each other in an argument of a query or mutation. Deeper ones are
 refused: they could not be told from others."""
+
+ARGUMENT_VALUES_MAX = 10_000
+"""Values in the arguments of a query, those in lists and objects too. More are refused: results are
+found by comparing all of them. A mutation may have more."""
+
+ARGUMENT_LARGE_INTEGERS_MAX = 100
+"""Integers of more than 64 bits in the arguments of a query or mutation. More are refused: they can
+be chosen to have the same hash."""
 
 FUNCTION_THREADS = 32
 """Queries and mutations that are not async run in so many threads at once. Further ones wait, and
@@ -552,6 +687,10 @@ EVENTS_DROPPED_SECONDS = 10.0
 
 COMMIT_SECONDS = 60.0
 """How long committing a mutation may take. Then its outcome is unknown, and the caller is told."""
+
+MUTATION_USER_SHARE = 0.5
+"""The part of `mutation_connections` that mutations of one user, or of one address without a user,
+have at most, but one at least. Further ones wait, and those of others pass them."""
 
 IDEMPOTENCY_KEY_CHARS_MAX = 128
 """Characters of an idempotency key. A longer one is refused."""
@@ -615,6 +754,10 @@ are refused."""
 TOPIC_VALUE_CHARS_MAX = 100
 """Characters that stand for one `{place}` of a pattern. A name with more does not match."""
 
+TOPIC_NUMBER_MAX = 2**63 - 1
+"""The largest whole number in the name of a topic or channel, which a bigint can hold. A name with
+a larger one is refused."""
+
 TOPIC_PATTERNS_MAX = 1_000
 """Topics that an application may declare. More are refused."""
 
@@ -666,6 +809,10 @@ CHANNEL_HISTORY_MAX = 1_000
 
 CHANNEL_HISTORY_BYTES_MAX = 256 * 1024
 """Bytes of messages that a gateway remembers of one channel. The oldest are forgotten first."""
+
+CHANNEL_MESSAGE_FACTOR = 4
+"""How many times its size a message takes that a channel remembers: as it came, and in the forms in
+which it is sent; as `bytes_per_user` counts it."""
 
 CHANNEL_KNOWN_SECONDS = 0.5
 """How long after its start a gateway waits to hear of others, which the first who follows a channel

@@ -75,6 +75,17 @@ class Metrics:
         self.sessions = gauge("sessions", "Open connections", "transport")
         self.opened = counter("sessions_opened_total", "Connections opened", "transport")
         self.overflows = counter("overflows_total", "Subscriptions that fell behind", "policy")
+        self.memory_bytes = gauge(
+            "memory_bytes", "Bytes held for subscriptions and clients, shared ones once"
+        )
+        self.memory_largest_bytes = gauge(
+            "memory_largest_bytes", "Bytes held for the user who holds most"
+        )
+        self.memory_shed = counter(
+            "memory_shed_total", "Subscriptions and connections ended for their memory", "code"
+        )
+        for code in ("bytes_per_user", "bytes_total"):
+            self.memory_shed.labels(code)
         self.stalled_bytes = gauge("stalled_bytes", "Bytes waiting for slow clients")
         self.closed = counter("sessions_closed_total", "Connections the server closed", "reason")
         self.refused = counter("refused_total", "Requests refused", "code")

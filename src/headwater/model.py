@@ -7,6 +7,7 @@ structs travel from the log through the live tier to the client.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping
 from datetime import date, datetime, time
 from typing import Any, Literal, TypeAlias
@@ -58,6 +59,11 @@ class Column(msgspec.Struct, frozen=True):
 
 
 SIGNS = ("<", "<=", "=", ">=", ">", "<>")
+
+
+def with_operators(column: Column, operators: dict[str, list[str]]) -> Column:
+    """The column with what `headwater.operators` says of it."""
+    return msgspec.structs.replace(column, operators=tuple(operators.get(column.name, ())))
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -214,15 +220,15 @@ class Position(msgspec.Struct, frozen=True, eq=False):
             ...
         ValueError: 'yesterday' is not a position: expected LOG-XMIN:XMAX:XIP,…
         """
-        match = _POSITION.fullmatch(text)
+        match = _POSITION.fullmatch(text) if len(text) <= _POSITION_CHARS_MAX else None
         if match is None:
-            raise ValueError(f"{text!r} is not a position: expected LOG-XMIN:XMAX:XIP,…")
+            raise ValueError(f"{text!r:.100} is not a position: expected LOG-XMIN:XMAX:XIP,…")
         position = cls.of_snapshot(match["log"], match["snapshot"])
         if match["mark"] is None:
             return position
         mark = Mark.parse(match["mark"])
         if not mark.is_of(position):
-            raise ValueError(f"{text!r} is not a position: its mark is out of range")
+            raise ValueError(f"{text!r:.100} is not a position: its mark is out of range")
         return msgspec.structs.replace(position, mark=mark)
 
     @classmethod
@@ -237,7 +243,8 @@ class Position(msgspec.Struct, frozen=True, eq=False):
             and _is_ascending(running)
         ):
             raise ValueError(
-                f"{snapshot!r} is not a snapshot: its transaction ids are out of order or range"
+                f"{snapshot!r:.100} is not a snapshot: its transaction ids are out of order or"
+                " range"
             )
         return position
 
@@ -268,7 +275,7 @@ class Position(msgspec.Struct, frozen=True, eq=False):
 
     def contains(self, xid: int) -> bool:
         """Whether the transaction had committed (or failed) as of this position."""
-        return xid < self.xmin or (xid < self.xmax and xid not in self.xip)
+        return xid < self.xmin or (xid < self.xmax and not _is_among(self.xip, xid))
 
     def covers(self, other: Position) -> bool:
         """Whether every transaction in `other` is in this position too.
@@ -280,7 +287,7 @@ class Position(msgspec.Struct, frozen=True, eq=False):
         return (
             self.log == other.log
             and self.xmax >= other.xmax
-            and all(xid >= other.xmax or xid in other.xip for xid in self.xip)
+            and all(xid >= other.xmax or _is_among(other.xip, xid) for xid in self.xip)
         )
 
     def joined(self, other: Position) -> Position:
@@ -302,6 +309,7 @@ class Position(msgspec.Struct, frozen=True, eq=False):
 _BIGINT_MAX = 2**63 - 1
 _XIDS = r"[0-9]{1,20}(?:,[0-9]{1,20})*"
 _LATE = _XIDS.replace("*", "{,999}")  # limits.MARK_LATE_MAX
+_POSITION_CHARS_MAX = 100_000  # limits.POSITION_CHARS_MAX
 _POSITION = re.compile(
     rf"(?P<log>[0-9a-f]{{1,16}})-(?P<snapshot>[0-9]{{1,20}}:[0-9]{{1,20}}:(?:{_XIDS})?)"
     rf"(?:~(?P<mark>(?:[0-9]{{1,20}}\.){{3}}[0-9a-f]{{12}}(?:\.{_LATE})?))?"
@@ -310,6 +318,12 @@ _POSITION = re.compile(
 
 def _xids(text: str) -> tuple[int, ...]:
     return tuple(int(xid) for xid in text.split(",")) if text else ()
+
+
+def _is_among(xids: tuple[int, ...], xid: int) -> bool:
+    """Whether it is one of these, which ascend. A client's position may hold many."""
+    at = bisect_left(xids, xid)
+    return at < len(xids) and xids[at] == xid
 
 
 def _is_ascending(xids: tuple[int, ...]) -> bool:

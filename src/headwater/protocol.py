@@ -524,6 +524,8 @@ def number_text(value: float) -> str:
     """
     if value.is_integer() and abs(value) < 2**53:
         return str(int(value))
+    if 1e-4 <= abs(value) < 1e16:
+        return repr(value)  # has the fewest digits, and no exponent in this range
     sign, digits, point = _digits(value)
     count = len(digits)
     if count <= point <= 21:
@@ -553,6 +555,17 @@ _decode_server = msgspec.json.Decoder(ServerMessage).decode
 _decode_client = msgspec.json.Decoder(ClientMessage).decode
 
 KEEPALIVE_SSE = b": keepalive\n\n"
+
+
+class Shared:
+    """Bytes that wait for clients: the same for many of them."""
+
+    __slots__ = ("bytes", "holders")
+
+    def __init__(self, bytes: int) -> None:
+        self.bytes = bytes
+        self.holders = 0
+        """How many clients they wait for."""
 
 
 class Frame:
@@ -631,6 +644,11 @@ class Frame:
     @property
     def size(self) -> int:
         return len(self.json)
+
+    @cached_property
+    def shared(self) -> Shared:
+        """What of it waits for clients that do not read: not the frame, only its bytes."""
+        return Shared(self.size)
 
 
 class Mark(Frame):

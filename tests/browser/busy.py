@@ -39,8 +39,8 @@ hw.table("Order Lines")
 hw.table("parcels")
 
 @hw.authorize
-def rule(identity, table):
-    return identity.user != "root" or table != "customers"
+def rule(identity, request):
+    return identity.user != "root" or request.table != "customers"
 
 @hw.query
 async def revenue(db):

@@ -585,11 +585,21 @@ async def test_a_listener_that_is_killed(
 async def test_strangers_on_the_bus(
     connection: Connection, gateways: tuple[Served, Served], guests: Guests
 ) -> None:
+    """Every role may listen and notify; what no gateway has signed counts for nothing."""
     one, other = gateways
     ann, bob = await guests.join(one.url, state=1), await guests.join(other.url, state=2)
-    for payload in ("", "hello", "1 x 1 1 1 {}", '1 x 2 1 1 {"note":"whole","version":1}'):
+    await connection.execute('listen "headwater:bus"')
+    await ann.channel.publish("hello")
+    await until(lambda: bob.data == ["hello"])
+    async for notice in connection.notifies(timeout=20):
+        if '"said"' in notice.payload:
+            break
+    _, signature, _, sender, number, *_ = notice.payload.split(" ")
+    forged = f'1 {sender} {int(number) + 1_000_000} 1 1 {{"note":"bye"}}'
+    for payload in ("", "hello", "1 x 1 1 1 {}", forged, f"2 {signature} {forged}", notice.payload):
         await connection.execute("select pg_notify('headwater:bus', %s)", (payload,))
     await ann.channel.publish("still here")
-    await until(lambda: bob.data == ["still here"])
-    assert one.metric("headwater_bus_refused_total") == 4
+    await until(lambda: bob.data == ["hello", "still here"])
+    assert bob.states == [1, 2]
+    assert one.metric("headwater_bus_refused_total") == 5
     assert "Traceback" not in one.log.read_text()

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from headwater.channels.notes import signed
 from headwater.client import BlockingConnection, connect
 from headwater.client import Connection as Client
 from headwater.database import Connection
@@ -225,7 +226,10 @@ async def test_random_faults(url: str, shop: Path, connection: Connection) -> No
                 f" {len(judge.published)} messages, {cuts} cuts, {kills} kills"
             )
             await judge.check(connection)
-            await connection.execute("select pg_notify('headwater:bus', %s)", (LAST,))
+            cursor = await connection.execute("select key from headwater.secret")
+            ((key,),) = await cursor.fetchall()
+            last = signed(LAST, key)
+            await connection.execute("select pg_notify('headwater:bus', %s)", (last,))
             await until(lambda: heard[-1])
             assert heard - Counter([-1]) == Counter(judge.published)
     assert cuts

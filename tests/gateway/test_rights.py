@@ -164,17 +164,17 @@ async def _until_it_ends(live: Live) -> None:
 
 
 RULE = """
-from headwater import Headwater, Identity, c
+from headwater import AccessRequest, Headwater, Identity, c
 
 hw = Headwater()
 
 @hw.authorize
-def rule(identity: Identity, table: str):
+def rule(identity: Identity, request: AccessRequest):
     if identity.user == "eve":
         return False
-    if table == "papers":
+    if request.table == "papers":
         return c.tenant == identity.tenant
-    return table == "open_papers"
+    return request.table == "open_papers"
 """
 
 

@@ -301,7 +301,7 @@ async def own(ctx, chat_id: int) -> bool:
     return True
 
 @hw.authorize
-def rule(identity, table):
+def rule(identity, request):
     return {"ann": True, "bob": c.chat_id == 1}.get(identity.user, False)
 """
 

@@ -106,7 +106,7 @@ ROLES = ("owner", "headwater", "questions", "reader", "writer", "web")
 def _documented(page: str, begin: str) -> str:
     """The SQL block of a page that begins so."""
     blocks = re.findall(r"```sql[^\n]*\n(.*?)```", (DOCS / page).read_text(), re.S)
-    (found,) = [block for block in blocks if block.lstrip().startswith(begin)]
+    (found,) = (str(block) for block in blocks if block.lstrip().startswith(begin))
     return found
 
 
@@ -119,7 +119,7 @@ def site(postgres: EmbeddedPostgres) -> Iterator[Site]:
         urls["superuser"] = url
         _set_up(url, database, names, urls)
         (folder / "app.py").write_text(PROGRAM)
-        common = {"question_url": urls["questions"], "program": "app:hw"}
+        common = {"question_url": urls["questions"], "program": "app:hw", "metrics": "auto"}
         secured = {"auth_secret": SECRET, "auth_roles": names["web"]}
         with (
             serving(urls["headwater"], folder, **common, **secured) as gateway,  # type: ignore[arg-type]
@@ -170,7 +170,7 @@ def _enable(urls: dict[str, str], names: dict[str, str]) -> None:
 
 async def rows_of(hw: Client, table: str) -> list[dict[str, Any]]:
     async with hw.live({"table": table}) as live:
-        return list(live.rows)
+        return [dict(row) for row in live.rows]
 
 
 def forbidden(connection: psycopg.Connection, *statements: str) -> None:
@@ -295,7 +295,7 @@ def test_ticket(site: Site) -> None:
     for path in ADMIN_PAGES:
         assert site.get(path, ticket=ticket()).status_code == 401
     called = httpx.post(
-        f"{site.gateway.url}/v1/mutations/write?ticket={ticket()}", json={"note": "by a ticket"}
+        f"{site.gateway.url}/v1/mutation/write?ticket={ticket()}", json={"note": "by a ticket"}
     )
     assert called.status_code == 401
     once = ticket()

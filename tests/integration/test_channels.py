@@ -14,13 +14,17 @@ import psycopg
 import pytest
 
 from headwater import ConfigError, Forbidden, Headwater, InvalidQuery, LimitExceeded, NotFound
+from headwater.capture.postgres import schema
 from headwater.channels import bus as bus_module
 from headwater.channels import rooms as rooms_module
 from headwater.channels.bus import Bus
 from headwater.channels.definitions import ChannelDefinition, Channels, message_json
 from headwater.channels.rooms import Rooms, Seat
-from headwater.database import Connection
+from headwater.database import Connection, connect
+from headwater.errors import HeadwaterError
 from headwater.identity import Identity
+from headwater.limits import CHANNEL_MESSAGE_FACTOR
+from headwater.memory import Memory
 from headwater.metrics import Metrics
 from headwater.protocol import Frame, Member, Message, Presence
 from tests.conftest import _database_url, _run
@@ -43,6 +47,10 @@ class Follower:
         self.members: dict[str, Member] = {}
         self.wholes = 0
         self.missed = 0
+        self.error: HeadwaterError | None = None
+
+    def failed(self, error: HeadwaterError) -> None:
+        self.error = error
 
     def subscribed(self, view: int, *, key: tuple[str, ...], resumed: bool) -> None:
         self.views.append(view)
@@ -73,6 +81,7 @@ class Place:
 
     def __init__(self, url: str) -> None:
         numbers = itertools.count(1)
+        self.memory = Memory(per_owner=100_000)
         self.metrics = Metrics()
         self.bus = Bus(url)
         self.rooms = Rooms(
@@ -81,6 +90,7 @@ class Place:
             timeout=0.5,
             metrics=self.metrics,
             next_view=lambda: next(numbers),
+            memory=self.memory,
         )
 
     async def follow(self, name: str = "room:1", **options: Any) -> tuple[Follower, Seat]:
@@ -213,6 +223,8 @@ async def test_letters_that_the_database_does_not_have(server_url: str) -> None:
     _run(server_url, "create database latin encoding latin1 locale 'C' template template0")
     try:
         url = _database_url(server_url, "latin")
+        async with await connect(url, purpose="test") as connection:
+            await schema.install(connection)
         async with running(url) as one, running(url) as other:
             await acquainted(one, other)
             follower, _ = await other.follow()
@@ -405,3 +417,29 @@ async def test_without_channels_there_is_no_bus(url: str, connection: Connection
         with pytest.raises(NotFound, match="there is no channel 'room:1'") as caught:
             hw.channels.find("room:1")
         assert caught.value.code == "channel_unknown"
+
+
+async def test_what_is_remembered_counts_for_those_who_follow(url: str) -> None:
+    async with running(url) as place:
+        memory = place.memory
+        ann, seat = await place.follow(owner="ann")
+        other, _ = await place.follow("room:2", owner="ann")
+        bob, _ = await place.follow(owner="bob")
+        for number in range(30):
+            await place.say(number)
+        await until(lambda: len(bob.heard) == 30)
+        remembered = sum(message.frame.size for message in seat.room.history)
+        assert len(seat.room.history) == 20
+        assert memory.total == memory.of("bob") == CHANNEL_MESSAGE_FACTOR * remembered
+        # What is remembered of another channel is too much for one of the two.
+        for _ in range(2):
+            await place.say("x" * 12_000, "room:2")
+        await until(lambda: len(other.heard) == 2)
+        memory.enforce()
+        assert isinstance(other.error, LimitExceeded)
+        assert other.error.code == "bytes_per_user"
+        assert (ann.error, bob.error) == (None, None)
+        assert memory.of("ann") == memory.total == CHANNEL_MESSAGE_FACTOR * remembered
+        seat.close()
+        assert memory.of("ann") == 0
+        assert memory.total == memory.of("bob") > 0

@@ -16,6 +16,7 @@ from headwater.errors import (
     Forbidden,
     FunctionFailed,
     InvalidQuery,
+    LimitExceeded,
     Refused,
     ResultError,
     ResyncRequired,
@@ -493,6 +494,41 @@ async def test_what_is_not_captured_can_be_called_and_not_followed(
         await follower.until_value([{"id": 1}, {"id": 2}, {"id": 3}])
 
 
+# ------------------------------------------------------------------------ places
+
+
+async def test_one_users_slow_queries_leave_connections_for_others(
+    url: str, orders: Connection
+) -> None:
+    began, go = list[int](), asyncio.Event()
+
+    async def holds(ctx: Context, number: int) -> Any:
+        began.append(number)
+        await go.wait()
+        return await ctx.fetch_value("select count(*) from orders where region = %s", number)
+
+    slow, settings = query(holds), Settings(url=url, query_concurrency=8)
+    async with Hub(url, settings=settings) as hub:
+
+        async def ask(who: Identity, what: Query, **args: Any) -> Any:
+            owner = ("user", who.account)
+            return decoded(await hub.groups.call(what, what.bind(args), who, owner=owner))
+
+        held = [asyncio.create_task(ask(ANN, slow, number=number)) for number in range(12)]
+        for region in range(5):
+            found = await ask(BOB, IN_REGION, region=region)
+            assert found == await rows(orders, region)
+        recorder = Follower()
+        await recorder.follow(hub, IN_REGION, BOB, args={"region": 1}, owner=("user", "bob"))
+        await run(orders, "delete from orders where region = 1")
+        await recorder.until_value([])
+        assert len(began) == 2
+        assert not any(task.done() for task in held)
+        go.set()
+        await asyncio.gather(*held)
+        assert sorted(began) == list(range(12))
+
+
 # ------------------------------------------------------------------------ roles
 
 
@@ -678,3 +714,39 @@ async def test_connections_that_nobody_needs_are_closed(
             while await connections() > 1:
                 await hub.groups.recheck()  # one that is being opened is closed by the next
                 await hub.next_flush()
+
+
+# ------------------------------------------------------------------------ memory
+
+
+async def large(ctx: Context, size: int) -> Any:
+    count = await ctx.fetch_value("select count(*) from orders")
+    return [{"id": number, "text": "x" * size} for number in range(count)]
+
+
+async def test_results_count_for_those_who_follow(url: str, orders: Connection) -> None:
+    settings = Settings(bytes_per_user=1024 * 1024)
+    one = query(large, key="id", share="everyone")
+    async with Hub(url, settings=settings) as hub:
+        ann = await Follower().follow(hub, one, ANN, args={"size": 1_000}, owner="ann")
+        bob = await Follower().follow(hub, one, BOB, args={"size": 1_000}, owner="bob")
+        assert 50_000 < hub.memory.of("ann") == hub.memory.of("bob") == hub.memory.total < 70_000
+        # Told row by row, the rows are in memory, too.
+        rows = await Follower().follow(hub, one, ANN, args={"size": 1_001}, owner="ann", delta=True)
+        assert hub.memory.of("ann") > 500_000
+        with pytest.raises(LimitExceeded) as caught:
+            await Follower().follow(hub, one, ANN, args={"size": 3_000}, owner="ann", delta=True)
+        assert caught.value.code == "bytes_per_user"
+        # One that grew ends.
+        await run(orders, "insert into orders select i, 1, 1, '' from generate_series(100, 199) i")
+        await rows.until(lambda: rows.error is not None)
+        assert rows.error is not None
+        assert rows.error.code == "bytes_per_user"
+        await ann.until(lambda: len(ann.value) == 150)
+        await bob.until(lambda: len(bob.value) == 150)
+        assert (ann.error, bob.error) == (None, None)
+        for follower in (ann, bob):
+            follower.handle.close()
+        await settle(hub)
+        assert hub.memory.total == 0
+        assert dict(hub.memory.owners) == {}

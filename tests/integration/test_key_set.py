@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import tracemalloc
+import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import brotli
 import pytest
 
 from headwater.errors import ConfigError, Unauthorized, Unavailable
@@ -27,6 +31,8 @@ class Issuer:
         self.status = 200
         self.body: bytes | None = None
         self.asked = 0
+        self.head = ""
+        self.encoding = "identity"
         self.url = ""
         self.was_asked = asyncio.Event()
         self.answering = asyncio.Event()
@@ -34,13 +40,14 @@ class Issuer:
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await reader.readuntil(b"\r\n\r\n")
+            self.head = (await reader.readuntil(b"\r\n\r\n")).decode()
             self.asked += 1
             self.was_asked.set()
             await self.answering.wait()
             body = self.body if self.body is not None else json.dumps({"keys": self.keys}).encode()
             head = (
                 f"HTTP/1.1 {self.status} x\r\ncontent-length: {len(body)}\r\nlocation: {self.url}"
+                f"\r\ncontent-encoding: {self.encoding}"
             )
             writer.write(f"{head}\r\nconnection: close\r\n\r\n".encode() + body)
             await writer.drain()
@@ -163,6 +170,49 @@ async def test_many_at_once_ask_once(issuer: Issuer) -> None:
     assert issuer.asked == 1
 
 
+async def test_clients_that_leave_do_not_make_us_ask(issuer: Issuer, clock: Clock) -> None:
+    """Each of them names a key that is not there, and does not wait for the answer."""
+    issuer.keys = [jwk(rsa_key(), kid="first")]
+    verifier, _ = follower(issuer, clock)
+    await verifier.verify(signed("first"))
+    clock.now += JWKS_COOLDOWN_SECONDS
+    issuer.answering.clear()
+    for number in range(5):
+        leaving = asyncio.create_task(verifier.verify(signed(f"unknown {number}")))
+        await until_asked(issuer, 2)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+    issuer.answering.set()
+    assert await code(verifier, signed("unknown")) == "token_signature"
+    assert issuer.asked == 2
+
+
+async def until_asked(issuer: Issuer, times: int) -> None:
+    while issuer.asked < times:
+        issuer.was_asked.clear()
+        await issuer.was_asked.wait()
+
+
+COMPRESSED = {"br": brotli.compress, "gzip": gzip.compress, "deflate": zlib.compress}
+
+
+@pytest.mark.parametrize("encoding", COMPRESSED)
+async def test_an_answer_that_unpacks_to_gigabytes(encoding: str, issuer: Issuer) -> None:
+    """Nothing is unpacked: a compressed answer was not asked for, and is refused."""
+    issuer.keys = [jwk(rsa_key(), kid="first")]
+    issuer.encoding = encoding
+    issuer.body = COMPRESSED[encoding](b" " * 2**26)
+    verifier, _ = follower(issuer, Clock())
+    tracemalloc.start()
+    try:
+        assert await code(verifier, signed("first")) == "unavailable"
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+    assert "accept-encoding: identity" in issuer.head.lower()
+
+
 async def test_a_client_that_leaves_does_not_spoil_it_for_the_next(issuer: Issuer) -> None:
     issuer.keys = [jwk(rsa_key(), kid="first")]
     issuer.answering.clear()
@@ -183,6 +233,8 @@ FAILURES: list[tuple[int, bytes | None]] = [
     (200, b"<html>"),
     (200, b'{"keys": []}'),
     (200, b" " * (JWKS_BYTES_MAX + 1)),
+    (200, b'{"keys": [{"kid": "\xff"}]}'),
+    (200, b"[" * 100_000),
 ]
 
 

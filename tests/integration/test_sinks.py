@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from contextlib import suppress
 
 import pytest
 import websockets
 
 from headwater.gateway import sinks
+from headwater.gateway.compression import _Gzip
 from headwater.gateway.sinks import AsgiSink, Sink, TransportSink, WebSocketSink
-from headwater.limits import SINK_LOW_BYTES
+from headwater.limits import COMPRESS_BYTES_AT_ONCE, SINK_LOW_BYTES
 from headwater.protocol import read_server
 from tests.serving import (
     FRAMES,
@@ -83,6 +85,48 @@ async def test_a_frame_arrives_at_once(server: str) -> None:
         assert (await reader.readuntil(b"0\r\n\r\n")).endswith(b"0\r\n\r\n")
         assert await app.ended.get() is sink
         sink.send(FRAMES[0])  # Too late, and nobody's fault.
+
+
+@every_server
+@on_both_loops
+async def test_a_large_message_is_compressed_in_parts(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two of them the loop does what else is to be done; the order is as it was."""
+    sizes, turns, drained = list[int](), list[int](), asyncio.Event()
+    add = _Gzip.add
+
+    def counted(self: _Gzip, data: bytes) -> bytes:
+        sizes.append(len(data))
+        return add(self, data)
+
+    async def others() -> None:
+        while True:
+            turns.append(len(sizes))
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(_Gzip, "add", counted)
+    app, large = Streams("gzip"), large_frame(4 * COMPRESS_BYTES_AT_ONCE)
+    async with SERVERS[server](app) as port, connected(port, "/hold") as (reader, _):
+        sink = await app.held.get()
+        sink.on_drain = drained.set
+        sink.send(FRAMES[0])
+        beside = asyncio.create_task(others())
+        for frame in (large, *FRAMES):
+            sink.send(frame)
+        assert sink.buffered > 4 * COMPRESS_BYTES_AT_ONCE
+        await drained.wait()
+        beside.cancel()
+        assert sink.buffered <= SINK_LOW_BYTES
+        sink.send(large)
+        sink.close()  # what waits is sent first
+        body = b""
+        while not body.endswith(b"0\r\n\r\n"):
+            body += await reader.read(2**20)
+    frames = (FRAMES[0], large, *FRAMES, large)
+    assert zlib.decompress(dechunked(body), 31) == b"".join(frame.sse for frame in frames)
+    assert max(sizes) <= COMPRESS_BYTES_AT_ONCE
+    assert len(set(turns)) >= 5
 
 
 async def stall(sink: Sink) -> int:

@@ -99,6 +99,7 @@ def test_refills_are_bounded_and_the_window_exact(
             assert need.count <= LIMIT + cushion_for(LIMIT)
             outcome = window.answer(need, model.after(need))
         assert window.rows == replica.rows == model.rows()[:LIMIT]
+        assert window.bytes == window.buffered * query.layout.size((0, 0))
         outcome = window.apply([event(model, rng)])
     print(f"{event.__name__}: {window.refills} refills in {EVENTS:,} events")
     assert window.refills <= refills_allowed

@@ -24,9 +24,10 @@ import pytest
 from headwater import limits
 from headwater.database import Connection, connect
 from headwater.errors import HeadwaterError
-from headwater.hub import flush as flush_module
+from headwater.hub import delivery as delivery_module
 from headwater.hub import group as group_module
 from headwater.hub import hub as hub_module
+from headwater.hub import side_jobs as side_jobs_module
 from headwater.hub.feeds import FeedQuery, Feeds, FeedView
 from headwater.hub.groups import Groups
 from headwater.hub.hub import Hub
@@ -66,7 +67,7 @@ STEPS: tuple[tuple[Any, str], ...] = (
     (Question, "of_need"), (ImageDecoder, "__call__"), (Lives, "make_live"), (Lives, "welcome"),
     (Lives, "reshape"), (Lives, "leapt"), (Groups, "leapt"), (Feeds, "fell_behind"),
     (Groups, "_hand_out"), (Groups, "_learn"), (Progress, "advance"),
-    (Openings, "start"), (flush_module, "hide"), (flush_module, "fan_out"),
+    (Openings, "start"), (side_jobs_module, "hide"), (delivery_module, "fan_out"),
 )  # fmt: skip
 
 

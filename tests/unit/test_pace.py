@@ -75,3 +75,12 @@ def test_never_sleeps_where_nobody_wakes_it() -> None:
     pace.have_read(100.0, news=False, position=at(100, 110))
     pace.lock_lost()
     assert (pace.mode, pace.pause) == ("polling", POLL_SECONDS)
+
+
+def test_polls_when_a_look_of_its_own_brought_something() -> None:
+    pace = Pace()
+    pace.unannounced(5.0)
+    pace.have_read(5.0, news=True, position=at(1, 1))
+    assert pace.mode == "polling"
+    pace.have_read(5.0 + POLL_QUIET_SECONDS, news=False, position=at(1, 1))
+    assert pace.mode == "draining"

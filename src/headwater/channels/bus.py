@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 
-from headwater.channels.notes import Heard, Note, Reader, payloads
-from headwater.database import Connection, connect
+from headwater.channels.notes import Heard, Note, Reader, opened, payloads, signed
+from headwater.database import Connection, connect, translated
 from headwater.errors import HeadwaterError, LimitExceeded, Unavailable
 from headwater.idempotency import Request, reused
 from headwater.limits import (
@@ -38,8 +38,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CHANNEL = "headwater:bus"
-NOTIFY = f"select pg_notify('{CHANNEL}', payload) from unnest(%s::text[]) payload"
-
+NOTIFY = (
+    f"select pg_catalog.pg_notify('{CHANNEL}', payload)"
+    " from pg_catalog.unnest(%s::pg_catalog.text[]) payload"
+)
+_KEY = "select key from headwater.secret"
 
 PUBLISH_ONCE = "select headwater.publish_once(%s::bytea[], %s, %s::bytea[], %s, %s::int[], %s)"
 
@@ -64,6 +67,7 @@ class Bus:
         self._pending: set[asyncio.Future[None]] = set()
         self._wake = asyncio.Event()
         self._connection: Connection | None = None
+        self._key: bytes | None = None
         self._speaking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Bus:
@@ -103,6 +107,18 @@ class Bus:
         self._bytes += waiting.size
         self._wake.set()
         return sent
+
+    async def signed(self, note: Note) -> list[str]:
+        """The payloads of a note that somebody else sends, once."""
+        if self._key is None:
+            async with asyncio.timeout(BUS_SECONDS):
+                connection = await connect(self._url, purpose="bus")
+                try:
+                    self._key = await _key(connection)
+                finally:
+                    await connection.close()
+        key = self._key
+        return [signed(text, key) for text in payloads(note, secrets.token_hex(8), 1)]
 
     def tell(self, note: Note) -> asyncio.Future[None] | None:
         """The same for what need not arrive: it is said again, or will be asked for. None where too
@@ -162,6 +178,9 @@ class Bus:
         async with asyncio.timeout(BUS_SECONDS):
             if self._connection is None:
                 self._connection = await connect(self._url, purpose="bus")
+                self._key = await _key(self._connection)
+            assert self._key is not None
+            batch = [_signed(each, self._key) for each in batch]
             if not any(each.request for each in batch):
                 texts = [text for each in batch for text in each.payloads]
                 await self._connection.execute(NOTIFY, (texts,))
@@ -188,13 +207,14 @@ class Bus:
             connection: Connection | None = None
             try:
                 connection = await connect(self._url, purpose="bus listener")
+                key = await _key(connection)
                 await connection.execute(f'listen "{CHANNEL}"')
                 reader.reset()
                 attempt = 0
                 metrics.bus_up.set(1)
                 connected()
                 async for notice in connection.notifies():
-                    _take(reader, notice.payload, heard, metrics)
+                    _take(reader, notice.payload, key, heard, metrics)
             except (psycopg.Error, HeadwaterError) as error:
                 level = logging.DEBUG if attempt else logging.WARNING
                 logger.log(level, "other gateways are not heard, trying again: %s", error)
@@ -219,9 +239,27 @@ def _once(batch: list[_Waiting]) -> tuple[Any, ...]:
     )
 
 
-def _take(reader: Reader, payload: str, heard: Callable[[Heard], None], metrics: Metrics) -> None:
+async def _key(connection: Connection) -> bytes:
+    """What gateways sign with: who can read it may send."""
+    with translated():
+        row = await (await connection.execute(_KEY)).fetchone()
+    assert row is not None
+    return bytes(row[0])
+
+
+def _signed(waiting: _Waiting, key: bytes) -> _Waiting:
+    return waiting._replace(payloads=[signed(text, key) for text in waiting.payloads])
+
+
+def _take(
+    reader: Reader,
+    payload: str,
+    key: bytes,
+    heard: Callable[[Heard], None],
+    metrics: Metrics,
+) -> None:
     try:
-        found = reader.read(payload)
+        found = reader.read(opened(payload, key))
     except ValueError as error:
         metrics.bus_refused.inc()
         logger.debug("a payload on %s is none of ours: %s", CHANNEL, error)

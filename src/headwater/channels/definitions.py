@@ -22,10 +22,10 @@ from headwater.limits import (
     CHANNEL_PATTERNS_MAX,
     CHANNEL_STATE_BYTES_MAX,
 )
-from headwater.queries.arguments import Arguments, Signature, key_of, parameters_of, told
+from headwater.queries.arguments import Arguments, Signature, parameters_of
 from headwater.queries.functions import Body, Query
 from headwater.queries.results import Returns
-from headwater.topics.definitions import Asking
+from headwater.topics.definitions import Asking, read_places
 from headwater.topics.patterns import Pattern, check_name
 
 BodyT = TypeVar("BodyT", bound=Callable[..., Any])
@@ -59,13 +59,7 @@ class AccessCheck(Query):
     def read(self, places: Mapping[str, str], action: Action) -> Arguments:
         """The arguments, from texts; InvalidQuery names the one that is wrong."""
         texts = {**places, ACTION: action} if self.asks_action else dict(places)
-        try:
-            read = msgspec.convert(texts, self.signature.struct, strict=False)
-        except msgspec.ValidationError as error:
-            path, reason = told(error)
-            raise InvalidQuery(reason, path="channel" + path.removeprefix("$")) from None
-        values = {name: getattr(read, name) for name in self.signature.names}
-        return Arguments(values, key_of(values))
+        return read_places(self.signature, texts, "channel")
 
 
 class ChannelDefinition:

@@ -4,10 +4,14 @@ Pure. A payload of NOTIFY is short, and in the encoding of the database, which n
 a note is JSON in ASCII, in as many numbered parts as it takes. All parts of a note are sent in one
 transaction, so they arrive one after the other, and a sender's notes in order. A note that comes
 again because its sender could not know that it had arrived bears the same number, and is left out.
+
+Every role of the database can send NOTIFY, so each payload is signed with a key that only gateways
+can read (`headwater.secret`).
 """
 
 from __future__ import annotations
 
+import hmac
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -19,6 +23,7 @@ from headwater.limits import BUS_NOTE_BYTES_MAX, BUS_PAYLOAD_BYTES_MAX, BUS_SEND
 from headwater.protocol import Member
 
 VERSION = "1"
+SIGNED = "2"
 _HEAD_BYTES_MAX = 100
 _PART_BYTES = BUS_PAYLOAD_BYTES_MAX - _HEAD_BYTES_MAX
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
@@ -135,7 +140,31 @@ def _escaped(letters: str) -> Iterator[str]:
     return (f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
+def signed(payload: str, key: bytes) -> str:
+    """A payload with what only those can compute who have the key.
+
+    >>> opened(signed("1 a1 3 1 1 {}", b"k"), b"k")
+    '1 a1 3 1 1 {}'
+    """
+    return f"{SIGNED} {_signature(payload, key)} {payload}"
+
+
+def _signature(payload: str, key: bytes) -> str:
+    return hmac.digest(key, payload.encode(), "sha256")[:16].hex()
+
+
 # ------------------------------------------------------------------------ reading
+
+
+def opened(text: str, key: bytes) -> str:
+    """The payload; ValueError for one that was not signed with the key."""
+    head, _, rest = text.partition(" ")
+    signature, _, payload = rest.partition(" ")
+    if head != SIGNED or not hmac.compare_digest(
+        signature.encode(), _signature(payload, key).encode()
+    ):
+        raise ValueError("not signed by a gateway of this database")
+    return payload
 
 
 class Heard(NamedTuple):
@@ -154,8 +183,8 @@ class _Parts:
 
 
 class Reader:
-    """Puts the parts together. Anybody who may connect to the database can send a payload: one that
-    is none of ours is a ValueError, and a part that fits nowhere is left out."""
+    """Puts the parts together. What is no payload is a ValueError, and a part that fits nowhere is
+    left out."""
 
     def __init__(self) -> None:
         self._parts: dict[str, _Parts] = {}

@@ -21,13 +21,16 @@ from headwater.channels.bus import Bus
 from headwater.channels.definitions import ChannelDefinition, said
 from headwater.channels.notes import Bye, Heard, Kept, Note, Recall, Recalled, Said, Who, Whole
 from headwater.channels.presence import Presence
+from headwater.errors import HeadwaterError, LimitExceeded
 from headwater.idempotency import Request
 from headwater.limits import (
     BUS_SECONDS,
     CHANNEL_HISTORY_BYTES_MAX,
     CHANNEL_KNOWN_SECONDS,
+    CHANNEL_MESSAGE_FACTOR,
     CHANNEL_RECALL_SECONDS,
 )
+from headwater.memory import Holder, Memory
 from headwater.protocol import Frame, Member, Message
 from headwater.protocol import Presence as PresenceMessage
 
@@ -44,6 +47,8 @@ class Follower(Protocol):
     def subscribed(self, view: int, *, key: tuple[str, ...], resumed: bool) -> None: ...
 
     def deliver(self, frame: Frame) -> None: ...
+
+    def failed(self, error: HeadwaterError) -> None: ...
 
 
 class _Remembered:
@@ -62,8 +67,10 @@ class _Remembered:
 class Room:
     """A channel that somebody follows here."""
 
-    def __init__(self, name: str, definition: ChannelDefinition, view: int) -> None:
+    def __init__(self, name: str, definition: ChannelDefinition, view: int, memory: Memory) -> None:
         self.name = name
+        self.holding = memory.open(self._shed)
+        """Its history, and the users who follow it."""
         self.definition = definition
         self.view = view
         self.seats: dict[Seat, None] = {}
@@ -75,6 +82,11 @@ class Room:
         self.history: deque[_Remembered] = deque()
         self._bytes = 0
         self._number = 0
+
+    def _shed(self, owner: Holder, error: LimitExceeded) -> None:
+        """A user may not follow it: what it remembers takes too much memory."""
+        for seat in [each for each in self.seats if each.owner == owner]:
+            seat.end(error)
 
     def say(self, id: str, said: Said) -> None:
         """Remember a message, and tell it to everybody here."""
@@ -110,14 +122,24 @@ class Room:
         most = self.definition.history
         while len(self.history) > most or self._bytes > CHANNEL_HISTORY_BYTES_MAX:
             self._bytes -= self.history.popleft().frame.size
+        self.holding.resize(CHANNEL_MESSAGE_FACTOR * self._bytes)
 
 
 class Seat:
     """A subscription's place in a room."""
 
-    def __init__(self, rooms: Rooms, room: Room, follower: Follower, member: Member | None) -> None:
+    def __init__(
+        self,
+        rooms: Rooms,
+        room: Room,
+        follower: Follower,
+        member: Member | None,
+        owner: Holder = None,
+    ) -> None:
         self.room = room
         self.member = member
+        self.owner = owner
+        """The user whose memory it takes."""
         self._rooms = rooms
         self._follower = follower
         self._told = 0
@@ -160,6 +182,11 @@ class Seat:
     def close(self) -> None:
         self._rooms.leave(self)
 
+    def end(self, error: HeadwaterError) -> None:
+        """It is over, for this reason."""
+        self.close()
+        self._follower.failed(error)
+
 
 class Rooms:
     """Every room of a gateway. Use as an async context manager, inside that of its bus."""
@@ -172,6 +199,7 @@ class Rooms:
         timeout: float,
         metrics: Metrics,
         next_view: Callable[[], int],
+        memory: Memory | None = None,
     ) -> None:
         """`period` and `timeout` in seconds are those of `Presence`; views have numbers that are
         nobody else's."""
@@ -180,6 +208,7 @@ class Rooms:
         self._period = period
         self._metrics = metrics
         self._next_view = next_view
+        self._memory = memory or Memory()
         self._rooms: dict[str, Room] = {}
         self._recalls: dict[tuple[str, str], asyncio.Future[tuple[Kept, ...]]] = {}
         self._telling: asyncio.Future[None] | None = None
@@ -228,6 +257,7 @@ class Rooms:
         user: str | None = None,
         present: bool = False,
         state: Any = None,
+        owner: Holder = None,
     ) -> Seat:
         """Follow a channel; with `present`, as a member with a state. LimitExceeded if there are
         too many."""
@@ -240,8 +270,9 @@ class Rooms:
             if member is not None:
                 self.join(room, member)
             self._tell_changes(room)
-            seat = Seat(self, room, follower, member)
+            seat = Seat(self, room, follower, member, owner)
             room.seats[seat] = None
+            room.holding.join(owner)
         finally:
             room.entering -= 1
             self._close_if_empty(room)
@@ -252,7 +283,7 @@ class Rooms:
     def _room(self, name: str, definition: ChannelDefinition) -> Room:
         room = self._rooms.get(name)
         if room is None:
-            room = self._rooms[name] = Room(name, definition, self._next_view())
+            room = self._rooms[name] = Room(name, definition, self._next_view(), self._memory)
             self._metrics.channels.set(len(self._rooms))
             if definition.history and (self.presence.gateways or self._until_known() > 0):
                 room.recalling = asyncio.create_task(self._recall(room))
@@ -262,6 +293,7 @@ class Rooms:
         if room.seats or room.entering or self._rooms.get(room.name) is not room:
             return
         del self._rooms[room.name]
+        room.holding.close()
         self._metrics.channels.set(len(self._rooms))
         if room.recalling is not None:
             room.recalling.cancel()
@@ -271,6 +303,7 @@ class Rooms:
         room = seat.room
         if room.seats.pop(seat, self) is self:
             return
+        room.holding.leave(seat.owner)
         if seat.member is not None:
             self._bus.tell(self.presence.leave(room.name, seat.member.member))
             self._changed()

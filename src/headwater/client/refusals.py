@@ -42,15 +42,16 @@ _CODES: dict[type[HeadwaterError], str] = {
     "token_user",
     HeadwaterError: "internal method",
     InvalidQuery: "idempotency_key_reused",
-    LimitExceeded: "bus_busy groups members_per_channel mutations_busy publish_rate queries_busy "
-    "rate requests_per_session sessions_per_ip sessions_per_user subscriptions_per_user "
-    "tickets_per_user too_large too_slow views",
+    LimitExceeded: "bus_busy bytes_per_user bytes_total groups members_per_channel mutations_busy "
+    "publish_rate queries_busy rate requests_per_session sessions_per_ip sessions_per_user "
+    "subscriptions_per_channel subscriptions_per_user tickets_per_user too_large too_slow "
+    "user_mutations_busy views",
     NotFound: "channel_unknown mutation_unknown path query_unknown session_unknown "
     "subscription_unknown topic_unknown",
     ResultError: "result_key result_not_stored result_too_large several_rows too_many_rows",
     Unauthorized: "ticket token_algorithm token_audience token_claims token_expired token_issuer "
     "token_malformed token_missing token_not_yet_valid token_signature",
-    Unavailable: "bus slow_client slow_query stopping",
+    Unavailable: "bus slow_client slow_query stopping table_locked",
 }
 """The codes of ours that say more than their class: any other is an application's own."""
 _BY_CODE = {code: kind for kind, codes in _CODES.items() for code in codes.split()}

@@ -9,7 +9,7 @@ left and never counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from headwater.settings import UNIX, Settings
@@ -58,6 +58,27 @@ def counted(address: str) -> str:
     """
     found = _read(address)
     return str(ip_network((found, 64), strict=False)) if isinstance(found, IPv6Address) else address
+
+
+_HOST = re.compile(
+    r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_.-]+))(?::[0-9]{1,5})?", re.ASCII
+)
+
+
+def host_of(hosts: Sequence[str]) -> str | None:
+    """The name in the Host header of a request, without its port; None where there are several or
+    none, or what is there is no host. Never guessed: a framework that falls back to the server's
+    own address would take any text for this machine.
+
+    >>> host_of(["LocalHost:8484"]), host_of(["[::1]"]), host_of(["["]), host_of(["a", "a"])
+    ('localhost', '::1', None, None)
+    """
+    found = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+    if found is None:
+        return None
+    name: str = found["six"] or found["name"]
+    # In brackets there is an address of IPv6, and nowhere else.
+    return name.lower() if (":" in name) == (found["six"] is not None) else None
 
 
 def is_local_name(host: str | None) -> bool:

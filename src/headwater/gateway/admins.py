@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from starlette.requests import HTTPConnection
 
 from headwater.errors import Forbidden
-from headwater.gateway.addresses import is_local_name
+from headwater.gateway.addresses import host_of, is_local_name
 from headwater.identity import Identity
 from headwater.settings import Settings
 
@@ -42,7 +42,7 @@ def is_here(request: HTTPConnection, settings: Settings) -> bool:
         and not settings.has_auth
         and not settings.trusted_proxies
         and _is_own_peer(request)
-        and is_local_name(request.url.hostname)
+        and is_local_name(host_of(request.headers.getlist("host")))
         and not _is_passed_on(request)
         and _is_own_page(request)
     )

@@ -33,12 +33,13 @@ from headwater.errors import (
     Unauthorized,
 )
 from headwater.gateway import openapi, pages, streams, websocket
-from headwater.gateway.addresses import is_local_name
-from headwater.gateway.admins import LOCAL_ONLY
+from headwater.gateway.addresses import host_of, is_local_name
+from headwater.gateway.admins import LOCAL_ONLY, is_admin, not_admin
 from headwater.gateway.bodies import ReanchorBody
 from headwater.gateway.connection import Connection
 from headwater.gateway.faults import unforeseen
 from headwater.gateway.gateway import Gateway
+from headwater.gateway.quotas import owner_of
 from headwater.gateway.requests import (
     admit,
     check_deliberate,
@@ -46,6 +47,7 @@ from headwater.gateway.requests import (
     identify,
     parameter,
     read_json,
+    shows_metrics_token,
 )
 from headwater.gateway.session import error_message
 from headwater.gateway.tracing import parent_of
@@ -152,12 +154,16 @@ class LocalOnly:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or is_local_name(HTTPConnection(scope).url.hostname):
+        if scope["type"] == "lifespan" or _is_called_local(scope):
             await self._app({**scope, LOCAL_ONLY: True}, receive, send)
         elif scope["type"] == "websocket":
             await _deny(WebSocket(scope, receive, send), _FOREIGN, refusal(_FOREIGN))
         else:
             await refusal(_FOREIGN)(scope, receive, send)
+
+
+def _is_called_local(scope: Scope) -> bool:
+    return is_local_name(host_of(HTTPConnection(scope).headers.getlist("host")))
 
 
 _FOREIGN = Forbidden(
@@ -284,6 +290,7 @@ async def ask(gateway: Gateway, request: Request) -> Response:
         caller.identity,
         after=parameter(request, "after"),
         parent=parent_of(request.headers),
+        owner=owner_of(caller.identity.account, caller.address),
     )
     return json_answer(answer)
 
@@ -298,6 +305,7 @@ async def mutate(gateway: Gateway, request: Request) -> Response:
         caller.identity,
         key=idempotency_key(request),
         parent=parent_of(request.headers),
+        owner=owner_of(caller.identity.account, caller.address),
     )
     return json_answer(answer)
 
@@ -383,6 +391,11 @@ async def ticket(gateway: Gateway, request: Request) -> Response:
 
 
 async def metrics(gateway: Gateway, request: Request) -> Response:
+    settings = gateway.settings
+    if settings.is_closed(settings.metrics) and not shows_metrics_token(request, settings):
+        caller = await admit(gateway, request)
+        if not is_admin(settings, caller.identity, here=caller.here):
+            raise not_admin(settings, "/metrics")
     return Response(gateway.measure(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -399,4 +412,9 @@ async def ready(gateway: Gateway, request: Request) -> Response:
 
 
 async def described(gateway: Gateway, request: Request) -> Response:
+    settings = gateway.settings
+    if settings.is_closed(settings.openapi):
+        caller = await admit(gateway, request)
+        if not settings.has_auth and not is_admin(settings, caller.identity, here=caller.here):
+            raise not_admin(settings, "/openapi.json")
     return json_answer(openapi.document(gateway.calls.queries, gateway.calls.mutations))

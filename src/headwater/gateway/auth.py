@@ -114,6 +114,10 @@ class Authenticator:
                 )
         return cls(settings, own, KeySet.from_settings(settings), clock=clock)
 
+    async def close(self) -> None:
+        if self._key_set is not None:
+            await self._key_set.close()
+
     async def verify(self, token: str) -> Identity:
         """Who the token's bearer is; Unauthorized or Forbidden with the reason as its code."""
         header = _read_header(token)
@@ -218,6 +222,12 @@ class Authenticator:
                 code="token_tenant",
             )
         role = _name(claims, settings.auth_role_claim, ROLE_BYTES_MAX)
+        if role not in (None, settings.auth_role, *settings.auth_roles):
+            raise _wrong_claim(
+                settings.auth_role_claim,
+                "a database role that tokens may not name here",
+                "The setting auth_roles lists those that they may.",
+            )
         return Identity(user, tenant, role or settings.auth_role, claims, expires_at)
 
 

@@ -97,7 +97,9 @@ class Census:
         own = await self._own(connections)
         sessions = await _costliest(connections, _session_weight)
         costly = await _costliest(views, lambda view: view.cost.weight)
-        return [own, *map(_session, sessions), *map(_view, costly)]
+        memory = self._hub.memory
+        listed = [_session(each, memory.of(each.owner)) for each in sessions]
+        return [own, *listed, *map(_view, costly)]
 
     async def _own(self, connections: list[Connection]) -> Entry:
         # Those that end while they are counted are among the connections: count them once.
@@ -132,6 +134,7 @@ class Census:
             "sessions": sessions,
             "subscriptions": kinds,
             "views": len(self._hub.lives.views),
+            "memory": self._hub.memory.total,
             "changes": total(metrics.changes),
             "flushes": total(metrics.flushes),
             "resyncs": total(metrics.resyncs),
@@ -162,7 +165,8 @@ def _session_weight(connection: Connection) -> int:
     return connection.session.buffered + (0 if sink is None else sink.sent_bytes)
 
 
-def _session(connection: Connection) -> Entry:
+def _session(connection: Connection, memory: int) -> Entry:
+    """`memory` is what all subscriptions of its user take."""
     session, sink = connection.session, connection.sink
     identity = session.identity
     views = sorted(each.view for each in session.subscriptions.values() if each.view)
@@ -172,6 +176,7 @@ def _session(connection: Connection) -> Entry:
         "role": identity.role,
         "expires_at": identity.expires_at,
         "behind": session.is_behind,
+        "memory": memory,
         "views": views[:ACTIVITY_VIEWS_SHOWN_MAX],
     }
     return Entry(
@@ -194,7 +199,12 @@ def _view(view: AnyView) -> Entry:
     match view:
         case LiveView():
             role = None if view.scope is None else view.scope.role
-            detail = {"query": view.wish.to_json(), "role": role, "live": view.live}
+            detail = {
+                "query": view.wish.to_json(),
+                "role": role,
+                "live": view.live,
+                "memory": view.bytes,
+            }
             return _costly(view, "live", view.query.table.label, detail, view.followers, view.held)
         case Group():
             identity = view.identity

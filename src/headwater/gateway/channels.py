@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 from headwater.channels.definitions import (
@@ -14,12 +15,13 @@ from headwater.channels.definitions import (
     message_json,
 )
 from headwater.channels.rooms import Rooms, Seat
-from headwater.errors import InvalidQuery, NotFound
+from headwater.errors import InvalidQuery, LimitExceeded, NotFound
 from headwater.gateway.connection import Connection
 from headwater.gateway.quotas import Quotas
 from headwater.gateway.session import ChannelSubscription
 from headwater.idempotency import Request, check_key
 from headwater.identity import Identity
+from headwater.limits import QUOTA_RETRY_SECONDS, SESSION_CHANNEL_SUBSCRIPTIONS_MAX
 from headwater.protocol import ResetReason, Subscribe
 
 
@@ -84,6 +86,7 @@ class ChannelDesk:
         _check(wish)
         call = wish.channel
         assert call is not None
+        _check_amplification(subscription)
         definition, places = self._channels.find(call.name)
         if call.present and not definition.presence:
             raise InvalidQuery(
@@ -102,6 +105,7 @@ class ChannelDesk:
             user=identity.user,
             present=call.present,
             state=state,
+            owner=connection.owner,
         )
         subscription.opened(ChannelGuest(self._channels, definition, places, seat))
 
@@ -135,6 +139,26 @@ class ChannelDesk:
             )
         self._quotas.publish(connection.session.id, time.monotonic())
         return handle
+
+
+def _check_amplification(subscription: ChannelSubscription) -> None:
+    """Each subscription is sent each message: many to one channel turn a little that comes in into
+    much that goes out."""
+    before = takewhile(
+        lambda each: each is not subscription, subscription.session.subscriptions.values()
+    )
+    same = sum(
+        isinstance(each, ChannelSubscription) and each.channel == subscription.channel
+        for each in before
+    )
+    if same >= SESSION_CHANNEL_SUBSCRIPTIONS_MAX:
+        raise LimitExceeded(
+            f"this session follows channel {subscription.channel}"
+            f" {SESSION_CHANNEL_SUBSCRIPTIONS_MAX} times, which is the most",
+            code="subscriptions_per_channel",
+            hint="Follow it once, and share what comes of it in the client.",
+            retry_after=QUOTA_RETRY_SECONDS,
+        )
 
 
 def _check(wish: Subscribe) -> None:

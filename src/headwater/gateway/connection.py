@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
-from headwater.gateway.quotas import Lease
+from headwater.gateway.access import AccessRequest
+from headwater.gateway.backlog import Backlog
+from headwater.gateway.quotas import Lease, Owner
 from headwater.gateway.session import (
     ChannelSubscription,
     FeedSubscription,
@@ -27,6 +29,7 @@ from headwater.limits import (
     SESSION_REQUESTS_MAX,
     SUBSCRIPTION_ID_CHARS_MAX,
 )
+from headwater.memory import Memory
 from headwater.metrics import Metrics
 from headwater.protocol import Frame, Keepalive
 
@@ -38,8 +41,8 @@ class Connection:
 
     __slots__ = (
         "_active_at", "_behind_since", "_caught_up", "_lease", "_leases", "_metrics", "_requests",
-        "_room", "_tasks", "accesses", "address", "by_ticket", "closing", "expiry", "here",
-        "openings", "session", "since", "sink", "transport",
+        "_room", "_tasks", "accesses", "address", "asked", "backlog", "by_ticket", "closing",
+        "expiry", "here", "openings", "owner", "session", "since", "sink", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -51,9 +54,16 @@ class Connection:
         transport: str,
         lease: Lease,
         metrics: Metrics,
+        memory: Memory,
+        owner: Owner,
         here: bool = False,
     ) -> None:
         self.session = Session(id, identity, self)
+        self.owner = owner
+        """Whom its subscriptions count for: the user, or the address where there is none."""
+        waiting = memory.open(self._exceeded, in_total=False)
+        waiting.join(("queue", owner))
+        self.backlog = Backlog(memory, waiting)
         self.address = address
         self.here = here
         """Whether its client sits at this machine (`admins.is_here`)."""
@@ -64,6 +74,8 @@ class Connection:
         self.sink: Sink | None = None
         self.accesses: dict[str, dict[str, Access]] = {}
         """By subscription and table: what its rights were when last looked at."""
+        self.asked: dict[str, AccessRequest] = {}
+        """By subscription: what the authorize hook is asked about it."""
         self.openings: dict[Subscription, asyncio.Task[None]] | None = None
         """What is on its way to be subscribed."""
         self.closing: str | None = None
@@ -81,6 +93,7 @@ class Connection:
     def attach(self, sink: Sink) -> None:
         self.sink = sink
         sink.on_drain = self._drained
+        sink.backlog = self.backlog
         self.session.attach(sink)
         # What fell behind before there was a sink has nothing to drain that would tell.
         self.session.drained()
@@ -153,6 +166,7 @@ class Connection:
 
     def forgotten(self, subscription: Subscription) -> None:
         self.accesses.pop(subscription.id, None)
+        self.asked.pop(subscription.id, None)
         if lease := self._leases.pop(subscription.id, None):
             lease.close()
         self._active_at = time.monotonic()
@@ -212,6 +226,11 @@ class Connection:
         if self.sink is not None:
             self.sink.abort()
 
+    def _exceeded(self, *_: object) -> None:
+        """More waits for the client than may. It cannot be sent the reason: it does not read."""
+        self.abort("memory")
+        self.backlog.close()
+
     def _close(self, reason: str) -> None:
         self.closing = reason
         self._metrics.closed.labels(reason).inc()
@@ -226,6 +245,7 @@ class Connection:
         for task in self._tasks or ():
             task.cancel()
         self.session.close()
+        self.backlog.close()
         self._lease.close()
         if self._room is not None:
             self._room.set()

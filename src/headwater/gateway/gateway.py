@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,14 +25,14 @@ from headwater.errors import (
     Unauthorized,
     Unavailable,
 )
-from headwater.gateway.access import Authorize
+from headwater.gateway.access import AccessRequest, Authorize
 from headwater.gateway.activity import TABLE, Activity
 from headwater.gateway.addresses import Proxies
 from headwater.gateway.auth import Authenticator, Credentials, missing
 from headwater.gateway.calls import Calls
 from headwater.gateway.channels import ChannelDesk
 from headwater.gateway.connection import Connection, no_session
-from headwater.gateway.quotas import Quotas
+from headwater.gateway.quotas import Quotas, owner_of
 from headwater.gateway.rights import Rights, together
 from headwater.gateway.session import (
     AnySubscription,
@@ -50,11 +50,12 @@ from headwater.hub.hub import Hub
 from headwater.hub.subscriber import Access
 from headwater.identity import Identity, anonymous
 from headwater.limits import (
+    ARGUMENT_VALUES_MAX,
     BEHIND_SECONDS_MAX,
     FEED_TABLES_MAX,
     KEEPALIVE_SLOTS,
 )
-from headwater.live.filter import Filter, from_json
+from headwater.live.filter import EVERYTHING, Filter, from_json
 from headwater.live.query import LiveQuery
 from headwater.metrics import Metrics
 from headwater.model import Position
@@ -96,10 +97,11 @@ class Gateway:
         topics: Topics | None = None,
         channels: Channels | None = None,
         rooms: Rooms | None = None,
+        declared: Collection[str] = (),
     ) -> None:
         """`queries` and `mutations` are what clients may call, by name; `runner` is what mutations
         run on; `topics` and `channels` are those that they may follow, `rooms` where channels
-        are."""
+        are; `declared` are the tables that the application declares."""
         self.hub = hub
         self.calls = Calls(hub, queries, mutations, runner)
         self.settings = settings
@@ -110,7 +112,7 @@ class Gateway:
         self.stopping = False
         self._authenticator = Authenticator.from_settings(settings)
         self._topics = Topics() if topics is None else topics
-        self._rights = Rights(hub, settings, authorize, self._topics)
+        self._rights = Rights(hub, settings, authorize, self._topics, declared)
         self._tickets = Tickets(url)
         self._connections: dict[str, Connection] = {}
         self.activity = Activity(
@@ -121,6 +123,11 @@ class Gateway:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Gateway:
+        if self.settings.opens_every_table and not self.has_hook:
+            logger.warning(
+                "every client with a token may read every enabled table: declare @hw.authorize,"
+                " or set auth_role, or set tables = closed and declare tables"
+            )
         self._start(self._keep_alive())
         self._start(self._recheck_often())
         self._start(self.activity.run())
@@ -135,6 +142,8 @@ class Gateway:
             self.release(connection)
         await self.calls.close()
         await self._tickets.__aexit__()
+        if self._authenticator is not None:
+            await self._authenticator.close()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -142,6 +151,11 @@ class Gateway:
         task.add_done_callback(self._tasks.discard)
 
     # -------------------------------------------------------------------- who
+
+    @property
+    def has_hook(self) -> bool:
+        """Whether the application decides who may read what."""
+        return self._rights.has_hook
 
     async def identify(self, credentials: Credentials) -> Identity:
         """Who makes a request. Where no authentication is configured, everybody is nobody."""
@@ -203,6 +217,8 @@ class Gateway:
             transport=transport,
             lease=lease,
             metrics=self.metrics,
+            memory=self.hub.memory,
+            owner=owner_of(identity.account, address),
             here=here,
         )
         connection.by_ticket = by_ticket
@@ -337,15 +353,24 @@ class Gateway:
         assert wish.live is not None
         query = LiveQuery.from_json(wish.live)
         identity = connection.session.identity
-        accesses = await self._rights.of(connection, [query.table])
+        asked = AccessRequest(
+            kind="live",
+            table=query.table,
+            columns=query.columns,
+            where=query.where,
+            order=query.order,
+            limit=query.limit,
+        )
+        accesses = await self._rights.of(connection, [query.table], asked)
         handle = await self.hub.live(
             query,
             subscription,
             access=accesses[query.table],
             since=wish.since,
             verify=wish.verify,
+            owner=connection.owner,
         )
-        self._opened_with(connection, subscription, accesses, identity)
+        self._opened_with(connection, subscription, accesses, identity, asked)
         subscription.opened(handle)
         if handle.is_of(*TABLE):
             self.activity.look()
@@ -365,12 +390,13 @@ class Gateway:
         query = self.calls.query(call.name)
         handle = await self.hub.groups.subscribe(
             query,
-            query.bind(call.args),
+            query.bind(call.args, most=ARGUMENT_VALUES_MAX),
             subscription.identity,
             subscription,
             since=wish.since,
             delta=call.delta,
             trace_id=trace_id,
+            owner=connection.owner,
         )
         self._opened_with(connection, subscription, {}, subscription.identity)
         subscription.opened(handle)
@@ -387,9 +413,11 @@ class Gateway:
         assert wish.changes is not None
         query = _feed_query(wish.changes)
         identity = connection.session.identity
-        accesses = await self._rights.of_feed(connection, query.tables)
+        where = EVERYTHING if query.where is None else query.where
+        asked = AccessRequest(kind="feed", table="", where=where, since=query.since)
+        accesses = await self._rights.of_feed(connection, query.tables, asked)
         handle = await self.hub.feed(query, subscription, access=together(accesses))
-        self._opened_with(connection, subscription, accesses, identity)
+        self._opened_with(connection, subscription, accesses, identity, asked)
         subscription.opened(handle)
 
     async def _open_topic(
@@ -406,11 +434,12 @@ class Gateway:
         since = read_position(wish.since)
         definition, places = self._topics.find(subscription.topic)
         identity = connection.session.identity
-        access = await self._rights.of_topic(identity, definition, places)
+        asked = AccessRequest(kind="topic", table="", since=since, topic=subscription.topic)
+        access = await self._rights.of_topic(connection, definition, places, asked)
         handle = await self.hub.topics.subscribe(
             subscription.topic, definition, subscription, since, access=access
         )
-        self._opened_with(connection, subscription, {}, identity)
+        self._opened_with(connection, subscription, {}, identity, asked)
         subscription.opened(handle)
 
     def _opened_with(
@@ -419,10 +448,13 @@ class Gateway:
         subscription: AnySubscription,
         accesses: dict[str, Access],
         identity: Identity,
+        asked: AccessRequest | None = None,
     ) -> None:
         if subscription.over:
             return
         connection.accesses[subscription.id] = accesses
+        if asked is not None:
+            connection.asked[subscription.id] = asked
         if connection.session.identity is not identity:
             # A new token came meanwhile, and what was decided under the old one may not hold.
             connection.start(self._rights.recheck_until_decided(connection))
@@ -503,6 +535,9 @@ class Gateway:
         kinds = Counter(s.kind for c in connections for s in c.session.subscriptions.values())
         for kind in ("live", "query", "changes", "topic", "channel"):
             self.metrics.subscriptions.labels(kind).set(kinds[kind])
+        memory = self.hub.memory
+        self.metrics.memory_bytes.set(memory.total)
+        self.metrics.memory_largest_bytes.set(max((held for _, held in memory.owners), default=0))
         self.metrics.stalled_bytes.set(sum(c.session.buffered for c in connections))
         return self.metrics.render()
 
@@ -529,8 +564,8 @@ def _subscription(session: Session, wish: Subscribe) -> AnySubscription:
             return FeedSubscription(session, wish.id, wish.overflow or "pause")
         case None, None, None, str(topic), None:
             return TopicSubscription(session, wish.id, wish.overflow or "pause", topic)
-        case None, None, None, None, ChannelCall():
-            return ChannelSubscription(session, wish.id)
+        case None, None, None, None, ChannelCall(name):
+            return ChannelSubscription(session, wish.id, name)
     raise InvalidQuery("expected exactly one of live, query, changes, topic and channel")
 
 

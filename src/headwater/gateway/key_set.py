@@ -27,6 +27,7 @@ from headwater.limits import (
     JWKS_TIMEOUT_SECONDS,
 )
 from headwater.settings import Settings, read_file
+from headwater.tasks import ended
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class KeySet:
         self._load = load
         self._algorithms = algorithms
         self._clock = clock
-        self._fetching = asyncio.Lock()
+        self._fetching: asyncio.Task[None] | None = None
         self._fetched_at: float | None = None
         self._tried_at: float | None = None
         self._failed = False
@@ -79,7 +80,7 @@ class KeySet:
         or the algorithm is not that of the key."""
         if algorithm.startswith("HS"):
             return []  # nor need anything be fetched to know that
-        if self._is_old and not (self.known and self._fetching.locked()):
+        if self._is_old and not (self.known and self._fetching is not None):
             await self._refresh()
         if id is not None and all(key.id != id for key in self.known):
             await self._refresh()
@@ -99,20 +100,32 @@ class KeySet:
         return self._clock() - moment
 
     async def _refresh(self) -> None:
-        async with self._fetching:
-            # Those who waited here find the answer there.
+        """Fetch the keys, unless that was tried within the cooldown. The fetch belongs to no
+        client: one that leaves neither ends it nor lets the next one begin another."""
+        if self._fetching is None:
             if self._tried_at is not None and self._ago(self._tried_at) < JWKS_COOLDOWN_SECONDS:
                 return
-            before, self._tried_at = self._tried_at, self._clock()
-            try:
-                self.put(await self._load())
-            except asyncio.CancelledError:
-                self._tried_at = before  # this client has gone; let the next one try
-                raise
-            except (httpx.HTTPError, httpx.InvalidURL, OSError, keys.NotAKey) as error:
-                self._failed = True
-                reason = str(error) or type(error).__name__
-                logger.warning("the key set (auth_jwks) cannot be fetched: %s", reason)
+            self._tried_at = self._clock()
+            self._fetching = asyncio.create_task(self._fetch())
+        await asyncio.shield(self._fetching)
+
+    async def _fetch(self) -> None:
+        try:
+            self.put(await self._load())
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, keys.NotAKey) as error:
+            self._failed = True
+            reason = str(error) or type(error).__name__
+            logger.warning("the key set (auth_jwks) cannot be fetched: %s", reason)
+        except Exception:
+            self._failed = True
+            logger.exception("the key set (auth_jwks) cannot be fetched")
+        finally:
+            self._fetching = None
+
+    async def close(self) -> None:
+        """Give up a fetch that is under way."""
+        if self._fetching is not None:
+            await ended(self._fetching)
 
 
 async def _read(path: str) -> bytes:
@@ -120,16 +133,21 @@ async def _read(path: str) -> bytes:
 
 
 async def _fetch(url: str) -> bytes:
-    """Redirects are not followed: the keys come from where the setting says."""
+    """Redirects are not followed: the keys come from where the setting says. Nor is an answer
+    unpacked: a few hundred bytes can become gigabytes in one step."""
+    headers = {"accept": "application/json", "accept-encoding": "identity"}
     async with (
         asyncio.timeout(JWKS_TIMEOUT_SECONDS),
         httpx.AsyncClient(timeout=JWKS_TIMEOUT_SECONDS) as client,
-        client.stream("GET", url, headers={"accept": "application/json"}) as response,
+        client.stream("GET", url, headers=headers) as response,
     ):
         if response.status_code != httpx.codes.OK:
             raise keys.NotAKey(f"the answer has status {response.status_code}")
+        encoding = response.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            raise keys.NotAKey(f"the answer is compressed ({encoding!r:.40}), which was not asked")
         data = bytearray()
-        async for chunk in response.aiter_bytes():
+        async for chunk in response.aiter_raw():
             data += chunk
             if len(data) > JWKS_BYTES_MAX:
                 raise keys.NotAKey(f"it has more than {JWKS_BYTES_MAX} bytes")

@@ -89,7 +89,7 @@ def from_key_set(data: bytes) -> tuple[Key, ...]:
     """
     try:
         listed = msgspec.json.decode(data, type=_KeySet).keys
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise NotAKey("not a JSON object with a list of keys") from error
     if len(listed) > JWKS_KEYS_MAX:
         logger.warning("the key set has %d keys; the first %d count", len(listed), JWKS_KEYS_MAX)

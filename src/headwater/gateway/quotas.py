@@ -33,7 +33,7 @@ class Quotas:
 
     def session(self, user: str | None, address: str) -> Lease:
         """One more connection; LimitExceeded `sessions_per_user` or `sessions_per_ip`."""
-        owner = _owner(user, address)
+        owner = owner_of(user, address)
         setting = "sessions_per_ip" if user is None else "sessions_per_user"
         most = int(getattr(self._settings, setting))
         if self._sessions[owner] >= most:
@@ -42,20 +42,20 @@ class Quotas:
 
     def subscription(self, user: str | None, address: str) -> Lease:
         """One more subscription; LimitExceeded `subscriptions_per_user`."""
-        owner, most = _owner(user, address), self._settings.subscriptions_per_user
+        owner, most = owner_of(user, address), self._settings.subscriptions_per_user
         if self._subscriptions[owner] >= most:
             raise _exceeded("subscriptions_per_user", most, f"this {owner[0]}")
         return Lease(self._subscriptions, [owner])
 
     def request(self, user: str | None, address: str, now: float) -> None:
         """One more request; LimitExceeded `rate` when they come too fast."""
-        if wait := self._rate.take(_owner(user, address), now):
+        if wait := self._rate.take(owner_of(user, address), now):
             raise self._too_fast(wait)
 
     def check_address(self, address: str, now: float) -> None:
         """LimitExceeded `rate` where no more requests without a user may come from the address now.
         Nothing is counted."""
-        if wait := self._rate.wait(_owner(None, address), now):
+        if wait := self._rate.wait(owner_of(None, address), now):
             raise self._too_fast(wait)
 
     def _too_fast(self, wait: float) -> LimitExceeded:
@@ -143,7 +143,8 @@ class Rate:
         return len(self._full_at)
 
 
-def _owner(user: str | None, address: str) -> Owner:
+def owner_of(user: str | None, address: str) -> Owner:
+    """Whom something counts for: the user, or the address where there is none."""
     return ("address", counted(address)) if user is None else ("user", user)
 
 

@@ -6,6 +6,7 @@ Reads only as much of a body as is allowed, whatever the headers promise.
 from __future__ import annotations
 
 import asyncio
+import hmac
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,11 +15,13 @@ from starlette.requests import HTTPConnection, Request
 from headwater.errors import Forbidden, HeadwaterError, InvalidQuery, LimitExceeded
 from headwater.gateway.admins import is_here
 from headwater.gateway.auth import Credentials, find_token
+from headwater.gateway.bodies import check_json_size
 from headwater.gateway.gateway import Gateway
 from headwater.gateway.tickets import refused_here
 from headwater.idempotency import check_key
 from headwater.identity import Identity
 from headwater.limits import REQUEST_BODY_SECONDS, REQUEST_BYTES_MAX
+from headwater.settings import Settings
 
 Body = TypeVar("Body")
 
@@ -98,6 +101,14 @@ def _check_origin(request: HTTPConnection, origins: tuple[str, ...], *, by_cooki
         )
 
 
+def shows_metrics_token(request: Request, settings: Settings) -> bool:
+    """Whether a request for the metrics comes from a scraper that has their own token."""
+    expected, sent = settings.metrics_token, request.headers.get("authorization", "")
+    if expected is None:
+        return False
+    return hmac.compare_digest(sent.encode("utf-8", "replace"), f"Bearer {expected}".encode())
+
+
 def check_deliberate(request: Request, caller: Caller) -> None:
     """Refuse what another site's form could have sent with the user's cookie. The origin has been
     looked at; but not all that speaks HTTP sends one, and no form can say that it sends JSON."""
@@ -146,6 +157,7 @@ async def _read(request: Request) -> bytes:
 
 
 def parse_json(text: bytes | str, type: type[Body], *, path: str = "") -> Body:
+    check_json_size(text)
     try:
         return msgspec.json.decode(text, type=type)
     except msgspec.ValidationError as error:

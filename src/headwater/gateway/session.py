@@ -370,13 +370,14 @@ class ChannelSubscription(Subscription):
     """A channel. Behind, it misses messages; then it is told who is there, and those messages that
     are still remembered."""
 
-    __slots__ = ("member",)
+    __slots__ = ("channel", "member")
     handle: ChannelHandle | None
     kind = "channel"
     policy: Overflow = "drop"
 
-    def __init__(self, session: Session, id: str) -> None:
+    def __init__(self, session: Session, id: str, channel: str = "") -> None:
         super().__init__(session, id)
+        self.channel = channel
         self.member = None
 
     def opened(self, handle: ChannelHandle) -> None:
@@ -526,13 +527,11 @@ class _Waiting:
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
+        self.buffered = 0
 
     def send(self, frame: Frame) -> None:
         self.frames.append(frame)
-
-    @property
-    def buffered(self) -> int:
-        return sum(frame.size for frame in self.frames)
+        self.buffered += frame.size
 
 
 def error_message(error: HeadwaterError, *, id: str | None = None) -> Error:

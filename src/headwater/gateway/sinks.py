@@ -19,9 +19,15 @@ from typing import Literal, Protocol, TypeAlias
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
+from headwater.gateway.backlog import Backlog
 from headwater.gateway.compression import Compressor, compressor
-from headwater.limits import SINK_BYTES_MAX, SINK_CLOSE_SECONDS, SINK_LOW_BYTES
-from headwater.protocol import Frame, as_chunk
+from headwater.limits import (
+    COMPRESS_BYTES_AT_ONCE,
+    SINK_BYTES_MAX,
+    SINK_CLOSE_SECONDS,
+    SINK_LOW_BYTES,
+)
+from headwater.protocol import Frame, Shared, as_chunk
 
 TRANSPORT_EXTENSION = "headwater.transport"
 """The key of a `Connection` among the extensions of an ASGI scope."""
@@ -35,6 +41,9 @@ class Sink(Protocol):
 
     on_drain: Callable[[], None] | None
     """Called when `buffered` has fallen to SINK_LOW_BYTES after having been above."""
+
+    backlog: Backlog | None
+    """Counts what waits."""
 
     sent: int
     """Frames so far."""
@@ -149,22 +158,20 @@ def _form(content_type: ContentType, marked: bool) -> Callable[[Frame], bytes]:
 def _wire_form(
     content_type: ContentType, compressor: Compressor | None, chunked: bool, marked: bool
 ) -> Callable[[Frame], bytes]:
-    """How a frame is written to a transport. Uncompressed, these are bytes that all share."""
-    plain = _form(content_type, marked)
-    if compressor is None:
-        return attrgetter(_FORMS[content_type, marked][1]) if chunked else plain
-    add = compressor.add
-    if chunked:
-        return lambda frame: as_chunk(add(plain(frame)))
-    return lambda frame: add(plain(frame))
+    """How a frame is written to a transport: bytes that all share, or those to be compressed."""
+    return attrgetter(_FORMS[content_type, marked][compressor is None and chunked])
 
 
 class TransportSink:
-    """A stream that writes to the transport of its connection. Holds no task and copies nothing."""
+    """A stream that writes to the transport of its connection. Holds no task and copies nothing.
+
+    Where it is compressed, a large message is so in parts, each in a turn of the event loop of its
+    own, and what comes behind it waits with it."""
 
     __slots__ = (
         "_behind", "_chunked", "_compressor", "_connection", "_form", "_is_lost", "_is_open",
-        "_send", "_transport", "_waiter", "_write", "on_drain", "sent",
+        "_parts", "_parts_bytes", "_send", "_transport", "_waiter", "_write", "backlog", "on_drain",
+        "sent",
         "sent_bytes",
     )  # fmt: skip
 
@@ -178,6 +185,7 @@ class TransportSink:
         chunked: bool,
     ) -> None:
         self.on_drain: Callable[[], None] | None = None
+        self.backlog: Backlog | None = None
         self.sent = self.sent_bytes = 0
         self._connection = connection
         self._transport = connection.transport
@@ -186,6 +194,8 @@ class TransportSink:
         self._form = form
         self._compressor = compressor
         self._chunked = chunked
+        self._parts: deque[bytes] | None = None
+        self._parts_bytes = 0
         self._behind = False
         self._is_open = True
         self._is_lost = self._transport.is_closing()
@@ -199,22 +209,66 @@ class TransportSink:
     @property
     def buffered(self) -> int:
         # What is below the mark is on its way, and asking for it would cost as much as writing.
-        return self._transport.get_write_buffer_size() if self._behind else 0
+        if not self._behind:
+            return 0
+        return self._transport.get_write_buffer_size() + self._parts_bytes
 
     def send(self, frame: Frame) -> None:
         if self._behind and self.buffered > SINK_BYTES_MAX:
             self.abort()
         if self._is_open:
             data = self._form(frame)
-            self._write(data)
             self.sent += 1
-            self.sent_bytes += len(data)
+            if self._compressor is None:
+                self._write(data)
+                self.sent_bytes += len(data)
+            elif self._parts or len(data) > COMPRESS_BYTES_AT_ONCE:
+                self._write_in_parts(data)
+            else:
+                self._write_compressed(data)
+            if self._behind and self.backlog is not None:
+                own = self._compressor is not None
+                self.backlog.add(Shared(len(data)) if own else frame.shared, self.buffered)
+
+    def _write_compressed(self, data: bytes) -> None:
+        assert self._compressor is not None
+        compressed = self._compressor.add(data)
+        if self._chunked:
+            compressed = as_chunk(compressed)
+        self._write(compressed)
+        self.sent_bytes += len(compressed)
+
+    def _write_in_parts(self, data: bytes) -> None:
+        if not self._parts:
+            self._parts = self._parts or deque()
+            asyncio.get_running_loop().call_soon(self._write_part)
+        starts = range(0, len(data), COMPRESS_BYTES_AT_ONCE)
+        self._parts += (data[start : start + COMPRESS_BYTES_AT_ONCE] for start in starts)
+        self._parts_bytes += len(data)
+        self._behind = True
+
+    def _write_part(self) -> None:
+        """Compress one part, and have the next be compressed after what else is to be done."""
+        if self._is_lost or not self._parts:
+            self._drop_parts()
+            return
+        part = self._parts.popleft()
+        self._parts_bytes -= len(part)
+        self._write_compressed(part)
+        if self._parts:
+            asyncio.get_running_loop().call_soon(self._write_part)
+        elif not self._is_open or self._transport.get_write_buffer_size() <= SINK_LOW_BYTES:
+            self.drained()
+
+    def _drop_parts(self) -> None:
+        self._parts, self._parts_bytes = None, 0
 
     def close(self) -> None:
         self._is_open = False
         self._wake()
 
     def abort(self) -> None:
+        self._drop_parts()
         self.close()
         self._transport.abort()
 
@@ -231,6 +285,8 @@ class TransportSink:
     async def _finish(self) -> None:
         try:
             async with asyncio.timeout(SINK_CLOSE_SECONDS):
+                while self._parts and not self._is_lost:
+                    await self._wait()
                 if self._compressor is not None:
                     rest = self._compressor.finish()
                     self._transport.write(as_chunk(rest) if self._chunked else rest)
@@ -273,14 +329,17 @@ class TransportSink:
     def drained(self) -> None:
         if not self._is_open:
             self._wake()
-        elif self._behind:
+        elif self._behind and not self._parts:
             self._behind = False
+            if self.backlog is not None:
+                self.backlog.settle(0)
             if self.on_drain is not None:
                 self.on_drain()
 
     def lost(self) -> None:
         self._is_lost = True
         self._is_open = False
+        self._drop_parts()
         self._wake()
 
 
@@ -290,8 +349,12 @@ _END: Message = {"type": "http.response.body", "body": b"", "more_body": False}
 class _QueuedSink(ABC):
     """A sink over ASGI: what is sent is queued, and a task of the sink's own hands it to `send`."""
 
+    _takes_turns = False
+    """Whether making a message may take a while, and others are let pass before the next."""
+
     def __init__(self, send: Send) -> None:
         self.on_drain: Callable[[], None] | None = None
+        self.backlog: Backlog | None = None
         self.sent = self.sent_bytes = 0
         self._send = send
         self._queue = deque[Frame]()
@@ -314,6 +377,8 @@ class _QueuedSink(ABC):
             self._bytes += frame.size
             self.sent += 1
             self.sent_bytes += frame.size
+            if self._bytes > SINK_LOW_BYTES and self.backlog is not None:
+                self.backlog.add(frame.shared, self._bytes)
             self._wake.set()
 
     def close(self) -> None:
@@ -352,7 +417,11 @@ class _QueuedSink(ABC):
         before = self._bytes
         for message in self._messages(frames):
             await self._send(message)
+            if self._takes_turns:
+                await asyncio.sleep(0)
         self._bytes -= sum(frame.size for frame in frames)
+        if self.backlog is not None:
+            self.backlog.settle(self._bytes)
         if before > SINK_LOW_BYTES >= self._bytes and self._is_open and self.on_drain is not None:
             self.on_drain()
 
@@ -377,6 +446,7 @@ class AsgiSink(_QueuedSink):
         self._receive = receive
         self._form = form
         self._compressor = compressor
+        self._takes_turns = compressor is not None
 
     async def closed(self) -> None:
         leaving = asyncio.create_task(self._client_leaves())
@@ -393,9 +463,12 @@ class AsgiSink(_QueuedSink):
 
     def _messages(self, frames: tuple[Frame, ...]) -> Iterable[Message]:
         body = b"".join(map(self._form, frames))
-        if self._compressor is not None:
-            body = self._compressor.add(body)
-        return ({"type": "http.response.body", "body": body, "more_body": True},)
+        if self._compressor is None:
+            yield {"type": "http.response.body", "body": body, "more_body": True}
+            return
+        for start in range(0, len(body), COMPRESS_BYTES_AT_ONCE):
+            part = self._compressor.add(body[start : start + COMPRESS_BYTES_AT_ONCE])
+            yield {"type": "http.response.body", "body": part, "more_body": True}
 
     async def _end(self) -> None:
         rest = b"" if self._compressor is None else self._compressor.finish()

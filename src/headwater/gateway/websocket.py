@@ -15,6 +15,7 @@ from starlette.types import Message, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded
+from headwater.gateway.bodies import check_json_size
 from headwater.gateway.connection import Connection
 from headwater.gateway.faults import unforeseen
 from headwater.gateway.gateway import Gateway
@@ -120,6 +121,7 @@ def _read(event: Message) -> ClientMessage:
     text = event.get("text")
     if not isinstance(text, str):
         raise InvalidQuery("expected a text message")
+    check_json_size(text)
     try:
         return read_client(text)
     except msgspec.DecodeError as error:

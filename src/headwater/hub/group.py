@@ -19,10 +19,13 @@ import msgspec
 
 from headwater import limits
 from headwater.errors import HeadwaterError
+from headwater.fair_queue import Owner
 from headwater.hub.arrival import Arrival
 from headwater.hub.costs import Cost
 from headwater.hub.subscriber import Subscriber, not_taken
 from headwater.identity import Identity
+from headwater.live.sizes import size_of
+from headwater.memory import Holding
 from headwater.model import Position
 from headwater.protocol import Deltas, Failed, Frame, Reset, ResetReason, Result, Snapshot
 from headwater.queries.functions import Arguments, Query
@@ -64,10 +67,11 @@ class Group:
     """The shared state behind the same calls."""
 
     __slots__ = (
-        "_digest", "_rows", "analyses", "answered_at", "arguments", "cost", "delayed", "error",
-        "everything", "executed", "id", "identity", "joining", "key", "losses", "query", "reads",
-        "reason", "result", "retries", "seen", "since", "state", "statements", "subscribers",
-        "told_error", "touched_at", "trace_id", "uncaptured", "waiters",
+        "_base_bytes", "_digest", "_rows", "_rows_bytes", "analyses", "answered_at", "arguments",
+        "cost", "delayed", "error", "everything", "executed", "holding", "id", "identity",
+        "joining", "key", "losses", "owner", "query", "reads", "reason", "result", "retries",
+        "seen", "since", "state", "statements", "subscribers", "told_error", "touched_at",
+        "trace_id", "uncaptured", "waiters", "wanted_in",
     )  # fmt: skip
 
     def __init__(
@@ -82,7 +86,11 @@ class Group:
         self.joining: list[QuerySubscription] = []
         self.waiters: list[tuple[int, asyncio.Future[Answered]]] = []
         """Calls, each with the first flush whose snapshot is late enough for it."""
+        self.owner: Owner | None = None
+        """Whom executing it counts for: who asked first of those that need it."""
         self.state: Literal["idle", "wanted", "running"] = "idle"
+        self.wanted_in = 0
+        """What its lane had shared out last when it was wanted."""
         self.reason: Reason = "first"
         self.trace_id: str | None = None
         self.result: bytes | None = None
@@ -112,6 +120,24 @@ class Group:
         self.cost = Cost()
         self._digest = b""
         self._rows: Rows | None = None
+        self._rows_bytes = 0
+        self.holding: Holding | None = None
+        """Its memory, and the users who follow it."""
+        self._base_bytes = limits.VIEW_BYTES + size_of(dict(arguments.values))
+
+    def weigh(self, *, by_row: bool = False) -> None:
+        """Count the memory that it takes now for those who follow it, or with `by_row`, that it
+        takes once its rows are told one by one. A result that is only cached is bounded by
+        `query_cache_bytes` instead."""
+        if self.holding is None:
+            return
+        if not (self.subscribers or self.joining):
+            self.holding.resize(0)
+            return
+        rows = self.size if by_row else 0
+        if self._rows is not None:
+            rows = self._rows_bytes
+        self.holding.resize(self._base_bytes + self.size + limits.QUERY_ROWS_FACTOR * rows)
 
     @property
     def is_fresh(self) -> bool:
@@ -182,6 +208,7 @@ class Group:
         """The rows of the result, kept for as long as somebody is told what becomes of them."""
         if self._rows is None:
             assert self.result is not None
+            self._rows_bytes = len(self.result)
             self._rows = rows_of(self.result, self.query.key, self.query.name)
         return self._rows
 
@@ -214,7 +241,7 @@ class QuerySubscription:
 
     __slots__ = (
         "_arrived", "_groups", "_told_of", "begun", "closed", "delta", "doubted", "flush", "group",
-        "reason", "since", "subscriber",
+        "holding", "owner", "reason", "since", "subscriber",
     )  # fmt: skip
 
     def __init__(
@@ -226,8 +253,13 @@ class QuerySubscription:
         delta: bool,
         since: str | None,
         flush: int,
+        owner: Owner | None = None,
     ) -> None:
         self._groups = groups
+        self.owner = owner
+        """The user whose memory it takes."""
+        self.holding: Holding | None = None
+        """That of its group, while it counts there."""
         self.group = group
         self.subscriber = subscriber
         self.delta = delta

@@ -17,6 +17,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,6 +30,7 @@ from headwater.errors import (
     InvalidQuery,
     LimitExceeded,
 )
+from headwater.fair_queue import Owner
 from headwater.hub.execution import Execution, Outcome
 from headwater.hub.executions import Executions
 from headwater.hub.group import Answered, Group, Moment, QuerySubscription, Reason, retry_pause
@@ -99,14 +101,16 @@ class Groups:
         *,
         after: Position | None = None,
         trace_id: str | None = None,
+        owner: Owner | None = None,
     ) -> Answered:
         """A result: a kept one while nothing it rests on has changed, else a new one. With `after`
-        one that contains that position. Raises what the function raised, as our error."""
+        one that contains that position. Raises what the function raised, as our error. Of one
+        `owner`, only some are executed at a time."""
         if not self._hub.ready:
             raise self._hub.unavailable()
         if after is not None:
             await self._hub.reached(after)
-        group = self._find(query, arguments, identity)
+        group = self._find(query, arguments, identity, owner)
         if group.has_answer:
             assert group.result is not None
             self._hub.metrics.query_cache_hits.inc()
@@ -143,6 +147,7 @@ class Groups:
         since: str | None = None,
         delta: bool = False,
         trace_id: str | None = None,
+        owner: Owner | None = None,
     ) -> QuerySubscription:
         """Follow a query. Returns when its first result has been handed over; raises what made
         that impossible. Later failures are `failed` frames, and it goes on."""
@@ -156,10 +161,10 @@ class Groups:
             raise self._hub.unavailable()
         if since is not None and not await self._is_of_this_history(since):
             since = None
-        group = self._find(query, arguments, identity)
+        group = self._find(query, arguments, identity, owner)
         flush = self._hub.advanced
         subscription = QuerySubscription(
-            self, group, subscriber, delta=delta, since=since, flush=flush
+            self, group, subscriber, delta=delta, since=since, flush=flush, owner=owner
         )
         group.trace_id = trace_id
         self._join(subscription)
@@ -177,7 +182,9 @@ class Groups:
             return False
         return await self._hub.is_of_this_history(position)
 
-    def _find(self, query: Query, arguments: Arguments, identity: Identity) -> Group:
+    def _find(
+        self, query: Query, arguments: Arguments, identity: Identity, owner: Owner | None
+    ) -> Group:
         caller = query.identity(identity)
         who = (caller.user, caller.tenant, caller.role, caller.claims_json)
         key = (query.name, arguments.key, who)
@@ -186,7 +193,10 @@ class Groups:
             self._make_room()
             id = self._hub.lives.views.next_id()
             group = self._groups[key] = Group(id, key, query, arguments, caller)
+            group.holding = self._hub.memory.open(partial(self._shed, group))
             self._hub.metrics.query_groups.set(len(self._groups))
+        if not group.is_needed:
+            group.owner = owner
         return group
 
     def _make_room(self) -> None:
@@ -202,8 +212,17 @@ class Groups:
             )
         self._remove(unneeded)
 
+    def _shed(self, group: Group, owner: Owner, error: LimitExceeded) -> None:
+        """A user may not follow this query: it takes too much memory."""
+        for subscription in [*group.subscribers, *group.joining]:
+            if subscription.owner == owner:
+                subscription.end(error)
+
     def _join(self, subscription: QuerySubscription) -> None:
         group = subscription.group
+        assert group.holding is not None
+        subscription.holding = group.holding
+        group.holding.join(subscription.owner)
         if group.has_answer:
             self._begin(subscription)
         else:
@@ -213,7 +232,8 @@ class Groups:
     def _begin(self, subscription: QuerySubscription) -> None:
         group = subscription.group
         if not group.uncaptured:
-            subscription.begin()
+            if self._has_memory(subscription):
+                subscription.begin()
         elif subscription.begun or subscription.doubted:
             subscription.fail(_not_captured(group))
         else:
@@ -222,6 +242,18 @@ class Groups:
             self.analyst.forget_statements(group.statements)
             group.joining.append(subscription)
             group.touched_at = max(group.touched_at, self._hub.begun + 1)
+        group.weigh()
+
+    def _has_memory(self, subscription: QuerySubscription) -> bool:
+        """Whether its user may have the result; False where that ended it."""
+        group = subscription.group
+        group.joining.append(subscription)  # until it has begun, where it is found
+        group.weigh(by_row=subscription.delta)
+        self._hub.memory.enforce()
+        if subscription.closed:
+            return False
+        group.joining.remove(subscription)
+        return True
 
     def leave(self, subscription: QuerySubscription) -> None:
         """It is over, or goes elsewhere."""
@@ -231,6 +263,10 @@ class Groups:
             group.joining.remove(subscription)
         if subscription.delta and not any(each.delta for each in group.subscribers):
             group.forget_rows()
+        holding, subscription.holding = subscription.holding, None
+        if holding is not None:
+            holding.leave(subscription.owner)
+        group.weigh()
         self._release(group)
 
     def resync(self, subscription: QuerySubscription, reason: ResetReason) -> None:
@@ -253,7 +289,7 @@ class Groups:
     async def change_identity(self, subscription: QuerySubscription, identity: Identity) -> None:
         """Move over to the group of what the caller is now, if that is another one."""
         old = subscription.group
-        group = self._find(old.query, old.arguments, identity)
+        group = self._find(old.query, old.arguments, identity, old.owner)
         if group is old or subscription.closed:
             self._release(group)
             return
@@ -436,6 +472,7 @@ class Groups:
             self._keep(group)
         else:
             self._forget(group)
+        group.weigh()
 
     def _hand_out(self, group: Group, recovered: bool) -> None:
         subscribers = list(group.subscribers)
@@ -513,6 +550,7 @@ class Groups:
         """Let go of its result; of all of it, if nobody needs it."""
         self._kept_bytes -= self._kept.pop(group, 0)
         group.forget_result()
+        group.weigh()
         self._release(group)
 
     def _release(self, group: Group) -> None:
@@ -529,6 +567,8 @@ class Groups:
         self._groups.pop(group.key, None)
         self._watches.remove(group)
         self._kept_bytes -= self._kept.pop(group, 0)
+        if group.holding is not None:
+            group.holding.close()
         self._hub.metrics.query_groups.set(len(self._groups))
 
     # -------------------------------------------------------------------- time passes

@@ -20,7 +20,7 @@ from headwater.database import Connection, connect, translate
 from headwater.errors import CaptureError, DatabaseError, HeadwaterError, Unavailable
 from headwater.log.follow import is_lost
 from headwater.log.images import ImageDecoder
-from headwater.model import Column, Table
+from headwater.model import Column, Table, with_operators
 from headwater.protocol import Wire
 
 _Asked: TypeAlias = tuple[str, bool]
@@ -197,7 +197,7 @@ class Tables:
         """A shape is described once: that takes longer than telling whether it is the same."""
         if description is not None:
             columns = tuple(
-                msgspec.structs.replace(column, operators=tuple(operators.get(column.name, ())))
+                with_operators(column, operators)
                 for column in msgspec.convert(description["columns"], tuple[Column, ...])
             )
             key = tuple(description["key"])

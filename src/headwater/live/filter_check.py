@@ -8,6 +8,7 @@ its path, `where[2].value`.
 from __future__ import annotations
 
 from collections.abc import Collection
+from decimal import Decimal
 from typing import Any, assert_never
 
 from headwater import limits
@@ -48,6 +49,11 @@ def check(
         limits.FILTER_VALUES_TOTAL_MAX
     ):
         raise too_large(f"{limits.FILTER_VALUES_TOTAL_MAX:,} values", path)
+    if sum(len(each.pattern) for each in conditions(where) if isinstance(each, Like)) > (
+        limits.FILTER_PATTERNS_CHARS_MAX
+    ):
+        bound = f"{limits.FILTER_PATTERNS_CHARS_MAX:,} characters in all patterns together"
+        raise too_large(bound, path)
     if depth(where) > limits.FILTER_DEPTH_MAX:
         raise InvalidQuery(f"nested deeper than {limits.FILTER_DEPTH_MAX}", path=path)
     return _Check(table, allowed).node(where, path)
@@ -115,10 +121,12 @@ class _Check:
         kind = self._comparable(name, path)
         if len(values) > limits.FILTER_VALUES_MAX:
             raise too_large(f"{limits.FILTER_VALUES_MAX:,} values", f"{path}.value")
-        return tuple(
+        found = tuple(
             None if value is None else _read(kind, value, f"{path}.value[{i}]")
             for i, value in enumerate(values)
         )
+        _check_hashes(found, f"{path}.value")
+        return found
 
     def _pattern(self, name: str, pattern: Any, path: str) -> str:
         kind = self._kind(name, path)
@@ -139,6 +147,18 @@ class _Check:
         except ValueError as error:
             raise InvalidQuery(str(error), path=f"{path}.value") from None
         return text
+
+
+def _check_hashes(values: tuple[Value, ...], path: str) -> None:
+    """Refuse numbers chosen to have the same hash: finding one among them takes as long as there
+    are many."""
+    numbers = {str(value): hash(value) for value in values if isinstance(value, int | Decimal)}
+    if len(numbers) - len(set(numbers.values())) > limits.FILTER_HASHES_MAX:
+        raise InvalidQuery(
+            f"more than {limits.FILTER_HASHES_MAX} numbers that cannot be told apart quickly",
+            path=path,
+            hint="Ask for them with 'between', or in several queries.",
+        )
 
 
 def _read(kind: Kind, value: Any, path: str) -> Value:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from headwater.live import kinds
 from headwater.live.order import OrderBy, Ordering, ordering
+from headwater.live.sizes import ENTRY_BYTES, VALUE_BYTES, sizes
 from headwater.model import Cursor, Key, Row, Table
 
 Entry: TypeAlias = tuple[Any, ...]
@@ -24,7 +25,7 @@ class Layout:
     """The places in an entry, for one order and one choice of columns."""
 
     __slots__ = (
-        "cursor", "held", "key", "places", "row", "same", "seen", "sort", "width",
+        "cursor", "held", "key", "places", "row", "same", "seen", "size", "sort", "width",
     )  # fmt: skip
 
     held: tuple[str, ...]
@@ -41,6 +42,8 @@ class Layout:
     """The held columns."""
     seen: Callable[[Entry], Row]
     """The columns a subscriber sees."""
+    size: Callable[[Entry], int]
+    """Bytes of memory that an entry takes."""
     same: Callable[[Entry, Entry], bool]
     """Whether a subscriber sees no difference between two entries of a row."""
 
@@ -55,9 +58,17 @@ class Layout:
         self.row = _row_of(self.held, self._places(self.held))
         self.seen = _row_of(seen, self._places(seen))
         self.same = self._sameness(seen, table)
+        self.size = self._sizes(by, table)
 
     def _places(self, names: tuple[str, ...]) -> list[int]:
         return [self.places[name] for name in names]
+
+    def _sizes(self, by: tuple[str, ...], table: Table) -> Callable[[Entry], int]:
+        # What the sort key has in another form is there twice.
+        twice = {name for name in by if self.places[name] >= self.width}
+        places = {name: (self.places[name], 1 + (name in twice)) for name in self.held}
+        fixed = ENTRY_BYTES + VALUE_BYTES * (self.width + len(self.held))
+        return sizes(table, fixed, self.held, places)
 
     def _sameness(self, seen: tuple[str, ...], table: Table) -> Callable[[Entry, Entry], bool]:
         """Python calls 1.0 and 1.00 equal, and 1 and true in JSON; a reader tells them apart."""

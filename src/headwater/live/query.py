@@ -49,6 +49,8 @@ class LiveQuery(msgspec.Struct, frozen=True):
         except msgspec.ValidationError as error:
             message, _, path = str(error).partition(" - at `$.")
             raise InvalidQuery(message.lower(), path=path.rstrip("`")) from None
+        if len(shape.order) > limits.ORDER_COLUMNS_MAX:
+            raise InvalidQuery(f"more than {limits.ORDER_COLUMNS_MAX} columns", path="order")
         return cls(
             table=shape.table,
             where=from_json(shape.where),
@@ -227,10 +229,17 @@ def _check_columns(columns: tuple[str, ...] | None, table: Table) -> tuple[str, 
     if columns is None:
         return None
     names = [column.name for column in table.columns]
+    if len(columns) > len(names):
+        raise InvalidQuery(
+            f"{len(columns):,} columns of a table that has {len(names)}",
+            path="columns",
+            hint="Name each column once, or leave them out for all.",
+        )
+    known, asked = frozenset(names), frozenset(columns)
     for i, name in enumerate(columns):
-        if name not in names:
+        if name not in known:
             raise unusable_column(table, name, names, path=f"columns[{i}]")
-    selected = tuple(name for name in names if name in columns or name in table.key)
+    selected = tuple(name for name in names if name in asked or name in table.key)
     return None if len(selected) == len(names) else selected
 
 

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Sequence
 from headwater import limits
 from headwater.live.needs import Check, Need, Outcome, Refill, Undecided, Unplaced
 from headwater.live.query import BoundQuery
+from headwater.live.sizes import key_sizes
 from headwater.model import Change, Cursor, Delta, Key, Match, Reset, Row, Unmatch, Update
 
 
 class Streamed:
     """The membership of one bound query."""
 
-    __slots__ = ("_doubt", "_edge", "_filled", "_query", "members")
+    __slots__ = ("_doubt", "_edge", "_filled", "_query", "_size", "bytes", "members")
 
     def __init__(self, query: BoundQuery) -> None:
         self._query = query
@@ -25,6 +26,9 @@ class Streamed:
         self._doubt: dict[Key, None] = {}
         self._edge: Cursor | None = None
         self._filled = False
+        self._size = key_sizes(query.table)
+        self.bytes = 0
+        """Of memory that the members take."""
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -42,7 +46,7 @@ class Streamed:
                 return self._start_over()
             if change.op == "truncate":
                 deltas = [Reset()]
-                self.members.clear()
+                self._clear()
                 self._doubt.clear()
                 final.clear()
             else:
@@ -79,10 +83,12 @@ class Streamed:
             if key not in self.members:
                 return ()
             self.members.discard(key)
+            self.bytes -= self._size(key)
             return (Unmatch(key),)
         if key in self.members:
             return (Update(key, self._seen(row)),)
         self.members.add(key)
+        self.bytes += self._size(key)
         return (Match(key, self._seen(row)),)
 
     def _settle_doubt(self, keys: tuple[Key, ...], rows: Sequence[Row]) -> Outcome:
@@ -93,6 +99,7 @@ class Streamed:
 
     def _fill(self, rows: Sequence[Row], *, first: bool, last: bool) -> Outcome:
         keys = [self._query.key_of(row) for row in rows]
+        self.bytes += sum(map(self._size, {*keys} - self.members))
         self.members.update(keys)
         self._filled = last
         if rows:
@@ -101,10 +108,14 @@ class Streamed:
         return Outcome((Reset(), *matches) if first else matches, self.needs)
 
     def _start_over(self) -> Outcome:
-        self.members.clear()
+        self._clear()
         self._doubt.clear()
         self._edge, self._filled = None, False
         return Outcome((), self.needs)
+
+    def _clear(self) -> None:
+        self.members.clear()
+        self.bytes = 0
 
     def _same(self, one: Row, other: Row) -> bool:
         layout = self._query.layout

@@ -56,7 +56,7 @@ class Window:
     __slots__ = (
         "_anchor", "_at", "_cursor", "_doubt", "_edge", "_entries", "_exact", "_horizon", "_key",
         "_layout", "_limit", "_matches", "_query", "_room", "_same", "_select", "_settled",
-        "_shown", "_sort", "_stale", "refills",
+        "_shown", "_size", "_sort", "_stale", "bytes", "refills",
     )  # fmt: skip
 
     def __init__(self, query: BoundQuery, *, cushion: int | None = None) -> None:
@@ -73,6 +73,8 @@ class Window:
         self._stale = True
         self._settled = False
         self.refills = 0
+        self.bytes = 0
+        """Of memory that the rows in the buffer take."""
         self._start_over()
 
     def _bind(self, query: BoundQuery) -> None:
@@ -85,6 +87,7 @@ class Window:
         self._key = query.layout.key
         self._cursor = query.layout.cursor
         self._same = query.layout.same
+        self._size = query.layout.size
         self._select = query.select
 
     # -------------------------------------------------------------------- what it holds
@@ -178,6 +181,7 @@ class Window:
         passed = bisect_left(self._entries, anchor)
         for entry in self._entries[:passed]:
             del self._at[self._key(entry)]
+            self.bytes -= self._size(entry)
         del self._entries[:passed]
         return self._outcome(self._deltas(shown, ()))
 
@@ -221,6 +225,7 @@ class Window:
         index = bisect_left(entries, new)
         entries.insert(index, new)
         self._at[key] = new
+        self.bytes += self._size(new)
         deltas: tuple[Delta, ...] = ()
         if index < limit:
             deltas = (self._enter(new, index),)
@@ -235,6 +240,7 @@ class Window:
         index = bisect_left(entries, old)
         del entries[index]
         del self._at[key]
+        self.bytes -= self._size(old)
         if index >= limit:
             return NOTHING
         if len(entries) >= limit:
@@ -245,6 +251,7 @@ class Window:
         entries, limit = self._entries, self._limit
         source = bisect_left(entries, old)
         self._at[key] = new
+        self.bytes += self._size(new) - self._size(old)
         if (source == 0 or entries[source - 1] < new) and (
             source + 1 == len(entries) or new < entries[source + 1]
         ):
@@ -309,8 +316,10 @@ class Window:
             old = self._at.pop(key, None)
             if old is not None:
                 del self._entries[bisect_left(self._entries, old)]
+                self.bytes -= self._size(old)
             if entry is not None:
                 self._at[key] = entry
+                self.bytes += self._size(entry)
         self._entries.extend(entry for entry in placed.values() if entry is not None)
         self._entries.sort()
         if len(self._entries) > self._room:
@@ -342,6 +351,7 @@ class Window:
         else:
             self._entries = self._ranked(rows, 0)
             self._at = {self._key(entry): entry for entry in self._entries}
+            self.bytes = sum(map(self._size, self._entries))
             if len(self._entries) > self._room:
                 self._trim()
         return self._outcome(self._deltas(shown, doubt))
@@ -358,6 +368,7 @@ class Window:
             rank = entries[-1][self._layout.width - 1] + 1 if entries else 0
             entries.extend(self._ranked(rows, rank))
         self._at.update((self._key(entry), entry) for entry in entries[known:])
+        self.bytes += sum(map(self._size, entries[known:]))
         if len(rows) < count:
             self._horizon, self._edge = _END, None
         else:
@@ -390,6 +401,7 @@ class Window:
         """Know that there are no rows at all."""
         self._entries = []
         self._at = {}
+        self.bytes = 0
         self._doubt, self._shown = None, None
         self._horizon, self._edge = _END, None
 
@@ -397,6 +409,7 @@ class Window:
         """Forget what is beyond the cushion, and that it was known."""
         for entry in self._entries[self._room :]:
             del self._at[self._key(entry)]
+            self.bytes -= self._size(entry)
         del self._entries[self._room :]
         self._set_horizon()
 

@@ -43,6 +43,13 @@ class Pace:
         """How long to wait before the next read, at most."""
         return SAFETY_POLL_SECONDS if self.mode == "asleep" else POLL_SECONDS
 
+    def unannounced(self, now: float) -> None:
+        """A look without being woken brought something: writers send no NOTIFY. The reader for
+        which they leave it out is not ours, or does not say what it reads."""
+        if self.mode == "asleep":
+            self.mode = "polling"
+            self._last_news = now
+
     def woken(self, now: float) -> None:
         """A writer sent NOTIFY."""
         self._wakes.append(now)

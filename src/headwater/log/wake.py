@@ -38,6 +38,7 @@ class Waker:
         self._url = url
         self._event = asyncio.Event()
         self._hurry = False
+        self._woken = True
         self._listening: asyncio.Task[None] | None = None
         self._lock: _PollerLock | None = None
 
@@ -65,10 +66,13 @@ class Waker:
     async def wait(self) -> None:
         """Return when it is time to read. Raises the driver's error when the listener was lost."""
         assert self._listening is not None
+        self._woken = True
         if self.pace.mode == "asleep":
-            with suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(self.pace.pause):
                     await self._event.wait()
+            except TimeoutError:
+                self._woken = self._event.is_set()
         else:
             await asyncio.sleep(self.pace.pause)
         self._event.clear()
@@ -102,6 +106,8 @@ class Waker:
     async def have_read(self, *, news: bool, position: Position) -> None:
         if self._lock is not None and self._lock.lost:
             self.pace.lock_lost()
+        if news and not (self._woken or self._event.is_set()):
+            self.pace.unannounced(time.monotonic())
         self.pace.have_read(time.monotonic(), news=news, position=position)
         await self._set_lock(self.pace.mode == "polling")
         if news and self._lock is not None:

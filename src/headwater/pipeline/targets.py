@@ -18,9 +18,9 @@ import psycopg
 from psycopg import errors, sql
 from psycopg.types.json import Jsonb
 
-from headwater.database import connect_blocking, is_reserved, split_path, translated
+from headwater.database import connect_blocking, is_reserved, translated
 from headwater.errors import ConfigError, PipelineError
-from headwater.model import Actor, Table
+from headwater.model import Actor, Table, with_operators
 from headwater.pipeline import state
 from headwater.pipeline.changes import Event
 
@@ -90,7 +90,7 @@ class Target:
         self._database = database
         self.name = name
         self._identifier = _identifier(database, name)
-        self._place = self._identifier.as_string(database)
+        self._qualified = self._identifier.as_string(database)
         self._chunk_is_there = False
 
     # -------------------------------------------------------------------- whose it is
@@ -158,7 +158,7 @@ class Target:
             here = self._one(
                 "select relation from headwater.replays"
                 " where relation = to_regclass(%s) and run = %s for update",
-                self._place,
+                self._qualified,
                 _json(before),
             )
             if here is None:
@@ -172,7 +172,7 @@ class Target:
         self._database.execute(
             "update headwater.replays set run = %s, updated_at = clock_timestamp()"
             " where relation = to_regclass(%s)",
-            [_json(run), self._place],
+            [_json(run), self._qualified],
         )
 
     # -------------------------------------------------------------------- rows
@@ -226,7 +226,9 @@ class Target:
             self._execute("truncate {table}")
             return
         images = [(event.before if op == "delete" else event.after,) for event in events]
-        statement = _STATEMENTS[op].format(table=self._identifier, **_parts(table))
+        row = self._one("select headwater.operators(to_regclass(%s))", self._qualified)
+        parts = _parts(table, {} if row is None else row[0])
+        statement = _STATEMENTS[op].format(table=self._identifier, **parts)
         with self._database.cursor() as cursor:
             try:
                 cursor.executemany(statement, images)
@@ -263,7 +265,7 @@ class Target:
     # -------------------------------------------------------------------- asking
 
     def _relation(self) -> int | None:
-        row = self._one("select to_regclass(%s)::oid::bigint", self._place)
+        row = self._one("select to_regclass(%s)::oid::bigint", self._qualified)
         found: int | None = row[0] if row is not None else None
         return found
 
@@ -279,7 +281,8 @@ class Target:
 
 
 def _identifier(database: Database, name: str) -> sql.Identifier:
-    """The name with its schema, which is never one of Headwater's or PostgreSQL's own."""
+    """With its schema: where the application's sessions find a table of that name, or would make
+    one. It is never a schema of Headwater's or PostgreSQL's own."""
     try:
         row = database.execute("select parse_ident(%s)", [name]).fetchone()
     except errors.InvalidParameterValue as error:
@@ -299,34 +302,20 @@ def _identifier(database: Database, name: str) -> sql.Identifier:
 
 
 def _schema_for(database: Database, table: str) -> str:
-    """The schema of a table that is given without one: where the role's path finds it, else the
-    first of the path. Our own session has another one. A role that is called as Headwater's schema
-    has that first in its path; it is passed over."""
-    row = database.execute(_OWN_PATH).fetchone()
-    assert row is not None
-    names = [row[1] if name == "$user" else name for name in split_path(row[0]) or ()]
-    found = database.execute(_PATH, {"names": names, "table": table}).fetchall()
-    path: list[tuple[str, bool]] = [each for each in found if not is_reserved(each[0])]
-    if not path:
+    row = database.execute(_SCHEMA, [table]).fetchone()
+    if row is None:
         raise ConfigError(
             f"--into {table}: the search path of this role has no schema to make it in",
             hint=f"Name the schema: --into public.{table}",
         )
-    return next((schema for schema, is_there in path if is_there), path[0][0])
+    schema: str = row[0]
+    return schema
 
 
-_OWN_PATH = """
-    select reset_val, current_user::pg_catalog.text from pg_catalog.pg_settings
-    where name operator(pg_catalog.=) 'search_path'
-"""
-
-_PATH = """
-    select n.nspname::text, exists (
-      select from pg_catalog.pg_class c
-      where c.relnamespace operator(pg_catalog.=) n.oid
-        and c.relname operator(pg_catalog.=) %(table)s::pg_catalog.name)
-    from pg_catalog.unnest(%(names)s::pg_catalog.name[]) with ordinality p (name, at)
-    join pg_catalog.pg_namespace n on n.nspname operator(pg_catalog.=) p.name order by p.at
+_SCHEMA = """
+    select s::text
+    from unnest(headwater.schemas_of(headwater.session_path())) with ordinality n (s, at)
+    order by to_regclass(format('%%I.%%I', s, %s::text)) is null, at limit 1
 """
 
 
@@ -338,14 +327,19 @@ def _listed(parts: Iterable[sql.Composable]) -> sql.Composed:
     return sql.SQL(", ").join(parts)
 
 
-def _parts(table: Table) -> dict[str, sql.Composed]:
+def _parts(table: Table, operators: dict[str, list[str]]) -> dict[str, sql.Composed]:
     names = [sql.Identifier(column.name) for column in table.columns]
-    same = sql.SQL("t.{0} = r.{0}")
+    same = [
+        sql.SQL("t.{0} {1} r.{0}").format(sql.Identifier(column.name), sql.SQL(equals))
+        for column in table.columns
+        if column.name in table.key
+        for equals in [with_operators(column, operators).operator("=")]
+    ]
     return {
         "names": _listed(names),
         "values": _listed(sql.SQL("r.{}").format(name) for name in names),
         "assignments": _listed(sql.SQL("{0} = r.{0}").format(name) for name in names),
-        "key": sql.SQL(" and ").join(same.format(sql.Identifier(name)) for name in table.key),
+        "key": sql.SQL(" and ").join(same),
     }
 
 

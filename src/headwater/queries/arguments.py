@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from headwater.errors import ConfigError, InvalidQuery
-from headwater.limits import ARGUMENT_DEPTH_MAX
+from headwater.limits import ARGUMENT_DEPTH_MAX, ARGUMENT_LARGE_INTEGERS_MAX
 from headwater.queries import types
 
 
@@ -63,12 +63,16 @@ class Signature:
         )
         """The arguments as a type, for JSON schemas."""
 
-    def bind(self, args: Mapping[str, Any]) -> Arguments:
-        """Check a call's arguments; InvalidQuery names the one that is wrong."""
+    def bind(
+        self, args: Mapping[str, Any], *, most: int | None = None, keyed: bool = True
+    ) -> Arguments:
+        """Check a call's arguments; InvalidQuery names the one that is wrong. There may be so many
+        values in them at `most`. Unless they are `keyed`, calls are not told apart."""
         try:
+            _check_size(args, most)
             bound = types.convert(dict(args), self.struct)
             values = {name: getattr(bound, name) for name in self.names}
-            return Arguments(values, key_of(values))
+            return Arguments(values, key_of(values) if keyed else None)
         except msgspec.ValidationError as error:
             path, reason = told(error)
             raise InvalidQuery(
@@ -95,6 +99,42 @@ class Signature:
         return (
             f"{self.function} takes {names}." if names else f"{self.function} takes no arguments."
         )
+
+
+def _check_size(args: Mapping[str, Any], most: int | None) -> None:
+    """Refuse what would take long to compare. Also where values are nested too deeply."""
+    count = large = 0
+    level: list[Any] = [args]
+    for _ in range(ARGUMENT_DEPTH_MAX + 2):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                below += value.values()
+            elif isinstance(value, list | tuple):
+                below += value
+            elif isinstance(value, int) and value.bit_length() > _INTEGER_BITS:
+                large += 1
+        count += len(below)
+        if most is not None and count > most:
+            raise InvalidQuery(
+                f"more than {most:,} values",
+                path="args",
+                hint="Pass them as one text, or ask in several calls.",
+            )
+        level = below
+        if not level:
+            break
+    if level:
+        raise RecursionError("nested too deeply")
+    if large > ARGUMENT_LARGE_INTEGERS_MAX:
+        raise InvalidQuery(
+            f"more than {ARGUMENT_LARGE_INTEGERS_MAX} integers of more than {_INTEGER_BITS} bits",
+            path="args",
+            hint="Pass them as texts.",
+        )
+
+
+_INTEGER_BITS = 64
 
 
 def told(error: msgspec.ValidationError) -> tuple[str, str]:

@@ -90,9 +90,10 @@ class Function:
         """How errors call it."""
         return f"{self.kind} {self.name}"
 
-    def bind(self, args: Mapping[str, Any]) -> Arguments:
-        """Check a call's arguments; InvalidQuery names the one that is wrong."""
-        return self.signature.bind(args)
+    def bind(self, args: Mapping[str, Any], *, most: int | None = None) -> Arguments:
+        """Check a call's arguments; InvalidQuery names the one that is wrong, or says that there
+        are more values in them than `most`."""
+        return self.signature.bind(args, most=most)
 
     async def run(self, context: Context, arguments: Arguments) -> Any:
         """Call the function: in a thread if it is not async. Raises what it raises."""
@@ -183,6 +184,10 @@ class Mutation(Function):
     """A function that writes."""
 
     kind = "mutation"
+
+    def bind(self, args: Mapping[str, Any], *, most: int | None = None) -> Arguments:
+        """The same; no call of a mutation is answered with what another one returned."""
+        return self.signature.bind(args, most=most, keyed=False)
 
     def _check_within(self, kind: str, name: str) -> None:
         if kind == "query":

@@ -15,11 +15,11 @@ import msgspec
 
 from headwater.errors import ConfigError, Forbidden, InvalidQuery, NotFound
 from headwater.identity import Identity
-from headwater.limits import TOPIC_PATTERNS_MAX
+from headwater.limits import TOPIC_NUMBER_MAX, TOPIC_PATTERNS_MAX
 from headwater.queries.arguments import Arguments, Signature, key_of, parameters_of, told
 from headwater.queries.functions import Body, Query
 from headwater.queries.results import Returns
-from headwater.topics.patterns import Pattern, check_name
+from headwater.topics.patterns import Pattern, check_name, written
 
 BodyT = TypeVar("BodyT", bound=Callable[..., Any])
 
@@ -56,13 +56,27 @@ class AccessCheck(Query):
 
     def read(self, places: Mapping[str, str]) -> Arguments:
         """The arguments, from texts; InvalidQuery names the one that is wrong."""
-        try:
-            read = msgspec.convert(dict(places), self.signature.struct, strict=False)
-        except msgspec.ValidationError as error:
-            path, reason = told(error)
-            raise InvalidQuery(reason, path="topic" + path.removeprefix("$")) from None
-        values = {name: getattr(read, name) for name in self.signature.names}
-        return Arguments(values, key_of(values))
+        return read_places(self.signature, places, "topic")
+
+
+def read_places(signature: Signature, texts: Mapping[str, str], kind: str) -> Arguments:
+    """The values in the places of a name. A value has one spelling, that which names are filled in
+    with: two names for one number would be two topics or channels with the same rights."""
+    try:
+        read = msgspec.convert(dict(texts), signature.struct, strict=False)
+    except msgspec.ValidationError as error:
+        path, reason = told(error)
+        raise InvalidQuery(reason, path=kind + path.removeprefix("$")) from None
+    values = {name: getattr(read, name) for name in signature.names}
+    for name, text in texts.items():
+        value = values[name]
+        spelling = None if value is None else written(value) or text
+        if isinstance(value, int) and abs(value) > TOPIC_NUMBER_MAX:
+            raise InvalidQuery(f"expected at most {TOPIC_NUMBER_MAX}", path=f"{kind}.{name}")
+        if spelling != text:
+            wanted = "a value" if spelling is None else f"{spelling!r:.100}"
+            raise InvalidQuery(f"expected {wanted}, got {text!r:.100}", path=f"{kind}.{name}")
+    return Arguments(values, key_of(values))
 
 
 class TopicDefinition:

@@ -10,6 +10,7 @@ import msgspec
 from headwater.capture.postgres import functions, schema, triggers
 from headwater.database import Connection
 from headwater.limits import SERVER_VERSION_MIN
+from headwater.settings import Settings
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -44,6 +45,7 @@ async def examine(connection: Connection) -> list[Finding]:
     if await schema.installed_version(connection) == schema.LATEST:
         findings.append(await _functions(connection))
         findings += [of_table(table) for table in await triggers.list_tables(connection)]
+        findings += await _locks(connection)
     return findings
 
 
@@ -164,7 +166,9 @@ async def _commit_times(connection: Connection) -> Finding:
 async def _tables(connection: Connection) -> Finding:
     """Enabling a table needs the right to make triggers on it."""
     cursor = await connection.execute(
-        "select c.oid::regclass::text from pg_class c join pg_namespace n on n.oid = relnamespace"
+        "select case when n.nspname = 'public' then '' else quote_ident(n.nspname) || '.' end"
+        " || quote_ident(c.relname)"
+        " from pg_class c join pg_namespace n on n.oid = relnamespace"
         " where relkind in ('r', 'p') and not relispartition and relpersistence <> 't'"
         " and n.nspname not in ('pg_catalog', 'information_schema', 'headwater')"
         " and not has_table_privilege(c.oid, 'TRIGGER') order by 1"
@@ -198,6 +202,46 @@ async def _notifications(connection: Connection) -> Finding:
             "max_prepared_transactions is not 0: writers send no NOTIFY, and readers poll",
         )
     return Finding("notifications", "ok", "the queue is all but empty")
+
+
+def of_clients(settings: Settings, has_hook: bool | None = None) -> Finding:
+    """Which tables clients may read through a gateway with these settings. `has_hook` says whether
+    its application has an authorize hook; None where that is not known."""
+    topic = "clients"
+    if has_hook or not settings.opens_every_table:
+        return Finding(topic, "ok", "not every token opens every enabled table")
+    unless = "" if has_hook is False else ", unless the application has an @hw.authorize"
+    return Finding(
+        topic,
+        "warn",
+        f"every client with a token may read every enabled table{unless}",
+        "Declare @hw.authorize, set auth_role, or set tables = closed and declare tables.",
+    )
+
+
+async def _locks(connection: Connection) -> list[Finding]:
+    """Every role can take an advisory lock, also those that we use."""
+    cursor = await connection.execute(
+        "select number, pid, role from headwater.lock_holders() where not is_ours order by 1, 2"
+    )
+    return [
+        Finding(
+            "locks",
+            "warn",
+            f"process {pid} of role {role} holds the advisory lock for {_LOCKS.get(number, '?')}",
+            f"End it: select pg_terminate_backend({pid})",
+        )
+        for number, pid, role in await cursor.fetchall()
+    ]
+
+
+_LOCKS = {
+    1: "readers that poll: others learn of changes within a second instead of at once",
+    2: "installing: init waits",
+    3: "maintenance, which is done anyway",
+    4: "enabling tables, which fails",
+    5: "activity, which gateways write down meanwhile",
+}
 
 
 def of_table(table: triggers.CapturedTable) -> Finding:

@@ -23,8 +23,9 @@ CLASSES: dict[Class, frozenset[str]] = {
     # page docs/howto/existing-database.md grants exactly these.
     "reader": _names(
         """
-        changed_columns columns_mark describe find_table find_table_in fingerprint home key_of label lock_class
-        log_id may_repeat_rows members_of operators own_triggers shape_id slot_at triggers_mark
+        changed_columns columns_mark describe find_table find_table_in fingerprint home key_of label
+        lock_class lock_holders log_id may_repeat_rows members_of operators own_triggers schemas_of
+        session_path shape_id slot_at triggers_mark
         """
     ),
     # Roles that enable tables, whose capture functions call them. They run with the rights of the
@@ -34,12 +35,13 @@ CLASSES: dict[Class, frozenset[str]] = {
         actor add_doubt add_since as_root begin_row capture_source capture_statement
         capture_truncate capture_versions chain chain_keys check_capturable disable_reactivity
         disable_table enable_reactivity enable_table fire_always fits format_settings
-        fresh_statement image install_capture is_altered_since is_in_step is_reset_due is_watched
-        key_condition log_reset log_reset_due logged_since make_capture mark_source may_note
+        fresh_statement has_logged_reset image install_capture is_altered_since is_in_step
+        is_reset_due is_watched key_condition log_reset log_reset_due logged_since make_capture
+        mark_source may_note
         may_notify meaning moves note_version notice_field notify observe only_image open_entries
         own_entry parts_of present_image put_in_order readers_sleep register_shape remember
         remove_capture same_columns set_entries set_trigger settle settle_row since_of
-        slot_condition strike_noted strike_source swap_formats sync_table sync_tables
+        slot_condition strike_noted strike_source swap_formats sync_table sync_tables take_turn
         transaction_mark trusts upsert_source
         """
     ),
@@ -50,8 +52,8 @@ CLASSES: dict[Class, frozenset[str]] = {
     "gateway": _names(
         """
         adopt check_gateway is_activity_looked_at is_over issue_ticket looks_at_activity may_signal
-        publish_once redeem_ticket remember_trimmed rename_log set_retention trim_log trim_requests
-        trim_tickets trim_user_requests write_activity
+        new_secret publish_once redeem_ticket remember_trimmed rename_log set_retention trim_log
+        trim_requests trim_tickets trim_user_requests write_activity
         """
     ),
 }

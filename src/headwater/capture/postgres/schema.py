@@ -7,17 +7,24 @@ that has been released is never edited; what it made is changed by a later one.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from importlib import resources
 from typing import Any
 
-from psycopg.errors import DeadlockDetected
+from psycopg.errors import DeadlockDetected, Diagnostic, LockNotAvailable
 
 from headwater.capture.postgres import functions
 from headwater.database import PINNED_PATH, Connection, translated
-from headwater.errors import NotInstalled
-from headwater.limits import SERVER_VERSION_MIN, UNINSTALL_ATTEMPTS_MAX
+from headwater.errors import DatabaseError, NotInstalled
+from headwater.limits import (
+    MIGRATION_LOCK_TIMEOUT,
+    SERVER_VERSION_MIN,
+    UNINSTALL_ATTEMPTS_MAX,
+)
+
+logger = logging.getLogger(__name__)
 
 MIGRATION_LOCK = (1752654962, 2)  # see headwater.lock_class() in 002_waking.sql
 
@@ -67,7 +74,9 @@ async def install(connection: Connection, *, upto: int = LATEST) -> int:
             await connection.execute("reset role")
             # The functions of tables that are captured already are made again by the new code.
             await connection.execute(_RESYNC)
-            return len(missing)
+        if upto == LATEST:
+            await _settle_in(connection)
+        return len(missing)
 
 
 async def require(connection: Connection) -> None:
@@ -110,9 +119,19 @@ async def _settle_in(connection: Connection) -> None:
     """Begin a new log where the schema came here with a dump or a copy of its database."""
     moved = "select home <> headwater.home() from headwater.installation"
     if _first(await (await connection.execute(moved)).fetchone()):
-        async with _alone(connection):
-            if _first(await (await connection.execute(moved)).fetchone()):
-                await connection.execute("select headwater.adopt()")
+        connection.add_notice_handler(_warn)
+        try:
+            async with _alone(connection):
+                if _first(await (await connection.execute(moved)).fetchone()):
+                    await connection.execute("select headwater.adopt()")
+        finally:
+            connection.remove_notice_handler(_warn)
+
+
+def _warn(notice: Diagnostic) -> None:
+    """A table that cannot be captured here is named; everything else works."""
+    message = (notice.message_primary or "").removeprefix("headwater: ")
+    logger.warning("%s (%s)", message, notice.message_hint)
 
 
 @asynccontextmanager
@@ -121,7 +140,15 @@ async def _alone(connection: Connection) -> AsyncIterator[None]:
     whatever the path of the connection is: some expressions are read only once."""
     async with connection.transaction():
         await connection.execute(f"set local search_path = {PINNED_PATH}")
-        await connection.execute("select pg_advisory_xact_lock(%s, %s)", MIGRATION_LOCK)
+        await connection.execute(f"set local lock_timeout = '{MIGRATION_LOCK_TIMEOUT}'")
+        try:
+            await connection.execute("select pg_advisory_xact_lock(%s, %s)", MIGRATION_LOCK)
+        except LockNotAvailable as error:
+            raise DatabaseError(
+                "another process installs or upgrades Headwater, or holds the lock for it",
+                hint="pg_locks says which: its classid is 1752654962 and its objid 2.",
+            ) from error
+        await connection.execute("set local lock_timeout to default")
         yield
 
 

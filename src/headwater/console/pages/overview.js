@@ -132,6 +132,7 @@ const COLUMNS = [
   { name: "Sessions", number: true, show: (/** @type {any} */ row) => count(row.detail.sessions) },
   { name: "Subscriptions", number: true, show: (/** @type {any} */ row) => count(row.subscriptions) },
   { name: "Messages", number: true, show: (/** @type {any} */ row) => count(row.sent) },
+  { name: "Memory held", number: true, show: (/** @type {any} */ row) => bytes(row.detail.memory ?? 0) },
   { name: "Flush", number: true, show: (/** @type {any} */ row) => seconds(row.detail.flush?.p50) },
   { name: "Read anew", number: true, show: (/** @type {any} */ row) => count(row.detail.resyncs) },
   { name: "Fell behind", number: true, show: (/** @type {any} */ row) => count(row.detail.overflows) },

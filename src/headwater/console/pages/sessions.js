@@ -42,5 +42,6 @@ const COLUMNS = [
   { name: "Sent", number: true, by: (/** @type {any} */ row) => row.bytes, show: (/** @type {any} */ row) => bytes(row.bytes) },
   { name: "Messages", number: true, by: (/** @type {any} */ row) => row.sent, show: (/** @type {any} */ row) => count(row.sent) },
   { name: "Waiting", number: true, by: (/** @type {any} */ row) => row.waiting, show: (/** @type {any} */ row) => bytes(row.waiting) },
+  { name: "Memory of its user", number: true, by: (/** @type {any} */ row) => row.detail.memory ?? 0, show: (/** @type {any} */ row) => bytes(row.detail.memory ?? 0) },
   { name: "Connected for", number: true, by: (/** @type {any} */ row) => -Date.parse(row.since), show: (/** @type {any} */ row) => age(row.since) },
 ];
