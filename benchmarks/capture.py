@@ -141,7 +141,7 @@ def _follow(url: str, ready: Event) -> None:
 
 
 async def _prepare(url: str) -> None:
-    connection = await connect(url, purpose="benchmark")
+    connection = await connect(url, purpose="benchmark", application_path=True)
     await schema.install(connection)
     await connection.execute(ORDERS.encode())
     await connection.close()

@@ -214,7 +214,9 @@ async def workload(
     gateway: Served, url: str, *, rows: int, queries: list[int], seconds: float, rates: list[float]
 ) -> list[Result]:
     """The rate of the requirement with few and many queries, then ever higher rates."""
-    writers = [await connect_database(url, purpose="benchmark") for _ in range(8)]
+    writers = [
+        await connect_database(url, purpose="benchmark", application_path=True) for _ in range(8)
+    ]
     load = Workload(gateway, writers, rows)
     results = []
     for count in queries:
@@ -248,7 +250,7 @@ async def _run(
     rows: int, idle: int, queries: list[int], seconds: float, rates: list[float]
 ) -> list[Result]:
     with scratch_server() as server, tempfile.TemporaryDirectory() as folder:
-        connection = await connect_database(server.url, purpose="benchmark")
+        connection = await connect_database(server.url, purpose="benchmark", application_path=True)
         await schema.install(connection)
         await connection.execute(ORDERS)
         await connection.execute(

@@ -480,7 +480,7 @@ async def _prepare(connection: Connection, regions: int) -> None:
 
 async def _run(size: Size) -> list[Result]:
     with scratch_server() as server:
-        connection = await connect_database(server.url, purpose="benchmark")
+        connection = await connect_database(server.url, purpose="benchmark", application_path=True)
         await _prepare(connection, max(*size.groups, size.woken))
         async with Hub(server.url) as hub:
             bench = Bench(hub, connection)

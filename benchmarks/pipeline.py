@@ -79,7 +79,7 @@ def database(server_url: str, name: str) -> str:
     """A new database with the table `orders`, captured."""
 
     async def install() -> None:
-        connection = await connect(url, purpose="benchmark")
+        connection = await connect(url, purpose="benchmark", application_path=True)
         await schema.install(connection)
         await connection.close()
 
@@ -411,7 +411,7 @@ def view(url: str, lake: Path, seconds: float) -> Result:
 
 async def _heard(url: str, count: int, run: subprocess.Popen[str]) -> list[float]:
     crowd, rng = Crowd(), random.Random(SEED)
-    connection = await connect(url, purpose="benchmark")
+    connection = await connect(url, purpose="benchmark", application_path=True)
     while run.poll() is None:
         cursor = await connection.execute("select from headwater.views where state = 'live'")
         if cursor.rowcount:

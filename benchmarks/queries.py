@@ -179,7 +179,10 @@ def first_row(region: int) -> int:
 
 async def poll(url: str, groups: int, seconds: float) -> int:
     """Every group's query once a second, spread over it; how many were made."""
-    connections = [await connect_database(url, purpose="polling") for _ in range(CONNECTIONS)]
+    connections = [
+        await connect_database(url, purpose="polling", application_path=True)
+        for _ in range(CONNECTIONS)
+    ]
     started, done = time.perf_counter(), 0
 
     async def polling(place: int) -> None:
@@ -381,9 +384,12 @@ def _gateway(url: str, folder: Path) -> Iterator[Served]:
 
 async def _run(size: Size) -> list[Result]:
     with scratch_server() as server, tempfile.TemporaryDirectory() as folder:
-        connection = await connect_database(server.url, purpose="benchmark")
+        connection = await connect_database(server.url, purpose="benchmark", application_path=True)
         await _prepare(connection, size.groups)
-        writers = [await connect_database(server.url, purpose="benchmark") for _ in range(4)]
+        writers = [
+            await connect_database(server.url, purpose="benchmark", application_path=True)
+            for _ in range(4)
+        ]
         database = Database(server, connection, size.settle)
         writing = Writing(writers, size.groups)
         wide = max(2, size.groups // 100)

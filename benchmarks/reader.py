@@ -17,7 +17,7 @@ from headwater.log.read import LogReader
 async def idle_latency(url: str, count: int) -> Result:
     """From the writer's COMMIT returning to the reader holding the transaction. Reader and writer
     share a process, which costs the reader a little."""
-    writer = await connect(url, purpose="benchmark")
+    writer = await connect(url, purpose="benchmark", application_path=True)
     arrived: asyncio.Queue[float] = asyncio.Queue()
     ready = asyncio.Event()
 
@@ -52,7 +52,7 @@ async def idle_latency(url: str, count: int) -> Result:
 
 async def catching_up(url: str, changes: int) -> Result:
     """A backlog of transactions of 1,000 changes each, decoded to typed rows."""
-    connection = await connect(url, purpose="benchmark")
+    connection = await connect(url, purpose="benchmark", application_path=True)
     reader = await LogReader.open(connection)
     start = await reader.now(connection)
     for _ in range(changes // 1000):
@@ -82,7 +82,7 @@ async def _catch_up(connection: Connection, reader: LogReader, start: object) ->
 
 
 async def _run(url: str, count: int, changes: int) -> list[Result]:
-    connection = await connect(url, purpose="benchmark")
+    connection = await connect(url, purpose="benchmark", application_path=True)
     await schema.install(connection)
     await connection.execute(ORDERS.encode())
     await triggers.enable(connection, "orders")

@@ -231,7 +231,7 @@ def _gateway(url: str, folder: Path) -> Iterator[Served]:
 
 async def _run(size: Size) -> list[Result]:
     with scratch_server() as server, tempfile.TemporaryDirectory() as folder:
-        connection = await connect_database(server.url, purpose="benchmark")
+        connection = await connect_database(server.url, purpose="benchmark", application_path=True)
         await connection.execute(MESSAGES)
         await connection.execute("insert into messages values (1, 0, '')")
         chat, results = Chat(connection, size), []

@@ -23,7 +23,16 @@ from fastapi.responses import PlainTextResponse
 from fastapi.security import HTTPBasic, HTTPBasicCredentials
 from pydantic import BaseModel
 
-from headwater import Context, Filter, Headwater, Identity, MutationContext, Refused, c
+from headwater import (
+    AccessRequest,
+    Context,
+    Filter,
+    Headwater,
+    Identity,
+    MutationContext,
+    Refused,
+    c,
+)
 
 SECRET = os.environ.get("TASKS_SECRET", "thirty-two bytes or more, and only for the example")
 PASSWORDS = {"ann": "tea", "bob": "pot"}  # only for the example, too
@@ -51,9 +60,9 @@ async def add_task(ctx: MutationContext, title: str) -> int:
 
 
 @hw.authorize
-def own_rows(identity: Identity, table: str) -> bool | Filter:
+def own_rows(identity: Identity, request: AccessRequest) -> bool | Filter:
     """For live queries and change feeds. Queries and mutations decide for themselves, by ctx."""
-    return c.owner == identity.user if table == "tasks" else False
+    return c.owner == identity.user if request.table == "tasks" else False
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
-from headwater import Filter, Headwater, Identity, c
+from headwater import AccessRequest, Filter, Headwater, Identity, c
 
 SECRET = os.environ.get("NOTES_SECRET", "thirty-two bytes or more, and only for the example")
 
@@ -28,8 +28,8 @@ hw = Headwater(auth_secret=SECRET)
 
 
 @hw.authorize
-def own_notes(identity: Identity, table: str) -> bool | Filter:
-    if table == "notes":
+def own_notes(identity: Identity, request: AccessRequest) -> bool | Filter:
+    if request.table == "notes":
         return c.owner == identity.user
     return False
 

@@ -170,7 +170,9 @@ def _template(server_url: str) -> str:
     _run(server_url, "create database headwater_template template template0")
 
     async def install() -> None:
-        connection = await connect(_database_url(server_url, "headwater_template"), purpose="test")
+        connection = await connect(
+            _database_url(server_url, "headwater_template"), purpose="test", application_path=True
+        )
         await schema.install(connection)
         await connection.close()
 
@@ -214,7 +216,7 @@ def url(server_url: str) -> Iterator[str]:
 
 @pytest.fixture
 async def connection(url: str) -> AsyncIterator[Connection]:
-    connection = await connect(url, purpose="test")
+    connection = await connect(url, purpose="test", application_path=True)
     yield connection
     await connection.close()
 
@@ -222,6 +224,6 @@ async def connection(url: str) -> AsyncIterator[Connection]:
 @pytest.fixture
 async def other(url: str) -> AsyncIterator[Connection]:
     """A second session in the same database."""
-    connection = await connect(url, purpose="test")
+    connection = await connect(url, purpose="test", application_path=True)
     yield connection
     await connection.close()

@@ -35,7 +35,7 @@ class LogProbe:
 
 @asynccontextmanager
 async def probing(url: str) -> AsyncIterator[LogProbe]:
-    connection = await connect(url, purpose="probe")
+    connection = await connect(url, purpose="probe", application_path=True)
     reader = await LogReader.open(connection)
     try:
         yield LogProbe(connection, reader, await reader.now(connection))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Unauthorized,
         Unavailable,
     )
+    from headwater.gateway.access import AccessRequest, Allow
     from headwater.identity import Identity
     from headwater.live.filter import Filter, c
     from headwater.model import Actor, Change, Column, Position, Table, Transaction
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "AccessRequest",
     "Actor",
+    "Allow",
     "Behind",
     "BlockingContext",
     "CaptureError",
@@ -113,6 +116,7 @@ _MODULES = {
         "Unauthorized",
         "Unavailable",
     ),
+    "headwater.gateway.access": ("AccessRequest", "Allow"),
     "headwater.identity": ("Identity",),
     "headwater.live.filter": ("Filter", "c"),
     "headwater.model": ("Actor", "Change", "Column", "Position", "Table", "Transaction"),

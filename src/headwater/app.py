@@ -129,9 +129,12 @@ class Headwater:
     def authorize(self, rule: Authorize) -> Authorize:
         """Decide who may see what; used as a decorator.
 
-        The rule is called with the `Identity` of a session and the name of a table, and says True,
-        False, or a filter that the rows must match.
+        The rule is called with the `Identity` of a session and an `AccessRequest`, what it asks
+        for, and says True, False, a filter that the rows must match, or `Allow`.
         """
+        from headwater.gateway.access import check_hook
+
+        check_hook(rule)
         self._authorize = rule
         return rule
 
@@ -427,8 +430,8 @@ class Headwater:
             self._started, self.gateway, self._bus = False, None, None
 
     async def _start(self) -> None:
-        self._url = await self._stack.enter_async_context(database(self.settings))
-        async with self.connection("setup") as connection:
+        self._url = await self._stack.enter_async_context(database(self.settings, installed=False))
+        async with self._connection("setup") as connection:
             await schema.install(connection)
             if keep := self.settings.retention_period:
                 await maintenance.set_retention(connection, keep)
@@ -491,12 +494,22 @@ class Headwater:
             topics=self.topics,
             channels=self.channels,
             rooms=rooms,
+            declared=self._rules,
         )
         self.gateway = await self._stack.enter_async_context(gateway)
 
     @asynccontextmanager
     async def connection(self, purpose: str = "application") -> AsyncIterator[Connection]:
-        """A connection of one's own, in autocommit mode."""
+        """A connection of one's own, in autocommit mode, with the search path of the role."""
+        connection = await connect(self.url, purpose=purpose, application_path=True)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    @asynccontextmanager
+    async def _connection(self, purpose: str) -> AsyncIterator[Connection]:
+        """A connection for statements of ours."""
         connection = await connect(self.url, purpose=purpose)
         try:
             yield connection
@@ -505,12 +518,12 @@ class Headwater:
 
     async def enable(self, name: str) -> str:
         """Capture a table's changes from now on."""
-        async with self.connection("setup") as connection:
+        async with self._connection("setup") as connection:
             return await triggers.enable(connection, name)
 
     async def disable(self, name: str) -> str:
         """Stop capturing a table's changes."""
-        async with self.connection("setup") as connection:
+        async with self._connection("setup") as connection:
             return await triggers.disable(connection, name)
 
     async def changes(
@@ -535,7 +548,7 @@ class Headwater:
         if cursor is None:
             feed = follow(self.url, since=since, wants=wants)
         else:
-            async with self.connection("cursor") as connection:
+            async with self._connection("cursor") as connection:
                 with translated():
                     since = since or await cursors.load(connection, cursor)
             keeper = _CursorKeeper(cursor)
@@ -547,7 +560,7 @@ class Headwater:
 
     async def position(self) -> Position:
         """Where the log is now: `changes(since=…)` from here brings what is committed after."""
-        async with self.connection("setup") as connection:
+        async with self._connection("setup") as connection:
             with translated():
                 reader = await LogReader.open(connection)
                 return await reader.now(connection)
@@ -556,7 +569,7 @@ class Headwater:
         """The tables by what stays when they are renamed; an error for one that is not enabled."""
         if not tables:
             return []
-        async with self.connection("setup") as connection:
+        async with self._connection("setup") as connection:
             return [await triggers.find_enabled(connection, name) for name in tables]
 
 
@@ -586,18 +599,34 @@ def _filtered(transaction: Transaction, keeps: FeedFilter | None) -> Transaction
 
 
 @asynccontextmanager
-async def database(settings: Settings, *, keep_running: bool = False) -> AsyncIterator[str]:
+async def database(
+    settings: Settings, *, keep_running: bool = False, installed: bool = True
+) -> AsyncIterator[str]:
     """The URL of the database these settings mean. The embedded one runs inside the block, and
-    beyond it when it is to keep running."""
+    beyond it when it is to keep running. It has Headwater's schema, unless `installed` is False:
+    it is Headwater's own, so no one has to install it by hand."""
     if settings.url is not None:
         yield settings.url
         return
     server = EmbeddedPostgres(settings.data_dir)
     await asyncio.to_thread(server.start)
+    stays = False
     try:
+        if installed:
+            await install(server.url)
+        stays = keep_running
         yield server.url
     finally:
-        await asyncio.to_thread(server.close, keep_running=keep_running)
+        await asyncio.to_thread(server.close, keep_running=stays)
+
+
+async def install(url: str) -> None:
+    """Install Headwater's schema in a database, or bring it up to date."""
+    connection = await connect(url, purpose="setup")
+    try:
+        await schema.install(connection)
+    finally:
+        await connection.close()
 
 
 class _CursorKeeper:

@@ -7,6 +7,7 @@ What takes long to import, and only one command needs, is imported there: the ot
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import (
@@ -25,9 +26,10 @@ from headwater import child as child_
 from headwater.app import Headwater, database
 from headwater.capture.postgres import doctor as doctor_
 from headwater.capture.postgres import schema, triggers
-from headwater.command_options import DataDir, Embedded, Json, Url, settings_for
+from headwater.command_options import DataDir, Embedded, Json, LakeFolder, Url, settings_for
 from headwater.command_work import chosen_headwater, connected, err, load, out, run, say, show
 from headwater.demo import command as demo_command
+from headwater.embedded import EmbeddedPostgres
 from headwater.errors import ConfigError, InvalidQuery
 from headwater.live.filter_text import parse_conditions
 from headwater.live.order import OrderBy
@@ -79,16 +81,52 @@ def every_command(
 def url(
     url: Url = None, embedded: Embedded = False, data_dir: DataDir = None, json: Json = False
 ) -> None:
-    """Print the connection URL, for psql and drivers.
+    """Print the connection URL, for psql and drivers. An embedded server runs until
+    `headwater stop`.
 
     Example: `psql "$(headwater url --embedded)"`
     """
 
     async def work() -> None:
-        async with database(settings_for(url, embedded, data_dir), keep_running=True) as found:
-            say({"url": found}, found, json=json)
+        settings = settings_for(url, embedded, data_dir)
+        async with database(settings, keep_running=True) as found:
+            if settings.url is not None:
+                say({"url": found}, found, json=json)
+                return
+            command = " ".join(("headwater stop --embedded", *_folder_option(data_dir)))
+            say({"url": found, "stop": command}, found, json=json)
+        if not json:
+            err.print(f"The server runs until: {command}", markup=False, soft_wrap=True)
 
     run(work())
+
+
+def _folder_option(data_dir: str | None) -> tuple[str, ...]:
+    return () if data_dir is None else ("--data-dir", shlex.quote(data_dir))
+
+
+@app.command()
+def stop(
+    force: Annotated[
+        bool, typer.Option("--force", help="Also while it is used: its clients are cut off.")
+    ] = False,
+    embedded: Embedded = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Stop an embedded server that `headwater url` left running.
+
+    Example: `headwater stop --embedded`
+    """
+    if not embedded:
+        raise ConfigError(
+            "only the embedded PostgreSQL is Headwater's to stop", hint="headwater stop --embedded"
+        )
+    server = EmbeddedPostgres(settings_for(None, embedded, data_dir).data_dir)
+    stopped = server.stop(force=force)
+    text = "Stopped the server of" if stopped else "No server runs in"
+    document = {"stopped": stopped, "data_dir": str(server.data_dir)}
+    say(document, f"{text} {server.data_dir}.", json=json)
 
 
 @app.command()
@@ -101,7 +139,8 @@ def init(
     """
 
     async def work() -> None:
-        async with connected(settings_for(url, embedded, data_dir)) as connection:
+        settings = settings_for(url, embedded, data_dir)
+        async with connected(settings, installed=False) as connection:
             applied = await schema.install(connection)
         text = (
             f"Installed version {schema.LATEST} of the schema headwater."
@@ -165,7 +204,11 @@ def disable(
 
 @app.command()
 def status(
-    url: Url = None, embedded: Embedded = False, data_dir: DataDir = None, json: Json = False
+    lake: LakeFolder = None,
+    url: Url = None,
+    embedded: Embedded = False,
+    data_dir: DataDir = None,
+    json: Json = False,
 ) -> None:
     """Show the log, the captured tables, the cursors and the readers.
 
@@ -173,9 +216,10 @@ def status(
     """
 
     async def work() -> None:
-        async with connected(settings_for(url, embedded, data_dir)) as connection:
+        settings = settings_for(url, embedded, data_dir, lake)
+        async with connected(settings) as connection:
             await schema.require(connection)
-            found = await read_status(connection)
+            found = await read_status(connection, settings.lake)
         show(found, render.status_view(found), json=json)
 
     run(work())
@@ -196,6 +240,7 @@ def doctor(
         settings = settings_for(url, embedded, data_dir)
         async with connected(settings) as connection:
             findings = await doctor_.examine(connection)
+        findings.append(doctor_.of_clients(settings))
         findings = [*findings, *pipeline_doctor.examine(settings.lake)]
         show(findings, render.findings_view(findings), json=json)
         if any(finding.level == "fail" for finding in findings):
@@ -539,7 +584,8 @@ def uninstall(
         typer.confirm("Remove Headwater's log, cursors and triggers from the database?", abort=True)
 
     async def work() -> None:
-        async with connected(settings_for(url, embedded, data_dir)) as connection:
+        settings = settings_for(url, embedded, data_dir)
+        async with connected(settings, installed=False) as connection:
             removed = await schema.uninstall(connection)
         text = "Removed." if removed else "Headwater was not installed."
         say({"removed": removed}, text, json=json)

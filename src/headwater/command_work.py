@@ -27,8 +27,10 @@ err = Console(stderr=True, highlight=False)
 
 
 @asynccontextmanager
-async def connected(settings: Settings) -> AsyncIterator[Connection]:
-    async with database(settings) as url:
+async def connected(settings: Settings, *, installed: bool = True) -> AsyncIterator[Connection]:
+    """A connection to the database of a command. Headwater is installed in the embedded one,
+    unless `installed` is False."""
+    async with database(settings, installed=installed) as url:
         connection = await connect(url, purpose="cli")
         try:
             yield connection

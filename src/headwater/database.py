@@ -1,10 +1,17 @@
-"""The edge to PostgreSQL: opens connections and turns the driver's errors into ours, once."""
+"""The edge to PostgreSQL: opens connections and turns the driver's errors into ours, once.
+
+Statements of ours find names in `pg_catalog` alone, so that no function, operator or type that a
+user made is chosen: that code would run with our rights. The path that the session began with stays
+its default, `set local search_path to default`. Connections that execute the application's own
+statements have that path, `application_path=True`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -12,6 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 from psycopg import AsyncConnection, errors
 from psycopg.abc import RV, PQGen
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headwater.errors import (
     CaptureError,
@@ -72,33 +80,187 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
         return self._hung_up or super().closed
 
 
+PINNED_PATH = "pg_catalog, pg_temp"
+"""The search path of our own statements."""
+
+OWN_SCHEMA = "headwater"
+"""Where our tables are; with `"$user"` in the path, also where a role of that name looks first."""
+
+_MARK = "headwater.direct"
+"""Set at the start of every session, and by nothing else: where it is missing, a pooler answered
+that leaves out what a session is started with."""
+
+_PIN = (
+    f"select pg_catalog.set_config('search_path', '{PINNED_PATH}', false),"
+    f" pg_catalog.current_setting('{_MARK}', true)"
+)
+
+
 async def connect(
-    url: str, *, purpose: str, options: str = "", prepares: bool = True
+    url: str,
+    *,
+    purpose: str,
+    options: str = "",
+    prepares: bool = True,
+    application_path: bool = False,
 ) -> Connection:
     """Open a connection in autocommit mode. `purpose` shows in pg_stat_activity. Where functions
     are executed, the driver must not prepare statements: at a rollback it would remove those of
     the functions (`queries/sending.py`) with its own.
 
     Times are read in UTC and texts in UTF-8, whatever the server's zone and encoding are, and
-    backslashes in the texts of statements are backslashes.
+    backslashes in the texts of statements are backslashes. Names are found in `pg_catalog` alone;
+    with `application_path`, in the path that the role or the database has.
     """
     try:
-        return await Connection.connect(
-            url,
-            autocommit=True,
-            connect_timeout=CONNECT_TIMEOUT_SECONDS,
-            keepalives_idle=DEAD_PEER_SECONDS,
-            tcp_user_timeout=DEAD_PEER_SECONDS * 1000,
-            application_name=f"headwater {purpose}",
-            client_encoding="utf8",
-            options=f"{_SETTINGS} {options}",
-            **({} if prepares else {"prepare_threshold": None}),
-        )
+        connection = await _open(url, purpose, options, prepares)
+        try:
+            if not application_path:
+                _check_direct(await (await connection.execute(_PIN)).fetchone(), url)
+                return connection
+            path = await _path_without_ours(connection)
+        except BaseException:
+            await connection.close()
+            raise
+        if path is None:
+            return connection
+        await connection.close()
+        # As an option, so that it is also what RESET gives.
+        return await _open(url, purpose, f"{options} {_option('search_path', path)}", prepares)
     except psycopg.Error as error:
         raise translate(error, url) from error
 
 
-_SETTINGS = "-c timezone=UTC -c client_min_messages=warning -c standard_conforming_strings=on"
+async def _open(url: str, purpose: str, options: str, prepares: bool) -> Connection:
+    return await Connection.connect(
+        url,
+        autocommit=True,
+        connect_timeout=CONNECT_TIMEOUT_SECONDS,
+        keepalives_idle=DEAD_PEER_SECONDS,
+        tcp_user_timeout=DEAD_PEER_SECONDS * 1000,
+        application_name=f"headwater {purpose}",
+        client_encoding="utf8",
+        options=f"{_SETTINGS} {options}",
+        **({} if prepares else {"prepare_threshold": None}),
+    )
+
+
+def connect_blocking(
+    url: str, *, purpose: str, options: str = "", autocommit: bool = True, **settings: Any
+) -> psycopg.Connection[tuple[Any, ...]]:
+    """The same for threads and programs without an event loop. Names are found in `pg_catalog`
+    alone. Raises the driver's errors."""
+    connection: psycopg.Connection[tuple[Any, ...]] = psycopg.connect(
+        url,
+        autocommit=True,
+        connect_timeout=CONNECT_TIMEOUT_SECONDS,
+        application_name=f"headwater {purpose}",
+        client_encoding="utf8",
+        options=f"{_SETTINGS} {options}",
+        **settings,
+    )
+    try:
+        _check_direct(connection.execute(_PIN).fetchone(), url)
+        connection.autocommit = autocommit
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def pinned_url(url: str) -> str:
+    """For a driver that asks questions of its own before we can set anything."""
+    options = conninfo_to_dict(url).get("options") or ""
+    return make_conninfo(url, options=f"{options} {_option('search_path', PINNED_PATH)}".strip())
+
+
+_SETTINGS = (
+    "-c timezone=UTC -c client_min_messages=warning -c standard_conforming_strings=on"
+    f" -c {_MARK}=on"
+)
+
+
+def _check_direct(row: tuple[Any, ...] | None, url: str) -> None:
+    """ConfigError where the session is a pooler's. It would seem to work: but notifications,
+    session locks and settings would be lost between two transactions."""
+    assert row is not None
+    if row[1] != "on":
+        raise _pooled(url, "it leaves out the settings that a session is started with")
+
+
+def _pooled(url: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"{without_password(url)} is that of a connection pooler such as PgBouncer: {reason}",
+        hint="Headwater needs sessions of its own: give it the address of PostgreSQL itself, around"
+        " the pooler (docs/howto/pgbouncer.md). Your application may stay behind the pooler.",
+    )
+
+
+def _option(name: str, value: str) -> str:
+    """A setting as the server takes it at the start: blanks and backslashes are escaped.
+
+    >>> print(_option("search_path", "a, b"))
+    -c search_path=a,\\ b
+    """
+    return f"-c {name}=" + re.sub(r"([\\\s])", r"\\\1", value)
+
+
+async def _path_without_ours(connection: Connection) -> str | None:
+    """The path to have instead of the session's own; None where that is right."""
+    if connection.info.user != OWN_SCHEMA:
+        return None
+    cursor = await connection.execute("select pg_catalog.current_setting('search_path')")
+    row = await cursor.fetchone()
+    assert row is not None
+    path = application_path(row[0], connection.info.user)
+    return None if path == row[0] else path
+
+
+# ------------------------------------------------------------------------ search paths
+
+
+def application_path(path: str, user: str) -> str:
+    """The path in which the application's names are found, given that of its session. For the role
+    `headwater`, `"$user"` stands for the schema of our own tables, which no application means by
+    a bare name: it is left out. A path that names the schema itself is what somebody chose.
+
+    >>> application_path('"$user", public', "headwater"), application_path('"$user"', "shop")
+    ('"public"', '"$user"')
+    """
+    names = split_path(path)
+    if user != OWN_SCHEMA or names is None or "$user" not in names:
+        return path
+    return print_path(name for name in names if name != "$user")
+
+
+def print_path(schemas: Iterable[str]) -> str:
+    """The schemas as a value of the setting.
+
+    >>> print_path(["public", "Sales"])
+    '"public", "Sales"'
+    """
+    return ", ".join('"' + name.replace('"', '""') + '"' for name in schemas)
+
+
+def split_path(path: str) -> tuple[str, ...] | None:
+    """The names in a value of the setting, as the server reads it; None if it would not.
+
+    >>> split_path('"$user", Public,"a ""b, "'), split_path(""), split_path("a b"), split_path("a,")
+    (('$user', 'public', 'a "b, '), (), None, None)
+    """
+    if not path.strip():
+        return ()
+    names, at = list[str](), 0
+    while (match := _NAME.match(path, at)) is not None:
+        quoted, plain, comma = match.groups()
+        names.append(plain.lower() if quoted is None else quoted.replace('""', '"'))
+        at = match.end()
+        if not comma:
+            return tuple(names)
+    return None
+
+
+_NAME = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^\s",]+))\s*(,|\Z)')
 
 
 @contextmanager
@@ -116,6 +278,8 @@ def translate(error: psycopg.Error, url: str = "") -> HeadwaterError:
     hint = error.diag.message_hint
     if message.startswith("headwater: "):
         return CaptureError(message.removeprefix("headwater: "), hint=hint)
+    if "unsupported startup parameter" in message:  # PgBouncer's words
+        return _pooled(url, message.rpartition("FATAL:")[2].strip())
     match error:
         case errors.InsufficientPrivilege():
             return PermissionMissing(
@@ -139,6 +303,15 @@ def translate(error: psycopg.Error, url: str = "") -> HeadwaterError:
 
 _URL_HINT = "A URL looks like postgresql://user:password@host:5432/database."
 _REACH_HINT = "Check that the server runs and the URL is right, or use --embedded."
+
+
+def is_reserved(schema: str) -> bool:
+    """Whether a schema is Headwater's or PostgreSQL's own: nothing of a user's is made there.
+
+    >>> [is_reserved(name) for name in ("headwater", "pg_catalog", "information_schema", "sales")]
+    [True, True, True, False]
+    """
+    return schema in ("headwater", "information_schema") or schema.startswith("pg_")
 
 
 def without_password(url: str) -> str:

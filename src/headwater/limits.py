@@ -139,6 +139,9 @@ FILTER_DEPTH_MAX = 16
 FILTER_CONDITIONS_MAX = 256
 """Conditions in a filter. A larger one is refused."""
 
+FILTER_GROUPS_MAX = 256
+"""Groups (`and`, `or`, plain lists) in a filter, empty ones too. A filter with more is refused."""
+
 FILTER_VALUES_MAX = 1_000
 """Values in one `in` list. A longer one is refused."""
 
@@ -146,7 +149,18 @@ FILTER_VALUES_TOTAL_MAX = 10_000
 """Values in all `in` lists of a filter together; a statement can bind 65,535. More are refused."""
 
 FILTER_TEXT_CHARS_MAX = 10_000
-"""Characters in a text, number or pattern of a filter or cursor. A longer one is refused."""
+"""Characters in a text or number of a filter or cursor. A longer one is refused."""
+
+FILTER_PATTERN_CHARS_MAX = 1_000
+"""Characters in a pattern of `like` or `ilike`. A longer one is refused."""
+
+LIKE_TEXT_CHARS_MAX = 2_000_000
+"""Characters of one row that all patterns of a filter read in memory, each its part of it. With a
+longer text the database is asked."""
+
+LIKE_STEPS_MAX = 20_000
+"""Places in a text where a pattern is tried whose literals have a `_` between them. Beyond, the
+database is asked."""
 
 NUMERIC_DIGITS_MAX = 131_072
 NUMERIC_SCALE_MAX = 16_383
@@ -406,10 +420,37 @@ VIEWS_LINGERING_MAX = 1_000
 """Live queries without subscribers that are kept. The one that waited longest goes first."""
 
 OPENING_CONNECTIONS = 4
-"""Connections that read the first results of live queries. With all of them busy, others wait."""
+"""Connections that read the first results of live queries, as long as these are quick."""
+
+OPENING_CONNECTIONS_MAX = 16
+"""The same where results wait and none of the connections has begun another for a while. With all
+of them busy, others wait. Connections of the question role are counted by themselves."""
+
+OPENING_STUCK_SECONDS = 0.25
+"""After this long without another result begun, one more connection is opened for those that
+wait."""
+
+OPENINGS_PER_TABLE = 3
+"""First results of one table that are read at a time. Further ones wait, and those of other tables
+pass them: a table that is locked does not take all connections."""
+
+OPENINGS_PER_USER = 2
+"""First results of one user, or of one address without a user, that are read at a time. Further
+ones wait, and those of others pass them."""
+
+OPENING_SHARE = 1_000
+"""First results that are read in the snapshot of one flush. The others wait for the next."""
 
 OPENING_SECONDS = 30
 """How long reading a first result may take. Then the subscription fails, with a hint at indexes."""
+
+OPENING_LOCK_SECONDS = 20
+"""How long reading a first result may wait for a lock on its table. Then the subscription fails
+(`table_locked`)."""
+
+OPENING_LOOK_SECONDS = 5.0
+"""A first result that takes longer is looked at, this often: the log and the error name who holds
+the lock that it waits for."""
 
 OPENING_ROOM_SECONDS = 30.0
 """How long a client may take to accept a part of a streamed result. Then its subscription fails."""
@@ -425,7 +466,53 @@ LOOKUP_SECONDS = 10.0
 """How long a question about tables or rights may take. Then who asked is told to try again."""
 
 FLUSH_QUESTION_SECONDS = 0.5
-"""How long a question within a flush may take. Then the live query is read beside it."""
+"""How long a question that a flush asks itself, for topics, may take; and how long a connection may
+take to import the snapshot of a flush. Then a topic gets a gap, and the connection is replaced."""
+
+FLUSH_BUDGET_SECONDS = 0.05
+"""How long a flush waits for the questions of its live queries. Then it hands out what it has: the
+other live queries lag, and are sent their changes when the questions are answered."""
+
+FLUSH_BUDGET_PAUSE_SECONDS = 1.0
+"""After a flush has waited for its whole budget, no flush waits for this long: live queries that
+ask are sent their changes when the questions are answered."""
+
+QUESTION_CONNECTIONS = 8
+"""Connections that ask for live queries beside the flushes: this many as users' roles, and this
+many as Headwater's own. With all of them busy, live queries that must ask lag."""
+
+QUESTION_CONNECTIONS_QUICK = 2
+"""Of these, how many are never given to questions that took long the last time."""
+
+QUESTION_CONNECTIONS_PER_SCOPE = 2
+"""Of these, how many ask slow questions for one role and claims at a time. Its others wait."""
+
+QUESTION_BATCH = 16
+"""Roles with claims whose quick questions are asked together over one connection."""
+
+QUESTION_QUICK_SECONDS = 0.1
+"""A question that takes longer is slow: it is asked again alone, and from then on beside the
+flushes until it was quick once."""
+
+QUESTION_SECONDS_MAX = 30.0
+"""How long a question beside the flushes may take. Then the live query is read again, and fails
+with `slow_query` if that happens three times in a row."""
+
+QUESTION_IDLE_SECONDS = 60.0
+"""A connection for questions that was not used for this long is closed; one stays."""
+
+QUESTION_PACES_MAX = 10_000
+"""Roles with claims, by table, of which is remembered how long their last question took. The oldest
+is forgotten, and counts as quick."""
+
+LAG_CHANGES_MAX = 10_000
+"""Changes that wait for a live query that lags. With more it is read again, and reset."""
+
+LAG_BYTES_MAX = 16 * 1024 * 1024
+"""The same in bytes, about."""
+
+LAG_SHOWN_SECONDS = 1.0
+"""A live query that lags for longer is counted in the metric and named in `headwater status`."""
 
 RECONCILE_VIEWS_MAX = 100
 """Live queries and topics compared with the database in one flush. The others wait for the next."""
@@ -448,8 +535,9 @@ RECONCILE_TOPIC_ROWS = 8
 RECONCILE_VALUE_CHARS = 100
 """Characters of a value that is logged because it differs. The rest is cut."""
 
-FLUSH_QUESTIONS_SECONDS = 2.0
-"""How long all questions of a flush may take once one has failed; the rest is read beside it."""
+FLUSH_QUESTIONS_SECONDS = 0.5
+"""How long questions that travelled together may take one by one once one has failed; the others
+are asked later."""
 
 RECENT_FRAMES_MAX = 256
 """Frames of one live query that are kept for those who come back. Older ones are dropped: whoever
@@ -499,6 +587,10 @@ QUERY_CONNECTIONS_QUICK = 8
 
 QUERY_SLOW_SECONDS = 0.02
 """Queries that have waited for so long are given to further connections."""
+
+QUERY_USER_SHARE = 0.25
+"""The part of `query_concurrency` that queries of one user, or of one address without a user, have
+at most, but one at least. Further ones wait, and those of others pass them."""
 
 QUERY_IDLE_SECONDS = 60.0
 """A connection for queries that was not used for so long is closed."""
@@ -557,6 +649,10 @@ EVENTS_DROPPED_SECONDS = 10.0
 
 COMMIT_SECONDS = 60.0
 """How long committing a mutation may take. Then its outcome is unknown, and the caller is told."""
+
+MUTATION_USER_SHARE = 0.5
+"""The part of `mutation_connections` that mutations of one user, or of one address without a user,
+have at most, but one at least. Further ones wait, and those of others pass them."""
 
 IDEMPOTENCY_KEY_CHARS_MAX = 128
 """Characters of an idempotency key. A longer one is refused."""
@@ -814,6 +910,10 @@ ANSWER_CONNECT_SECONDS = 2.0
 """How long a command waits for a running pipeline to take its question. Then it starts a Spark of
 its own."""
 
+SERVICE_FILE_BYTES_MAX = 10_000
+"""Longest file `_service` of a lake: where its running pipeline answers. A longer one counts as
+none."""
+
 QUESTION_BYTES_MAX = 1_000_000
 """A longer question to a running pipeline is refused."""
 
@@ -824,6 +924,10 @@ CHILD_RESTART_SECONDS = (1.0, 60.0)
 CHILD_STOP_SECONDS = 90.0
 """How long a pipeline that was told to stop may take to end. Then it is killed: the next start
 repairs what it left."""
+
+SPARK_LOG_BYTES_MAX = 8 * 1024 * 1024
+"""Size at which the file with what Spark prints is set aside; the one set aside before is
+dropped."""
 
 WARM_SECONDS = 600.0
 """How long making an archive of Spark's classes may take. Then it is given up."""

@@ -19,10 +19,10 @@ from typing import TypeAlias
 from headwater.errors import LimitExceeded
 from headwater.limits import QUOTA_RETRY_SECONDS
 
-Owner: TypeAlias = Hashable
+Holder: TypeAlias = Hashable
 """Whom bytes count for. None is this process itself: it has no bound, and loses nothing."""
 
-Shed: TypeAlias = Callable[[Owner, LimitExceeded], None]
+Shed: TypeAlias = Callable[[Holder, LimitExceeded], None]
 """Ends what an owner has of a holding, for this reason."""
 
 
@@ -37,8 +37,8 @@ class Memory:
         self.on_over: Callable[[], None] | None = None
         self.on_shed: Callable[[str], None] | None = None
         """Is given the code of each error that something ended with."""
-        self._accounts: dict[Owner, _Account] = {}
-        self._over: dict[Owner, Holding] = {}
+        self._accounts: dict[Holder, _Account] = {}
+        self._over: dict[Holder, Holding] = {}
         self._idle: dict[Holding, None] = {}
         self._noted = False
 
@@ -47,13 +47,13 @@ class Memory:
         only: what it consists of is counted elsewhere."""
         return Holding(self, shed, in_total)
 
-    def of(self, owner: Owner) -> int:
+    def of(self, owner: Holder) -> int:
         """Bytes that count for an owner."""
         account = self._accounts.get(owner)
         return 0 if account is None else account.held
 
     @property
-    def owners(self) -> Iterator[tuple[Owner, int]]:
+    def owners(self) -> Iterator[tuple[Holder, int]]:
         """Each with its bytes."""
         return ((owner, account.held) for owner, account in self._accounts.items())
 
@@ -89,16 +89,16 @@ class Memory:
             self._shed(holding, owner, "bytes_total", self.in_all)
         self._idle.pop(holding, None)
 
-    def _exceeded(self, owner: Owner) -> _Account | None:
+    def _exceeded(self, owner: Holder) -> _Account | None:
         account = self._accounts.get(owner)
         return account if account is not None and account.held > self.per_owner else None
 
-    def _largest(self) -> tuple[Owner, _Account] | None:
+    def _largest(self) -> tuple[Holder, _Account] | None:
         """The owner who holds most alone; where nothing is held alone, most of all."""
         found = [each for each in self._accounts.items() if each[0] is not None]
         return max(found, key=lambda each: (each[1].alone, each[1].held), default=None)
 
-    def _shed(self, holding: Holding, owner: Owner, code: str, most: int) -> None:
+    def _shed(self, holding: Holding, owner: Holder, code: str, most: int) -> None:
         if self.on_shed is not None and holding not in self._idle:
             self.on_shed(code)
         holding.shed(owner, exceeded(code, most))
@@ -106,13 +106,13 @@ class Memory:
 
     # -------------------------------------------------------------------- for holdings
 
-    def account(self, owner: Owner) -> _Account:
+    def account(self, owner: Holder) -> _Account:
         account = self._accounts.get(owner)
         if account is None:
             account = self._accounts[owner] = _Account()
         return account
 
-    def grew(self, owner: Owner, account: _Account, holding: Holding) -> None:
+    def grew(self, owner: Holder, account: _Account, holding: Holding) -> None:
         if self.per_owner and account.held > self.per_owner and owner is not None:
             self._over[owner] = holding
             self._note()
@@ -122,7 +122,7 @@ class Memory:
         if idle:
             self._idle[holding] = None
 
-    def left(self, owner: Owner) -> None:
+    def left(self, owner: Holder) -> None:
         if not self._accounts[owner].holdings:
             del self._accounts[owner]
             self._over.pop(owner, None)
@@ -160,7 +160,7 @@ class Holding:
         self._memory = memory
         self._in_total = in_total
         self.bytes = 0
-        self.owners: dict[Owner, _Account] = {}
+        self.owners: dict[Holder, _Account] = {}
         self.shed = shed
 
     def resize(self, bytes: int) -> None:
@@ -177,7 +177,7 @@ class Holding:
             if more > 0:
                 self._memory.grew(owner, account, self)
 
-    def join(self, owner: Owner) -> None:
+    def join(self, owner: Holder) -> None:
         """It is held for this owner, too, or once more."""
         account = self._memory.account(owner)
         count = account.holdings.get(self, 0)
@@ -189,7 +189,7 @@ class Holding:
             account.held += self.bytes
             self._memory.grew(owner, account, self)
 
-    def leave(self, owner: Owner) -> None:
+    def leave(self, owner: Holder) -> None:
         """Once less for this owner."""
         account = self.owners.get(owner)
         if account is None:
@@ -198,7 +198,7 @@ class Holding:
         if account.holdings[self] == 0:
             self.leave_all(owner)
 
-    def leave_all(self, owner: Owner) -> None:
+    def leave_all(self, owner: Holder) -> None:
         """Not for this owner any more, however often it had it."""
         account = self.owners.get(owner)
         if account is None:

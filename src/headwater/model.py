@@ -35,6 +35,8 @@ class Column(msgspec.Struct, frozen=True):
     `collation` is the collation's own name for types that have one, and `C` for every collation
     that orders by code point, whatever it is called. `enum` says that the type is an enumeration,
     whose labels are equal exactly when their texts are; no other foreign type promises that.
+    `operators` are those that SQL compares its values with, in the order of `SIGNS`, for a type
+    that an extension brought; empty where they are PostgreSQL's own, and in the log.
     """
 
     name: str
@@ -42,6 +44,25 @@ class Column(msgspec.Struct, frozen=True):
     declared: str
     collation: str | None = None
     enum: bool = False
+    operators: tuple[str, ...] = ()
+
+    def operator(self, sign: str) -> str:
+        """The operator, named so that none of a user's schema is chosen.
+
+        >>> Column("id", "bigint", "bigint").operator("<=")
+        'operator(pg_catalog.<=)'
+        """
+        return (
+            self.operators[SIGNS.index(sign)] if self.operators else f"operator(pg_catalog.{sign})"
+        )
+
+
+SIGNS = ("<", "<=", "=", ">=", ">", "<>")
+
+
+def with_operators(column: Column, operators: dict[str, list[str]]) -> Column:
+    """The column with what `headwater.operators` says of it."""
+    return msgspec.structs.replace(column, operators=tuple(operators.get(column.name, ())))
 
 
 class Table(msgspec.Struct, frozen=True):

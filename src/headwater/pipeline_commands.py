@@ -60,7 +60,7 @@ def pipeline_run(
     Example: `headwater pipeline run --lake /var/lib/shop/lake --app shop:hw`
     """
     with spark_needed():
-        from headwater.pipeline import application
+        from headwater.pipeline import application, session, spark_log
     if json:
         log_as_json()
     child_.end_with_parent()
@@ -73,7 +73,9 @@ def pipeline_run(
             await schema.require(connection)
             await connection.close()
             if not json:
+                log = spark_log.of_lake(settings.lake, session.spark_folder())
                 err.print(f"Writing to {settings.lake}. Ctrl-C ends it.", markup=False)
+                err.print(f"What Spark prints is in {log}.", markup=False, soft_wrap=True)
             streams = await application.run(
                 found,
                 settings,

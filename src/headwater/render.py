@@ -183,6 +183,8 @@ def status_view(status: Status) -> Group:
     parts: list[RenderableType] = [facts, "", _tables(status), "", _cursors(status)]
     if status.pipeline:
         parts += ["", _pipeline(status)]
+    if status.pipeline and status.spark_log:
+        parts.append(Text(f"What Spark prints is in {status.spark_log}", style="dim"))
     return Group(*parts)
 
 

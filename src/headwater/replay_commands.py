@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from rich.progress import (
 from rich.text import Text
 
 from headwater import render
+from headwater.app import install
 from headwater.command_options import DataDir, Embedded, Json, LakeFolder, Url, settings_for
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import ConfigError
@@ -133,6 +135,7 @@ def _database(settings: Settings) -> Iterator[str]:
         yield settings.url
         return
     with EmbeddedPostgres(settings.data_dir) as server:
+        asyncio.run(install(server.url))
         yield server.url
 
 

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
@@ -51,8 +51,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The database. Without one, `Headwater()` uses the embedded PostgreSQL."""
 
     question_url: str | None = None
-    """The database as a login role that owns nothing and may read nothing itself. What is asked as a
-    session's database role is asked over it."""
+    """The database as a login role that owns nothing and may read nothing itself. What is asked as
+    a session's database role is asked over it."""
 
     data_dir: str | None = None
     """Where the embedded PostgreSQL keeps its data."""
@@ -208,6 +208,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     auth_role_claim: str = "role"
     """The claim that names the database role a session reads as."""
 
+    auth_roles: tuple[str, ...] = ()
+    """Database roles that a token may name. A token that names another is refused."""
+
     auth_role: str | None = None
     """The database role of sessions whose token names none."""
 
@@ -216,6 +219,25 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     admin_claim: str = "headwater_admin"
     """The claim that makes its bearer an admin, where it is `true`."""
+
+    tables: Literal["open", "closed"] = "open"
+    """Which tables clients may follow by live queries and feeds: all that are enabled, or only
+    those that the application declares (`hw.table`)."""
+
+    feed_history: str = "10 minutes"
+    """How far back a client's feed or topic may begin, unless the authorize hook says so; `all` for
+    the whole log."""
+
+    metrics: Literal["auto", "open", "closed"] = "auto"
+    """Who may read `/metrics`: every client, or admins and who sends `metrics_token`. `auto` is
+    closed where tokens are verified."""
+
+    metrics_token: str | None = None
+    """What a scraper sends as `Authorization: Bearer …` to read `/metrics`."""
+
+    openapi: Literal["auto", "open", "closed"] = "auto"
+    """Who may read `/openapi.json`: every client, or those with a token. `auto` is closed where
+    tokens are verified."""
 
     activity: str = "2 seconds"
     """How often a gateway writes down its sessions and views while an admin looks; 0 for never."""
@@ -279,6 +301,18 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.activity.strip() == "0":
             return timedelta(0)
         return parse_duration(self.activity, name="activity")
+
+    @property
+    def feed_history_period(self) -> timedelta | None:
+        """None for the whole log."""
+        if self.feed_history.strip() == "all":
+            return None
+        name, other = "feed_history", "Or: all, or 0 seconds for none."
+        return parse_duration(self.feed_history, name=name, least=0, other=other)
+
+    def is_closed(self, setting: Literal["auto", "open", "closed"]) -> bool:
+        """What `metrics` and `openapi` mean."""
+        return self.has_auth if setting == "auto" else setting == "closed"
 
     @property
     def query_timeout_period(self) -> timedelta:
@@ -345,6 +379,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.auth_jwks is not None and "://" in self.auth_jwks
 
     @property
+    def opens_every_table(self) -> bool:
+        """Whether any token opens every enabled table, unless the application's hook decides."""
+        return self.has_auth and self.tables == "open" and self.auth_role is None
+
+    @property
     def has_auth(self) -> bool:
         """Whether there is a key, and so every session needs a token."""
         return any((self.auth_secret, self.auth_public_key, self.auth_jwks))
@@ -402,7 +441,7 @@ def check(settings: Settings) -> None:
     _ = settings.keepalive_period, settings.drain_period, settings.recheck_period
     _ = settings.query_timeout_period, settings.mutation_timeout_period, settings.activity_period
     _ = settings.query_sweep_period, settings.replica_wait_period, settings.reconcile_seconds
-    _ = settings.mutation_retention_period
+    _ = settings.mutation_retention_period, settings.feed_history_period
     _ = settings.lake_interval_period, settings.lake_vacuum_period
     _ = settings.lake_retention_period
     _ = settings.presence_timeout_seconds
@@ -457,11 +496,13 @@ def _check_auth(settings: Settings) -> None:
         raise ConfigError(
             "admin_claim: a name is needed", hint="It is headwater_admin unless you say so."
         )
-    if settings.auth_secret is not None and len(settings.auth_secret.encode()) < SECRET_BYTES_MIN:
-        raise ConfigError(
-            f"auth_secret: shorter than {SECRET_BYTES_MIN} bytes, so it can be guessed",
-            hint="Make one: openssl rand -base64 48",
-        )
+    for name in ("auth_secret", "metrics_token"):
+        secret = getattr(settings, name)
+        if secret is not None and len(secret.encode()) < SECRET_BYTES_MIN:
+            raise ConfigError(
+                f"{name}: shorter than {SECRET_BYTES_MIN} bytes, so it can be guessed",
+                hint="Make one: openssl rand -base64 48",
+            )
     if settings.auth_jwks is not None:
         _check_key_set(settings.auth_jwks, settings.auth_jwks_is_url)
     if not settings.has_auth and (idle := next(_means_auth(settings), None)):
@@ -473,7 +514,10 @@ def _check_auth(settings: Settings) -> None:
 
 def _means_auth(settings: Settings) -> Iterator[str]:
     """Settings that somebody gives who expects tokens to be verified."""
-    names = ("auth_algorithms", "auth_audience", "auth_issuer", "auth_tenants", "auth_cookie")
+    names = (
+        "auth_algorithms", "auth_audience", "auth_issuer", "auth_tenants", "auth_roles",
+        "auth_cookie",
+    )  # fmt: skip
     return (name for name in names if getattr(settings, name))
 
 

@@ -12,8 +12,9 @@ from headwater.capture.postgres.triggers import CapturedTable
 from headwater.database import Connection, translated
 from headwater.log import cursors
 from headwater.log.cursors import Cursor
-from headwater.pipeline import progress
+from headwater.pipeline import progress, spark_log
 from headwater.pipeline.progress import PipelineStream
+from headwater.pipeline.session import spark_folder
 
 
 class LogStatus(msgspec.Struct, frozen=True):
@@ -33,6 +34,8 @@ class Status(msgspec.Struct, frozen=True):
     tables: list[CapturedTable]
     cursors: list[Cursor]
     pipeline: list[PipelineStream]
+    spark_log: str | None = None
+    """The file with what the pipeline's Spark prints, where it is on this machine."""
 
 
 async def log_status(connection: Connection) -> LogStatus:
@@ -42,13 +45,15 @@ async def log_status(connection: Connection) -> LogStatus:
     return LogStatus(*row)
 
 
-async def status(connection: Connection) -> Status:
+async def status(connection: Connection, lake: str) -> Status:
+    """How things are; `lake` is that of the pipeline."""
     with translated():
         return Status(
             await log_status(connection),
             await triggers.list_tables(connection),
             await cursors.list_all(connection),
             await progress.list_all(connection),
+            spark_log.found(lake, spark_folder()),
         )
 
 

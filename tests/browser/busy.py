@@ -39,8 +39,8 @@ hw.table("Order Lines")
 hw.table("parcels")
 
 @hw.authorize
-def rule(identity, table):
-    return identity.user != "root" or table != "customers"
+def rule(identity, request):
+    return identity.user != "root" or request.table != "customers"
 
 @hw.query
 async def revenue(db):
@@ -56,7 +56,7 @@ async def busy(url: str, folder: Path, **settings: Any) -> AsyncIterator[Served]
     given."""
     token = settings.pop("user_token", None)
     (folder / "busy_shop.py").write_text(PROGRAM)
-    connection = await connect(url, purpose="test")
+    connection = await connect(url, purpose="test", application_path=True)
     await connection.execute(TABLES.encode())
     with serving(url, folder, program="busy_shop:hw", **settings) as served:
         async with AsyncExitStack() as stack:
@@ -91,7 +91,7 @@ async def _read(feed: Feed) -> None:
 
 
 async def _forever(url: str, work: Any) -> None:
-    connection = await connect(url, purpose="test")
+    connection = await connect(url, purpose="test", application_path=True)
     try:
         for turn in itertools.count():
             await work(connection, turn)

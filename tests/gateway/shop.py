@@ -54,7 +54,7 @@ def shop_served(server_url: str, *, rows: int, **settings: Any) -> Iterator[Serv
     """A gateway with a shop of its own: for all tests of a file that leave it as it is."""
 
     async def opened() -> None:
-        connection = await connect(url, purpose="test")
+        connection = await connect(url, purpose="test", application_path=True)
         await open_shop(connection, rows=rows)
         await connection.close()
 
@@ -107,7 +107,7 @@ class Writer:
     async def write(self, until: asyncio.Event, *, pause: float = 0.0) -> None:
         while not until.is_set():
             try:
-                connection = await connect(self._url, purpose="writer")
+                connection = await connect(self._url, purpose="writer", application_path=True)
             except Exception:
                 await asyncio.sleep(0.05)  # the database may be restarting
                 continue

@@ -193,8 +193,8 @@ from headwater import Headwater
 hw = Headwater()
 
 @hw.authorize
-def rule(identity, table):
-    return table == "orders"
+def rule(identity, request):
+    return request.table == "orders"
 """
 
 
@@ -246,7 +246,7 @@ async def test_row_level_security_hides_nothing_from_admins(
                     await other.changes().__aenter__()
 
 
-@pytest.mark.parametrize("authorize", [None, lambda identity, table: True])
+@pytest.mark.parametrize("authorize", [None, lambda identity, request: True])
 async def test_who_is_no_admin_any_more_loses_the_feed(
     shop: Connection, url: str, authorize: Any
 ) -> None:

@@ -145,7 +145,7 @@ class Judge:
 async def notified(url: str) -> AsyncIterator[Counter[int]]:
     """How often each message was passed on, as the database has it."""
     heard: Counter[int] = Counter()
-    connection = await connect_database(url, purpose="test")
+    connection = await connect_database(url, purpose="test", application_path=True)
     await connection.execute('listen "headwater:bus"')
 
     async def listen() -> None:

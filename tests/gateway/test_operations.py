@@ -135,7 +135,7 @@ async def test_the_log_is_json(url: str, connection: Connection, tmp_path: Path)
         hw = Headwater()
 
         @hw.authorize
-        def rule(identity, table):
+        def rule(identity, request):
             raise ValueError("the password is swordfish")
     """
     await open_shop(connection, rows=1)

@@ -145,7 +145,9 @@ async def test_a_key_of_another_user_is_never_answered(
         {"sub": "ann"}, {"sub": "bob"}, {"sub": "ann", "tenant": "emca"},
         {"sub": "ann", "tenant": None}, {"sub": "ann", "role": "postgres"},
     ]  # fmt: skip
-    with serving(url, folder, program="shop:hw", auth_secret=SECRET) as served:
+    with serving(
+        url, folder, program="shop:hw", auth_secret=SECRET, auth_roles="postgres"
+    ) as served:
         async with httpx.AsyncClient(base_url=served.url, trust_env=False) as http:
             answers = []
             for user in [*users, *users]:

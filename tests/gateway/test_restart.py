@@ -30,7 +30,7 @@ def server() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 async def setup(server: EmbeddedPostgres) -> AsyncIterator[Connection]:
-    connection = await connect_database(server.url, purpose="test")
+    connection = await connect_database(server.url, purpose="test", application_path=True)
     await schema.install(connection)
     await open_shop(connection)
     yield connection
@@ -63,7 +63,7 @@ async def test_a_restarted_database_under_load(
                 await asyncio.to_thread(server.start)
                 await until(lambda: is_ready(gateway))
                 await asyncio.sleep(0.5)
-            again = await connect_database(server.url, purpose="test")
+            again = await connect_database(server.url, purpose="test", application_path=True)
             followers._truth = await Truth.of(again, "orders")
             await followers.wait_until_right()
             assert followers.diverged == 0

@@ -82,7 +82,7 @@ def _rows(batch: Any) -> list[Any]:
 
 async def _swap_owners(url: str, seed: int, until_: asyncio.Event) -> None:
     chance = random.Random(seed)
-    connection = await connect_database(url, purpose="writer")
+    connection = await connect_database(url, purpose="writer", application_path=True)
     while not until_.is_set():
         count = chance.choice((1, 1, 1, 10))
         ids = chance.sample(range(1, 41), count)
@@ -164,17 +164,17 @@ async def _until_it_ends(live: Live) -> None:
 
 
 RULE = """
-from headwater import Headwater, Identity, c
+from headwater import AccessRequest, Headwater, Identity, c
 
 hw = Headwater()
 
 @hw.authorize
-def rule(identity: Identity, table: str):
+def rule(identity: Identity, request: AccessRequest):
     if identity.user == "eve":
         return False
-    if table == "papers":
+    if request.table == "papers":
         return c.tenant == identity.tenant
-    return table == "open_papers"
+    return request.table == "open_papers"
 """
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from headwater.database import Connection
 from headwater.errors import Forbidden, NotFound, Unavailable
+from headwater.gateway.access import AccessRequest
 from headwater.gateway.connection import Connection as Client
 from headwater.gateway.gateway import Gateway
 from headwater.gateway.session import FeedSubscription
@@ -55,7 +56,7 @@ class Gate:
         self.open = asyncio.Event()
         self.asked = 0
 
-    async def __call__(self, identity: Identity, table: str) -> bool:
+    async def __call__(self, identity: Identity, request: AccessRequest) -> bool:
         self.asked += 1
         await self.open.wait()
         return True

@@ -147,7 +147,7 @@ class Writer:
         self.written = 0
 
     async def count_up(self, url: str, chance: random.Random) -> None:
-        connection = await connect_database(url, purpose="writer")
+        connection = await connect_database(url, purpose="writer", application_path=True)
         try:
             while True:
                 id = chance.randint(1, COUNTERS)
@@ -223,7 +223,7 @@ async def test_no_counter_ever_falls(
     fixture = "server_url" if server == "embedded" else "system_postgres"
     chance = random.Random(SEED)
     with fresh_database(request.getfixturevalue(fixture), installed=True) as url:
-        connection = await connect_database(url, purpose="test")
+        connection = await connect_database(url, purpose="test", application_path=True)
         await open_counters(connection, tmp_path)
         async with two_gateways(url, tmp_path) as two, AsyncExitStack() as stack:
             clients = [Client(number) for number in range(CLIENTS)]

@@ -301,7 +301,7 @@ async def own(ctx, chat_id: int) -> bool:
     return True
 
 @hw.authorize
-def rule(identity, table):
+def rule(identity, request):
     return {"ann": True, "bob": c.chat_id == 1}.get(identity.user, False)
 """
 
@@ -389,7 +389,9 @@ class Chatter:
         while not until_.is_set():
             with_connection = None
             try:
-                with_connection = await connect_database(self._url, purpose="writer")
+                with_connection = await connect_database(
+                    self._url, purpose="writer", application_path=True
+                )
                 while not until_.is_set():
                     id, chat = number % 20, (42, 1)[number % 2]
                     content = self.said.get(id, "") + f"{number} "
@@ -557,7 +559,7 @@ def server() -> Iterator[EmbeddedPostgres]:
 async def test_postgresql_is_restarted(
     server: EmbeddedPostgres, tmp_path: Path, crash: bool
 ) -> None:
-    connection = await connect_database(server.url, purpose="test")
+    connection = await connect_database(server.url, purpose="test", application_path=True)
     await schema.install(connection)
     await open_chat(connection, tmp_path)
     await connection.close()
@@ -574,7 +576,7 @@ async def test_postgresql_is_restarted(
             await until(lambda: len(late.views) == 2)
             await asyncio.sleep(0.5)
             stop.set()
-            again = await connect_database(server.url, purpose="test")
+            again = await connect_database(server.url, purpose="test", application_path=True)
             await until(lambda: exact(again, viewers))
             assert [viewer.shrunk for viewer in viewers if viewer.shrunk] == []
             assert late.errors == {}

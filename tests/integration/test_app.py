@@ -29,7 +29,7 @@ from tests.support import rows, run
 @pytest.fixture
 async def hw(empty_url: str) -> AsyncIterator[Headwater]:
     """In a database that knows nothing of Headwater yet."""
-    connection = await connect(empty_url, purpose="test")
+    connection = await connect(empty_url, purpose="test", application_path=True)
     await run(connection, "create table orders (id int primary key)")
     await connection.close()
     hw = Headwater(empty_url)
@@ -235,7 +235,9 @@ class TestMoved:
         original = writer.info.dbname
         name = f"{original}_copy"
         await writer.close()
-        admin = await connect(hw.url.replace(original, "postgres"), purpose="test")
+        admin = await connect(
+            hw.url.replace(original, "postgres"), purpose="test", application_path=True
+        )
         try:
             await run(
                 admin,

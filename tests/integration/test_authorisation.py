@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headwater.database import Connection
-from headwater.gateway.access import decide
+from headwater.gateway.access import AccessRequest, decide
 from headwater.identity import Identity
 from tests.integration.test_docs import ROOT, blocks
 from tests.support import run
@@ -32,7 +32,7 @@ async def orders(connection: Connection) -> AsyncIterator[Connection]:
 
 async def seen(connection: Connection, identity: Identity) -> list[tuple[Any, ...]]:
     """What a query as this user returns, run as the hub runs it."""
-    access = await decide(None, identity, "orders")
+    access = await decide(None, identity, AccessRequest(kind="live", table="orders"))
     async with connection.transaction():
         await connection.execute(f"set local role {access.role}".encode())
         await connection.execute(

@@ -15,6 +15,7 @@ import pytest
 
 from headwater import ConfigError, Forbidden, Headwater, InvalidQuery, LimitExceeded, NotFound
 from headwater.channels import bus as bus_module
+from headwater.channels import rooms as rooms_module
 from headwater.channels.bus import Bus
 from headwater.channels.definitions import ChannelDefinition, Channels, message_json
 from headwater.channels.rooms import Rooms, Seat
@@ -157,6 +158,24 @@ async def test_who_comes_while_others_speak_misses_nothing_and_gets_nothing_twic
         assert first.ids[begin : begin + len(late.ids)] == late.ids
     done.set()
     await asyncio.gather(*speaking)
+
+
+async def test_a_newcomer_is_sent_that_messages_may_be_missing(
+    places: list[Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only gateway that remembers them does not answer."""
+    monkeypatch.setattr(rooms_module, "CHANNEL_RECALL_SECONDS", 0.05)
+    first, _ = await places[0].follow()
+    await places[0].say("before")
+    await until(lambda: first.heard == ["before"])
+    await places[0].crash()
+    late, _ = await places[1].follow()
+    assert (late.heard, late.missed) == ([], 1)
+    for number in range(20):
+        await places[1].say(number)
+    await until(lambda: len(late.heard) == 20)
+    later, _ = await places[1].follow()
+    assert (later.heard, later.missed) == ([*range(20)], 0), "all that is remembered is here again"
 
 
 async def test_a_follower_that_was_behind_gets_what_is_remembered(places: list[Place]) -> None:

@@ -258,10 +258,13 @@ def test_doctor_for_a_role_without_rights(database: str) -> None:
 
 
 def test_the_embedded_server_and_the_demo() -> None:
-    """One data folder: `url` leaves the server running, the demo uses it, `status` finds it."""
+    """One data folder: `url` leaves the server running, the demo uses it, `status` finds it, and
+    neither stops it."""
     with passable_folder() as folder:
         data = {"HEADWATER_DATA_DIR": str(folder / "data")}
-        url = headwater("url", "--embedded", **data).stdout.strip()
+        found = headwater("url", "--embedded", **data)
+        url = found.stdout.strip()
+        assert found.stderr == "The server runs until: headwater stop --embedded\n"
         psql(url, "create table orders (id int primary key)")
         assert documents(headwater("enable", "orders", "--embedded", "--json", **data))
         demo = headwater("demo", "--seconds", "3", "--no-pipeline", "--json", **data)
@@ -272,6 +275,8 @@ def test_the_embedded_server_and_the_demo() -> None:
         # HEADWATER_URL does not overrule --embedded.
         status = headwater("status", "--embedded", "--json", HEADWATER_URL="postgresql://x", **data)
         assert documents(status)[0]["tables"][0]["name"] == "orders"
+        stopped = [{"stopped": True, "data_dir": str(folder / "data")}]
+        assert documents(headwater("stop", "--embedded", "--json", **data)) == stopped
         with pytest.raises(psycopg.OperationalError):
             psql(url, "select 1")
 

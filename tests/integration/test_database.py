@@ -31,13 +31,13 @@ async def test_a_cancelled_task_whose_connection_is_lost_is_still_cancelled(
 async def test_a_connection_may_be_closed_under_a_statement(url: str) -> None:
     """With the driver's own, who waits would read what was freed, through a file descriptor that
     is another connection's by then."""
-    connection = await connect(url, purpose="test")
+    connection = await connect(url, purpose="test", application_path=True)
     working = asyncio.create_task(connection.execute("select pg_sleep(60)"))
     await asyncio.sleep(0)
     process = connection.info.backend_pid
     await connection.close()
     assert connection.closed
-    others = [await connect(url, purpose="test") for _ in range(3)]
+    others = [await connect(url, purpose="test", application_path=True) for _ in range(3)]
     with pytest.raises(psycopg.OperationalError):
         await working
     for other in others:

@@ -263,6 +263,52 @@ def test_a_process_that_just_ends_stops_the_server(
     assert soon_gone(pid)
 
 
+def test_a_server_that_is_to_stay_outlives_its_users_until_it_is_stopped(data_dir: Path) -> None:
+    EmbeddedPostgres(data_dir).start().close(keep_running=True)
+    with EmbeddedPostgres(data_dir) as server:
+        pid = server.pid
+    assert EmbeddedPostgres(data_dir).pid == pid is not None
+    server.restart()
+    server.close()
+    again = EmbeddedPostgres(data_dir).pid
+    assert again not in (None, pid)
+    assert EmbeddedPostgres(data_dir).stop()
+    assert soon_gone(again)
+    assert not EmbeddedPostgres(data_dir).stop()
+    with EmbeddedPostgres(data_dir) as server:
+        pid = server.pid
+    assert soon_gone(pid)
+
+
+def test_that_a_server_stays_is_forgotten_with_the_server(data_dir: Path) -> None:
+    """As after a restart of the machine."""
+    EmbeddedPostgres(data_dir).start().close(keep_running=True)
+    EmbeddedPostgres(data_dir).stop_now()
+    assert (data_dir / "run" / "stays").exists()
+    with EmbeddedPostgres(data_dir) as server:
+        pid = server.pid
+    assert soon_gone(pid)
+
+
+def test_a_server_in_use_is_stopped_by_force_only(
+    data_dir: Path, run: Callable[..., Process]
+) -> None:
+    user = run(USE, data_dir)
+    pid = int(user.hear())
+    with pytest.raises(EmbeddedError, match="in use: a process of Headwater") as caught:
+        EmbeddedPostgres(data_dir).stop()
+    assert "--force" in str(caught.value.hint)
+    assert EmbeddedPostgres(data_dir).pid == pid
+    assert EmbeddedPostgres(data_dir).stop(force=True)
+    assert soon_gone(pid)
+    user.finish()
+
+
+def test_there_is_nothing_to_stop_in_a_folder_that_is_not_there(new_dir: Path) -> None:
+    assert not EmbeddedPostgres(new_dir).stop()
+    assert not new_dir.exists()
+
+
 def test_a_forked_child_is_not_a_user(data_dir: Path, run: Callable[..., Process]) -> None:
     code = """
 server.start()

@@ -111,7 +111,7 @@ async def test_the_seam_under_load(
     stop = asyncio.Event()
 
     async def write(number: int) -> None:
-        connection = await connect(url, purpose="writer")
+        connection = await connect(url, purpose="writer", application_path=True)
         i = 0
         while not stop.is_set():
             key = number * 100_000 + (i := i + 1)

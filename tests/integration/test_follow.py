@@ -147,13 +147,13 @@ async def test_postgresql_restarted() -> None:
     with passable_folder() as folder, EmbeddedPostgres(folder / "data") as server:
         from headwater.capture.postgres import schema
 
-        connection = await connect(server.url, purpose="test")
+        connection = await connect(server.url, purpose="test", application_path=True)
         await schema.install(connection)
         await run(connection, "create table orders (id int primary key)")
         await enable(connection, "orders")
         async with following(server.url, await now(connection)) as feed:
             for round_ in range(3):
-                writer = await connect(server.url, purpose="writer")
+                writer = await connect(server.url, purpose="writer", application_path=True)
                 for i in range(10):
                     await run(writer, f"insert into orders values ({round_ * 10 + i})")
                 await writer.close()

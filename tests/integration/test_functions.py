@@ -198,7 +198,7 @@ async def test_a_prepared_statement_outlives_an_altered_table(shop: Connection) 
     "sql", ["copy (select 1) to stdout", "copy orders from stdin"], ids=["out", "in"]
 )
 async def test_copy_is_refused(url: str, shop: Connection, sql: str) -> None:
-    connection = await connect(url, purpose="test")
+    connection = await connect(url, purpose="test", application_path=True)
     ctx = Context(connection, ANONYMOUS, function="test")
     with pytest.raises(ConfigError, match="COPY is not for"):
         await ctx.fetch(sql)

@@ -494,6 +494,41 @@ async def test_what_is_not_captured_can_be_called_and_not_followed(
         await follower.until_value([{"id": 1}, {"id": 2}, {"id": 3}])
 
 
+# ------------------------------------------------------------------------ places
+
+
+async def test_one_users_slow_queries_leave_connections_for_others(
+    url: str, orders: Connection
+) -> None:
+    began, go = list[int](), asyncio.Event()
+
+    async def holds(ctx: Context, number: int) -> Any:
+        began.append(number)
+        await go.wait()
+        return await ctx.fetch_value("select count(*) from orders where region = %s", number)
+
+    slow, settings = query(holds), Settings(url=url, query_concurrency=8)
+    async with Hub(url, settings=settings) as hub:
+
+        async def ask(who: Identity, what: Query, **args: Any) -> Any:
+            owner = ("user", who.account)
+            return decoded(await hub.groups.call(what, what.bind(args), who, owner=owner))
+
+        held = [asyncio.create_task(ask(ANN, slow, number=number)) for number in range(12)]
+        for region in range(5):
+            found = await ask(BOB, IN_REGION, region=region)
+            assert found == await rows(orders, region)
+        recorder = Follower()
+        await recorder.follow(hub, IN_REGION, BOB, args={"region": 1}, owner=("user", "bob"))
+        await run(orders, "delete from orders where region = 1")
+        await recorder.until_value([])
+        assert len(began) == 2
+        assert not any(task.done() for task in held)
+        go.set()
+        await asyncio.gather(*held)
+        assert sorted(began) == list(range(12))
+
+
 # ------------------------------------------------------------------------ roles
 
 

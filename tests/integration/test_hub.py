@@ -120,7 +120,7 @@ async def test_the_row_filter_of_the_hook_may_use_any_column(url: str, orders: C
 
 
 async def write(url: str, seed: int, stop: asyncio.Event) -> None:
-    connection = await connect(url, purpose="writer")
+    connection = await connect(url, purpose="writer", application_path=True)
     chance = random.Random(seed)
     while not stop.is_set():
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any, Literal
+from uuid import uuid4
 
 import pytest
 
@@ -12,12 +13,15 @@ from headwater.capture.postgres import schema
 from headwater.database import Connection, connect
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import DatabaseError, Unavailable
+from headwater.fair_queue import Owner
+from headwater.hub import openings
 from headwater.hub.hub import Hub
+from headwater.hub.subscriber import Access
 from headwater.log import read as read_module
 from headwater.protocol import Reset
 from tests.conftest import passable_folder
 from tests.hub import Recorder, answer, live
-from tests.support import enable, run
+from tests.support import enable, rows, run
 
 ALL = "select * from orders order by id"
 
@@ -131,7 +135,7 @@ async def test_a_slow_first_result_delays_nobody(url: str, orders: Connection) -
     """Its table is locked by somebody, so that it cannot be read; the other's is not."""
     await run(orders, "create table slow (id int primary key)")
     await enable(orders, "slow")
-    locker = await connect(url, purpose="test")
+    locker = await connect(url, purpose="test", application_path=True)
     async with Hub(url) as hub:
         quick, slow = Recorder(), Recorder()
         await hub.live(live("orders"), quick)
@@ -154,21 +158,137 @@ async def test_a_slow_first_result_delays_nobody(url: str, orders: Connection) -
 async def test_a_first_result_that_takes_too_long(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headwater.hub import openings
+    """A policy makes it slow; no lock is held."""
+    role = f"r{uuid4().hex}"
+    await run(
+        orders,
+        "create table slow (id int primary key)",
+        "insert into slow values (1)",
+        f"create role {role}",
+        f"grant select on slow to {role}",
+        "create policy wait on slow using (pg_sleep(60) is not null)",
+        "alter table slow enable row level security",
+    )
+    await enable(orders, "slow")
+    async with Hub(url) as hub:
+        with monkeypatch.context() as quickly:
+            quickly.setattr(openings, "_OPTIONS", "-c statement_timeout=200ms")
+            with pytest.raises(DatabaseError, match="took longer") as caught:
+                await hub.live(live("slow"), Recorder(), access=Access(role=role))
+        assert caught.value.code == "slow_query"
+        assert "index" in (caught.value.hint or "")
+        assert hub.describe() == []
+    await run(orders, "drop table slow", f"drop role {role}")
 
-    monkeypatch.setattr(openings, "_OPTIONS", "-c statement_timeout=200ms")
+
+async def test_the_error_names_the_lock(
+    url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(openings, "_OPTIONS", "-c lock_timeout=1s")
+    monkeypatch.setattr(limits, "OPENING_LOOK_SECONDS", 0.05)
+    await run(orders, "create table slow (id int primary key)")
+    await enable(orders, "slow")
+    locker = await connect(url, purpose="test", application_path=True)
+    async with Hub(url) as hub:
+        await run(locker, "begin", "lock table slow in access exclusive mode")
+        with pytest.raises(DatabaseError, match="slow is locked by another") as caught:
+            await hub.live(live("slow"), Recorder())
+        error = caught.value
+        assert (error.code, error.retryable) == ("table_locked", True)
+        assert f"process {locker.info.backend_pid} of the database, idle in transaction" in str(
+            error
+        )
+        assert "index" not in (error.hint or "")
+        # What the other does is for the log only.
+        assert "lock table" not in f"{error} {error.hint}"
+        assert "lock table slow" in caplog.text
+        assert hub.describe() == []
+        await run(locker, "rollback")
+        await hub.live(live("slow"), Recorder())
+    await locker.close()
+
+
+STUCK = (
+    "select count(*) from pg_locks l join pg_database d on d.oid = l.database"
+    " where d.datname = current_database() and l.relation is not null and not l.granted"
+)
+
+
+async def until_stuck(connection: Connection, count: int) -> None:
+    """Until so many processes wait for a table."""
+    async with asyncio.timeout(30):
+        while (await rows(connection, STUCK))[0][0] < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("owner", [None, ("user", "ann")])
+async def test_a_locked_table_delays_no_other(
+    url: str, orders: Connection, owner: Owner | None
+) -> None:
+    """More results of it are wanted than there are connections; another's table is not locked."""
+    await run(orders, "create table slow (id int primary key)", "insert into slow values (1)")
+    await enable(orders, "slow")
+    locker = await connect(url, purpose="test")
+    async with Hub(url) as hub:
+        await run(locker, "begin", "lock table slow in access exclusive mode")
+        waiting = [Recorder() for _ in range(2 * limits.OPENING_CONNECTIONS_MAX)]
+        tasks = [
+            asyncio.create_task(hub.live(live("slow", limit=1 + i), each, owner=owner))
+            for i, each in enumerate(waiting)
+        ]
+        most = limits.OPENINGS_PER_TABLE if owner is None else limits.OPENINGS_PER_USER
+        await until_stuck(orders, most)
+        for limit in (3, 4):
+            late = Recorder()
+            await hub.live(live("orders", limit=limit), late, owner=("user", "bob"))
+            assert len(late.rows) == limit
+        assert not any(task.done() for task in tasks)
+        assert await rows(orders, STUCK) == [(most,)]
+        await run(locker, "commit")
+        await asyncio.gather(*tasks)
+        assert [each.rows for each in waiting] == [[{"id": 1}]] * len(waiting)
+    await locker.close()
+
+
+async def test_many_locked_tables_delay_no_other(url: str, orders: Connection) -> None:
+    """They hold all connections that there usually are; more are opened."""
+    names = [f"slow{i}" for i in range(limits.OPENING_CONNECTIONS + 1)]
+    for name in names:
+        await run(orders, f"create table {name} (id int primary key)")
+    await enable(orders, *names)
+    locker = await connect(url, purpose="test")
+    async with Hub(url) as hub:
+        await run(
+            locker, "begin", *(f"lock table {name} in access exclusive mode" for name in names)
+        )
+        tasks = [asyncio.create_task(hub.live(live(name), Recorder())) for name in names]
+        await until_stuck(orders, limits.OPENING_CONNECTIONS)
+        late = Recorder()
+        await hub.live(live("orders", limit=3), late)
+        assert len(late.rows) == 3
+        assert not any(task.done() for task in tasks)
+        await run(locker, "commit")
+        await asyncio.gather(*tasks)
+    await locker.close()
+
+
+async def test_what_nobody_waits_for_does_not_pile_up_behind_a_lock(
+    url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "OPENING_SHARE", 10)
     await run(orders, "create table slow (id int primary key)")
     await enable(orders, "slow")
     locker = await connect(url, purpose="test")
     async with Hub(url) as hub:
         await run(locker, "begin", "lock table slow in access exclusive mode")
-        with pytest.raises(DatabaseError, match="took longer") as caught:
-            await hub.live(live("slow"), Recorder())
-        assert caught.value.code == "slow_query"
-        assert "index" in (caught.value.hint or "")
-        assert hub.describe() == []
-        await run(locker, "rollback")
-        await hub.live(live("slow"), Recorder())
+        for i in range(200):
+            opening = asyncio.create_task(hub.live(live("slow", limit=1 + i), Recorder()))
+            while not hub.describe():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+        assert len(hub.lives.openings._own._queue) < 50
+        await run(locker, "commit")
     await locker.close()
 
 
@@ -187,7 +307,7 @@ async def test_a_question_in_a_flush_that_takes_too_long(
         things, other = Recorder(), Recorder()
         await hub.live(live("things", limit=4), things)
         await hub.live(live("orders"), other)
-        locker = await connect(url, purpose="test")
+        locker = await connect(url, purpose="test", application_path=True)
         await run(locker, "begin", "lock table things in access exclusive mode")
         await run(locker, "delete from things where id < 20")
         await run(orders, "insert into orders values (100, 1)")
@@ -270,7 +390,7 @@ async def opened_again(hub: Hub, mode: str) -> list[dict[str, Any]]:
 async def test_postgresql_restarted() -> None:
     """On a server of its own. `ready` tells the truth meanwhile."""
     with passable_folder() as folder, EmbeddedPostgres(folder / "data") as server:
-        connection = await connect(server.url, purpose="test")
+        connection = await connect(server.url, purpose="test", application_path=True)
         await schema.install(connection)
         await run(connection, "create table orders (id int primary key, amount int)")
         await enable(connection, "orders")
@@ -283,7 +403,7 @@ async def test_postgresql_restarted() -> None:
                 await recorder.until(lambda n=i: len(recorder.rows) == n + 1)  # type: ignore[misc]
                 await connection.close()
                 await asyncio.to_thread(server.restart, how)
-                connection = await connect(server.url, purpose="test")
+                connection = await connect(server.url, purpose="test", application_path=True)
                 await run(connection, f"update orders set amount = 5 where id = {i}")
                 await recorder.until_rows(await answer(connection, ALL))
             assert hub.ready

@@ -50,7 +50,7 @@ async def test_retention_under_load(url: str, orders: Connection, probe: LogProb
     written: list[int] = []
 
     async def write() -> None:
-        async with await connect(url, purpose="writer") as writer:
+        async with await connect(url, purpose="writer", application_path=True) as writer:
             while not stop.is_set():
                 found = await rows(writer, "insert into orders (note) values ('x') returning id")
                 written.append(found[0][0])

@@ -37,7 +37,7 @@ async def notes(connection: Connection) -> Connection:
     return connection
 
 
-def recount(hub: Hub, open_: list[tuple[str, LiveSubscription]]) -> None:
+def recount(hub: Hub, open_: list[tuple[tuple[str, str], LiveSubscription]]) -> None:
     """Each row of each view once more; and each view for each user who follows it."""
     for view in hub.lives:
         state = view.state
@@ -94,12 +94,12 @@ def random_change(chance: random.Random) -> str:
 async def test_what_is_counted_is_what_is_there(url: str, notes: Connection) -> None:
     seed = first_seed(11)
     chance = random.Random(seed)
-    open_: list[tuple[str, LiveSubscription]] = []
+    open_: list[tuple[tuple[str, str], LiveSubscription]] = []
     async with Hub(url, settings=Settings(bytes_per_user=MIB)) as hub:
         for step in range(STEPS):
             match chance.randrange(8):
                 case 0 | 1 | 2:
-                    owner = chance.choice(["ann", "bob", "cid"])
+                    owner = ("user", chance.choice(["ann", "bob", "cid"]))
                     query = random_query(chance)
                     open_.append((owner, await hub.live(query, Recorder(), owner=owner)))
                 case 3 if open_:
@@ -147,38 +147,41 @@ async def test_one_user_is_refused_and_others_are_not(url: str, connection: Conn
     await filled(connection, rows=200, bytes=10_000)
     async with Hub(url, settings=Settings(bytes_per_user=MIB)) as hub:
         # 30 rows of 10 kB and seven behind them: more than a third of a mebibyte each.
-        mine = [await hub.live(pages(30 + number), Recorder(), owner="ann") for number in range(2)]
+        mine = [
+            await hub.live(pages(30 + number), Recorder(), owner=("user", "ann"))
+            for number in range(2)
+        ]
         with pytest.raises(LimitExceeded, match="more than 1,048,576 bytes") as caught:
-            await hub.live(pages(50), Recorder(), owner="ann")
+            await hub.live(pages(50), Recorder(), owner=("user", "ann"))
         assert caught.value.code == "bytes_per_user"
         assert len(hub.lives.views) == 2
-        assert hub.memory.of("ann") <= MIB
+        assert hub.memory.of(("user", "ann")) <= MIB
         # What another user follows counts for that user alone, also where it is shared.
-        await hub.live(pages(50), Recorder(), owner="bob")
+        await hub.live(pages(50), Recorder(), owner=("user", "bob"))
         with pytest.raises(LimitExceeded):
-            await hub.live(pages(50), Recorder(), owner="ann")
+            await hub.live(pages(50), Recorder(), owner=("user", "ann"))
         mine[0].close()
-        await hub.live(pages(30), Recorder(), owner="ann")
+        await hub.live(pages(30), Recorder(), owner=("user", "ann"))
         # One result that is larger than all that a user may have.
         with pytest.raises(LimitExceeded):
-            await hub.live(pages(200), Recorder(), owner="cid")
-        assert hub.memory.of("cid") == 0
+            await hub.live(pages(200), Recorder(), owner=("user", "cid"))
+        assert hub.memory.of(("user", "cid")) == 0
         members = live("pages", mode="streamed")
-        await hub.live(members, Recorder(), owner="cid")
+        await hub.live(members, Recorder(), owner=("user", "cid"))
 
 
 async def test_a_live_query_that_grew_ends(url: str, connection: Connection) -> None:
     await filled(connection, rows=20, bytes=100)
     async with Hub(url, settings=Settings(bytes_per_user=MIB)) as hub:
         grown, small, other = Recorder(), Recorder(), Recorder()
-        await hub.live(pages(20), grown, owner="ann")
-        await hub.live(live("pages", columns=["id"], limit=20), small, owner="ann")
-        await hub.live(live("pages", columns=["id"], limit=20), other, owner="bob")
+        await hub.live(pages(20), grown, owner=("user", "ann"))
+        await hub.live(live("pages", columns=["id"], limit=20), small, owner=("user", "ann"))
+        await hub.live(live("pages", columns=["id"], limit=20), other, owner=("user", "bob"))
         await run(connection, "update pages set text = repeat('y', 100000)")
         await grown.until(lambda: grown.error is not None)
         assert isinstance(grown.error, LimitExceeded)
         assert grown.error.code == "bytes_per_user"
-        assert hub.memory.of("ann") < MIB / 8
+        assert hub.memory.of(("user", "ann")) < MIB / 8
         await run(connection, "insert into pages values (0, '')")
         await small.until(lambda: small.rows[0]["id"] == 0)
         await other.until(lambda: other.rows[0]["id"] == 0)
@@ -192,10 +195,10 @@ async def test_the_largest_pays_for_what_is_too_much_in_all(
     async with Hub(url, settings=Settings(bytes_total=2 * MIB)) as hub:
         hostile = [Recorder() for _ in range(4)]
         for number, each in enumerate(hostile):
-            await hub.live(pages(30 + number), each, owner="eve")
+            await hub.live(pages(30 + number), each, owner=("user", "eve"))
         good = [Recorder() for _ in range(3)]
         for number, each in enumerate(good):
-            await hub.live(pages(10 + number), each, owner=f"user {number}")
+            await hub.live(pages(10 + number), each, owner=("user", number))
         for each in good:
             assert len(each.rows) >= 10
             assert each.error is None
@@ -209,10 +212,10 @@ async def test_queries_without_subscribers_go_first(url: str, connection: Connec
     await filled(connection, rows=60, bytes=10_000)
     async with Hub(url, settings=Settings(bytes_per_user=MIB)) as hub:
         for number in range(10):  # each for a moment, and each is still there for a while after
-            (await hub.live(pages(30 + number), Recorder(), owner="ann")).close()
-        assert 0 < hub.memory.of("ann") <= MIB
+            (await hub.live(pages(30 + number), Recorder(), owner=("user", "ann"))).close()
+        assert 0 < hub.memory.of(("user", "ann")) <= MIB
         assert 1 <= len(hub.lives._lingering) < 4
-        await hub.live(pages(50), Recorder(), owner="ann")
+        await hub.live(pages(50), Recorder(), owner=("user", "ann"))
 
 
 async def test_a_large_filter_counts(url: str, connection: Connection) -> None:
@@ -221,5 +224,5 @@ async def test_a_large_filter_counts(url: str, connection: Connection) -> None:
         values = [f"{number:0>200}" for number in range(limits.FILTER_VALUES_MAX)]
         query = live("pages", where=[["text", "in", values]])
         with pytest.raises(LimitExceeded):
-            await hub.live(query, Recorder(), owner="ann")
+            await hub.live(query, Recorder(), owner=("user", "ann"))
         assert len(hub.lives.views) == 0

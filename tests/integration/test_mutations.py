@@ -390,6 +390,38 @@ async def test_all_connections_busy(url: str, bench: Bench) -> None:
     assert await bench.run(add) == 1
 
 
+async def test_one_users_slow_mutations_leave_places_for_others(
+    url: str, tables: Connection
+) -> None:
+    bench = Bench(url, mutation_connections=4)
+    began, go = 0, asyncio.Event()
+
+    async def holds(ctx: MutationContext) -> None:
+        nonlocal began
+        began += 1
+        await go.wait()
+
+    async def answer(body: Body, user: str, **options: Any) -> Any:
+        mutation, identity = Mutation(body.__name__, body, **options), Identity(user=user)
+        owner = ("user", user)
+        return await bench.mutations.answer(mutation, mutation.bind({}), identity, owner=owner)
+
+    held = [asyncio.create_task(answer(holds, "ann")) for _ in range(10)]
+    for user in ("bob", "eve") * 5:  # they pass what waits, and give their places back
+        await answer(add, user, timeout=10)
+    assert began == 2
+    with pytest.raises(LimitExceeded, match="2 mutations of this user are under way") as caught:
+        await answer(add, "ann", timeout=0.05)
+    assert (caught.value.code, caught.value.retryable) == ("user_mutations_busy", True)
+    assert not any(task.done() for task in held)
+    go.set()
+    await asyncio.gather(*held)
+    assert began == 10
+    await answer(add, "ann")
+    await bench.mutations.close()
+    assert await rows(tables, "select count(*) from orders") == [(11,)]
+
+
 async def test_conflicts_can_be_tried_again(bench: Bench, tables: Connection, url: str) -> None:
     await run(tables, "insert into orders values (1, 1)")
 

@@ -51,7 +51,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 async def install(url: str) -> None:
-    connection = await connect(url, purpose="test")
+    connection = await connect(url, purpose="test", application_path=True)
     await schema.install(connection)
     await run(connection, "create table orders (id serial primary key, day int default 1, n int)")
     await enable(connection, "orders")
@@ -81,7 +81,7 @@ async def write(url: str, count: int, first: int = 0) -> None:
 
 @asynccontextmanager
 async def session(url: str) -> AsyncIterator[Connection]:
-    connection = await connect(url, purpose="test")
+    connection = await connect(url, purpose="test", application_path=True)
     try:
         yield connection
     finally:

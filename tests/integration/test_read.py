@@ -29,7 +29,7 @@ async def probe(url: str, orders: Connection) -> AsyncIterator[LogProbe]:
 
 @pytest.fixture
 async def third(url: str) -> AsyncIterator[Connection]:
-    connection = await connect(url, purpose="test")
+    connection = await connect(url, purpose="test", application_path=True)
     yield connection
     await connection.close()
 
@@ -271,7 +271,7 @@ class TestBacklog:
 
 
 async def _admin(probe: LogProbe) -> Connection:
-    return await connect(probe.connection.info.dsn, purpose="test")
+    return await connect(probe.connection.info.dsn, purpose="test", application_path=True)
 
 
 async def test_the_retention_changes_under_a_reader(orders: Connection, probe: LogProbe) -> None:

@@ -313,7 +313,7 @@ async def test_any_damage_is_repaired_by_the_next_flush(
     server_url = request.getfixturevalue(fixture)
     chance = random.Random(SEED)
     with fresh_database(server_url, installed=True) as url:
-        connection = await connect(url, purpose="test")
+        connection = await connect(url, purpose="test", application_path=True)
         await shop(connection)
         async with Hub(url) as hub:
             logging.getLogger("headwater.hub.reconcile").setLevel(logging.CRITICAL)

@@ -41,7 +41,7 @@ FAST = {"full_page_writes": "off", "wal_sync_method": "fdatasync"}
 @pytest.fixture
 async def counter(primary: EmbeddedPostgres, replica: ReplicaServer) -> AsyncIterator[Connection]:
     replica.delay(0)
-    connection = await connect(primary.url, purpose="test")
+    connection = await connect(primary.url, purpose="test", application_path=True)
     await run(connection, "drop table if exists counter")
     await schema.install(connection)
     await run(connection, "create table counter (id int primary key, n int)")
@@ -56,7 +56,7 @@ async def has_all(replica: ReplicaServer, connection: Connection) -> None:
     """Wait until the replica has what was written: one without the schema is none of ours."""
     cursor = await connection.execute("select pg_current_wal_insert_lsn()::text")
     ((written,),) = await cursor.fetchall()
-    there = await connect(replica.url, purpose="test")
+    there = await connect(replica.url, purpose="test", application_path=True)
     async with asyncio.timeout(30):
         while True:
             question = "select pg_last_wal_replay_lsn() >= %s::pg_lsn"
@@ -147,7 +147,7 @@ async def test_nobody_sees_older_data_after_newer(
         watchers = [await Watcher().follow(hub, COUNTED) for _ in range(3)]
         place = await Follower().follow(hub, SERVER)
         stop = asyncio.Event()
-        writer = await connect(primary.url, purpose="test")
+        writer = await connect(primary.url, purpose="test", application_path=True)
         counting = asyncio.create_task(count(writer, stop))
         for step in (0.0, 0.05, None, 0.0, 3.0, 0.0):
             if step is None:

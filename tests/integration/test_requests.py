@@ -693,7 +693,7 @@ def _asked(scope: bytes, key: str | None, digest: bytes, *texts: str) -> _Waitin
 
 
 async def test_messages_with_a_key_are_sent_once(connection: Connection, url: str) -> None:
-    heard = await connect(url, purpose="test")
+    heard = await connect(url, purpose="test", application_path=True)
     await run(heard, 'listen "headwater:bus"')
     async with Bus(url) as bus:
         batch = [
@@ -714,7 +714,7 @@ async def test_messages_with_a_key_are_sent_once(connection: Connection, url: st
 async def test_gateways_that_send_the_same_keys_at_once(connection: Connection, url: str) -> None:
     """In any order, and never in a circle."""
     chance = Random(3)
-    heard = await connect(url, purpose="test")
+    heard = await connect(url, purpose="test", application_path=True)
     await run(heard, 'listen "headwater:bus"')
     keys = [f"k{number}" for number in range(20)]
     rounds = max(1, RACES // 5)

@@ -5,15 +5,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from headwater.capture.postgres import schema
+from headwater import Headwater
+from headwater.capture.postgres import doctor, schema, triggers
+from headwater.capture.postgres.functions import CLASSES
 from headwater.database import Connection, connect
 from headwater.log.read import LogReader
+from headwater.status import log_status
 from tests.support import rows, run
 
 BEFORE_ORDER = 13
+BEFORE_ACCESS = 18
 EVERYTHING = ("all tables", "all sequences", "all functions")
 PARTED = (
     "create table parted (id int primary key, a int) partition by range (id)",
@@ -39,7 +44,7 @@ class Roles:
 
 @pytest.fixture
 async def roles(empty_url: str) -> AsyncIterator[Roles]:
-    superuser = await connect(empty_url, purpose="test")
+    superuser = await connect(empty_url, purpose="test", application_path=True)
     database = superuser.info.dbname
     names = [f"{role}_{database}" for role in ("Owner", "maker", "reader")]
     await run(
@@ -49,7 +54,7 @@ async def roles(empty_url: str) -> AsyncIterator[Roles]:
         *(f'grant create, usage on schema public to "{name}"' for name in names),
     )
     urls = [empty_url.replace("postgres@", f"{name}@") for name in names]
-    opened = [await connect(url, purpose="test") for url in urls]
+    opened = [await connect(url, purpose="test", application_path=True) for url in urls]
     yield Roles(superuser, *opened)
     for connection in opened:
         await connection.close()
@@ -121,12 +126,102 @@ async def test_readers_read_after_an_upgrade(roles: Roles) -> None:
     assert (await reader.now(roles.reader)).xmax > 0
 
 
+async def callable_by(roles: Roles, reader: Connection) -> set[str]:
+    """The functions that a role may call, beside those that every role may."""
+    found = await rows(
+        roles.superuser,
+        "select distinct proname from pg_proc where pronamespace = 'headwater'::regnamespace"
+        f" and has_function_privilege('{reader.info.user}', oid, 'execute')",
+    )
+    return {name for (name,) in found} - CLASSES["public"]
+
+
+async def test_an_upgrade_takes_back_what_a_grant_on_all_functions_gave(roles: Roles) -> None:
+    """Readers and roles that enable tables retain what they need; nothing acts for the gateway."""
+    await schema.install(roles.owner, upto=BEFORE_ACCESS)
+    await grant_the_log(roles, roles.reader)
+    await grant_the_log(roles, roles.maker, write=True)
+    assert "issue_ticket" in await callable_by(roles, roles.reader)
+    await schema.install(roles.owner)
+    assert await callable_by(roles, roles.reader) == CLASSES["reader"]
+    assert await callable_by(roles, roles.maker) == CLASSES["reader"] | CLASSES["capture"]
+    await run(roles.maker, *PARTED, "select headwater.enable_reactivity('parted')")
+    await write_to(roles.maker, "parted")
+
+
+async def test_an_upgrade_leaves_the_question_role_what_it_was_granted(roles: Roles) -> None:
+    await schema.install(roles.owner, upto=BEFORE_ACCESS)
+    user = roles.reader.info.user
+    granted = "headwater.begin_request, headwater.store_request, headwater.log_id"
+    await run(roles.owner, f"grant execute on function {granted} to {user}")
+    await schema.install(roles.owner)
+    assert await callable_by(roles, roles.reader) >= {"begin_request", "store_request", "log_id"}
+    assert not await callable_by(roles, roles.reader) & CLASSES["gateway"]
+
+
+async def test_every_function_is_in_one_class(roles: Roles) -> None:
+    await schema.install(roles.owner)
+    found = await rows(
+        roles.owner,
+        "select distinct proname from pg_proc where pronamespace = 'headwater'::regnamespace",
+    )
+    listed = [name for names in CLASSES.values() for name in names]
+    assert sorted(listed) == sorted(name for (name,) in found)
+
+
+def documented_grants() -> list[str]:
+    page = Path(__file__).parents[2] / "docs" / "howto" / "existing-database.md"
+    section = page.read_text().partition("## Let others read")[2]
+    return section.partition("```sql\n")[2].partition("```")[0].split(";")[:-1]
+
+
+async def test_a_reader_with_the_documented_grants(roles: Roles, empty_url: str) -> None:
+    await schema.install(roles.owner)
+    user = roles.reader.info.user
+    for statement in documented_grants():
+        await run(roles.owner, statement.replace("to reader", f"to {user}"))
+    assert await callable_by(roles, roles.reader) == CLASSES["reader"]
+    await run(roles.maker, "create table plain (id int primary key, a int)")
+    await run(roles.maker, f'grant trigger on plain to "{roles.owner.info.user}"')
+    await run(roles.owner, "select headwater.enable_reactivity('plain')")
+
+    hw = Headwater(empty_url.replace("postgres@", f"{user}@"), retention=None)
+    async with hw:
+        feed = hw.changes("plain", cursor="billing", since=await hw.position())
+        await run(roles.maker, "insert into plain values (1, 1)")
+        assert [change.key for change in (await anext(feed)).changes] == [(1,)]
+        await run(roles.maker, "insert into plain values (2, 2)")
+        assert [change.key for change in (await anext(feed)).changes] == [(2,)]
+        await feed.aclose()
+    saved = await rows(roles.owner, "select name from headwater.cursors")
+    assert saved == [("billing",)]
+    assert [table.name for table in await triggers.list_tables(roles.reader)] == ["plain"]
+    assert (await rows(roles.reader, "select count(*) from headwater.changes"))[0][0] >= 2
+    assert (await log_status(roles.reader)).position
+    assert not [found for found in await doctor.examine(roles.reader) if found.level == "fail"]
+
+
+async def test_doctor_names_roles_that_act_for_the_gateway(roles: Roles) -> None:
+    await schema.install(roles.owner)
+
+    async def finding() -> doctor.Finding:
+        found = await doctor.examine(roles.owner)
+        return next(each for each in found if each.topic == "functions")
+
+    assert (await finding()).level == "ok"
+    user = roles.reader.info.user
+    await run(roles.owner, f"grant execute on all functions in schema headwater to {user}")
+    found = await finding()
+    assert found.level == "warn"
+    assert user in found.detail
+
+
 async def test_what_everybody_may_call(roles: Roles) -> None:
     """The rest are triggers that PostgreSQL gives to a new partition, with its owner's rights."""
     await schema.install(roles.owner)
     functions = "select proname from pg_proc where pronamespace = 'headwater'::regnamespace"
     found = await rows(roles.reader, f"{functions} and has_function_privilege(oid, 'execute')")
-    assert {name for (name,) in found} == {"signal", "capture_row", "note_move", "pass_row"}
+    assert {name for (name,) in found} == CLASSES["public"]
     await run(
         roles.reader,
         "create table own (id int primary key) partition by range (id)",
@@ -229,7 +324,7 @@ async def test_serializable_writers_of_other_tables_do_not_fail(
             f"create trigger again after update on {t} for each row execute function again_{t}()",
             f"select headwater.enable_reactivity('{t}')",
         )
-    other = await connect(empty_url, purpose="test")
+    other = await connect(empty_url, purpose="test", application_path=True)
     for _ in range(5):
         for connection in (roles.superuser, other):
             await run(connection, "begin isolation level serializable")

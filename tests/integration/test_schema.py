@@ -16,7 +16,7 @@ from tests.support import probing, rows, run
 
 @pytest.fixture
 async def empty(empty_url: str) -> AsyncIterator[Connection]:
-    connection = await connect(empty_url, purpose="test")
+    connection = await connect(empty_url, purpose="test", application_path=True)
     yield connection
     await connection.close()
 
@@ -29,7 +29,7 @@ async def test_install_twice(empty: Connection) -> None:
 
 async def test_many_processes_at_once(empty_url: str) -> None:
     async def install() -> int:
-        connection = await connect(empty_url, purpose="test")
+        connection = await connect(empty_url, purpose="test", application_path=True)
         try:
             return await schema.install(connection)
         finally:
@@ -103,7 +103,7 @@ async def test_uninstall_tries_again_after_a_deadlock(
     await run(other, "set deadlock_timeout = '1h'", "begin", "select from headwater.tables")
     await run(connection, "set deadlock_timeout = '3s'")
     uninstalling = asyncio.create_task(schema.uninstall(connection))
-    watcher = await connect(url, purpose="test")
+    watcher = await connect(url, purpose="test", application_path=True)
     waits = "select wait_event_type = 'Lock' from pg_stat_activity where pid = "
     waits += str(connection.info.backend_pid)
 

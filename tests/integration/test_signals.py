@@ -37,7 +37,7 @@ class Signals:
         self._url = url
 
     async def __aenter__(self) -> Signals:
-        self._connection = await connect(self._url, purpose="probe")
+        self._connection = await connect(self._url, purpose="probe", application_path=True)
         self._reader = await LogReader.open(self._connection, lambda table: True)
         self._position = await self._reader.now(self._connection)
         return self
@@ -91,7 +91,7 @@ async def test_transactions_at_the_same_time(
         # The first of all registers the shape of signals, which serializable ones must do alone.
         await run(connection, "select headwater.signal('before')")
         await signals()
-    other = await connect(url, purpose="test")
+    other = await connect(url, purpose="test", application_path=True)
     for each in (connection, other):
         await run(each, f"begin isolation level {level}", "select 1")
     for each in (connection, other):
@@ -133,7 +133,7 @@ async def test_any_number_of_bytes(connection: Connection, signals: Signals) -> 
 
 
 async def test_it_wakes_on_its_own_channel(url: str, connection: Connection) -> None:
-    other = await connect(url, purpose="test")
+    other = await connect(url, purpose="test", application_path=True)
     await run(other, f'listen "{channel_of("chat:ä")}"', "listen headwater")
     await run(connection, "select headwater.signal('chat:b')", "select headwater.signal('chat:ä')")
     notices = [each async for each in other.notifies(timeout=30, stop_after=1)]
@@ -212,7 +212,7 @@ STARTED: list[asyncio.Task[None]] = []
 
 @pytest.fixture
 async def hw(url: str) -> AsyncIterator[Headwater]:
-    connection = await connect(url, purpose="test")
+    connection = await connect(url, purpose="test", application_path=True)
     await run(connection, "create table messages (id int primary key, body text)")
     await connection.close()
     hw = Headwater(url)

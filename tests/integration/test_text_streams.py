@@ -234,7 +234,7 @@ async def test_the_database_is_away_for_a_while(tmp_path: Path) -> None:
     kept = FAST | {"synchronous_commit": "on"}
     with passable_folder() as folder, EmbeddedPostgres(folder / "data", settings=kept) as server:
         async with Headwater(server.url) as hw:
-            connection = await connect(server.url, purpose="test")
+            connection = await connect(server.url, purpose="test", application_path=True)
             await run(connection, MESSAGES, "insert into messages values (1)")
             await connection.close()
             async with hw.text_stream("messages", id=1, every=0.02) as out:
@@ -246,6 +246,6 @@ async def test_the_database_is_away_for_a_while(tmp_path: Path) -> None:
                 ending = asyncio.create_task(asyncio.to_thread(server.start))
                 out.append("after")
             await ending
-            connection = await connect(server.url, purpose="test")
+            connection = await connect(server.url, purpose="test", application_path=True)
             assert await written(connection) == ("before meanwhile after", "done")
             await connection.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -17,18 +17,11 @@ from headwater.errors import (
     Unavailable,
 )
 from headwater.gateway.tickets import Tickets, issue, redeem
-from headwater.identity import ANONYMOUS, Identity
 from headwater.limits import TICKET_SECONDS, TICKETS_PER_USER_MAX
 from headwater.log import maintenance
 from tests.support import rows, run
 
-ANN = Identity(
-    "ann",
-    "acme",
-    "clerk",
-    {"sub": "ann", "note": 'é "quoted" \0', "app": {"n": [1, 2.5, None]}, "exp": 2**40},
-    datetime(2100, 1, 1, 12, 30, 15, 250_000, UTC),
-)
+ANN, TOKEN = "ann", "header.claims.signature"
 
 
 async def code(connection: Connection, text: str) -> str:
@@ -46,41 +39,34 @@ async def age(connection: Connection, seconds: float) -> None:
 
 
 async def test_another_gateway_takes_it_once(connection: Connection, other: Connection) -> None:
-    ticket = await issue(connection, ANN)
-    assert await redeem(other, ticket.text) == ANN
+    ticket = await issue(connection, ANN, TOKEN)
+    assert await redeem(other, ticket.text) == TOKEN
     assert await code(connection, ticket.text) == "ticket"
     assert await code(other, ticket.text) == "ticket"
 
 
 async def test_of_many_who_try_one_gets_in(url: str) -> None:
-    gateways = [await connect(url, purpose="test") for _ in range(8)]
+    gateways = [await connect(url, purpose="test", application_path=True) for _ in range(8)]
     for _ in range(10):
-        ticket = await issue(gateways[0], ANN)
+        ticket = await issue(gateways[0], ANN, TOKEN)
         found = await asyncio.gather(
             *(redeem(gateway, ticket.text) for gateway in gateways), return_exceptions=True
         )
-        assert sum(isinstance(one, Identity) for one in found) == 1
-        assert all(isinstance(one, Identity | Unauthorized) for one in found)
+        assert found.count(TOKEN) == 1
+        assert all(one == TOKEN or isinstance(one, Unauthorized) for one in found)
     for gateway in gateways:
         await gateway.close()
 
 
 async def test_it_says_when_it_ends(connection: Connection) -> None:
-    ticket = await issue(connection, ANN)
+    ticket = await issue(connection, ANN, TOKEN)
     ((now,),) = await rows(connection, "select clock_timestamp()")
     assert now < ticket.expires_at <= now + timedelta(seconds=TICKET_SECONDS)
 
 
 async def test_it_is_over(connection: Connection) -> None:
-    ticket = await issue(connection, ANN)
+    ticket = await issue(connection, ANN, TOKEN)
     await age(connection, TICKET_SECONDS)
-    assert await code(connection, ticket.text) == "ticket"
-
-
-async def test_the_token_has_ended_meanwhile(connection: Connection) -> None:
-    ended = Identity("ann", expires_at=datetime(2020, 1, 1, tzinfo=UTC))
-    ticket = await issue(connection, ended)
-    assert await code(connection, ticket.text) == "token_expired"
     assert await code(connection, ticket.text) == "ticket"
 
 
@@ -89,20 +75,32 @@ MADE_UP = ["", "x", "x" * 43, "é" * 43, "x" * 1_000_000, "' or true --", "\0" *
 
 @pytest.mark.parametrize("text", MADE_UP, ids=lambda text: f"{text[:8]!a} {len(text)}")
 async def test_made_up_tickets(text: str, connection: Connection) -> None:
-    await issue(connection, ANN)
+    await issue(connection, ANN, TOKEN)
     assert await code(connection, text) == "ticket"
 
 
-async def test_only_a_hash_is_kept(connection: Connection) -> None:
-    ticket = await issue(connection, ANN)
+async def test_the_database_has_neither_ticket_nor_token(connection: Connection) -> None:
+    ticket = await issue(connection, ANN, TOKEN)
     ((kept,),) = await rows(connection, "select tickets::text from headwater.tickets")
     assert ticket.text not in kept
     assert ticket.text.encode().hex() not in kept
+    assert TOKEN not in kept
     assert await code(connection, kept[:43]) == "ticket"
 
 
+async def test_a_ticket_that_was_written_by_hand(connection: Connection) -> None:
+    """A role that can write to the table has no ticket by that: it lacks a token."""
+    text = "x" * 43
+    for identity in ('{"user": "root"}', "e30=", "not base64"):
+        await connection.execute(
+            "insert into headwater.tickets values (sha256(%s), 'ann', %s, now() + interval '1h')",
+            (text.encode(), identity),
+        )
+        assert await code(connection, text) == "ticket"
+
+
 async def test_texts_differ(connection: Connection) -> None:
-    texts = {(await issue(connection, Identity(f"user {n}"))).text for n in range(50)}
+    texts = {(await issue(connection, f"user {n}", TOKEN)).text for n in range(50)}
     assert len(texts) == 50
     assert {len(text) for text in texts} == {43}
 
@@ -111,22 +109,22 @@ async def test_texts_differ(connection: Connection) -> None:
 
 
 async def test_a_user_who_hoards_them(connection: Connection) -> None:
-    first = await issue(connection, ANN)
+    first = await issue(connection, ANN, TOKEN)
     for _ in range(TICKETS_PER_USER_MAX - 1):
-        await issue(connection, ANN)
+        await issue(connection, ANN, TOKEN)
     with pytest.raises(LimitExceeded, match="tickets of this user") as caught:
-        await issue(connection, ANN)
+        await issue(connection, ANN, TOKEN)
     assert caught.value.code == "tickets_per_user"
     assert 1 <= caught.value.retry_after <= TICKET_SECONDS
-    await issue(connection, Identity("ann", "other tenant"))
-    await issue(connection, ANONYMOUS)
+    await issue(connection, '["other tenant","ann"]', TOKEN)
+    await issue(connection, "", TOKEN)
     await redeem(connection, first.text)
-    await issue(connection, ANN)
+    await issue(connection, ANN, TOKEN)
 
 
 async def test_at_several_gateways_too(url: str) -> None:
-    gateways = [await connect(url, purpose="test") for _ in range(4)]
-    tries = [issue(gateway, ANN) for gateway in gateways * 10]
+    gateways = [await connect(url, purpose="test", application_path=True) for _ in range(4)]
+    tries = [issue(gateway, ANN, TOKEN) for gateway in gateways * 10]
     results = await asyncio.gather(*tries, return_exceptions=True)
     refused = [one for one in results if isinstance(one, LimitExceeded)]
     assert len(refused) == len(tries) - TICKETS_PER_USER_MAX
@@ -136,16 +134,16 @@ async def test_at_several_gateways_too(url: str) -> None:
 
 async def test_those_that_are_over_make_room_and_go(connection: Connection) -> None:
     for _ in range(TICKETS_PER_USER_MAX):
-        await issue(connection, ANN)
+        await issue(connection, ANN, TOKEN)
     await age(connection, TICKET_SECONDS)
-    await issue(connection, ANN)
+    await issue(connection, ANN, TOKEN)
     assert await rows(connection, "select count(*) from headwater.tickets") == [(1,)]
 
 
 async def test_maintenance_removes_those_that_are_over(connection: Connection) -> None:
-    await issue(connection, ANN)
+    await issue(connection, ANN, TOKEN)
     await age(connection, TICKET_SECONDS)
-    await issue(connection, Identity("bob"))
+    await issue(connection, "bob", TOKEN)
     await age(connection, TICKET_SECONDS / 2)
     await maintenance.once(connection)
     assert await rows(connection, "select account from headwater.tickets") == [("bob",)]
@@ -163,7 +161,7 @@ async def stranger(connection: Connection, url: str) -> AsyncIterator[Connection
         "create role stranger",
         "grant usage on schema headwater to stranger",
     )
-    session = await connect(url, purpose="test")
+    session = await connect(url, purpose="test", application_path=True)
     await session.execute("set role stranger")
     yield session
     await session.close()
@@ -189,7 +187,7 @@ async def test_ordinary_roles_may_do_nothing(statement: str, stranger: Connectio
 async def test_a_grant_on_all_tables_does_not_open_it(
     connection: Connection, stranger: Connection
 ) -> None:
-    await issue(connection, ANN)
+    await issue(connection, ANN, TOKEN)
     await run(connection, "grant all on all tables in schema headwater to stranger")
     assert await rows(stranger, "select * from headwater.tickets") == []
     cursor = await stranger.execute("delete from headwater.tickets")
@@ -198,12 +196,15 @@ async def test_a_grant_on_all_tables_does_not_open_it(
         await stranger.execute(FORBIDDEN[2].encode())
 
 
-async def test_a_gateway_with_a_role_of_its_own(
+async def test_a_grant_on_all_functions_does_not_open_it(
     connection: Connection, stranger: Connection
 ) -> None:
     await run(connection, "grant execute on all functions in schema headwater to stranger")
-    ticket = await issue(stranger, ANN)
-    assert await redeem(stranger, ticket.text) == ANN
+    for statement in FORBIDDEN[3:]:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="gateway's role only"):
+            await stranger.execute(statement.encode())
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="gateway's role only"):
+        await stranger.execute("select headwater.trim_requests()")
 
 
 # ------------------------------------------------------------------------ a connection of its own
@@ -211,13 +212,13 @@ async def test_a_gateway_with_a_role_of_its_own(
 
 async def test_a_lost_connection_is_opened_again(url: str, connection: Connection) -> None:
     async with Tickets(url) as tickets:
-        ticket = await tickets.issue(ANN)
+        ticket = await tickets.issue(ANN, TOKEN)
         await run(
             connection,
             "select pg_terminate_backend(pid, 10000) from pg_stat_activity"
             " where application_name = 'headwater tickets' and datname = current_database()",
         )
-        assert await tickets.redeem(ticket.text) == ANN
+        assert await tickets.redeem(ticket.text) == TOKEN
 
 
 async def test_refusals_leave_the_connection_alone(url: str, connection: Connection) -> None:
@@ -235,36 +236,36 @@ async def test_refusals_leave_the_connection_alone(url: str, connection: Connect
 
 async def test_many_at_once(url: str) -> None:
     async with Tickets(url) as tickets:
-        users = [Identity(f"user {number}") for number in range(100)]
-        issued = await asyncio.gather(*map(tickets.issue, users))
+        users = [f"user {number}" for number in range(100)]
+        issued = await asyncio.gather(*(tickets.issue(user, f"a {user}") for user in users))
         found = await asyncio.gather(*(tickets.redeem(ticket.text) for ticket in issued))
-        assert found == users
+        assert found == [f"a {user}" for user in users]
 
 
 async def test_a_client_that_leaves(url: str) -> None:
     async with Tickets(url) as tickets:
-        await tickets.issue(ANN)
+        await tickets.issue(ANN, TOKEN)
         for _ in range(5):
-            leaving = asyncio.create_task(tickets.issue(ANN))
+            leaving = asyncio.create_task(tickets.issue(ANN, TOKEN))
             await asyncio.sleep(0)
             leaving.cancel()
             await asyncio.wait([leaving])
-        ticket = await tickets.issue(ANN)
-        assert await tickets.redeem(ticket.text) == ANN
+        ticket = await tickets.issue(ANN, TOKEN)
+        assert await tickets.redeem(ticket.text) == TOKEN
 
 
 async def test_without_its_database_it_is_unavailable() -> None:
     async with Tickets("postgresql://nobody@127.0.0.1:1/nowhere") as tickets:
         with pytest.raises(Unavailable) as caught:
-            await tickets.issue(ANN)
+            await tickets.issue(ANN, TOKEN)
         assert caught.value.retryable
 
 
 async def test_a_role_without_the_right_is_told(url: str) -> None:
     async with Tickets(url) as tickets:
-        await tickets.issue(ANN)
+        await tickets.issue(ANN, TOKEN)
         connection = tickets._connection
         assert connection is not None
         await connection.execute("set role pg_monitor")
         with pytest.raises(PermissionMissing):
-            await tickets.issue(ANN)
+            await tickets.issue(ANN, TOKEN)

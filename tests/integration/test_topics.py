@@ -463,7 +463,7 @@ async def test_postgres_is_restarted(crash: bool) -> None:
 async def _through_a_restart(server: EmbeddedPostgres, crash: bool) -> None:
     from headwater.capture.postgres import schema
 
-    connection = await connect(server.url, purpose="test")
+    connection = await connect(server.url, purpose="test", application_path=True)
     await schema.install(connection)
     await run(connection, "create table messages (id int primary key, chat_id int, body text)")
     await enable(connection, "messages")
@@ -476,7 +476,7 @@ async def _through_a_restart(server: EmbeddedPostgres, crash: bool) -> None:
         await signalled.until(lambda: signalled.bodies() == {1: "ab"})
         await connection.close()
         await asyncio.to_thread(_restart, server, crash)
-        connection = await connect(server.url, purpose="test")
+        connection = await connect(server.url, purpose="test", application_path=True)
         async with connection.transaction():
             await run(connection, "update messages set body = 'abc'")
             await signal(connection, "chat:1", 1)

@@ -144,7 +144,7 @@ async def test_while_writers_are_at_work(url: str, connection: Connection) -> No
     stop = asyncio.Event()
 
     async def write(number: int) -> None:
-        async with await connect(url, purpose="writer") as writer:
+        async with await connect(url, purpose="writer", application_path=True) as writer:
             while not stop.is_set():
                 async with writer.transaction():
                     await run(writer, f"insert into orders (writer) values ({number})")
@@ -187,7 +187,9 @@ class TestRoles:
             f"grant usage on schema public to {names['writer']}, {names['reader']}",
         )
         opened = {
-            role: await connect(url.replace("postgres@", f"{name}@"), purpose="test")
+            role: await connect(
+                url.replace("postgres@", f"{name}@"), purpose="test", application_path=True
+            )
             for role, name in names.items()
         }
         yield opened
@@ -318,7 +320,10 @@ class TestRoles:
         """Each transaction of a writer on another server session, as behind PgBouncer."""
         user = shared["writer"].info.user
         sessions = [
-            await connect(url.replace("postgres@", f"{user}@"), purpose="pool") for _ in range(3)
+            await connect(
+                url.replace("postgres@", f"{user}@"), purpose="pool", application_path=True
+            )
+            for _ in range(3)
         ]
         async with probing(url) as probe:
             for i in range(12):

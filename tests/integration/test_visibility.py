@@ -94,7 +94,7 @@ async def assert_true_at_every_position(
 
 async def juggle(url: str, seed: int, stop: asyncio.Event) -> None:
     """Rows change owner back and forth, and their rank with it."""
-    connection = await connect(url, purpose="writer")
+    connection = await connect(url, purpose="writer", application_path=True)
     chance = random.Random(seed)
     while not stop.is_set():
         key = chance.randint(1, 60)

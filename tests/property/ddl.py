@@ -149,7 +149,7 @@ class LogFollower:
 
     @classmethod
     async def begin(cls, url: str, table: str) -> LogFollower:
-        follower = cls(await connect(url, purpose="follower"), table)
+        follower = cls(await connect(url, purpose="follower", application_path=True), table)
         for setting in ("datestyle = 'ISO'", "timezone = 'UTC'"):
             await follower._connection.execute(f"set {setting}".encode())
         await follower._connection.execute("begin isolation level repeatable read")

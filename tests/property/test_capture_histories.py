@@ -52,7 +52,7 @@ def test_every_statement_leaves_a_log_that_chains(writer: Connection) -> None:
 @pytest.mark.timeout(600 + STATEMENTS)
 async def test_a_live_client_equals_the_table(writer: Connection) -> None:
     """After every transaction of a share of the histories."""
-    reader = await connect(writer.info.dsn, purpose="test")
+    reader = await connect(writer.info.dsn, purpose="test", application_path=True)
     for seed in range(SEED, SEED + 1 + STATEMENTS // 500):
         player = Player(writer, make(seed, TRANSACTIONS))
         await asyncio.to_thread(player.start)

@@ -33,7 +33,7 @@ def server_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def sessions(url: str) -> AsyncIterator[list[Connection]]:
-    found = [await connect(url, purpose="test") for _ in range(3)]
+    found = [await connect(url, purpose="test", application_path=True) for _ in range(3)]
     yield found
     for each in found:
         await each.close()

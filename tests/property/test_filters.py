@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headwater.live.filter import Filter, canonical, from_json, to_json
+from headwater import limits
+from headwater.live.filter import Filter, c, canonical, from_json, to_json
 from headwater.live.filter_check import check
 from headwater.live.filter_compile import compile_filter
 from headwater.live.filter_sql import Sql, filter_sql
@@ -20,6 +22,7 @@ from headwater.live.router import Router
 from headwater.log.images import ImageDecoder
 from headwater.model import Change, Column, Row, Table
 from headwater.testing.oracle import SAMPLES, Connection, ask, connect
+from tests.generated import first_seed, size
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 WORDS = (
@@ -95,8 +98,8 @@ def test_every_operator_on_every_type(connection: Connection, name: str) -> None
         for condition in ([name, operator, value], {"not": [name, operator, value]}):
             undecided = assert_agreement(connection, table, rows, condition)
             assert name in ("m", "iv") or undecided == 0
-    for size in range(3):
-        for values in itertools.product([*constants, None], repeat=size):
+    for count in range(3):
+        for values in itertools.product([*constants, None], repeat=count):
             for operator in ("in", "not in"):
                 assert_agreement(connection, table, rows, [name, operator, list(values)])
 
@@ -116,6 +119,32 @@ def test_like_and_ilike_match_as_the_database_does(
         for operator in ("ilike", "not ilike"):
             undecided = assert_agreement(connection, table, rows, ["t", operator, pattern])
             assert undecided <= (2 if pattern.isascii() else len(rows))
+
+
+PIECES = ("a", "b", "aa", "ab", "é", "😀", "_", "__", "%", "%%", "\\%", "\\_", "\\\\", "\\a", "A")
+SHAPES = ("%a", "_%", "%_", "a%", "%a_", "_a%b", "a_b")
+
+
+def test_generated_patterns_match_as_the_database_does(connection: Connection) -> None:
+    """Patterns that are hard for a matcher: many places to try, wildcards side by side, escapes."""
+    generator = random.Random(first_seed(1))
+    table = table_of(Column("t", "text", 'text collate "C"', "C"))
+    words = ("a", "b", "aa", "ab", "aab", "é", "😀", "%", "_", "\\", "A")
+    texts = ["".join(generator.choices(words, k=k)) for k in (0, 1, 2, 3, 5, 8, 8, 13, 21, 300)]
+    texts += ["a" * 60, "a" * 2_000, "a" * 1_999 + "b", "ab" * 1_000, "é" * 500, "aab" * 500 + "a"]
+    rows = create(connection, table, [(text,) for text in texts])
+    undecided = matched = 0
+    for _ in range(size("patterns", 150, large=20_000)):
+        pieces = generator.choices(PIECES, k=generator.choice((1, 2, 3, 4, 6, 10, 40)))
+        pattern = generator.choice(SHAPES) * generator.choice((0, 0, 1, 3, 100)) + "".join(pieces)
+        if generator.random() < 0.3:  # One that matches: a text with holes.
+            text = generator.choice(texts[:-6])
+            pattern = "".join(generator.choice((f"\\{mark}", mark, "%", "_")) for mark in text)
+        pattern = pattern[: limits.FILTER_PATTERN_CHARS_MAX].rstrip("\\")
+        for operator in ("like", "not ilike"):
+            undecided += assert_agreement(connection, table, rows, ["t", operator, pattern])
+        matched += sum(map(compile_filter(c.t.like(pattern), table), rows))
+    assert matched > 0
 
 
 @pytest.mark.parametrize("collation", CODE_POINT_COLLATIONS)

@@ -72,7 +72,7 @@ async def test_what_is_followed_is_what_the_database_answers(
 
 async def history(seed: int, url: str, counted: Counter[str]) -> None:
     chance = random.Random(seed)
-    connection = await connect(url, purpose="test")
+    connection = await connect(url, purpose="test", application_path=True)
     catalog = Catalog(chance)
     try:
         await run(connection, *(f"create role {role}" for role in ROLES), *catalog.statements())
@@ -129,7 +129,7 @@ class Judge:
         """With the settings as they are now, and without a plan of before."""
         if self._connection is not None:
             await self._connection.close()
-        self._connection = await connect(self._url, purpose="test")
+        self._connection = await connect(self._url, purpose="test", application_path=True)
 
     async def position(self) -> Position:
         ((position,),) = await self._rows(

@@ -54,7 +54,9 @@ async def test_followed_results_are_the_databases_own(
     await Shop(shop, random.Random(seed)).fill()
     async with Hub(url) as hub:
         followed = [await follow(hub, chance, number) for number in range(QUERIES)]
-        writers = [await connect(url, purpose="test") for _ in range(WRITERS)]
+        writers = [
+            await connect(url, purpose="test", application_path=True) for _ in range(WRITERS)
+        ]
         for round_ in range(ROUNDS):
             cutting = asyncio.create_task(cut(shop, chance if round_ % 2 else None))
             await asyncio.gather(

@@ -59,8 +59,10 @@ def database(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.timeout(120 + VALUES // 20)
 async def test_memory_treats_every_value_as_the_database_does(database: str) -> None:
     async with (
-        await connect(database, purpose="test", options=FORMATS) as connection,
-        await connect(database, purpose="reader") as reading,
+        await connect(
+            database, purpose="test", options=FORMATS, application_path=True
+        ) as connection,
+        await connect(database, purpose="reader", application_path=True) as reading,
     ):
         await prepare(connection)
         judge = _Judge(connection, await LogReader.open(reading))
@@ -236,7 +238,9 @@ ROUNDS = max(2, VALUES // 400)
 @pytest.mark.timeout(120 + VALUES // 20)
 async def test_live_queries_over_every_value_equal_the_database(database: str) -> None:
     chance = random.Random(SEED)
-    async with await connect(database, purpose="test", options=FORMATS) as connection:
+    async with await connect(
+        database, purpose="test", options=FORMATS, application_path=True
+    ) as connection:
         await prepare(connection)
         await run(connection, "create table calm (id int primary key, n int)")
         await run(connection, "insert into calm values (1, 0)")

@@ -76,7 +76,7 @@ async def test_prepared_transactions() -> None:
 
     settings = {"max_prepared_transactions": "5"}
     with passable_folder() as folder, EmbeddedPostgres(folder / "d", settings=settings) as server:
-        connection = await connect(server.url, purpose="test")
+        connection = await connect(server.url, purpose="test", application_path=True)
         await schema.install(connection)
         await run(connection, "create table t (id int primary key)")
         await enable(connection, "t")
@@ -391,7 +391,7 @@ async def test_a_page_larger_than_the_server_can_send(
 async def test_a_database_in_latin1(server_url: str) -> None:
     from headwater.capture.postgres import schema
 
-    admin = await connect(server_url, purpose="test")
+    admin = await connect(server_url, purpose="test", application_path=True)
     await run(
         admin,
         "create database latin encoding 'LATIN1' locale 'C' locale_provider libc"
@@ -399,7 +399,7 @@ async def test_a_database_in_latin1(server_url: str) -> None:
     )
     try:
         url = server_url.replace("/postgres?", "/latin?")
-        connection = await connect(url, purpose="test")
+        connection = await connect(url, purpose="test", application_path=True)
         await schema.install(connection)
         async with probing(url) as probe:
             await captured(connection, probe, "create table t (id text primary key)")
@@ -429,7 +429,7 @@ async def test_two_programs_enable_a_table_at_once(url: str, connection: Connect
     await run(connection, "create table t (id int primary key)")
 
     async def start() -> str:
-        async with await connect(url, purpose="test") as mine:
+        async with await connect(url, purpose="test", application_path=True) as mine:
             return await triggers.enable(mine, "t")
 
     assert await asyncio.gather(*(start() for _ in range(6))) == ["t"] * 6

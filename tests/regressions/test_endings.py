@@ -140,7 +140,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(
 
 
 async def test_a_connection_is_closed_without_a_file_to_spare(url: str) -> None:
-    connection = await connect(url, purpose="test")
+    connection = await connect(url, purpose="test", application_path=True)
     working = asyncio.create_task(connection.execute("select pg_sleep(60)"))
     await asyncio.sleep(0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from headwater.database import Connection
-from headwater.hub import flush
+from headwater.hub import flush, side_jobs
 from headwater.hub import live as live_module
 from headwater.hub.feeds import FeedQuery, FeedView
 from headwater.hub.groups import Groups
@@ -151,7 +151,7 @@ async def test_a_lost_reader_while_others_leave_loses_no_deltas(
         for n, victim in enumerate(victims):
             await hub.live(live("notes", where=[["n", ">", -n - 2]], mode=mode), victim)
 
-        async def lost(*args: Any) -> Any:
+        async def lost(*args: Any, **options: Any) -> Any:
             asked.set()
             monkeypatch.undo()
             for each in leaving:
@@ -161,7 +161,7 @@ async def test_a_lost_reader_while_others_leave_loses_no_deltas(
                     hub.lives._remove(view)
             raise psycopg.OperationalError("server closed the connection unexpectedly")
 
-        monkeypatch.setattr(flush, "ask_in_flush", lost)
+        monkeypatch.setattr(side_jobs, "ask_in_flush", lost)
         await run(
             two, "begin", "delete from notes where id < 4", "update notes set n = 9", "commit"
         )

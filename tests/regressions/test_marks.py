@@ -36,7 +36,7 @@ def test_text_with_numbers_out_of_range_is_not_a_position(text: str) -> None:
 async def test_positions_are_checked_beside_other_lookups(url: str, connection: Connection) -> None:
     await run(connection, "create table orders (id int primary key)")
     await enable(connection, "orders")
-    async with Hub(url) as hub, await connect(url, purpose="test") as other:
+    async with Hub(url) as hub, await connect(url, purpose="test", application_path=True) as other:
         await hub.until_ready()
         await hub.next_flush()
         assert hub.position is not None

@@ -29,14 +29,14 @@ def server_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 async def old_url(empty_url: str) -> str:
     """The URL of a database in which texts are read the old way, without Headwater."""
-    connection = await connect(empty_url, purpose="test")
+    connection = await connect(empty_url, purpose="test", application_path=True)
     await run(connection, f"alter database {connection.info.dbname} set {OLD}")
     await connection.close()
     return empty_url
 
 
 async def test_installing(old_url: str) -> None:
-    connection = await connect(old_url, purpose="test")
+    connection = await connect(old_url, purpose="test", application_path=True)
     await schema.install(connection)
     await run(connection, "create table t (id int primary key, s text)")
     await enable(connection, "t")
@@ -53,7 +53,7 @@ async def backslashes(ctx: Context) -> Any:
 
 
 async def test_queries_mean_what_they_say(old_url: str) -> None:
-    connection = await connect(old_url, purpose="test")
+    connection = await connect(old_url, purpose="test", application_path=True)
     await schema.install(connection)
     await run(connection, "create table t (id int primary key, s text)")
     await enable(connection, "t")

@@ -37,7 +37,7 @@ async def write(url: str, chance: random.Random, stop: asyncio.Event) -> int:
     committed = 0
     while not stop.is_set():
         try:
-            connection = await connect(url, purpose="writer")
+            connection = await connect(url, purpose="writer", application_path=True)
             try:
                 while not stop.is_set():
                     committed += await one_transaction(connection, chance)
@@ -117,7 +117,7 @@ async def test_nothing_is_lost(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     effects = tmp_path / "effects"
     with passable_folder() as folder, EmbeddedPostgres(folder / "data") as server:
-        setup = await connect(server.url, purpose="test")
+        setup = await connect(server.url, purpose="test", application_path=True)
         await schema.install(setup)
         for table in TABLES:
             await run(setup, f"create table {table} (id int primary key, amount int)")
@@ -128,7 +128,7 @@ async def test_nothing_is_lost(tmp_path: Path) -> None:
             await until(lambda: effects.exists())
             await until_cursor_exists(server.url)
             committed = await storm(server, consumer, chance)
-            connection = await connect(server.url, purpose="test")
+            connection = await connect(server.url, purpose="test", application_path=True)
             truth = {
                 table: dict(await rows(connection, f"select * from {table}")) for table in TABLES
             }
@@ -173,7 +173,7 @@ async def until(condition: Any) -> None:
 
 
 async def until_cursor_exists(url: str) -> None:
-    connection = await connect(url, purpose="test")
+    connection = await connect(url, purpose="test", application_path=True)
     async with asyncio.timeout(30):
         while not await rows(connection, "select 1 from headwater.cursors"):  # noqa: ASYNC110
             await asyncio.sleep(0.05)

@@ -24,9 +24,10 @@ import pytest
 from headwater import limits
 from headwater.database import Connection, connect
 from headwater.errors import HeadwaterError
-from headwater.hub import flush as flush_module
+from headwater.hub import delivery as delivery_module
 from headwater.hub import group as group_module
 from headwater.hub import hub as hub_module
+from headwater.hub import side_jobs as side_jobs_module
 from headwater.hub.feeds import FeedQuery, Feeds, FeedView
 from headwater.hub.groups import Groups
 from headwater.hub.hub import Hub
@@ -66,7 +67,7 @@ STEPS: tuple[tuple[Any, str], ...] = (
     (Question, "of_need"), (ImageDecoder, "__call__"), (Lives, "make_live"), (Lives, "welcome"),
     (Lives, "reshape"), (Lives, "leapt"), (Groups, "leapt"), (Feeds, "fell_behind"),
     (Groups, "_hand_out"), (Groups, "_learn"), (Progress, "advance"),
-    (Openings, "start"), (flush_module, "hide"), (flush_module, "fan_out"),
+    (Openings, "start"), (side_jobs_module, "hide"), (delivery_module, "fan_out"),
 )  # fmt: skip
 
 
@@ -113,7 +114,7 @@ class Faults:
             self.leave()
         match kind:
             case "lost" | "left and lost":
-                async with await connect(self.url, purpose="test") as other:
+                async with await connect(self.url, purpose="test", application_path=True) as other:
                     pid = connection.info.backend_pid
                     await other.execute("select pg_terminate_backend(%s, 5000)", (pid,))
             case "cancelled":
@@ -423,7 +424,7 @@ async def test_every_client_equals_the_database_after_faults_at_every_step(
     monkeypatch.setattr(follow_module, "RECONNECT_SECONDS", (0.01, 0.05))
     monkeypatch.setattr(limits, "RECONNECT_SECONDS", (0.01, 0.05))
     monkeypatch.setattr(group_module, "_RETRY_FIRST", 0.01)
-    async with await connect(database, purpose="test") as connection:
+    async with await connect(database, purpose="test", application_path=True) as connection:
         await create_tables(connection)
         faults.install(monkeypatch)
         async with Hub(database) as hub:

@@ -272,7 +272,10 @@ class Simulation:
     # -------------------------------------------------------------------- writers
 
     async def writer(self, seed: int) -> None:
-        connection, chance = await connect(self.url, purpose="writer"), random.Random(seed)
+        connection, chance = (
+            await connect(self.url, purpose="writer", application_path=True),
+            random.Random(seed),
+        )
         while not self.stopped:
             count = chance.choice([1, 1, 1, 2, 5, 30])
             statements = [random_write(chance) for _ in range(count)]
@@ -288,7 +291,10 @@ class Simulation:
 
     async def nuisance(self) -> None:
         """Connections are cut, and the tables are altered."""
-        connection, chance = await connect(self.url, purpose="nuisance"), self.chance
+        connection, chance = (
+            await connect(self.url, purpose="nuisance", application_path=True),
+            self.chance,
+        )
         while not self.stopped:
             await asyncio.sleep(0.2 + chance.random())
             table = chance.choice(["open", "guarded"])

@@ -87,7 +87,7 @@ class History:
         await self.look()
 
     async def _session(self, purpose: str) -> Connection:
-        connection = await connect(self.cluster.url, purpose=purpose)
+        connection = await connect(self.cluster.url, purpose=purpose, application_path=True)
         self._stack.push_async_callback(connection.close)
         return connection
 
@@ -304,7 +304,7 @@ class History:
 
 
 async def prepare(cluster: Cluster, retention: str) -> None:
-    connection = await connect(cluster.url, purpose="test")
+    connection = await connect(cluster.url, purpose="test", application_path=True)
     await schema.install(connection)
     for table in ("apples", "pears", "unseen"):
         await run(connection, f"create table {table} (id serial primary key, owner int, n int)")

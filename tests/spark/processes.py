@@ -70,6 +70,7 @@ def running(url: str, lake: str, log: Path, *options: str) -> Iterator[Running]:
             env=environment,
             stdout=output,
             stderr=output,
+            umask=0o022,
         )
     try:
         yield Running(process, log, lake)

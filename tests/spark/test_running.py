@@ -9,7 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -87,10 +87,11 @@ def test_a_running_pipeline(request: pytest.FixtureRequest, orders: str, tmp_pat
     execute(orders, ROWS.format(1, 20))
     assert headwater("snapshot", "orders", "--lake", lake.root, "--url", orders).returncode == 0
     asked = ("asof", "orders", FAR.isoformat(), "--lake", lake.root, "--format", "json")
-    port = free_port()
+    port, in_folder = free_port(), ("--lake", lake.root)
     with running(orders, lake.root, tmp_path / "log", "--metrics-port", str(port)) as pipeline:
         service = pipeline.service()
-        assert stat.S_IMODE(os.stat(f"{lake.root}/{standing.FILE}").st_mode) == 0o600
+        assert modes(lake.root, standing.FILE) == [0o700, 0o600]
+        assert modes(Path(service.socket).parent, service.socket) == [0o700, 0o600]
         execute(orders, ROWS.format(21, 40), "delete from orders where id > 30")
         pipeline.until(lambda: events.last_offset(lake) and in_lake(lake) == logged(orders))
         second = headwater("pipeline", "run", "--once", "--lake", lake.root, "--url", orders)
@@ -121,7 +122,13 @@ def test_a_running_pipeline(request: pytest.FixtureRequest, orders: str, tmp_pat
         (line,) = (each for each in status.splitlines() if each.split()[:1] == ["events"])
         assert line.split()[:3] == ["events", "running", "nothing"]
 
+        named = json.loads(headwater("status", "--url", orders, *in_folder, "--json").stdout)
+        assert named["spark_log"] == f"{lake.root}/_spark.log"
+        assert_closed(lake, pipeline.process.pid)
         assert pipeline.stop() == 0, pipeline.log.read_text()
+        # Spark warns of several things while it starts: none of them is for the terminal.
+        assert "WARN" in Path(named["spark_log"]).read_text()
+        assert "WARN " not in pipeline.log.read_text()
     assert not os.path.exists(f"{lake.root}/{standing.FILE}")
     assert not os.path.exists(service.socket)
     assert standing.find(lake.root) is None
@@ -138,6 +145,49 @@ def test_a_running_pipeline(request: pytest.FixtureRequest, orders: str, tmp_pat
     alone = answer(Lake(lake.root, spark), AsOf("orders", FAR)).to_pylist()
     kept = [render.as_json(row) for row in alone if row["id"] < 100]
     assert sorted(kept) == sorted(with_pipeline.stdout.splitlines())
+
+
+def modes(*paths: str | Path) -> list[int]:
+    """The modes of a folder and of what is in it, or of any paths."""
+    first, *rest = map(Path, paths)
+    return [stat.S_IMODE((first / each).lstat().st_mode) for each in (Path(), *rest)]
+
+
+def assert_closed(lake: Lake, pipeline: int) -> None:
+    """The usual umask lets others read what a program makes. Here the folder of the lake is closed
+    to them, and so is what the pipeline put in it, wherever it may be moved; so is every file
+    elsewhere that the pipeline and those it started have open."""
+    assert modes(lake.root) == [0o700]
+    made = [
+        each
+        for name in ("_checkpoints", "_lock", "_service", "_spark.log", "events", "audit")
+        for each in (Path(lake.root, name), *Path(lake.root, name).rglob("*"))
+    ]
+    open_ones = {str(each): oct(mode) for each in made if (mode := modes(each)[0]) & 0o077}
+    assert open_ones == {}
+    assert [each for each in written_by(pipeline) if reachable(each)] == []
+
+
+def written_by(pid: int) -> set[Path]:
+    """The regular files that a process and its descendants have open for writing."""
+    found = set[Path]()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found |= written_by(int(child))
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            flags = int(Path(f"/proc/{pid}/fdinfo/{each.name}").read_text().split()[3], 8)
+            path = each.resolve()
+            if flags & os.O_ACCMODE and path.is_file():
+                found.add(path)
+    return found
+
+
+def reachable(path: Path) -> bool:
+    """Whether others can read a file: no folder above it is closed to them."""
+    return bool(path.stat().st_mode & 0o004) and all(
+        each.stat().st_mode & 0o001 for each in path.parents
+    )
 
 
 def files(lake: Lake) -> list[str]:

@@ -296,7 +296,7 @@ async def test_a_changed_function(spark: SparkSession, url: str, lake: Lake) -> 
     await asyncio.to_thread(keep, spark, url, lake, renamed)
     truth = "select region as area, count(*) as n from orders group by region"
     assert differences(url, "totals", truth) == []
-    connection = await connect(url, purpose="test")
+    connection = await connect(url, purpose="test", application_path=True)
     (one,) = [each for each in await view_catalog.list_views(connection) if each.name == "totals"]
     assert (one.state, one.rows, one.error) == ("live", 2, None)
     await view_catalog.rebuild(connection, "public.totals")

@@ -17,6 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "model": set(),
     "errors": set(),
     "limits": set(),
+    "fair_queue": set(),
     "live": {"model", "errors", "limits", "live"},
     "protocol": {"model"},
     "tasks": set(),
@@ -35,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "idempotency": {"errors", "identity", "limits"},
     "queries": {
         "model", "errors", "limits", "settings", "identity", "idempotency", "database", "protocol",
-        "live", "log", "queries", "tasks",
+        "live", "log", "queries", "tasks", "fair_queue",
     },
     "topics/patterns": {"errors", "limits"},
     "topics": {"model", "errors", "limits", "identity", "queries", "topics"},
@@ -45,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "hub": {
         "model", "errors", "limits", "settings", "identity", "database", "metrics", "protocol",
-        "capture", "log", "live", "queries", "topics", "hub", "memory",
+        "capture", "log", "live", "queries", "topics", "hub", "fair_queue", "memory",
     },
     "gateway": {
         "model", "errors", "limits", "settings", "identity", "database", "metrics", "protocol",
@@ -56,16 +57,17 @@ ALLOWED: dict[str, set[str]] = {
 """What of ours a package may import, for the packages whose place is fixed."""
 
 PURE = (
-    "model", "errors", "limits", "live", "memory", "protocol", "client/arguments", "client/backoff",
-    "client/feed_state", "client/query_state", "client/refusals", "client/replica",
-    "client/requests", "client/rows_state", "client/session", "client/sse", "client/topic_state",
-    "client/channel_state", "channels/notes", "channels/presence", "topics/patterns",
+    "model", "errors", "limits", "fair_queue", "live", "memory", "protocol",
+    "client/arguments", "client/backoff", "client/feed_state", "client/query_state", "client/refusals",
+    "client/replica", "client/requests", "client/rows_state", "client/session",
+    "client/sse", "client/topic_state", "client/channel_state", "channels/notes",
+    "channels/presence", "topics/patterns",
 )  # fmt: skip
 """What may use nothing but these beside us, and neither waits nor looks at a clock."""
 
 PURE_LIBRARIES = {
     "__future__", "bisect", "collections", "dataclasses", "datetime", "decimal", "functools",
-    "math", "msgspec", "operator", "re", "struct", "typing", "uuid", "zlib",
+    "heapq", "math", "msgspec", "operator", "re", "struct", "typing", "uuid", "zlib",
 }  # fmt: skip
 
 

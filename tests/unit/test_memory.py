@@ -9,7 +9,7 @@ import pytest
 
 from headwater.errors import LimitExceeded
 from headwater.gateway.backlog import Backlog
-from headwater.memory import Holding, Memory, Owner
+from headwater.memory import Holder, Holding, Memory
 from headwater.protocol import Shared
 from tests.generated import first_seed, size
 
@@ -19,13 +19,13 @@ class World:
 
     def __init__(self, per_owner: int = 0, in_all: int = 0) -> None:
         self.memory = Memory(per_owner, in_all)
-        self.holdings: dict[Holding, Counter[Owner]] = {}
+        self.holdings: dict[Holding, Counter[Holder]] = {}
         self.backlogs: list[tuple[Backlog, Holding]] = []
-        self.ended: list[tuple[Owner, str]] = []
+        self.ended: list[tuple[Holder, str]] = []
         self.idle: set[Holding] = set()
 
-    def open(self, bytes: int, *owners: Owner) -> Holding:
-        def shed(owner: Owner, error: LimitExceeded) -> None:
+    def open(self, bytes: int, *owners: Holder) -> Holding:
+        def shed(owner: Holder, error: LimitExceeded) -> None:
             if holding not in self.idle:
                 self.ended.append((owner, error.code))
             del self.holdings[holding][owner]
@@ -39,10 +39,10 @@ class World:
             self.join(holding, owner)
         return holding
 
-    def queue(self, owner: Owner) -> None:
+    def queue(self, owner: Holder) -> None:
         """One more client."""
 
-        def shed(owner: Owner, error: LimitExceeded) -> None:
+        def shed(owner: Holder, error: LimitExceeded) -> None:
             self.ended.append((owner, error.code))
             backlog.close()
             self.backlogs.remove((backlog, holding))
@@ -52,7 +52,7 @@ class World:
         backlog = Backlog(self.memory, holding)
         self.backlogs.append((backlog, holding))
 
-    def join(self, holding: Holding, owner: Owner) -> None:
+    def join(self, holding: Holding, owner: Holder) -> None:
         if holding in self.idle:
             self.idle.discard(holding)
             self.holdings[holding].clear()
@@ -60,7 +60,7 @@ class World:
         self.holdings[holding][owner] += 1
         holding.join(owner)
 
-    def leave(self, holding: Holding, owner: Owner) -> None:
+    def leave(self, holding: Holding, owner: Holder) -> None:
         self.holdings[holding] -= Counter([owner])
         holding.leave(owner)
 
@@ -76,8 +76,8 @@ class World:
     def check(self) -> None:
         """What is counted equals what is there."""
         memory = self.memory
-        held: Counter[Owner] = Counter()
-        alone: Counter[Owner] = Counter()
+        held: Counter[Holder] = Counter()
+        alone: Counter[Holder] = Counter()
         for holding, owners in self.holdings.items():
             for owner in owners:
                 held[owner] += holding.bytes

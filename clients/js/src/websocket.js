@@ -40,7 +40,11 @@ async function begin(url, token, { signal, onMessage, onClose }) {
   const { socket, hangUp } = dial(`${gatewayUrl(url, "ws")}/ws${query}`);
   signal.addEventListener("abort", hangUp, { once: true });
   let isOpen = false;
-  socket.onopen = () => (isOpen = true);
+  socket.onopen = () => {
+    isOpen = true;
+    // A ticket lets it follow; to call and to publish, the gateway must have the token itself.
+    if (token !== undefined) socket.send(stringify({ type: "authenticate", token }));
+  };
   socket.onmessage = ({ data }) => {
     if (signal.aborted) return;
     try {

@@ -142,7 +142,9 @@ async def overview(asking: Asking) -> Overview:
     """What the console shows first. It also has the tables captured that its live queries are
     over, unless somebody disabled them."""
     gateway, connection = asking.gateway, asking.connection
-    findings = [found for found in await doctor.examine(connection) if found.level != "ok"]
+    findings = await doctor.examine(connection)
+    findings.append(doctor.of_clients(gateway.settings, gateway.has_hook))
+    findings = [found for found in findings if found.level != "ok"]
     for name in ("headwater.activity", "headwater.pipeline"):
         findings += await _captured(connection, name)
     return Overview(

@@ -30,7 +30,7 @@ from headwater.limits import (
     CHANNEL_MESSAGE_FACTOR,
     CHANNEL_RECALL_SECONDS,
 )
-from headwater.memory import Memory, Owner
+from headwater.memory import Holder, Memory
 from headwater.protocol import Frame, Member, Message
 from headwater.protocol import Presence as PresenceMessage
 
@@ -77,11 +77,13 @@ class Room:
         self.entering = 0
         """How many are about to take a seat."""
         self.recalling: asyncio.Task[None] | None = None
+        self.unanswered = False
+        """Whether a gateway that may remember messages did not answer in time."""
         self.history: deque[_Remembered] = deque()
         self._bytes = 0
         self._number = 0
 
-    def _shed(self, owner: Owner, error: LimitExceeded) -> None:
+    def _shed(self, owner: Holder, error: LimitExceeded) -> None:
         """A user may not follow it: what it remembers takes too much memory."""
         for seat in [each for each in self.seats if each.owner == owner]:
             seat.end(error)
@@ -101,6 +103,11 @@ class Room:
         after, self.history, self._bytes, self._number = self.history, deque(), 0, 0
         for message in (*before, *after):
             self._remember(message)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether messages may be missing that a newcomer should get."""
+        return self.unanswered and len(self.history) < self.definition.history
 
     @property
     def forgotten(self) -> int:
@@ -127,7 +134,7 @@ class Seat:
         room: Room,
         follower: Follower,
         member: Member | None,
-        owner: Owner = None,
+        owner: Holder = None,
     ) -> None:
         self.room = room
         self.member = member
@@ -142,7 +149,7 @@ class Seat:
         """Tell the newcomer who is there and what was said last."""
         self._follower.subscribed(self.room.view, key=(), resumed=False)
         self._told = self.room.forgotten
-        self.resync()
+        self.resync(missed=self.room.is_incomplete)
 
     def tell(self, message: _Remembered) -> None:
         self._follower.deliver(message.frame)
@@ -250,7 +257,7 @@ class Rooms:
         user: str | None = None,
         present: bool = False,
         state: Any = None,
-        owner: Owner = None,
+        owner: Holder = None,
     ) -> Seat:
         """Follow a channel; with `present`, as a member with a state. LimitExceeded if there are
         too many."""
@@ -410,17 +417,22 @@ class Rooms:
 
     async def _recall(self, room: Room) -> None:
         """Ask one gateway after the other, until one remembers something."""
+        unanswered = False
         try:
             if not self.presence.gateways:
                 await asyncio.sleep(self._until_known())
             for other in self.presence.gateways:
-                if messages := await self._ask(other, room.name):
+                messages = await self._ask(other, room.name)
+                if messages:
                     room.recalled(messages)
                     return
+                unanswered |= messages is None
+            room.unanswered = unanswered
         finally:
             room.recalling = None
 
-    async def _ask(self, other: str, channel: str) -> tuple[Kept, ...]:
+    async def _ask(self, other: str, channel: str) -> tuple[Kept, ...] | None:
+        """What another gateway remembers; None if it does not answer in time."""
         answer: asyncio.Future[tuple[Kept, ...]] = asyncio.get_running_loop().create_future()
         self._recalls[other, channel] = answer
         try:
@@ -428,7 +440,7 @@ class Rooms:
             async with asyncio.timeout(CHANNEL_RECALL_SECONDS):
                 return await answer
         except TimeoutError:
-            return ()  # it has just died, or the bus is away
+            return None  # it has just died, or the bus is away
         finally:
             if self._recalls.get((other, channel)) is answer:
                 del self._recalls[other, channel]

@@ -15,6 +15,9 @@ from headwater.embedded.folder import Folder
 from headwater.embedded.locks import FileLock
 from headwater.errors import ConfigError
 
+PAGE_BYTES_MAX = 1_000
+"""How much of the file is shown as the address of the page."""
+
 
 @asynccontextmanager
 async def alone(data_dir: str) -> AsyncIterator[Callable[[str], None]]:
@@ -23,7 +26,7 @@ async def alone(data_dir: str) -> AsyncIterator[Callable[[str], None]]:
     path = Folder(data_dir).run / "demo.lock"
     with FileLock(path) as lock:
         if not lock.take():
-            page = path.read_text()
+            page = os.pread(lock.fileno(), PAGE_BYTES_MAX, 0).decode("utf-8", "replace")
             raise ConfigError(
                 f"the demo runs already{page and f': {page}'}",
                 hint="Stop that one with Ctrl-C, or choose another folder with --data-dir.",

@@ -89,7 +89,7 @@ CLEAR = """
 
 async def build(url: str) -> None:
     """Make what is missing. Orders of an earlier time stay."""
-    connection = await connect(url, purpose="demo")
+    connection = await connect(url, purpose="demo", application_path=True)
     try:
         await schema.install(connection)
         for statements in (_TABLES, _PEOPLE, _POLICIES, _LEFT_BEHIND):

@@ -2,7 +2,8 @@
 
     <data folder>/postgres/       the cluster (PGDATA); `postgres.new/` while initdb is at work
     <data folder>/postgres.log    what the server says; `postgres.log.old` is the one before
-    <data folder>/run/            the socket, and the locks of `postgres` and `server`
+    <data folder>/run/            the socket, the locks of `postgres` and `server`, and `stays`: the
+                                  server that runs is left running when its last user leaves
 
 Only the owner can enter any of it. When root starts the server, another account runs it: that
 account owns what is inside, while the data folder itself stays root's and can be passed through
@@ -51,6 +52,7 @@ class Folder:
         self.start_lock = self.run / "start.lock"
         self.users_lock = self.run / "users.lock"
         self.server_lock = self.run / "server.lock"
+        self.stays = self.run / "stays"
         self.socket_dir = self.run if _fits_a_socket(self.run) else _short_socket_dir(self.data_dir)
 
     def create(self, account: Account) -> None:
@@ -72,7 +74,9 @@ class Folder:
 
     def forget_dead_server(self) -> None:
         """Remove what a killed server left. PostgreSQL refuses to start while the process id in
-        these files belongs to any live process, which after a restart of the machine it may."""
+        these files belongs to any live process, which after a restart of the machine it may. That
+        the server stays was said of the dead one."""
+        self.stays.unlink(missing_ok=True)
         (self.cluster / "postmaster.pid").unlink(missing_ok=True)
         (self.socket_dir / f"{SOCKET_NAME}.lock").unlink(missing_ok=True)
 

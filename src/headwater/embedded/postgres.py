@@ -6,7 +6,9 @@ Two locks, held by processes and therefore never left behind, decide:
 - `start` is held alone while the server is started or stopped, so these never overlap.
 
 A process that was killed leaves the server running if it was the last; the next one to come
-attaches to it, and stops it when it leaves.
+attaches to it, and stops it when it leaves. A server that was asked to stay has a mark beside its
+locks, and runs until `stop`. A server that is started has no mark: one that a crash or a restart of
+the machine left means nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from headwater.embedded.account import account_for
-from headwater.embedded.folder import ELSEWHERE, Folder
+from headwater.embedded.folder import ELSEWHERE, Folder, open_private
 from headwater.embedded.locks import FileLock
 from headwater.embedded.server import Server, StopMode, not_yet
 from headwater.errors import EmbeddedError
@@ -94,17 +96,33 @@ class EmbeddedPostgres:
         return self
 
     def close(self, *, keep_running: bool = False) -> None:
-        """Stop using the server, and stop it if nobody else uses it: no other user and no client
-        that is connected, psql for one. With `keep_running` it is left to the next user to stop.
-        May be repeated."""
+        """Stop using the server, and stop it if it has no other user and no client that is
+        connected, psql for one. With `keep_running` it runs until `stop`. May be repeated."""
         if not self.is_open:
             return
         with self._mutex, self._system_errors():
             self._leave()
             # PostgreSQL ends by itself when its data folder was removed.
-            if self._folder.run.is_dir() and not keep_running:
+            if self._folder.run.is_dir():
                 with self._alone():
+                    if keep_running:
+                        self._let_stay()
                     self._stop_if_unused()
+
+    def stop(self, *, force: bool = False) -> bool:
+        """Stop the server, also one that was to keep running. False when none runs. EmbeddedError
+        while it has users or clients, unless it is forced."""
+        with self._mutex, self._system_errors():
+            if not self._folder.run.is_dir():
+                return False
+            with self._alone():
+                if not self._server.is_alive():
+                    self._folder.stays.unlink(missing_ok=True)
+                    return False
+                if not force:
+                    self._check_unused()
+                self._bring_down()
+                return True
 
     def stop_now(self, mode: StopMode = "immediate") -> None:
         """Stop the server under everybody's feet, as a crash (`immediate`) or an operator (`fast`)
@@ -114,8 +132,13 @@ class EmbeddedPostgres:
 
     def restart(self, mode: StopMode = "fast") -> None:
         """Stop the server under everybody's feet and start it again."""
-        self.stop_now(mode)
+        with self._mutex, self._system_errors(), self._alone():
+            stays = self._folder.stays.exists()
+            self._server.bring_down(mode)
         self.start()
+        if stays:
+            with self._system_errors(), self._alone():
+                self._let_stay()
 
     def __enter__(self) -> EmbeddedPostgres:
         return self.start()
@@ -135,11 +158,33 @@ class EmbeddedPostgres:
         if self._users is not None:
             self._users.close()
 
+    def _let_stay(self) -> None:
+        if self._server.is_alive():
+            os.close(open_private(self._folder.stays))
+
     def _stop_if_unused(self) -> None:
+        if self._folder.stays.exists():
+            return
         with FileLock(self._folder.users_lock) as users:
-            if users.take() and not self._server.has_clients():
-                self._server.bring_down("fast")
-                self._folder.remove_socket_dir()
+            if users.take() and not self._server.clients():
+                self._bring_down()
+
+    def _bring_down(self) -> None:
+        self._server.bring_down("fast")
+        self._folder.stays.unlink(missing_ok=True)
+        self._folder.remove_socket_dir()
+
+    def _check_unused(self) -> None:
+        """EmbeddedError that names those who use the server."""
+        clients = self._server.clients()
+        with FileLock(self._folder.users_lock) as users:
+            if users.take() and not clients:
+                return
+        names = ", ".join(dict.fromkeys(clients)) or "a process of Headwater"
+        raise EmbeddedError(
+            f"the server of {self.data_dir} is in use: {names}",
+            hint="End those first. --force stops it under them.",
+        )
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -19,7 +19,8 @@ from urllib.parse import quote
 import psycopg
 from psycopg import pq
 
-from headwater.embedded.account import Account
+from headwater.database import connect_blocking
+from headwater.embedded.account import Account, account_for
 from headwater.embedded.binaries import find_binaries
 from headwater.embedded.cluster import ensure_cluster
 from headwater.embedded.folder import Folder, open_private
@@ -47,8 +48,9 @@ _SETTINGS = {
 }
 
 _CLIENTS = (
-    "select count(*) from pg_stat_activity"
-    " where backend_type = 'client backend' and pid <> pg_backend_pid()"
+    "select coalesce(nullif(application_name, ''), 'a client') || ' as ' || usename"
+    " from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()"
+    " order by 1"
 )
 
 
@@ -68,6 +70,11 @@ class Server:
     def pid(self) -> int | None:
         """The process id in the server's file, if a server is there that can have written it."""
         return self._folder.postmaster_pid() if self._is_listening() else None
+
+    def is_alive(self) -> bool:
+        """Whether a process of the server is left, be it one that starts or stops."""
+        with FileLock(self._folder.server_lock) as lock:
+            return not lock.take()
 
     def bring_up(self, account: Account) -> None:
         """Returns when the server answers."""
@@ -99,17 +106,18 @@ class Server:
             hint=f"see {self._folder.log}, and end its processes by hand",
         )
 
-    def has_clients(self) -> bool:
-        """Whether somebody stays connected: those who have just left are not yet gone. False where
-        the server does not answer."""
+    def clients(self) -> list[str]:
+        """The clients that stay connected, by name: those that have just left are not yet gone.
+        None where the server does not answer."""
         try:
-            with psycopg.connect(self.url, autocommit=True, connect_timeout=2) as connection:
-                return not wait_until(
-                    lambda: connection.execute(_CLIENTS).fetchone() == (0,),
+            with connect_blocking(self.url, purpose="embedded") as connection:
+                wait_until(
+                    lambda: connection.execute(_CLIENTS).fetchone() is None,
                     EMBEDDED_LEAVING_SECONDS,
                 )
+                return [name for (name,) in connection.execute(_CLIENTS).fetchall()]
         except psycopg.Error:
-            return False
+            return []
 
     def _launch(self, account: Account, lock: FileLock) -> int:
         """Start the server without waiting for it. Returns where in the log it begins."""
@@ -138,9 +146,18 @@ class Server:
                     return True
             # One that does not listen yet is signalled once it does: only then is its id known.
             if not signalled and (pid := self.pid) is not None:
-                os.kill(pid, stop)
+                self._signal(pid, stop)
                 signalled = True
         return False
+
+    def _signal(self, pid: int, stop: signal.Signals) -> None:
+        """The process id is out of a file of the server's account: so it is signalled with the
+        rights of that account. Root's would reach any process."""
+        account = account_for(self._folder.data_dir, self._folder.cluster)
+        if account.is_other:
+            account.run(["/bin/kill", f"-{stop.value}", str(pid)])
+        else:
+            os.kill(pid, stop)
 
     def _is_listening(self) -> bool:
         return self._ping() in (pq.Ping.OK, pq.Ping.REJECT)

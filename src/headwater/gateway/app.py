@@ -34,11 +34,12 @@ from headwater.errors import (
 )
 from headwater.gateway import openapi, pages, streams, websocket
 from headwater.gateway.addresses import is_local_name
-from headwater.gateway.admins import LOCAL_ONLY
+from headwater.gateway.admins import LOCAL_ONLY, is_admin, not_admin
 from headwater.gateway.bodies import ReanchorBody
 from headwater.gateway.connection import Connection
 from headwater.gateway.faults import unforeseen
 from headwater.gateway.gateway import Gateway
+from headwater.gateway.quotas import owner_of
 from headwater.gateway.requests import (
     admit,
     check_deliberate,
@@ -46,6 +47,7 @@ from headwater.gateway.requests import (
     identify,
     parameter,
     read_json,
+    shows_metrics_token,
 )
 from headwater.gateway.session import error_message
 from headwater.gateway.tracing import parent_of
@@ -284,6 +286,7 @@ async def ask(gateway: Gateway, request: Request) -> Response:
         caller.identity,
         after=parameter(request, "after"),
         parent=parent_of(request.headers),
+        owner=owner_of(caller.identity.account, caller.address),
     )
     return json_answer(answer)
 
@@ -298,6 +301,7 @@ async def mutate(gateway: Gateway, request: Request) -> Response:
         caller.identity,
         key=idempotency_key(request),
         parent=parent_of(request.headers),
+        owner=owner_of(caller.identity.account, caller.address),
     )
     return json_answer(answer)
 
@@ -375,7 +379,7 @@ async def refresh(gateway: Gateway, request: Request) -> Response:
 async def ticket(gateway: Gateway, request: Request) -> Response:
     """A ticket to open one stream with, for those who cannot send headers."""
     caller = await admit(gateway, request)
-    made = await gateway.issue_ticket(caller.identity)
+    made = await gateway.issue_ticket(caller.identity, caller.token)
     return json_answer({"ticket": made.text, "expires_at": made.expires_at}, status=201)
 
 
@@ -383,6 +387,11 @@ async def ticket(gateway: Gateway, request: Request) -> Response:
 
 
 async def metrics(gateway: Gateway, request: Request) -> Response:
+    settings = gateway.settings
+    if settings.is_closed(settings.metrics) and not shows_metrics_token(request, settings):
+        caller = await admit(gateway, request)
+        if not is_admin(settings, caller.identity, here=caller.here):
+            raise not_admin(settings, "/metrics")
     return Response(gateway.measure(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -399,4 +408,9 @@ async def ready(gateway: Gateway, request: Request) -> Response:
 
 
 async def described(gateway: Gateway, request: Request) -> Response:
+    settings = gateway.settings
+    if settings.is_closed(settings.openapi):
+        caller = await admit(gateway, request)
+        if not settings.has_auth and not is_admin(settings, caller.identity, here=caller.here):
+            raise not_admin(settings, "/openapi.json")
     return json_answer(openapi.document(gateway.calls.queries, gateway.calls.mutations))

@@ -218,6 +218,12 @@ class Authenticator:
                 code="token_tenant",
             )
         role = _name(claims, settings.auth_role_claim, ROLE_BYTES_MAX)
+        if role not in (None, settings.auth_role, *settings.auth_roles):
+            raise _wrong_claim(
+                settings.auth_role_claim,
+                "a database role that tokens may not name here",
+                "The setting auth_roles lists those that they may.",
+            )
         return Identity(user, tenant, role or settings.auth_role, claims, expires_at)
 
 

@@ -15,6 +15,7 @@ from opentelemetry.context import Context
 from headwater.errors import HeadwaterError, InvalidQuery, NotFound, ResyncRequired, TimedOut
 from headwater.gateway.connection import Connection, no_session
 from headwater.gateway.faults import unforeseen
+from headwater.gateway.quotas import Owner
 from headwater.gateway.session import ChannelSubscription, error_message
 from headwater.gateway.tracing import traced
 from headwater.hub.groups import Answered
@@ -87,14 +88,16 @@ class Calls:
         *,
         after: str | None = None,
         parent: Context | None = None,
+        owner: Owner | None = None,
     ) -> Answered:
-        """A query's result. With `after`, one that contains that position."""
+        """A query's result. With `after`, one that contains that position. Of one `owner`, only
+        some are executed at a time."""
         query = self.query(name)
         arguments = query.bind(args)
         position = None if after is None else self.position(after, path="after")
         with traced("headwater.query", {"headwater.function": name}, parent) as trace_id:
             return await self._hub.groups.call(
-                query, arguments, identity, after=position, trace_id=trace_id
+                query, arguments, identity, after=position, trace_id=trace_id, owner=owner
             )
 
     async def mutate(
@@ -105,13 +108,15 @@ class Calls:
         *,
         key: str | None = None,
         parent: Context | None = None,
+        owner: Owner | None = None,
     ) -> Answered:
         """What a mutation returned, and a position that contains what it wrote. With an idempotency
-        key, it runs once for this user."""
+        key, it runs once for this user. Of one `owner`, only some run at a time."""
         mutation = self.mutation(name)
         arguments = mutation.bind(args)
         request = None if key is None else Request.of(identity, check_key(key), name, args)
-        running = asyncio.create_task(self._mutate(mutation, arguments, identity, request, parent))
+        work = self._mutate(mutation, arguments, identity, request, parent, owner)
+        running = asyncio.create_task(work)
         self._running.add(running)
         running.add_done_callback(self._ended)
         return await asyncio.shield(running)
@@ -123,12 +128,13 @@ class Calls:
         identity: Identity,
         request: Request | None,
         parent: Context | None,
+        owner: Owner | None,
     ) -> Answered:
         assert self._runner is not None, "mutations need a runner"
         attributes = {"headwater.function": mutation.name}
         with traced("headwater.mutation", attributes, parent) as trace_id:
             value, position = await self._runner.answer(
-                mutation, arguments, identity, trace_id=trace_id, request=request
+                mutation, arguments, identity, trace_id=trace_id, request=request, owner=owner
             )
             return Answered(value, str(position))
 
@@ -184,13 +190,13 @@ class Calls:
         connection.end_request(request.id)
 
     async def _answer_to(self, connection: Connection, request: Ask | Mutate | Wait) -> Answer:
-        identity = connection.session.identity
+        identity, owner = connection.session.identity, connection.owner
         match request:
             case Ask(id, name, args, after):
-                found = await self.ask(name, args, identity, after=after)
+                found = await self.ask(name, args, identity, after=after, owner=owner)
                 return Answer(id, found.position, found.value)
             case Mutate(id, name, args, key):
-                found = await self.mutate(name, args, identity, key=key)
+                found = await self.mutate(name, args, identity, key=key, owner=owner)
                 return Answer(id, found.position, found.value)
             case Wait(id, position):
                 await self.wait(connection, self.position(position))

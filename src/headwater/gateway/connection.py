@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
+from headwater.gateway.access import AccessRequest
 from headwater.gateway.backlog import Backlog
 from headwater.gateway.quotas import Lease, Owner
 from headwater.gateway.session import (
@@ -40,8 +41,8 @@ class Connection:
 
     __slots__ = (
         "_active_at", "_behind_since", "_caught_up", "_lease", "_leases", "_metrics", "_requests",
-        "_room", "_tasks", "accesses", "address", "backlog", "closing", "expiry", "here",
-        "openings", "owner", "session", "since", "sink", "transport",
+        "_room", "_tasks", "accesses", "address", "asked", "backlog", "by_ticket", "closing",
+        "expiry", "here", "openings", "owner", "session", "since", "sink", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -66,11 +67,15 @@ class Connection:
         self.address = address
         self.here = here
         """Whether its client sits at this machine (`admins.is_here`)."""
+        self.by_ticket = False
+        """Whether a ticket opened it, and its token has not come since: it may only follow."""
         self.transport = transport
         self.since = datetime.now(UTC)
         self.sink: Sink | None = None
         self.accesses: dict[str, dict[str, Access]] = {}
         """By subscription and table: what its rights were when last looked at."""
+        self.asked: dict[str, AccessRequest] = {}
+        """By subscription: what the authorize hook is asked about it."""
         self.openings: dict[Subscription, asyncio.Task[None]] | None = None
         """What is on its way to be subscribed."""
         self.closing: str | None = None
@@ -161,6 +166,7 @@ class Connection:
 
     def forgotten(self, subscription: Subscription) -> None:
         self.accesses.pop(subscription.id, None)
+        self.asked.pop(subscription.id, None)
         if lease := self._leases.pop(subscription.id, None):
             lease.close()
         self._active_at = time.monotonic()

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,7 +25,7 @@ from headwater.errors import (
     Unauthorized,
     Unavailable,
 )
-from headwater.gateway.access import Authorize
+from headwater.gateway.access import AccessRequest, Authorize
 from headwater.gateway.activity import TABLE, Activity
 from headwater.gateway.addresses import Proxies
 from headwater.gateway.auth import Authenticator, Credentials, missing
@@ -54,7 +54,7 @@ from headwater.limits import (
     FEED_TABLES_MAX,
     KEEPALIVE_SLOTS,
 )
-from headwater.live.filter import Filter, from_json
+from headwater.live.filter import EVERYTHING, Filter, from_json
 from headwater.live.query import LiveQuery
 from headwater.metrics import Metrics
 from headwater.model import Position
@@ -96,10 +96,11 @@ class Gateway:
         topics: Topics | None = None,
         channels: Channels | None = None,
         rooms: Rooms | None = None,
+        declared: Collection[str] = (),
     ) -> None:
         """`queries` and `mutations` are what clients may call, by name; `runner` is what mutations
         run on; `topics` and `channels` are those that they may follow, `rooms` where channels
-        are."""
+        are; `declared` are the tables that the application declares."""
         self.hub = hub
         self.calls = Calls(hub, queries, mutations, runner)
         self.settings = settings
@@ -110,7 +111,7 @@ class Gateway:
         self.stopping = False
         self._authenticator = Authenticator.from_settings(settings)
         self._topics = Topics() if topics is None else topics
-        self._rights = Rights(hub, settings, authorize, self._topics)
+        self._rights = Rights(hub, settings, authorize, self._topics, declared)
         self._tickets = Tickets(url)
         self._connections: dict[str, Connection] = {}
         self.activity = Activity(
@@ -121,6 +122,11 @@ class Gateway:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Gateway:
+        if self.settings.opens_every_table and not self.has_hook:
+            logger.warning(
+                "every client with a token may read every enabled table: declare @hw.authorize,"
+                " or set auth_role, or set tables = closed and declare tables"
+            )
         self._start(self._keep_alive())
         self._start(self._recheck_often())
         self._start(self.activity.run())
@@ -143,15 +149,23 @@ class Gateway:
 
     # -------------------------------------------------------------------- who
 
+    @property
+    def has_hook(self) -> bool:
+        """Whether the application decides who may read what."""
+        return self._rights.has_hook
+
     async def identify(self, credentials: Credentials) -> Identity:
         """Who makes a request. Where no authentication is configured, everybody is nobody."""
         if self._authenticator is None:
+            if credentials.ticket is not None:
+                raise _no_tickets()
             return anonymous(self.settings)
+        token = credentials.token
         if credentials.ticket is not None:
-            return await self._tickets.redeem(credentials.ticket)
-        if credentials.token is None:
+            token = await self._tickets.redeem(credentials.ticket)
+        if token is None:
             raise missing()
-        return await self._authenticator.verify(credentials.token)
+        return await self._authenticator.verify(token)
 
     def count_request(self, account: str | None, address: str) -> None:
         """Raise LimitExceeded for those who ask too often."""
@@ -161,14 +175,18 @@ class Gateway:
         """Raise LimitExceeded where too much came from an address without a user."""
         self.quotas.check_address(address, time.monotonic())
 
-    async def issue_ticket(self, identity: Identity) -> Ticket:
-        return await self._tickets.issue(identity)
+    async def issue_ticket(self, identity: Identity, token: str | None) -> Ticket:
+        """A ticket that stands for this token, which the caller was identified by."""
+        if self._authenticator is None or token is None:
+            raise _no_tickets()
+        return await self._tickets.issue(identity.account or "", token)
 
     async def authenticate(self, connection: Connection, token: str) -> Authenticated:
         """Let a connection go on with a new token of the same user."""
         session = connection.session
         if self._authenticator is not None:
             session.identity = await self._authenticator.renew(token, session.identity)
+            connection.by_ticket = False
             self._expect_expiry(connection)
             connection.start(self._rights.recheck_until_decided(connection))
         return Authenticated(session.identity.expires_at)
@@ -176,10 +194,16 @@ class Gateway:
     # -------------------------------------------------------------------- connections
 
     def open(
-        self, identity: Identity, *, address: str, transport: str, here: bool = False
+        self,
+        identity: Identity,
+        *,
+        address: str,
+        transport: str,
+        here: bool = False,
+        by_ticket: bool = False,
     ) -> Connection:
-        """A connection, within the quotas. Whoever opens it releases it. `here` says that its
-        client sits at this machine."""
+        """A connection, within the quotas. The caller releases it. `here` says that its client sits
+        at this machine, `by_ticket` that it has yet to send its token."""
         if self.stopping:
             raise Unavailable("the gateway is stopping", hint="Connect again in a moment.")
         lease = self.quotas.session(identity.account, address)
@@ -194,6 +218,7 @@ class Gateway:
             owner=owner_of(identity.account, address),
             here=here,
         )
+        connection.by_ticket = by_ticket
         self._connections[connection.session.id] = connection
         self._opened += 1
         self._slots[self._opened % KEEPALIVE_SLOTS][connection] = None
@@ -325,7 +350,15 @@ class Gateway:
         assert wish.live is not None
         query = LiveQuery.from_json(wish.live)
         identity = connection.session.identity
-        accesses = await self._rights.of(connection, [query.table])
+        asked = AccessRequest(
+            kind="live",
+            table=query.table,
+            columns=query.columns,
+            where=query.where,
+            order=query.order,
+            limit=query.limit,
+        )
+        accesses = await self._rights.of(connection, [query.table], asked)
         handle = await self.hub.live(
             query,
             subscription,
@@ -334,7 +367,7 @@ class Gateway:
             verify=wish.verify,
             owner=connection.owner,
         )
-        self._opened_with(connection, subscription, accesses, identity)
+        self._opened_with(connection, subscription, accesses, identity, asked)
         subscription.opened(handle)
         if handle.is_of(*TABLE):
             self.activity.look()
@@ -377,9 +410,11 @@ class Gateway:
         assert wish.changes is not None
         query = _feed_query(wish.changes)
         identity = connection.session.identity
-        accesses = await self._rights.of_feed(connection, query.tables)
+        where = EVERYTHING if query.where is None else query.where
+        asked = AccessRequest(kind="feed", table="", where=where, since=query.since)
+        accesses = await self._rights.of_feed(connection, query.tables, asked)
         handle = await self.hub.feed(query, subscription, access=together(accesses))
-        self._opened_with(connection, subscription, accesses, identity)
+        self._opened_with(connection, subscription, accesses, identity, asked)
         subscription.opened(handle)
 
     async def _open_topic(
@@ -396,11 +431,12 @@ class Gateway:
         since = read_position(wish.since)
         definition, places = self._topics.find(subscription.topic)
         identity = connection.session.identity
-        access = await self._rights.of_topic(identity, definition, places)
+        asked = AccessRequest(kind="topic", table="", since=since, topic=subscription.topic)
+        access = await self._rights.of_topic(connection, definition, places, asked)
         handle = await self.hub.topics.subscribe(
             subscription.topic, definition, subscription, since, access=access
         )
-        self._opened_with(connection, subscription, {}, identity)
+        self._opened_with(connection, subscription, {}, identity, asked)
         subscription.opened(handle)
 
     def _opened_with(
@@ -409,10 +445,13 @@ class Gateway:
         subscription: AnySubscription,
         accesses: dict[str, Access],
         identity: Identity,
+        asked: AccessRequest | None = None,
     ) -> None:
         if subscription.over:
             return
         connection.accesses[subscription.id] = accesses
+        if asked is not None:
+            connection.asked[subscription.id] = asked
         if connection.session.identity is not identity:
             # A new token came meanwhile, and what was decided under the old one may not hold.
             connection.start(self._rights.recheck_until_decided(connection))
@@ -498,6 +537,14 @@ class Gateway:
         self.metrics.memory_largest_bytes.set(max((held for _, held in memory.owners), default=0))
         self.metrics.stalled_bytes.set(sum(c.session.buffered for c in connections))
         return self.metrics.render()
+
+
+def _no_tickets() -> Unauthorized:
+    return Unauthorized(
+        "this gateway verifies no tokens, and so neither gives nor takes tickets",
+        hint="Connect without one, or configure authentication.",
+        code="ticket",
+    )
 
 
 def _same_user(one: Identity, other: Identity) -> bool:

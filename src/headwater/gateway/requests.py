@@ -6,6 +6,7 @@ Reads only as much of a body as is allowed, whatever the headers promise.
 from __future__ import annotations
 
 import asyncio
+import hmac
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,9 +16,11 @@ from headwater.errors import Forbidden, HeadwaterError, InvalidQuery, LimitExcee
 from headwater.gateway.admins import is_here
 from headwater.gateway.auth import Credentials, find_token
 from headwater.gateway.gateway import Gateway
+from headwater.gateway.tickets import refused_here
 from headwater.idempotency import check_key
 from headwater.identity import Identity
 from headwater.limits import REQUEST_BODY_SECONDS, REQUEST_BYTES_MAX
+from headwater.settings import Settings
 
 Body = TypeVar("Body")
 
@@ -25,30 +28,35 @@ Body = TypeVar("Body")
 class Caller:
     """Who makes a request, and from where."""
 
-    __slots__ = ("address", "by_cookie", "here", "identity")
+    __slots__ = ("address", "by_cookie", "by_ticket", "here", "identity", "token")
 
     def __init__(
-        self, identity: Identity, address: str, *, by_cookie: bool = False, here: bool = False
+        self, identity: Identity, address: str, found: Credentials, *, here: bool = False
     ) -> None:
         self.identity = identity
         self.address = address
-        self.by_cookie = by_cookie
+        self.token = found.token
+        self.by_cookie = found.from_cookie
+        self.by_ticket = found.ticket is not None
         self.here = here
         """Whether it sits at this machine (`admins.is_here`)."""
 
 
-async def admit(gateway: Gateway, request: HTTPConnection) -> Caller:
-    """Let a request in, or raise what refuses it."""
+async def admit(gateway: Gateway, request: HTTPConnection, *, opens_stream: bool = False) -> Caller:
+    """Let a request in, or raise what refuses it. Only a request that `opens_stream` may show a
+    ticket: a URL can be in a log, or behind a link."""
     settings = gateway.settings
     address = _address(gateway, request)
     found = find_token(request.headers, request.query_params, request.cookies, settings)
+    if found.ticket is not None and not opens_stream:
+        raise refused_here("Send Authorization: Bearer … with this request.")
     proven = found.ticket is not None or (found.token is not None and not found.from_cookie)
     # Where nothing is verified, anything can be shown: it proves nothing.
     if not (proven and settings.has_auth):
         _check_origin(request, settings.origins, by_cookie=found.from_cookie)
     identity = await _identified(gateway, found, address)
     here = is_here(request, settings)
-    return Caller(identity, address, by_cookie=found.from_cookie, here=here)
+    return Caller(identity, address, found, here=here)
 
 
 async def identify(gateway: Gateway, request: HTTPConnection, token: str) -> Identity:
@@ -90,6 +98,14 @@ def _check_origin(request: HTTPConnection, origins: tuple[str, ...], *, by_cooki
             code="origin",
             hint="Add the origin to the setting origins, or send a token.",
         )
+
+
+def shows_metrics_token(request: Request, settings: Settings) -> bool:
+    """Whether a request for the metrics comes from a scraper that has their own token."""
+    expected, sent = settings.metrics_token, request.headers.get("authorization", "")
+    if expected is None:
+        return False
+    return hmac.compare_digest(sent.encode("utf-8", "replace"), f"Bearer {expected}".encode())
 
 
 def check_deliberate(request: Request, caller: Caller) -> None:

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from datetime import timedelta
+
+import msgspec
 
 from headwater.errors import Forbidden, HeadwaterError, InvalidQuery
-from headwater.gateway.access import Authorize, decide
+from headwater.gateway.access import AccessRequest, Authorize, decide
 from headwater.gateway.admins import is_admin, not_admin
 from headwater.gateway.connection import Connection
 from headwater.gateway.session import (
@@ -43,15 +46,29 @@ class Rights:
     """The rights of all connections of a gateway."""
 
     def __init__(
-        self, hub: Hub, settings: Settings, authorize: Authorize | None, topics: Topics
+        self,
+        hub: Hub,
+        settings: Settings,
+        authorize: Authorize | None,
+        topics: Topics,
+        declared: Collection[str] = (),
     ) -> None:
+        """`declared` are the tables that the application declares, by their labels."""
         self._hub = hub
         self._settings = settings
         self._authorize = authorize
         self._topics = topics
+        self._declared = frozenset(declared)
 
-    async def of(self, connection: Connection, tables: list[str]) -> dict[str, Access]:
-        """What a connection may see of each table. The rule hears the table's own name, however
+    @property
+    def has_hook(self) -> bool:
+        """Whether the application decides who may read what."""
+        return self._authorize is not None
+
+    async def of(
+        self, connection: Connection, tables: Iterable[str], asked: AccessRequest
+    ) -> dict[str, Access]:
+        """What a connection may see of each table. The hook is given the table's own name, however
         the client spelled it."""
         identity = connection.session.identity
         accesses = {}
@@ -62,36 +79,66 @@ class Rights:
                     raise not_admin(self._settings, f"table {table.label}")
                 accesses[name] = Access()
             else:
-                accesses[name] = await decide(self._authorize, identity, table.label)
+                self._check_declared(connection, table.label)
+                request = msgspec.structs.replace(asked, table=table.label)
+                accesses[name] = await decide(
+                    self._authorize, identity, request, history=self._history(connection)
+                )
         return accesses
 
-    async def of_feed(self, connection: Connection, tables: tuple[str, ...]) -> dict[str, Access]:
+    async def of_feed(
+        self, connection: Connection, tables: tuple[str, ...], asked: AccessRequest
+    ) -> dict[str, Access]:
         """The same of the tables of a feed; of everything, where none is named."""
         if tables:
-            return await self.of(connection, list(tables))
+            return await self.of(connection, tables, asked)
         identity = connection.session.identity
         if self._is_admin(connection, identity):
             return {_ALL: Access(whole=True)}
-        if self._authorize is not None or identity.role is not None:
+        is_closed = self._settings.tables == "closed"
+        if self._authorize is not None or identity.role is not None or is_closed:
             raise InvalidQuery(
                 "name the tables: what you may see is decided for each of them",
                 path="tables",
             )
-        return {}
+        return {_ALL: Access(history=self._history(connection))}
 
     async def of_topic(
-        self, identity: Identity, definition: TopicDefinition, places: Mapping[str, str]
+        self,
+        connection: Connection,
+        definition: TopicDefinition,
+        places: Mapping[str, str],
+        asked: AccessRequest,
     ) -> Access:
         """As whom a topic is followed; Forbidden where that is not allowed. Its access function
         decides; for one without, the rule about tables must allow all of their rows."""
+        identity, history = connection.session.identity, self._history(connection)
         await self._topics.check(definition, places, identity)
         if definition.access is None and self._authorize is not None:
             for name in definition.tables:
                 known = await self._hub.tables.find(name, captured=False)
-                access = await decide(self._authorize, identity, known.table.label)
+                request = msgspec.structs.replace(asked, table=known.table.label)
+                access = await decide(self._authorize, identity, request, history=history)
                 if access.where != EVERYTHING:
                     raise _some_rows(definition, name)
-        return Access(identity.role, identity.claims_json)
+                history = _shorter(history, access.history)
+        return Access(identity.role, identity.claims_json, history=history)
+
+    def _check_declared(self, connection: Connection, label: str) -> None:
+        if self._settings.tables == "open" or label in self._declared:
+            return
+        if not self._is_admin(connection, connection.session.identity):
+            raise Forbidden(
+                f"table {label} is not open to clients",
+                hint=f"Declare it in the application: hw.table({label!r}). The setting tables is"
+                " closed.",
+            )
+
+    def _history(self, connection: Connection) -> timedelta | None:
+        """How far back a feed may begin, where the hook does not say. Admins may read the log."""
+        if self._is_admin(connection, connection.session.identity):
+            return None
+        return self._settings.feed_history_period
 
     def _is_admin(self, connection: Connection, identity: Identity) -> bool:
         return is_admin(self._settings, identity, here=connection.here)
@@ -158,7 +205,8 @@ class Rights:
 
     async def _follow_again(self, connection: Connection, subscription: TopicSubscription) -> None:
         definition, places = self._topics.find(subscription.topic)
-        access = await self.of_topic(connection.session.identity, definition, places)
+        asked = connection.asked[subscription.id]
+        access = await self.of_topic(connection, definition, places, asked)
         handle = subscription.handle
         if handle is not None and handle.access != access:
             await self._hub.topics.admit(definition, access)
@@ -167,21 +215,22 @@ class Rights:
     async def _decide_again(
         self, connection: Connection, subscription: LiveSubscription | FeedSubscription
     ) -> None:
-        known = connection.accesses[subscription.id]
+        known, asked = connection.accesses[subscription.id], connection.asked[subscription.id]
         if isinstance(subscription, FeedSubscription):
-            accesses = await self._of_feed_again(connection, known)
+            accesses = await self._of_feed_again(connection, known, asked)
         else:
-            accesses = await self.of(connection, list(known))
+            accesses = await self.of(connection, list(known), asked)
         if accesses != known and not subscription.over:
             await self._change_access(subscription, accesses)
             if not subscription.over:
                 connection.accesses[subscription.id] = accesses
 
     async def _of_feed_again(
-        self, connection: Connection, known: dict[str, Access]
+        self, connection: Connection, known: dict[str, Access], asked: AccessRequest
     ) -> dict[str, Access]:
+        tables = tuple(name for name in known if name != _ALL)
         try:
-            return await self.of_feed(connection, tuple(name for name in known if name != _ALL))
+            return await self.of_feed(connection, tables, asked)
         except InvalidQuery:  # All tables, and no longer an admin.
             raise _changed() from None
 
@@ -219,4 +268,13 @@ def together(accesses: dict[str, Access]) -> Access:
             path="tables",
             hint="Open a feed for each table.",
         )
-    return next(iter(accesses.values()), Access())
+    first = next(iter(accesses.values()), Access())
+    history = first.history
+    for access in accesses.values():
+        history = _shorter(history, access.history)
+    return msgspec.structs.replace(first, history=history)
+
+
+def _shorter(one: timedelta | None, other: timedelta | None) -> timedelta | None:
+    """The shorter time; None is for ever."""
+    return min((each for each in (one, other) if each is not None), default=None)

@@ -80,7 +80,11 @@ async def _open(
     days."""
     transport = "sse" if content_type == EVENTS else "ndjson"
     connection = gateway.open(
-        caller.identity, address=caller.address, transport=transport, here=caller.here
+        caller.identity,
+        address=caller.address,
+        transport=transport,
+        here=caller.here,
+        by_ticket=caller.by_ticket,
     )
     try:
         if wish is not None:
@@ -100,7 +104,7 @@ async def live(gateway: Gateway, request: Request) -> Response | Stream:
     """`POST /v1/live` with a query in the body, or `GET /v1/live?q=…` for EventSource."""
     if request.method == "HEAD":
         return Response(media_type=EVENTS)
-    caller = await admit(gateway, request)
+    caller = await admit(gateway, request, opens_stream=request.method == "GET")
     if request.method == "POST":
         wish = _live_wish(await read_json(request, dict))
     else:
@@ -139,7 +143,7 @@ async def query(gateway: Gateway, request: Request) -> Response | Stream:
     EventSource."""
     if request.method == "HEAD":
         return Response(media_type=EVENTS)
-    caller = await admit(gateway, request)
+    caller = await admit(gateway, request, opens_stream=request.method == "GET")
     if request.method == "POST":
         args = await read_json(request, dict, empty={})
     else:
@@ -160,7 +164,7 @@ async def changes(gateway: Gateway, request: Request) -> Response | Stream:
     content_type = LINES if LINES in request.headers.get("accept", "") else EVENTS
     if request.method == "HEAD":
         return Response(media_type=content_type)
-    caller = await admit(gateway, request)
+    caller = await admit(gateway, request, opens_stream=request.method == "GET")
     wish = Subscribe(
         "changes",
         changes=_feed_wish(request),
@@ -204,7 +208,7 @@ async def session(gateway: Gateway, request: Request) -> Response | Stream:
     `topics=chat:42,org:7` it begins with these; one that is refused is an `error` in the stream."""
     if request.method == "HEAD":
         return Response(media_type=EVENTS)
-    caller = await admit(gateway, request)
+    caller = await admit(gateway, request, opens_stream=request.method == "GET")
     topics = topic_names(parameter(request, "topics"))
     read_position(request.headers.get("last-event-id") or parameter(request, "since"))
     read_position(parameter(request, "after"), "after")

@@ -2,14 +2,18 @@
 
 A client with a token asks for a ticket and opens the stream with `?ticket=…`. A URL ends up in
 logs, so a ticket is good for one use and a few seconds, and says nothing by itself. Tickets are
-kept in the database (`007_tickets.sql`), as hashes: any gateway takes one that another gave out,
-and whoever reads the table has none. The session that a ticket opens ends when the token would
-have.
+stored in the database (`007_tickets.sql`), so any gateway takes one that another gave out.
+
+A ticket stands for its token: the token is stored with it, encrypted by the ticket itself, of which
+the database has a hash only. The gateway that redeems it verifies the token by its own keys and
+settings, as if the client had sent it. So a ticket never opens what the token would not, and a
+role that can write to the table cannot make one without a valid token.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable
@@ -18,6 +22,8 @@ from typing import TypeVar
 
 import msgspec
 import psycopg
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from headwater.database import Connection, connect, translated
 from headwater.errors import (
@@ -27,7 +33,6 @@ from headwater.errors import (
     Unauthorized,
     Unavailable,
 )
-from headwater.identity import Identity
 from headwater.limits import TICKET_DATABASE_SECONDS, TICKET_SECONDS, TICKETS_PER_USER_MAX
 
 _Result = TypeVar("_Result")
@@ -43,15 +48,16 @@ class Ticket(msgspec.Struct, frozen=True):
     expires_at: datetime
 
 
-async def issue(connection: Connection, identity: Identity) -> Ticket:
-    """A new ticket for this user; LimitExceeded `tickets_per_user` for one who hoards them."""
+async def issue(connection: Connection, account: str, token: str) -> Ticket:
+    """A new ticket for the user of this token; LimitExceeded `tickets_per_user` for one who hoards
+    them."""
     text = secrets.token_urlsafe(_RANDOM_BYTES)
     cursor = await connection.execute(
         "select accepted, at from headwater.issue_ticket(%s, %s, %s, %s, %s)",
         (
             _hash(text),
-            identity.account or "",
-            msgspec.json.encode(identity).decode(),
+            account,
+            _sealed(text, token),
             timedelta(seconds=TICKET_SECONDS),
             TICKETS_PER_USER_MAX,
         ),
@@ -69,23 +75,41 @@ async def issue(connection: Connection, identity: Identity) -> Ticket:
     return Ticket(text, at)
 
 
-async def redeem(connection: Connection, text: str) -> Identity:
-    """Who the ticket was given to. It is used up; Unauthorized `ticket` for one that does not hold,
-    `token_expired` where the token has ended since."""
+async def redeem(connection: Connection, text: str) -> str:
+    """The token that the ticket stands for, which is yet to be verified. The ticket is used up;
+    Unauthorized `ticket` for one that does not hold."""
     if len(text) != _TEXT_CHARS or not text.isascii():
         raise _refused()
     cursor = await connection.execute("select headwater.redeem_ticket(%s)", (_hash(text),))
     row = await cursor.fetchone()
-    if row is None or row[0] is None:
+    token = None if row is None or row[0] is None else _opened(text, row[0])
+    if token is None:
         raise _refused()
-    identity = msgspec.json.decode(row[0], type=Identity)
-    if identity.expires_at is not None and identity.expires_at <= datetime.now(UTC):
-        raise Unauthorized(
-            "the token that the ticket was given for has expired",
-            hint="Get a new token, and a ticket with it.",
-            code="token_expired",
-        )
-    return identity
+    return token
+
+
+def refused_here(way_out: str) -> Unauthorized:
+    """For a ticket where none is accepted."""
+    return Unauthorized("a ticket opens a stream and nothing else", hint=way_out, code="ticket")
+
+
+def _sealed(text: str, token: str) -> str:
+    """A token that only the ticket opens. A key is used once, so the nonce need not differ."""
+    return base64.b64encode(_cipher(text).encrypt(_NONCE, token.encode(), None)).decode()
+
+
+def _opened(text: str, sealed: str) -> str | None:
+    try:
+        return _cipher(text).decrypt(_NONCE, base64.b64decode(sealed), None).decode()
+    except (InvalidTag, ValueError):
+        return None
+
+
+def _cipher(text: str) -> AESGCM:
+    return AESGCM(hashlib.sha256(b"headwater ticket\0" + text.encode()).digest())
+
+
+_NONCE = bytes(12)
 
 
 def _hash(text: str) -> bytes:
@@ -118,10 +142,10 @@ class Tickets:
         self._connection: Connection | None = None
         self._using = asyncio.Lock()
 
-    async def issue(self, identity: Identity) -> Ticket:
-        return await self._ask(lambda connection: issue(connection, identity))
+    async def issue(self, account: str, token: str) -> Ticket:
+        return await self._ask(lambda connection: issue(connection, account, token))
 
-    async def redeem(self, text: str) -> Identity:
+    async def redeem(self, text: str) -> str:
         return await self._ask(lambda connection: redeem(connection, text))
 
     async def __aenter__(self) -> Tickets:

@@ -21,6 +21,7 @@ from headwater.gateway.gateway import Gateway
 from headwater.gateway.requests import admit
 from headwater.gateway.session import error_message
 from headwater.gateway.sinks import WebSocketSink
+from headwater.gateway.tickets import refused_here
 from headwater.protocol import (
     Ask,
     Authenticate,
@@ -53,9 +54,13 @@ class _Socket(WebSocketSink):
 
 async def serve(gateway: Gateway, websocket: WebSocket) -> None:
     """Serve one connection until it ends. Raises what refuses it, before it is accepted."""
-    caller = await admit(gateway, websocket)
+    caller = await admit(gateway, websocket, opens_stream=True)
     connection = gateway.open(
-        caller.identity, address=caller.address, transport="websocket", here=caller.here
+        caller.identity,
+        address=caller.address,
+        transport="websocket",
+        here=caller.here,
+        by_ticket=caller.by_ticket,
     )
     try:
         await websocket.accept()
@@ -95,7 +100,11 @@ async def _listen(gateway: Gateway, websocket: WebSocket, connection: Connection
                 wish = _wish(event) if message is None else message
                 connection.session.say(error_message(error, id=_ended(connection, wish)))
             else:
-                connection.start(_obey(gateway, connection, message))
+                work = _obey(gateway, connection, message)
+                if connection.by_ticket and isinstance(message, Authenticate):
+                    await work  # what comes behind it needs the token
+                else:
+                    connection.start(work)
 
 
 def _count(gateway: Gateway, connection: Connection, message: ClientMessage) -> None:
@@ -126,6 +135,8 @@ async def _obey(gateway: Gateway, connection: Connection, message: ClientMessage
     session = connection.session
     try:
         match message:
+            case Ask() | Mutate() | Publish() | SetState() if connection.by_ticket:
+                raise refused_here("Send authenticate with the token first.")
             case Subscribe():
                 await gateway.subscribe(connection, message)
             case Unsubscribe(id):

@@ -36,7 +36,7 @@ from headwater.hub.unreadable import unreadable
 from headwater.live.needs import Undecided
 from headwater.log.follow import is_lost, reconnect_pause
 from headwater.log.progress import flush as flush_wal
-from headwater.log.read import LogReader
+from headwater.log.read import LogReader, check_history
 from headwater.model import Position, Transaction
 from headwater.protocol import Frame
 
@@ -372,6 +372,8 @@ class FeedSubscription:
         since = self._position
         assert since is not None
         await reader.check(connection, since)
+        if not self._begun and self.access.history is not None:
+            await check_history(connection, since, self.access.history)
         return since
 
     async def _until_on_disk(self, connection: Connection) -> None:

@@ -78,7 +78,13 @@ class Execution:
         """A connection for queries, of which is known how it finds names."""
         current = self._current
         await self._analyst.note_settings()
-        connection = await connect(url, purpose="queries", options=self._options, prepares=False)
+        connection = await connect(
+            url,
+            purpose="queries",
+            options=self._options,
+            prepares=False,
+            application_path=True,
+        )
         try:
             with translated(url):
                 self._sessions[connection] = await session_of(connection)

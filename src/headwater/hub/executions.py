@@ -6,14 +6,15 @@ from collections.abc import Callable
 
 from headwater.hub.execution import Execution
 from headwater.hub.group import Group, Moment
-from headwater.hub.lanes import Export, Primary
+from headwater.hub.lanes import Export, Lane, Primary
 from headwater.hub.replica import Replica
 from headwater.settings import Settings
 
 
 class Executions:
-    """The database, and its replica if there is one. `changed` is called when a flush could start
-    more."""
+    """The database, and its replica if there is one. Queries that are executed as a user's role
+    are executed over connections of the question role, if there is one, and never on a replica.
+    `changed` is called when a flush could start more."""
 
     def __init__(
         self, url: str, settings: Settings, changed: Callable[[], None], execution: Execution
@@ -30,8 +31,12 @@ class Executions:
                 patience=settings.replica_wait_period.total_seconds(),
                 fall_back=self._primary.want,
             )
+        self._as_roles: Primary | None = None
+        if settings.question_url is not None and settings.question_url != url:
+            self._as_roles = Primary(settings.question_url, size, changed, execution)
         self._execution = execution
-        self._lanes = (self._primary, *([self._replica] if self._replica else []))
+        lanes = (self._primary, self._replica, self._as_roles)
+        self._lanes: tuple[Lane, ...] = tuple(lane for lane in lanes if lane is not None)
 
     @property
     def can_start(self) -> bool:
@@ -45,7 +50,9 @@ class Executions:
     def want(self, group: Group) -> None:
         """Execute it in the snapshot of a flush that begins after this."""
         replica = self._replica
-        if replica is None or group.query.consistent or not replica.is_up:
+        if self._as_roles is not None and group.identity.role is not None:
+            self._as_roles.want(group)
+        elif replica is None or group.query.consistent or not replica.is_up:
             self._primary.want(group)
         else:
             replica.want(group)
@@ -56,8 +63,9 @@ class Executions:
             self._replica.expect(moment)
             if self._replica.can_start:
                 self._replica.start(moment)
-        if self._primary.can_start:
-            await self._primary.start(export, moment)
+        for lane in (self._primary, self._as_roles):
+            if lane is not None and lane.can_start:
+                await lane.start(export, moment)
 
     def close_idle(self) -> None:
         for lane in self._lanes:

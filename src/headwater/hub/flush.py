@@ -1,10 +1,10 @@
 """One flush: what is new in the log, taken to every view it touches, in one database snapshot.
 
-Read the log; see which views it touches; lend the snapshot to openings; ask what row-level security
-hides; apply; ask what memory cannot know; hand the frames out; commit. Everything between the first
-change applied and the last frame handed out is one step for whoever joins a view: nobody sees a
-state without its position. A view whose questions fail or take too long is read again beside the
-flush, and no other is concerned.
+Read the log; see which views it touches; lend the snapshot to openings; apply; hand the frames out;
+commit. What row-level security hides, and what memory cannot know, is asked beside the flush, in
+its snapshot (`side_jobs`). The flush waits a moment for the answers; views whose answers come later
+lag, and no other is concerned. Everything between the first change applied and the last frame
+handed out is one step for clients that join a view: no client sees a state without its position.
 
 Whatever fails in a step, each view that it touched has either handed its frame to all subscribers
 or is read again. A flush that fails before its step begins, for a reason that was not foreseen,
@@ -14,32 +14,29 @@ would fail again: the next one leaps over the same changes, as over a backlog.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
-from functools import partial
+from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import msgspec
 import psycopg
 from opentelemetry import trace
 
+from headwater import limits
 from headwater.database import Connection
 from headwater.errors import HeadwaterError
+from headwater.hub.delivery import Flushed
 from headwater.hub.group import Moment
-from headwater.hub.live import LiveSubscription, LiveView, Opening, logger
-from headwater.hub.questions import Question, allow_any_plan, ask_in_flush
+from headwater.hub.live import LiveView
+from headwater.hub.questions import allow_any_plan
+from headwater.hub.side_jobs import Unit, units_of
 from headwater.hub.steps import Step
-from headwater.hub.subscriber import not_taken
-from headwater.hub.visibility import guarded, hide
-from headwater.live.needs import Need, Refill
-from headwater.live.streamed import Streamed
-from headwater.live.window import Window
+from headwater.hub.visibility import guarded
 from headwater.log.follow import is_lost
 from headwater.log.progress import flush as flush_wal
 from headwater.log.read import Batch, LogReader
 from headwater.log.signals import is_signals
 from headwater.model import Change, Position, Transaction
-from headwater.protocol import Frame
 
 if TYPE_CHECKING:
     from headwater.hub.hub import Hub
@@ -80,7 +77,7 @@ class Flusher:
             await self._leap(since, batch.position)
         else:
             await self._take(batch, started)
-            await self._hub.reconciler.run(self._connection, self._allow_any_plan)
+            await self._hub.reconciler.run(self._connection, self._allow_any_plan, self._export)
             await self._connection.execute("commit")
         return batch.news
 
@@ -109,10 +106,6 @@ class Flusher:
         steps = self._route(new)
         hub.groups.flushed(new)
         await self._lend(batch)
-        if any(guarded(step.view) for step in steps.values()):
-            await self._allow_any_plan()
-            asked = await hide(self._connection, steps.values(), datetime.now(UTC))
-            hub.metrics.questions.labels("visibility").inc(asked)
         if hub.feeds:
             await hub.feeds.meet({change.table for each in new for change in each.changes})
         handout = await hub.topics.prepare(everything, self._connection, self._allow_any_plan)
@@ -122,10 +115,8 @@ class Flusher:
         try:
             hub.feeds.flushed(new)
             hub.topics.hand_out(handout)
-            for step in steps.values():
-                self._apply(step)
-            await self._settle(steps.values())
-            self._emit(steps.values())
+            flushed = Flushed(hub.flushes, batch.position, hub.position_text)
+            await self._take_steps(steps.values(), flushed)
         except BaseException:
             hub.lives.read_all_again(step.view for step in steps.values() if not step.done)
             hub.feeds.read_unsent()
@@ -147,23 +138,39 @@ class Flusher:
             moment = Moment(hub.begun, batch.position, batch.written)
             await hub.groups.start(self._export, moment)
 
-    def _apply(self, step: Step) -> None:
-        if step.error is None:
-            began = time.perf_counter()
-            self._try(step, step.apply)
-            if step.changes:
-                step.view.cost.ran(time.perf_counter() - began)
+    async def _take_steps(self, steps: Iterable[Step], flushed: Flushed) -> None:
+        """Take every view to this flush: those that must ask beside it, and within it those whose
+        answers come soon."""
+        hub, began = self._hub, time.monotonic()
+        ready, asking = list[Unit](), list[Unit]()
+        for unit in units_of(steps):
+            if not guarded(unit.view):
+                for step in unit.steps:
+                    hub.delivery.apply(step)
+                if all(step.need is None for step in unit.steps):
+                    ready.append(unit)
+                    continue
+            asking.append(unit)
+        left = await hub.side_jobs.start(asking, self._export, flushed) if asking else []
+        await self._settle(left)
+        await hub.side_jobs.wait(flushed, limits.FLUSH_BUDGET_SECONDS - (time.monotonic() - began))
+        hub.emitting = True
+        for unit in (*ready, *left):
+            hub.lives.set_lag(unit.view, None)
+        hub.delivery.deliver([step for unit in (*ready, *left) for step in unit.steps], flushed)
+        hub.lives.catch_up_laggards()
 
-    def _try(self, step: Step, act: Callable[[], None]) -> None:
-        try:
-            act()
-        except Exception as error:
-            self._fault(step, error)
-
-    def _fault(self, step: Step, error: Exception) -> None:
-        """A fault in one view harms no other: it is read again."""
-        logger.error("view %d cannot take a flush: it is read again", step.view.id, exc_info=error)
-        step.error = error
+    async def _settle(self, units: Iterable[Unit]) -> None:
+        """Without a free connection beside the flush, for no longer than its budget."""
+        until = time.monotonic() + limits.FLUSH_BUDGET_SECONDS
+        for step in (step for unit in units for step in unit.steps if step.need is not None):
+            seconds = until - time.monotonic()
+            if step.view.scope is not None or seconds <= 0:
+                step.error = psycopg.errors.QueryCanceled("to be read beside the flush")
+                continue
+            await self._allow_any_plan()
+            await self._connection.execute(_timeout(seconds))
+            await self._hub.side_jobs.settle(self._connection, [step])
 
     def _measure(self, written: datetime, new: list[Transaction], views: int, took: float) -> None:
         metrics, now = self._hub.metrics, time.time()
@@ -201,11 +208,15 @@ class Flusher:
         for transaction in new:
             for view, changes in hub.lives.views.touched(transaction.changes).items():
                 self._take_to(view, changes, steps)
+        for view, waiting in hub.lives.take_lagging().items():
+            steps[view] = Step(view)
+            steps[view].changes = waiting
         for opening in hub.lives.take_arrived():
             steps[opening] = Step(opening.view, opening)
         for view in hub.lives.take_rechecks():
             if view.live and view not in steps:
                 steps[view] = Step(view)
+        hub.lives.end_idle_lags({step.view for step in steps.values()})
         return steps
 
     def _take_to(self, view: LiveView, changes: list[Change], steps: dict[object, Step]) -> None:
@@ -216,113 +227,14 @@ class Flusher:
         for opening in view.openings:
             if opening.started and not opening.keep(changes):
                 self._hub.lives.begin_again(opening)
-        if view.live:
+        if view.live and view.lag is not None:
+            if not view.lag.add(changes):
+                self._hub.lives.read_again(view, "resync")
+        elif view.live:
             step = steps.get(view)
             if step is None:
                 step = steps[view] = Step(view)
             step.add(changes)
-
-    # -------------------------------------------------------------------- asking
-
-    async def _settle(self, steps: Iterable[Step]) -> None:
-        """Ask what the states need until they need nothing."""
-        asking = [step for step in steps if step.need is not None]
-        if asking:
-            await self._allow_any_plan()
-        for step in asking:
-            if isinstance(step.state, Streamed) and isinstance(step.need, Refill):
-                # All of its members, page by page: nobody else shall wait for that.
-                step.error = psycopg.errors.QueryCanceled("to be read beside the flush")
-        asking = [step for step in asking if step.need is not None]
-        while asking:
-            asked = list(self._questions(asking))
-            questions = [question for _, _, question in asked]
-            answers = await ask_in_flush(self._connection, questions)
-            for (step, need, _), answer in zip(asked, answers, strict=True):
-                self._hub.metrics.questions.labels(type(need).__name__.lower()).inc()
-                if isinstance(answer, Exception):
-                    step.error = answer
-                else:
-                    self._try(step, partial(step.answer, need, answer))
-            asking = [step for step in asking if step.need is not None]
-
-    def _questions(self, asking: Iterable[Step]) -> Iterator[tuple[Step, Need, Question]]:
-        for step in asking:
-            need, view = step.need, step.view
-            assert need is not None
-            try:
-                yield step, need, Question.of_need(view.known, view.query, need, view.scope)
-            except Exception as error:
-                self._fault(step, error)
-
-    # -------------------------------------------------------------------- who is sent what
-
-    def _emit(self, steps: Iterable[Step]) -> None:
-        hub = self._hub
-        frames = [
-            (step, frame)
-            for step in steps
-            if step.error is None and step.opening is None and (frame := self._frame(step))
-        ]
-        hub.emitting = True
-        for step, frame in frames:
-            fan_out(step.view.subscribers, frame, hub.flushes)
-            step.view.cost.sent(frame, len(step.view.subscribers))
-            if not step.view.removed:
-                hub.lives.recents.add(step.view.recent, frame, hub.position_text)
-            step.done = True
-        for step in steps:
-            if step.error is None and step.opening is not None:
-                self._try(step, partial(self._finish, step, step.opening))
-            if step.error is not None:
-                hub.lives.step_failed(step.view, step.error)
-            step.done = True
-        for step in steps:
-            hub.lives.welcome(step.view)
-        hub.lives.catch_up_laggards()
-
-    def _frame(self, step: Step) -> Frame | None:
-        """What its subscribers are sent, encoded; None for nothing, or for what cannot be sent."""
-        at = step.at or datetime.now(UTC)
-        try:
-            frame = step.view.frame(self._hub.position_text, at, step.deltas)
-            if frame is not None:
-                _ = frame.json
-            return frame
-        except Exception as error:
-            self._fault(step, error)
-            return None
-
-    def _finish(self, step: Step, opening: Opening) -> None:
-        """A result is there, true as of this flush."""
-        hub, view = self._hub, step.view
-        if opening not in view.openings:
-            return
-        frame = None if isinstance(step.state, Window) or opening.quiet else self._frame(step)
-        if step.error is not None:
-            return  # among the openings it is begun again, with those who wait for it
-        view.openings.remove(opening)
-        if opening.quiet and view.live:
-            hub.lives.compare(view, step.state)
-            return
-        if isinstance(step.state, Window):
-            hub.lives.make_live(view, step.state)
-            return
-        if not view.live:
-            view.take(step.state)
-        elif view.differs(step.state):
-            # Rights changed meanwhile: those before see other rows than those who come now.
-            if view.subscribers:
-                hub.lives.read_again(view, "access")
-            hub.lives.recents.clear(view.recent)
-            view.take(step.state)
-        for subscription in list(opening.told):
-            if not subscription.closed:
-                view.attach(subscription)
-                if frame is None:
-                    subscription.done()
-                else:
-                    subscription.hand(frame)
 
 
 def _changes_of(transactions: Iterable[Transaction]) -> Iterator[Transaction]:
@@ -336,17 +248,8 @@ def _changes_of(transactions: Iterable[Transaction]) -> Iterator[Transaction]:
             yield msgspec.structs.replace(transaction, changes=changes)
 
 
-def fan_out(subscribers: Iterable[LiveSubscription], frame: Frame, flush: int) -> None:
-    """Hand the same frame to everybody but those who were told out of turn."""
-    for subscription in tuple(subscribers):
-        if subscription.caught_up < flush and not subscription.closed:
-            try:
-                subscription.deliver(frame)
-            except Exception:
-                logger.exception(
-                    "a subscriber of view %d failed to take a frame", subscription.view
-                )
-                subscription.fail(not_taken())
+def _timeout(seconds: float) -> bytes:
+    return f"set local statement_timeout = '{max(1, int(seconds * 1000))}ms'".encode()
 
 
 def _is_foreseen(error: Exception) -> bool:

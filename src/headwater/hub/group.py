@@ -19,12 +19,13 @@ import msgspec
 
 from headwater import limits
 from headwater.errors import HeadwaterError
+from headwater.fair_queue import Owner
 from headwater.hub.arrival import Arrival
 from headwater.hub.costs import Cost
 from headwater.hub.subscriber import Subscriber, not_taken
 from headwater.identity import Identity
 from headwater.live.sizes import size_of
-from headwater.memory import Holding, Owner
+from headwater.memory import Holding
 from headwater.model import Position
 from headwater.protocol import Deltas, Failed, Frame, Reset, ResetReason, Result, Snapshot
 from headwater.queries.functions import Arguments, Query
@@ -67,11 +68,10 @@ class Group:
 
     __slots__ = (
         "_base_bytes", "_digest", "_rows", "_rows_bytes", "analyses", "answered_at", "arguments",
-        "cost",
-        "delayed", "error", "everything", "executed", "holding", "id", "identity", "joining",
-        "key", "losses", "query", "reads", "reason", "result", "retries", "seen", "since",
-        "state", "statements", "subscribers", "told_error", "touched_at", "trace_id",
-        "uncaptured", "waiters",
+        "cost", "delayed", "error", "everything", "executed", "holding", "id", "identity",
+        "joining", "key", "losses", "owner", "query", "reads", "reason", "result", "retries",
+        "seen", "since", "state", "statements", "subscribers", "told_error", "touched_at",
+        "trace_id", "uncaptured", "waiters", "wanted_in",
     )  # fmt: skip
 
     def __init__(
@@ -86,7 +86,11 @@ class Group:
         self.joining: list[QuerySubscription] = []
         self.waiters: list[tuple[int, asyncio.Future[Answered]]] = []
         """Calls, each with the first flush whose snapshot is late enough for it."""
+        self.owner: Owner | None = None
+        """Whom executing it counts for: who asked first of those that need it."""
         self.state: Literal["idle", "wanted", "running"] = "idle"
+        self.wanted_in = 0
+        """What its lane had shared out last when it was wanted."""
         self.reason: Reason = "first"
         self.trace_id: str | None = None
         self.result: bytes | None = None
@@ -249,7 +253,7 @@ class QuerySubscription:
         delta: bool,
         since: str | None,
         flush: int,
-        owner: Owner = None,
+        owner: Owner | None = None,
     ) -> None:
         self._groups = groups
         self.owner = owner

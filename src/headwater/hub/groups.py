@@ -30,6 +30,7 @@ from headwater.errors import (
     InvalidQuery,
     LimitExceeded,
 )
+from headwater.fair_queue import Owner
 from headwater.hub.execution import Execution, Outcome
 from headwater.hub.executions import Executions
 from headwater.hub.group import Answered, Group, Moment, QuerySubscription, Reason, retry_pause
@@ -38,7 +39,6 @@ from headwater.hub.reconcile import DRIFT
 from headwater.hub.subscriber import Subscriber
 from headwater.identity import Identity
 from headwater.log.signals import is_signals
-from headwater.memory import Owner
 from headwater.model import Change, Position, Table, Transaction
 from headwater.protocol import Frame, ResetReason
 from headwater.queries.analysis import Analyst
@@ -101,14 +101,16 @@ class Groups:
         *,
         after: Position | None = None,
         trace_id: str | None = None,
+        owner: Owner | None = None,
     ) -> Answered:
         """A result: a kept one while nothing it rests on has changed, else a new one. With `after`
-        one that contains that position. Raises what the function raised, as our error."""
+        one that contains that position. Raises what the function raised, as our error. Of one
+        `owner`, only some are executed at a time."""
         if not self._hub.ready:
             raise self._hub.unavailable()
         if after is not None:
             await self._hub.reached(after)
-        group = self._find(query, arguments, identity)
+        group = self._find(query, arguments, identity, owner)
         if group.has_answer:
             assert group.result is not None
             self._hub.metrics.query_cache_hits.inc()
@@ -145,7 +147,7 @@ class Groups:
         since: str | None = None,
         delta: bool = False,
         trace_id: str | None = None,
-        owner: Owner = None,
+        owner: Owner | None = None,
     ) -> QuerySubscription:
         """Follow a query. Returns when its first result has been handed over; raises what made
         that impossible. Later failures are `failed` frames, and it goes on."""
@@ -159,7 +161,7 @@ class Groups:
             raise self._hub.unavailable()
         if since is not None and not await self._is_of_this_history(since):
             since = None
-        group = self._find(query, arguments, identity)
+        group = self._find(query, arguments, identity, owner)
         flush = self._hub.advanced
         subscription = QuerySubscription(
             self, group, subscriber, delta=delta, since=since, flush=flush, owner=owner
@@ -180,7 +182,9 @@ class Groups:
             return False
         return await self._hub.is_of_this_history(position)
 
-    def _find(self, query: Query, arguments: Arguments, identity: Identity) -> Group:
+    def _find(
+        self, query: Query, arguments: Arguments, identity: Identity, owner: Owner | None
+    ) -> Group:
         caller = query.identity(identity)
         who = (caller.user, caller.tenant, caller.role, caller.claims_json)
         key = (query.name, arguments.key, who)
@@ -191,6 +195,8 @@ class Groups:
             group = self._groups[key] = Group(id, key, query, arguments, caller)
             group.holding = self._hub.memory.open(partial(self._shed, group))
             self._hub.metrics.query_groups.set(len(self._groups))
+        if not group.is_needed:
+            group.owner = owner
         return group
 
     def _make_room(self) -> None:
@@ -283,7 +289,7 @@ class Groups:
     async def change_identity(self, subscription: QuerySubscription, identity: Identity) -> None:
         """Move over to the group of what the caller is now, if that is another one."""
         old = subscription.group
-        group = self._find(old.query, old.arguments, identity)
+        group = self._find(old.query, old.arguments, identity, old.owner)
         if group is old or subscription.closed:
             self._release(group)
             return

@@ -27,9 +27,11 @@ from headwater.errors import (
     ResyncRequired,
     Unavailable,
 )
+from headwater.fair_queue import Owner
 from headwater.hub.catch_up import FeedSubscription
 from headwater.hub.change_events import ChangeEvents
 from headwater.hub.coalesce import Coalescing
+from headwater.hub.delivery import Delivery
 from headwater.hub.feeds import FeedQuery, Feeds
 from headwater.hub.flush import Flusher
 from headwater.hub.groups import Groups
@@ -37,6 +39,7 @@ from headwater.hub.live import LiveSubscription, ViewInfo
 from headwater.hub.lives import Lives
 from headwater.hub.recheck import recheck_for_ever
 from headwater.hub.reconcile import Reconciler
+from headwater.hub.side_jobs import SideJobs
 from headwater.hub.subscriber import Access, Settling, Subscriber
 from headwater.hub.tables import FORMATS, LookupConnection, Tables
 from headwater.hub.topics import Topics
@@ -45,7 +48,7 @@ from headwater.log import marks
 from headwater.log.follow import link, reconnect_pause
 from headwater.log.progress import Progress
 from headwater.log.wake import Waker
-from headwater.memory import Memory, Owner
+from headwater.memory import Memory
 from headwater.metrics import Metrics
 from headwater.model import Position, Table
 from headwater.queries.events import Events
@@ -90,9 +93,11 @@ class Hub:
         self.tables = Tables(url)
         bounds = settings or Settings()
         self.memory = Memory(bounds.bytes_per_user, bounds.bytes_total)
-        self.lives = Lives(self, rules or {})
         self.memory.on_over = self._enforce_soon
         self.memory.on_shed = lambda code: self.metrics.memory_shed.labels(code).inc()
+        self.delivery = Delivery(self)
+        self.side_jobs = SideJobs(self, bounds.question_url)
+        self.lives = Lives(self, rules or {}, question_url=bounds.question_url)
         self.feeds = Feeds(self)
         events = events or Events()
         self.groups = Groups(self, settings or Settings(), events)
@@ -152,6 +157,7 @@ class Hub:
         self.trouble = "the hub is stopping"
         self._is_ready.clear()
         await self.lives.close()
+        await self.side_jobs.close()
         await self.groups.close()
         self.feeds.close()
         self.topics.close()
@@ -201,6 +207,7 @@ class Hub:
                     f"the database did not answer for {limits.FLUSH_SECONDS_MAX:.0f} seconds"
                 ) from error
             self.lives.sweep()
+            self.side_jobs.sweep()
             await waker.have_read(news=news, position=self.progress.position)
             await self._coalescing.wait(waker)
 
@@ -387,10 +394,11 @@ class Hub:
         access: Access = Access(),  # noqa: B008
         since: str | None = None,
         verify: bool = False,
-        owner: Owner = None,
+        owner: Owner | None = None,
     ) -> LiveSubscription:
         """Follow a live query. Returns when its snapshot, or what it missed since a position, has
-        been handed over. Its memory counts for the `owner`."""
+        been handed over. Its memory counts for the `owner`, and of one owner only some snapshots
+        are read at a time."""
         return await self.lives.join(query, subscriber, access, since, verify, owner)
 
     async def feed(

@@ -4,7 +4,8 @@ What is wanted when a flush begins is shared out among a few of the lane's free 
 that has begun serves several quick queries for little more than one. On the database itself they
 import the snapshot that the flush lends, so that all results are as of one position. What waits
 behind queries that take long is soon given to further connections, with a newer snapshot; one that
-fails takes its snapshot with it, and the rest is for the next flush.
+fails takes its snapshot with it, and the rest is for the next flush. Queries of one user have a
+part of the connections at most (`fair_queue`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
 from typing import TypeAlias
 
 import psycopg
@@ -22,6 +23,7 @@ from psycopg.pq import TransactionStatus
 from headwater import limits
 from headwater.database import Connection
 from headwater.errors import HeadwaterError
+from headwater.fair_queue import FairQueue
 from headwater.hub.execution import Execution
 from headwater.hub.group import Group, Moment, Seen
 from headwater.model import Position
@@ -30,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 Export: TypeAlias = Callable[[], Awaitable[str]]
 """Lends the snapshot of the flush, for as long as the flush lasts."""
+
+Fits: TypeAlias = Callable[[Group], bool]
+"""Whether a query may be executed in a transaction."""
 
 _LOSSES_MAX = 3
 """How often a query is executed again whose connection was lost. It may be why."""
@@ -45,8 +50,11 @@ class Lane:
         self._size = size
         self._changed = changed
         self._execution = execution
-        self._wanted: dict[Group, None] = {}
-        self._shares: list[deque[Group]] = []
+        part = max(1, int(size * limits.QUERY_USER_SHARE))
+        self._bounds = {"user": part, "address": part}
+        self._queue: FairQueue[Group] = FairQueue(self._bounds)
+        self._share = 0
+        """How often something was shared out. A worker ends when it is done again after it."""
         self._idle: list[tuple[Connection, float]] = []
         self._open = 0
         self._connecting = 0
@@ -57,7 +65,7 @@ class Lane:
 
     @property
     def can_start(self) -> bool:
-        return bool(self._idle) and self._is_waiting
+        return bool(self._idle) and self._queue.is_ready
 
     @property
     def flushes(self) -> Iterable[int]:
@@ -66,22 +74,19 @@ class Lane:
 
     def want(self, group: Group) -> None:
         """Execute it in the snapshot of a flush that begins after this."""
-        group.state = "wanted"
-        self._wanted[group] = None
+        group.state, group.wanted_in = "wanted", self._share
+        self._queue.done(group)  # where it has just been executed
+        self._queue.add(group, [] if group.owner is None else [group.owner])
         self._tell()
 
     def _tell(self) -> None:
         """Something may be wanted, or a connection free: have a flush start it, or see later."""
         if self.can_start:
             self._changed()
-        elif self._is_waiting:
+        elif self._queue.is_ready:
             self._look_later()
             if self._open + self._connecting == 0:
                 self._connect_more()
-
-    @property
-    def _is_waiting(self) -> bool:
-        return bool(self._wanted) or any(self._shares)
 
     def _look_later(self) -> None:
         if self._timer is None:
@@ -91,7 +96,7 @@ class Lane:
     def _see(self) -> None:
         """What still waits may wait for something slow."""
         self._timer = None
-        if self._is_waiting:
+        if self._queue.is_ready:
             if not self._idle:
                 self._connect_more()
             self._begun_before = self._begun
@@ -111,8 +116,8 @@ class Lane:
             self._timer = None
         idle, self._idle = self._idle, []
         self._open = self._connecting = 0
-        self._wanted.clear()
-        self._shares = []
+        self._queue = FairQueue(self._bounds)
+        self._share += 1
         self._close_all(connection for connection, _ in idle)
 
     async def close(self) -> None:
@@ -122,45 +127,26 @@ class Lane:
 
     # -------------------------------------------------------------------- sharing out
 
-    def _take(self, fits: Callable[[Group], bool]) -> deque[Group]:
-        """Everything that is wanted and nobody has begun with, as one share."""
-        self._give_back_all()
-        share: deque[Group] = deque()
-        for group in list(self._wanted):
-            if fits(group):
-                del self._wanted[group]
-                share.append(group)
-        self._shares = [share]
-        return share
-
-    def _take_connections(self, share: deque[Group]) -> list[Connection]:
-        count = -(-len(share) // limits.QUERY_SHARE)
+    def _take_connections(self, count: int) -> list[Connection]:
+        """Some of the free ones, for so many queries."""
+        count = -(-count // limits.QUERY_SHARE)
         taken = self._idle[-count:]
         del self._idle[-count:]
         self._look_later()
         return [connection for connection, _ in taken]
 
-    def _give_back_all(self) -> None:
-        for unread in self._shares:
-            # It has waited for longer than what came since.
-            self._wanted = dict.fromkeys(unread) | self._wanted
-            unread.clear()
-
-    def _give_back(self, share: deque[Group]) -> None:
-        if share:
-            self._wanted = dict.fromkeys(share) | self._wanted
-            share.clear()
-            self._tell()
+    def _can_take(self) -> int:
+        """How many queries the free connections take at once."""
+        return limits.QUERY_SHARE * len(self._idle)
 
     # -------------------------------------------------------------------- connections
 
     def _connect_more(self) -> None:
         """As many again as there are, at most. While queries are quick, few are quicker than many:
         only when none was begun for a while, there may be as many as the setting says."""
-        waiting = len(self._wanted) + sum(map(len, self._shares))
         is_stuck = self._begun == self._begun_before
         most = self._size if is_stuck else min(self._size, limits.QUERY_CONNECTIONS_QUICK)
-        room = min(most - self._open, max(1, self._open), waiting) - self._connecting
+        room = min(most - self._open, max(1, self._open), len(self._queue)) - self._connecting
         for _ in range(room):
             self._connecting += 1
             self._spawn(self._connect())
@@ -223,15 +209,20 @@ class Lane:
     # -------------------------------------------------------------------- executing
 
     async def _work(
-        self, connection: Connection, share: deque[Group], moment: Moment, seen: Seen | None = None
+        self,
+        connection: Connection,
+        share: int,
+        moment: Moment,
+        fits: Fits,
+        seen: Seen | None = None,
     ) -> None:
-        """Execute one after the other in the transaction that was begun, then be free again."""
-        group: Group | None = None
+        """Execute one after the other what fits the transaction that was begun, until something is
+        shared out again; then be free again."""
+        queue, group = self._queue, None
         is_lost = True
         try:
             usable = True
-            while usable and share:
-                group = share.popleft()
+            while usable and share == self._share and (group := queue.next(fits)) is not None:
                 if group.is_needed:
                     self._begun += 1
                     group.state = "running"
@@ -239,6 +230,7 @@ class Lane:
                     usable = as_it_was and _is_in_transaction(connection) and self._knows_us
                 else:
                     group.state = "idle"
+                queue.done(group)
                 group = None
             await _finish(connection)
             is_lost = False
@@ -249,6 +241,9 @@ class Lane:
         except asyncio.CancelledError:
             await connection.close()
             raise
+        finally:
+            if group is not None:
+                queue.done(group)
         if not self._knows_us:
             await connection.close()
             return
@@ -256,7 +251,6 @@ class Lane:
             self._lost(connection, group, moment)
         else:
             self._free(connection)
-        self._give_back(share)
 
     @property
     def _knows_us(self) -> bool:
@@ -281,7 +275,7 @@ def _is_in_transaction(connection: Connection) -> bool:
 
 async def _finish(connection: Connection) -> None:
     """End the transaction, and leave no settings and no locks behind."""
-    await connection.execute("rollback; reset all; select pg_advisory_unlock_all()")
+    await connection.execute("rollback; reset all; select pg_catalog.pg_advisory_unlock_all()")
 
 
 class Primary(Lane):
@@ -289,28 +283,32 @@ class Primary(Lane):
 
     async def start(self, export: Export, moment: Moment) -> None:
         """Share out what is wanted; returns once the snapshot is no longer needed."""
-        share = self._take(lambda group: _contains(moment.position, group.seen))
-        if self._wanted:
+        share = self._share + 1
+
+        def fits(group: Group) -> bool:
+            return group.wanted_in < share and _contains(moment.position, group.seen)
+
+        ready = list(islice(self._queue.ready(), self._can_take()))
+        fitting = sum(map(fits, ready))
+        if fitting < len(ready):
             # A replica has shown more than this snapshot holds; a later one will hold it.
             self._look_later()
-        if not share:
+        if not fitting:
             return
-        connections = self._take_connections(share)
+        self._share = share
+        connections = self._take_connections(fitting)
         try:
             snapshot = await export()
-            ready = await asyncio.gather(*(self._import(each, snapshot) for each in connections))
+            imported = await asyncio.gather(*(self._import(each, snapshot) for each in connections))
         except BaseException:
-            self._give_back(share)
             for connection in connections:
                 self._drop(connection)
             raise
-        for connection, is_ready in zip(connections, ready, strict=True):
+        for connection, is_ready in zip(connections, imported, strict=True):
             if is_ready:
-                self._spawn(self._work(connection, share, moment), moment)
+                self._spawn(self._work(connection, share, moment, fits), moment)
             else:
                 self._drop(connection)
-        if not any(ready):
-            self._give_back(share)
 
     async def _import(self, connection: Connection, snapshot: str) -> bool:
         try:

@@ -10,14 +10,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from headwater import limits
 from headwater.errors import HeadwaterError
+from headwater.fair_queue import Owner
 from headwater.hub.arrival import Arrival
 from headwater.hub.costs import Cost
+from headwater.hub.lag import Lag
 from headwater.hub.questions import Scope
 from headwater.hub.recent import Recent
 from headwater.hub.subscriber import Access, Subscriber, not_taken
@@ -26,7 +29,7 @@ from headwater.live.query import BoundQuery, LiveQuery
 from headwater.live.streamed import Streamed
 from headwater.live.view import View, new_state
 from headwater.live.window import Window
-from headwater.memory import Holding, Owner
+from headwater.memory import Holding
 from headwater.model import Change, Delta, Enter, Match, Position, Reset, Unmatch, Update
 from headwater.protocol import Deltas, Frame, ResetReason, Snapshot, result_hash
 from headwater.protocol import Reset as ResetMessage
@@ -55,7 +58,7 @@ class LiveView(View):
     """The shared state behind identical live queries."""
 
     __slots__ = (
-        "_base_bytes", "_whole", "cost", "holding", "known", "live", "openings", "recent",
+        "_base_bytes", "_whole", "cost", "holding", "known", "lag", "live", "openings", "recent",
         "removed", "verifiers", "waiting", "wish",
     )  # fmt: skip
 
@@ -67,6 +70,8 @@ class LiveView(View):
         self.known: KnownTable
         self.wish: LiveQuery
         self.live = False
+        self.lag: Lag | None = None
+        """While it is behind the flushes."""
         self.removed = False
         self.openings: list[Opening] = []
         self.waiting: list[LiveSubscription] = []
@@ -231,12 +236,15 @@ class Opening:
     """
 
     __slots__ = (
-        "arrived", "changes", "position", "quiet", "started", "state", "told", "view",
+        "__weakref__", "arrived", "changes", "position", "quiet", "share", "started", "state",
+        "told", "view",
     )  # fmt: skip
 
     def __init__(self, view: LiveView, *, quiet: bool = False) -> None:
         self.view = view
         self.quiet = quiet
+        self.share: int
+        """Of those results that are read in the snapshot of one flush; 0 for none so far."""
         self.told: list[LiveSubscription] = []
         """Those who are handed a streamed result part by part."""
         self.again()
@@ -247,6 +255,7 @@ class Opening:
         self.state = new_state(self.view.query)
         self.changes: list[Change] = []
         self.position: Position | None = None
+        self.share = 0
         self.started = False
         self.arrived = False
         for subscription in self.told:
@@ -255,6 +264,14 @@ class Opening:
                 self.view.waiting.append(subscription)
         self.told = []
         self.view.weigh()
+
+    @property
+    def owners(self) -> list[Owner]:
+        """Whom reading it counts for: who asked first of those that wait, and the table."""
+        table: Owner = ("table", self.view.known.table.oid)
+        waiting = chain(self.told, self.view.waiting, self.view.subscribers)
+        first = next(waiting, None)
+        return [table] if first is None or first.owner is None else [first.owner, table]
 
     @property
     def wanted(self) -> bool:
@@ -271,6 +288,10 @@ class Opening:
             self.view.openings.remove(self)
             self.view.weigh()
 
+    def put_back(self, changes: Iterable[Sequence[Change]]) -> None:
+        """Those that a flush could not take after all: they come before what came since."""
+        self.changes = [*(change for each in changes for change in each), *self.changes]
+
     def keep(self, changes: Sequence[Change]) -> bool:
         """Changes of a later flush; False where there are too many to keep."""
         self.changes += changes
@@ -282,7 +303,8 @@ class LiveSubscription:
 
     __slots__ = (
         "_arrived", "_lives", "_told_of", "access", "attempts", "begun", "caught_up", "closed",
-        "deliver", "holding", "owner", "query", "reason", "subscriber", "target", "verify",
+        "deliver", "holding", "joined", "owner", "query", "reason", "subscriber", "target",
+        "verify",
     )  # fmt: skip
 
     def __init__(
@@ -292,7 +314,7 @@ class LiveSubscription:
         subscriber: Subscriber,
         access: Access,
         verify: bool,
-        owner: Owner = None,
+        owner: Owner | None = None,
     ) -> None:
         self._lives = lives
         self.owner = owner
@@ -303,6 +325,8 @@ class LiveSubscription:
         self.access = access
         self.subscriber = subscriber
         self.verify = verify
+        self.owner = owner
+        """Whom reading its result counts for; None for the application itself."""
         self.deliver: Callable[[Frame], None] = subscriber.deliver
         self.target: LiveView | None = None
         self.begun = False
@@ -313,6 +337,8 @@ class LiveSubscription:
         """The flush up to which it was told everything out of turn."""
         self.reason: ResetReason | None = None
         """What its next whole result is called; None for a snapshot, its first."""
+        self.joined = 0
+        """The last flush before it began to wait for a whole result: it gets none from before."""
         self._told_of = 0
         self._arrived = Arrival()
 
@@ -335,6 +361,7 @@ class LiveSubscription:
             self.closed = True
             self._lives.forget(self)
             self._arrived.settle()
+            self._lives.stir()
 
     def resync(self, reason: ResetReason) -> None:
         """The client fell behind: tell it the whole present state."""
@@ -363,9 +390,15 @@ class LiveSubscription:
         self._arrived.renew()
 
     async def settled(self, position: Position) -> None:
-        """Wait until the result that is being read for it, if one is, was handed over whole: where
-        the view is live, it was handed what every flush changed."""
-        await self._arrived.wait()
+        """Wait until the result that is being read for it, if one is, was handed over whole, and
+        until its view does not lag behind the position: then it was handed what every flush up to
+        there changed."""
+        while not self.closed:
+            await self._arrived.wait()
+            lag = None if self.target is None else self.target.lag
+            if lag is None or lag.covers(position):
+                return
+            await self._lives.stirred()
 
     def begin(self, frames: Iterable[Frame], *, resumed: bool = False, whole: bool = True) -> None:
         """Its result, or what it missed of it, is handed over; a part of it, unless `whole`."""
@@ -413,6 +446,7 @@ class LiveSubscription:
             return
         self.closed = True
         self._lives.forget(self)
+        self._lives.stir()
         if not self.begun:
             self._arrived.settle(error)
             return

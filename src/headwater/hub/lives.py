@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,6 +20,7 @@ import psycopg
 from headwater import limits
 from headwater.database import translate
 from headwater.errors import (
+    DatabaseError,
     Forbidden,
     HeadwaterError,
     InvalidQuery,
@@ -27,8 +28,10 @@ from headwater.errors import (
     PermissionMissing,
     Unavailable,
 )
+from headwater.fair_queue import Owner
+from headwater.hub.lag import Lag
 from headwater.hub.live import LiveSubscription, LiveView, Opening, attempts_left
-from headwater.hub.openings import Openings, slow_query
+from headwater.hub.openings import Openings, too_slow
 from headwater.hub.questions import Scope
 from headwater.hub.recent import Recents
 from headwater.hub.subscriber import Access, Subscriber
@@ -41,8 +44,7 @@ from headwater.live.query import BoundQuery, LiveQuery, Rules
 from headwater.live.streamed import Streamed
 from headwater.live.view import Views
 from headwater.live.window import Window
-from headwater.memory import Owner
-from headwater.model import Table
+from headwater.model import Change, Table
 from headwater.protocol import Frame, ResetReason
 
 if TYPE_CHECKING:
@@ -57,12 +59,16 @@ Bound: TypeAlias = tuple[LiveQuery, BoundQuery, KnownTable, Scope | None]
 class Lives:
     """All live queries of a hub. `rules` says by table label what they may use."""
 
-    def __init__(self, hub: Hub, rules: Mapping[str, Rules]) -> None:
+    def __init__(
+        self, hub: Hub, rules: Mapping[str, Rules], *, question_url: str | None = None
+    ) -> None:
         self._hub = hub
         self._rules = dict(rules)
         self.views: Views[LiveView] = Views(LiveView)
         self.recents = Recents()
-        self.openings = Openings(hub.url, hub.wake, self._opening_failed)
+        self.openings = Openings(hub.url, hub.wake, self._opening_failed, question_url=question_url)
+        self.lagging: dict[LiveView, None] = {}
+        """Views that are behind the flushes; those without a job wait for one."""
         self._laggards: list[LiveSubscription] = []
         self._rechecks: dict[LiveView, None] = {}
         self._lingering: dict[LiveView, float] = {}
@@ -86,7 +92,7 @@ class Lives:
         access: Access,
         since: str | None,
         verify: bool,
-        owner: Owner = None,
+        owner: Owner | None = None,
     ) -> LiveSubscription:
         """Take part in a live query; see `Hub.live`."""
         subscription = LiveSubscription(self, query, subscriber, access, verify, owner)
@@ -138,23 +144,33 @@ class Lives:
         subscription.target = view
         if self._lingering.pop(view, None) is not None and view.holding is not None:
             view.holding.resume()
-        if view.live and since is not None:
+        # One that lags cannot promise what its newcomer may have been promised: it is waited for.
+        if view.live and view.lag is None and since is not None:
             missed = view.recent.after(since)
             if missed is not None:
                 view.attach(subscription)
                 if self._has_memory(subscription, view):
                     subscription.begin(missed, resumed=True)
                 return
-        view.waiting.append(subscription)
+        self._wait(subscription, view)
         if not self._has_memory(subscription, view):
             return
         if not view.live or not isinstance(view.state, Window):
             self.open(view)
         elif guarded(view):
-            self._rechecks[view] = None
-            self._hub.wake()
+            self._recheck(view)
         else:
-            self.welcome(view)
+            self.welcome(view, self._hub.flushes)
+
+    def _wait(self, subscription: LiveSubscription, view: LiveView) -> None:
+        """For a whole result, of this moment or later."""
+        subscription.joined = self._hub.flushes
+        view.waiting.append(subscription)
+
+    def _recheck(self, view: LiveView) -> None:
+        """Have the rows of a guarded view looked at again before those who wait are sent them."""
+        self._rechecks[view] = None
+        self._hub.wake()
 
     def _has_memory(self, subscription: LiveSubscription, view: LiveView) -> bool:
         """Count the view for the user of a subscription; False where that ended it."""
@@ -235,7 +251,8 @@ class Lives:
         """The view's present rows. Those who come before the next flush share the frame; for
         longer it is not worth its memory."""
         self._shown[view] = None
-        return view.whole(self._hub.position_text, reason)
+        position = self._hub.position_text if view.lag is None else view.lag.text
+        return view.whole(position, reason)
 
     def sweep(self) -> None:
         """Take away the views that have been left for long enough, and frames nobody waits for."""
@@ -255,6 +272,7 @@ class Lives:
         self._lingering.pop(view, None)
         self._rechecks.pop(view, None)
         self.recents.clear(view.recent)
+        self.set_lag(view, None)
         view.openings = []
         view.live, view.removed = False, True
         if view.holding is not None:
@@ -278,6 +296,7 @@ class Lives:
             return
         self._abandon_openings(view, reason)
         self.recents.clear(view.recent)
+        self.set_lag(view, None)
         view.live = False
         for subscription in list(view.subscribers):
             subscription.expect(reason)
@@ -330,6 +349,8 @@ class Lives:
         """The database is away. Results that were being read are read again later; who waits for a
         first one is refused."""
         self.openings.restart()
+        # What lags asks in snapshots that may be lost, and holds changes that may come again.
+        self.read_all_again(list(self.lagging))
         for view in self:
             self._refuse_newcomers(view)
             if not view.removed and (view.waiting or not view.live):
@@ -421,11 +442,64 @@ class Lives:
     def take_arrived(self) -> list[Opening]:
         """The results that have been read, and are still wanted."""
         arrived, self.openings.arrived = self.openings.arrived, []
-        return [opening for opening in arrived if opening.wanted]
+        wanted = [opening for opening in arrived if opening.wanted]
+        # A result can only be compared with, or become, a state that is not on its way.
+        busy = [each for each in wanted if each.view.lag is not None and each.view.lag.job]
+        self.openings.arrived += busy
+        return [opening for opening in wanted if opening not in busy]
 
-    def take_rechecks(self) -> Iterable[LiveView]:
+    def take_rechecks(self) -> list[LiveView]:
+        """Of those that lag, none: they are looked at as soon as they are asked for again."""
         rechecks, self._rechecks = self._rechecks, {}
-        return rechecks
+        return [view for view in rechecks if view.lag is None]
+
+    # -------------------------------------------------------------------- lagging
+
+    def begin_lag(self, view: LiveView) -> None:
+        """In the step of a flush: it is to be taken there beside the flush."""
+        if view.lag is None:
+            self.set_lag(view, Lag(self._hub.position_before if view.live else None))
+
+    def set_lag(self, view: LiveView, lag: Lag | None) -> None:
+        before, view.lag = view.lag, lag
+        if lag is not None:
+            self.lagging[view] = None
+            return
+        self.lagging.pop(view, None)
+        if before is not None and before.job is not None:
+            before.job.left()
+
+    def end_lag(self, view: LiveView) -> None:
+        """A job has taken it to the position of its flush. Changes since then are for another."""
+        lag = view.lag
+        if lag is not None and not (view.live and lag.is_behind):
+            self.set_lag(view, None)
+            if view.waiting and view.live and isinstance(view.state, Window):
+                if guarded(view):
+                    self._recheck(view)
+                else:
+                    self.welcome(view, self._hub.flushes)
+        self.stir()
+
+    def take_lagging(self) -> dict[LiveView, list[list[Change]]]:
+        """Those that wait to be asked for, with their changes."""
+        return {
+            view: view.lag.take()
+            for view in self.lagging
+            if view.lag is not None and view.lag.job is None and view.live and view.lag.is_behind
+        }
+
+    def end_idle_lags(self, taken: Container[LiveView]) -> None:
+        """Those that have no job and are not taken by this flush: what they waited for is gone."""
+        for view in list(self.lagging):
+            if view.lag is not None and view.lag.job is None and view not in taken:
+                self.end_lag(view)
+
+    def stir(self) -> None:
+        self._hub.stir()
+
+    async def stirred(self) -> None:
+        await self._hub.stirred()
 
     def make_live(self, view: LiveView, state: Window) -> None:
         view.take(state)
@@ -459,6 +533,7 @@ class Lives:
     def compare(self, view: LiveView, state: Window | Streamed) -> None:
         """A live view was read again, true as of the last flush: repair it where it differs. Of a
         guarded view, what others did to rights shows only now."""
+        assert view.lag is None or view.lag.job is None, "its state is on its way"
         view.weigh()
         found = difference(view.state, state, view.known.wire.row)
         if found is None:
@@ -478,11 +553,15 @@ class Lives:
             for subscription in list(view.subscribers):
                 self._hand_whole(view, subscription, reason)
 
-    def welcome(self, view: LiveView) -> None:
-        """Those who wait for the result of a live view get it."""
+    def welcome(self, view: LiveView, flush: int) -> None:
+        """Those who wait for the result of a live view get it as of a flush, unless they came
+        after it: what they are sent contains what they saw before."""
         if not view.live or not isinstance(view.state, Window) or not view.waiting:
             return
-        waiting, view.waiting = view.waiting, []
+        if view.lag is not None and view.lag.job is not None:
+            return  # its state is on its way
+        waiting = [each for each in view.waiting if each.joined <= flush]
+        view.waiting = [each for each in view.waiting if each.joined > flush]
         for subscription in waiting:
             view.attach(subscription)
         for subscription in waiting:
@@ -495,14 +574,13 @@ class Lives:
         subscription.expect(reason)
         if view.removed or subscription in view.waiting:
             return  # the whole result is on its way
-        if view.query.mode == "streamed" or (view.live and guarded(view)):
+        if view.query.mode == "streamed" or (view.live and (guarded(view) or view.lag is not None)):
             view.detach(subscription)
-            view.waiting.append(subscription)
+            self._wait(subscription, view)
             if view.query.mode == "streamed":
                 self.open(view)
-            else:
-                self._rechecks[view] = None
-                self._hub.wake()
+            elif guarded(view):
+                self._recheck(view)
         elif view.live:
             subscription.caught_up = self._hub.flushes
             if self._hub.emitting or not self._hub.stepping:
@@ -514,7 +592,12 @@ class Lives:
         laggards, self._laggards = self._laggards, []
         for subscription in laggards:
             view = subscription.target
-            if view is not None and view.live and subscription in view.subscribers:
+            if view is None or not view.live or subscription not in view.subscribers:
+                continue
+            if view.lag is not None:
+                view.detach(subscription)
+                self._wait(subscription, view)
+            else:
                 self._hand_whole(view, subscription, subscription.reason or "overflow")
 
     # -------------------------------------------------------------------- what goes wrong
@@ -527,7 +610,11 @@ class Lives:
             self.fail_all(view, self._refusal(view, error))
         elif isinstance(error, _CHANGED):
             self.reopen(view)
-        elif isinstance(error, psycopg.Error) or attempts_left(view.subscribers, view.waiting):
+        elif attempts_left(view.subscribers, view.waiting):
+            self.read_again(view, "resync")
+        elif isinstance(error, psycopg.errors.QueryCanceled):
+            self.fail_all(view, _slow_question(view))
+        elif isinstance(error, psycopg.Error):
             self.read_again(view, "resync")
         else:
             self.fail_all(view, _fault(view, error))
@@ -543,8 +630,8 @@ class Lives:
             return
         view.openings.remove(opening)
         view.weigh()
-        if isinstance(error, psycopg.errors.QueryCanceled):
-            found = slow_query(view.query)
+        if isinstance(error, psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable):
+            found = too_slow(view.query, self.openings.blockers_of(opening), error)
         elif isinstance(error, psycopg.Error):
             found = self._refusal(view, error)
         else:
@@ -619,6 +706,16 @@ class Lives:
         subscription.expect(reason)
         self._try_join(subscription, bound)
         await subscription.arrived()
+
+
+def _slow_question(view: LiveView) -> HeadwaterError:
+    role = "" if view.scope is None else f" as role {view.scope.role}"
+    return DatabaseError(
+        f"{view.query.table.label}: asking{role} which rows belong to the result took longer than"
+        f" {limits.QUESTION_SECONDS_MAX:.0f} seconds, again and again",
+        code="slow_query",
+        hint="Make what the table's policies look up quick, with an index; or ask for fewer rows.",
+    )
 
 
 def _fault(view: LiveView, error: Exception) -> HeadwaterError:

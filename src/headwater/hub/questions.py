@@ -4,22 +4,27 @@ A row is read as the log holds it: the statement's rows go through the same expr
 writes images with, and through the same decoder. So a row that a window was refilled with equals
 the row that a change brings. Many questions travel together; when one of them fails they are asked
 one by one, and each has its own answer or error.
+
+A question with a scope executes the code of a table's owner (a policy) as the scope's role. That
+code can leave the role and be the role that the connection logged in as, so such questions belong
+on connections of a `QuestionPool` only. What it sets is undone behind each question, with the
+savepoint, before another scope's question is asked in the same transaction.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import psycopg
 
 from headwater import limits
-from headwater.database import Connection
+from headwater.database import PINNED_PATH, Connection
 from headwater.hub.tables import KnownTable
-from headwater.live.filter_sql import Sql, identifier
+from headwater.live.filter_sql import Sql
 from headwater.live.needs import Need
 from headwater.live.query import BoundQuery
 from headwater.live.statements import select_keys, statement
@@ -58,26 +63,18 @@ class Question:
         return cls(known, images(known, statement(query, need)), scope)
 
     @property
-    def steps(self) -> Iterator[tuple[str, Sequence[Any]]]:
-        """The statements to run; the answer is that of the last but for the cleaning up."""
-        if self.scope is not None:
-            yield f"set local role {identifier(self.scope.role)}".replace("%%", "%"), ()
-            yield "select set_config('request.jwt.claims', %s, true)", (self.scope.claims,)
-        if self.known.names_relations:
-            yield "set local search_path = pg_catalog, pg_temp", ()
-
-    @property
-    def cleaning(self) -> Iterator[str]:
-        if self.known.names_relations:
-            yield "set local search_path to default"
-        if self.scope is not None:
-            yield "set local role none"
+    def settings(self) -> dict[str, str]:
+        """What is set for this question alone."""
+        if self.scope is None:
+            return {}
+        found = {"request.jwt.claims": self.scope.claims, "role": self.scope.role}
+        return {"search_path": PINNED_PATH, **found} if self.known.names_relations else found
 
 
 def images(known: KnownTable, rows: Sql) -> Sql:
     """A statement's rows as the log would hold them."""
     image = known.image.replace("%", "%%")
-    return rows.wrapped(f"select ({image})::text from (", ") o")
+    return rows.wrapped(f"select ({image})::pg_catalog.text from (", ") o")
 
 
 def of_keys(known: KnownTable, keys: Sequence[Key], scope: Scope | None) -> Question:
@@ -95,30 +92,19 @@ async def ask(
 ) -> list[Answer]:
     """The rows for each question, or the error it met. Only a lost connection is raised. With
     `seconds`, what takes longer is left: the questions still open then count as timed out."""
-    await connection.execute("savepoint headwater_questions")
-    try:
-        return await _ask_together(connection, questions)
-    except psycopg.Error as error:
-        if lost(error):
-            raise
-        await connection.execute("rollback to savepoint headwater_questions")
-        if len(questions) == 1:
-            return [error]
-    until = time.monotonic() + seconds if seconds else None
-    answers: list[Answer] = []
-    for question in questions:
-        if until is not None and time.monotonic() > until:
-            answers.append(psycopg.errors.QueryCanceled("asked for too long"))
-        else:
-            answers += await ask(connection, [question])
-    return answers
+    return (await _ask(connection, questions, seconds, ()))[0]
 
 
-async def ask_in_flush(connection: Connection, questions: Sequence[Question]) -> list[Answer]:
+async def ask_in_flush(
+    connection: Connection,
+    questions: Sequence[Question],
+    *,
+    seconds: float = limits.FLUSH_QUESTIONS_SECONDS,
+) -> list[Answer]:
     """The same within the bounds of a flush. Rows that a table was rewritten with are not in a
     snapshot from before, so what such a table answered counts as an error."""
-    answers = await ask(connection, questions, seconds=limits.FLUSH_QUESTIONS_SECONDS)
-    found = await rewritten(connection, {question.known.table.oid for question in questions})
+    oids = {question.known.table.oid for question in questions}
+    answers, found = await _ask(connection, questions, seconds, oids)
     if not any(found.values()):
         return answers
     error = psycopg.errors.SerializationFailure("the table was rewritten meanwhile")
@@ -128,35 +114,83 @@ async def ask_in_flush(connection: Connection, questions: Sequence[Question]) ->
     ]
 
 
-async def rewritten(connection: Connection, oids: Iterable[int]) -> dict[int, bool]:
+_Rewritten: TypeAlias = dict[int, bool]
+
+
+async def _ask(
+    connection: Connection, questions: Sequence[Question], seconds: float, oids: Collection[int]
+) -> tuple[list[Answer], _Rewritten]:
+    try:
+        return await _ask_together(connection, questions, oids)
+    except psycopg.Error as error:
+        if lost(error):
+            raise
+        await connection.execute("rollback to savepoint headwater_questions")
+        if len(questions) == 1:
+            return [error], {}
+    until = time.monotonic() + seconds if seconds else None
+    answers: list[Answer] = []
+    for question in questions:
+        if until is not None and time.monotonic() > until:
+            answers.append(psycopg.errors.QueryCanceled("asked for too long"))
+        else:
+            answers += (await _ask(connection, [question], 0.0, ()))[0]
+    return answers, await rewritten(connection, oids) if oids else {}
+
+
+async def rewritten(connection: Connection, oids: Iterable[int]) -> _Rewritten:
     """Whether each of the tables was rewritten after the snapshot. One that was dropped is left
     out."""
     cursor = await connection.execute(_REWRITTEN, (list(oids),))
     return dict(await cursor.fetchall())
 
 
-# The function sees the catalog as it is, the query as it was in the snapshot.
+# The function sees the catalog as it is, the query as it was in the snapshot. It names nothing of
+# schema headwater, which the question role may not use.
 _REWRITTEN = """
-    select asked.oid::bigint, bool_or(coalesce(pg_relation_filenode(c.oid), 0) <> c.relfilenode)
-    from unnest(%s::oid[]) asked (oid), headwater.members_of(asked.oid) m
-    join pg_class c on c.oid = m
-    group by asked.oid
+    with recursive members (root, oid) as (
+      select asked, asked from pg_catalog.unnest(%s::pg_catalog.oid[]) asked
+      union
+      select m.root, i.inhrelid
+      from members m
+      join pg_catalog.pg_inherits i on i.inhparent operator(pg_catalog.=) m.oid
+    )
+    select m.root::pg_catalog.int8,
+           pg_catalog.bool_or(
+             coalesce(pg_catalog.pg_relation_filenode(c.oid), 0)
+             operator(pg_catalog.<>) c.relfilenode)
+    from members m join pg_catalog.pg_class c on c.oid operator(pg_catalog.=) m.oid
+    group by m.root
 """
 
 
-async def _ask_together(connection: Connection, questions: Sequence[Question]) -> list[Answer]:
+async def _ask_together(
+    connection: Connection, questions: Sequence[Question], oids: Collection[int]
+) -> tuple[list[Answer], _Rewritten]:
     cursors = []
+    checking = None
     async with connection.pipeline():
+        await connection.execute("savepoint headwater_questions")
         for question in questions:
-            for text, values in question.steps:
-                await connection.execute(text.encode(), values or None)
+            settings = question.settings
+            if settings:
+                calls = ", ".join(["pg_catalog.set_config(%s, %s, true)"] * len(settings))
+                values = [each for pair in settings.items() for each in pair]
+                if "search_path" not in settings:
+                    # Functions that a policy calls find names as the application's sessions do.
+                    await connection.execute("set local search_path to default")
+                await connection.execute(f"select {calls}".encode(), values)
             sql = question.sql
             cursors.append(await connection.execute(sql.text.encode(), sql.values))
-            for text in question.cleaning:
-                await connection.execute(text.encode())
+            if settings:
+                # Also undoes what the code of a policy has set.
+                await connection.execute("rollback to savepoint headwater_questions")
+        if oids:
+            checking = await connection.execute(_REWRITTEN, (list(oids),))
         await connection.execute("release savepoint headwater_questions")
     fetched = [await cursor.fetchall() for cursor in cursors]
-    return list(map(_decoded, questions, fetched))
+    found = {} if checking is None else dict(await checking.fetchall())
+    return list(map(_decoded, questions, fetched)), found
 
 
 def _decoded(question: Question, rows: Sequence[tuple[str]]) -> Answer:

@@ -62,7 +62,9 @@ class Reconciler:
         self._beside: LiveView | None = None
         """The one that is being read beside the flushes."""
 
-    async def run(self, connection: Connection, allow_any_plan: Prepare) -> None:
+    async def run(
+        self, connection: Connection, allow_any_plan: Prepare, export: Callable[[], Awaitable[str]]
+    ) -> None:
         """Compare what is due, in the snapshot of the flush that was handed out. A fault here harms
         nobody else."""
         due = self._due()
@@ -70,6 +72,18 @@ class Reconciler:
             return
         await allow_any_plan()
         await connection.execute(_TIMEOUT)
+        seconds = limits.RECONCILE_QUESTION_SECONDS
+        if any(isinstance(each, LiveView) and each.scope is not None for each in due):
+            async with self._hub.side_jobs.scoped_connection(export, seconds) as scoped:
+                await self._compare_all(due, connection, scoped)
+        else:
+            await self._compare_all(due, connection, None)
+
+    async def _compare_all(
+        self, due: deque[Served], connection: Connection, scoped: Connection | None
+    ) -> None:
+        """`scoped` asks as users' roles; without one, their views wait for another flush."""
+        later = list[Served]()
         captured = await _captured(connection, set(map(self._oid, due)))
         rows, until = limits.RECONCILE_ROWS_MAX, time.monotonic() + limits.RECONCILE_SECONDS
         while due and rows > 0 and time.monotonic() < until:
@@ -79,8 +93,12 @@ class Reconciler:
                     continue
                 if isinstance(served, TopicView):
                     rows -= await self._compare_topic(connection, served)
+                elif served.scope is None:
+                    rows -= await self._compare_view(connection, connection, served)
+                elif scoped is not None:
+                    rows -= await self._compare_view(connection, scoped, served)
                 else:
-                    rows -= await self._compare_view(connection, served)
+                    later.append(served)
             except psycopg.Error as error:
                 if lost(error):
                     raise
@@ -89,6 +107,7 @@ class Reconciler:
                 logger.exception("view %d cannot be compared", served.id)
                 self._skip("error")
         self._round.extendleft(reversed(due))
+        self._round.extend(later)
 
     def drifted(self, view: LiveView, found: Difference) -> None:
         """Count and log a difference that is being repaired."""
@@ -135,17 +154,19 @@ class Reconciler:
 
     # -------------------------------------------------------------------- live queries
 
-    async def _compare_view(self, connection: Connection, view: LiveView) -> int:
+    async def _compare_view(
+        self, connection: Connection, asking: Connection, view: LiveView
+    ) -> int:
         """Read it and compare; how many rows that took."""
-        if not view.live or view.removed or view.state.needs:
-            return 0  # it is being read, or its subscribers have gone
+        if not view.live or view.removed or view.lag is not None or view.state.needs:
+            return 0  # it is being read or lags, or its subscribers have gone
         if view.id in self._slow or view.held > limits.RECONCILE_ROWS_MAX:
             self._read_beside(view)
             return 0
         state, rows = new_state(view.query), 0
         while needs := state.needs:
             question = Question.of_need(view.known, view.query, needs[0], view.scope)
-            (answer,) = await ask_in_flush(connection, [question])
+            (answer,) = await ask_in_flush(asking, [question])
             self._hub.metrics.questions.labels("reconcile").inc()
             if isinstance(answer, Exception):
                 self._failed(view, answer)
@@ -160,7 +181,8 @@ class Reconciler:
         return rows
 
     def _compare(self, view: LiveView, state: State) -> None:
-        if view.live and not view.removed:  # it may have been left meanwhile
+        # It may have been left meanwhile, or have begun to lag.
+        if view.live and not view.removed and view.lag is None:
             self._hub.metrics.reconcile_checks.labels("live").inc()
             self._hub.lives.compare(view, state)
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
 
 import psycopg
 
@@ -53,12 +54,14 @@ class Replica(Lane):
     def start(self, moment: Moment) -> None:
         """Share out what is wanted; it begins once the replica has come as far."""
         self._moment = moment
-        share = self._take(lambda group: True)
+        self._share += 1
         # While the replica is waited for nobody else gets it, or it would wait for ever later ones.
-        self._shares.remove(share)
+        share = list(islice(self._queue.ready(), self._can_take()))
+        for group in share:
+            self._queue.remove(group)
         if share:
-            connections = self._take_connections(share)
-            self._spawn(self._begin(connections, share, moment), moment)
+            connections = self._take_connections(len(share))
+            self._spawn(self._begin(connections, share, moment, self._share), moment)
 
     def expect(self, moment: Moment) -> None:
         """How far it must have come to be used again."""
@@ -71,7 +74,7 @@ class Replica(Lane):
             self._look_again()
 
     async def _begin(
-        self, connections: list[Connection], share: deque[Group], moment: Moment
+        self, connections: list[Connection], share: list[Group], moment: Moment, number: int
     ) -> None:
         log = moment.position.log
         shown = [group.seen.replayed for group in share if group.seen is not None]
@@ -80,7 +83,7 @@ class Replica(Lane):
             async with asyncio.timeout(limits.REPLICA_ANSWER_SECONDS):
                 seen = [await _begin_reading(connection, log) for connection in connections]
         except (psycopg.Error, TimeoutError, HeadwaterError) as error:
-            self._shares.append(share)
+            self._put_back(share)
             self._give_up(str(error).strip() or "it does not answer")
             for connection in connections:
                 self._drop(connection)
@@ -89,9 +92,15 @@ class Replica(Lane):
             for connection in connections:
                 await connection.close()
             raise
-        self._shares.append(share)
+        self._put_back(share)
+        self._share += 1
         for connection, shows in zip(connections, seen, strict=True):
-            self._spawn(self._work(connection, share, moment, shows), moment)
+            fits = partial(_fits, number, shows)
+            self._spawn(self._work(connection, self._share, moment, fits, shows), moment)
+
+    def _put_back(self, share: Iterable[Group]) -> None:
+        for group in share:
+            self._queue.add(group, [] if group.owner is None else [group.owner])
 
     async def _caught_up(self, connection: Connection, needed: int, log: str) -> None:
         """Wait, within our patience, until everything up to that place in the WAL can be seen."""
@@ -120,9 +129,8 @@ class Replica(Lane):
             self.is_up = False
             logger.warning("the replica is not used: %s", reason)
         self._execution.metrics.replica_up.set(0)
-        self._give_back_all()
-        waiting, self._wanted = self._wanted, {}
-        for group in waiting:
+        for group in list(self._queue):
+            self._queue.remove(group)
             self._execution.metrics.replica_fallbacks.inc()
             self._fall_back(group)
         self._look_again()
@@ -157,6 +165,11 @@ class Replica(Lane):
         logger.warning("the replica is used again")
 
 
+def _fits(share: int, shows: Seen, group: Group) -> bool:
+    """Whether a query was wanted before that share, and has not shown more than is shown there."""
+    return group.wanted_in < share and (group.seen is None or group.seen.replayed <= shows.replayed)
+
+
 async def _replayed(connection: Connection, log: str) -> int:
     """How much of the WAL can be seen."""
     cursor = await connection.execute(_PROGRESS)
@@ -182,15 +195,21 @@ async def _begin_reading(connection: Connection, log: str) -> Seen:
 
 
 _PROGRESS = """
-    select pg_is_in_recovery(), headwater.log_id(),
-           coalesce(pg_last_wal_replay_lsn() - '0/0', 0)::bigint
+    select pg_catalog.pg_is_in_recovery(), headwater.log_id(),
+           coalesce(pg_catalog.pg_last_wal_replay_lsn() operator(pg_catalog.-) '0/0', 0)::bigint
 """
 
 _SEEN = """
     select xmin, xmax,
-           array(select xid from generate_series(greatest(xmin, xmax - 10000), xmax - 1) xid
-                 where pg_xact_status(xid::text::xid8) = 'in progress' order by xid),
-           coalesce(pg_last_wal_replay_lsn() - '0/0', 0)::bigint
-    from (select pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint
-          from pg_current_snapshot() s) s (xmin, xmax)
+           array(select xid
+                 from pg_catalog.generate_series(
+                   greatest(xmin, xmax operator(pg_catalog.-) 10000),
+                   xmax operator(pg_catalog.-) 1) xid
+                 where pg_catalog.pg_xact_status(xid::pg_catalog.text::pg_catalog.xid8)
+                       operator(pg_catalog.=) 'in progress'
+                 order by xid),
+           coalesce(pg_catalog.pg_last_wal_replay_lsn() operator(pg_catalog.-) '0/0', 0)::bigint
+    from (select pg_catalog.pg_snapshot_xmin(s)::pg_catalog.text::bigint,
+                 pg_catalog.pg_snapshot_xmax(s)::pg_catalog.text::bigint
+          from pg_catalog.pg_current_snapshot() s) s (xmin, xmax)
 """

@@ -20,7 +20,7 @@ class Step:
     """Takes a state from the last flush to this one."""
 
     __slots__ = (
-        "at", "changes", "deltas", "done", "error", "opening", "state", "view",
+        "applied", "at", "changes", "deltas", "done", "error", "opening", "state", "view",
     )  # fmt: skip
 
     def __init__(self, view: LiveView, opening: Opening | None = None) -> None:
@@ -30,18 +30,23 @@ class Step:
         self.changes: list[list[Change]] = []
         if opening is not None and opening.changes:
             self.changes.append(opening.changes)
+            opening.changes = []  # for those of later flushes
+        self.applied = False
+        """Whether the state has taken the changes."""
         self.deltas: list[Delta] = []
         self.at: datetime | None = None
         self.error: Exception | None = None
         """The driver's, for a question; or a fault of ours."""
         self.done = False
-        """Whether all subscribers have what came of it, or the view is read again."""
+        """Whether all subscribers have what came of it, the view is read again, or a job beside the
+        flush answers for it."""
 
     def add(self, changes: list[Change]) -> None:
         """Those of one more transaction."""
         self.changes.append(changes)
 
     def apply(self) -> None:
+        self.applied = True
         count = sum(map(len, self.changes))
         if not count:
             return

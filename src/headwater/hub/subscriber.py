@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from datetime import timedelta
 from typing import Protocol
 
 import msgspec
@@ -18,13 +19,15 @@ class Access(msgspec.Struct, frozen=True):
 
     `role` is the database role it reads as, None for Headwater's own; `claims` is the JSON text
     that policies find in `request.jwt.claims`. Only rows that match `where` are ever its own.
-    `whole` is for admins, whom row-level security hides nothing of a change feed from.
+    `whole` is for admins, whom row-level security hides nothing of a change feed from. A feed or
+    topic may begin at most `history` ago; None for the whole log.
     """
 
     role: str | None = None
     claims: str = "{}"
     where: Filter = EVERYTHING
     whole: bool = False
+    history: timedelta | None = None
 
 
 class Settling(Protocol):

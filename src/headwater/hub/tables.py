@@ -20,7 +20,7 @@ from headwater.database import Connection, connect, translate
 from headwater.errors import CaptureError, DatabaseError, HeadwaterError, Unavailable
 from headwater.log.follow import is_lost
 from headwater.log.images import ImageDecoder
-from headwater.model import Column, Table
+from headwater.model import Column, Table, with_operators
 from headwater.protocol import Wire
 
 _Asked: TypeAlias = tuple[str, bool]
@@ -174,7 +174,7 @@ class Tables:
         try:
             shapes = list(self._shapes)
             names, captured = [name for name, _ in asked], [only for _, only in asked]
-            rows = await self.ask(_LOOK_UP, (names, captured, shapes, shapes))
+            rows = await self.ask(_LOOK_UP, (names, captured, shapes, shapes, shapes))
         except psycopg.Error as error:
             if len(asked) == 1:
                 return {asked[0]: _no_table(asked[0][0], error)}
@@ -186,11 +186,20 @@ class Tables:
         return {(name, captured): self._known(*row) for name, captured, *row in rows}
 
     def _known(
-        self, shape: int, secured: bool, oid: int, description: dict[str, Any] | None, image: str
+        self,
+        shape: int,
+        secured: bool,
+        oid: int,
+        description: dict[str, Any] | None,
+        image: str,
+        operators: dict[str, list[str]],
     ) -> KnownTable:
         """A shape is described once: that takes longer than telling whether it is the same."""
         if description is not None:
-            columns = msgspec.convert(description["columns"], tuple[Column, ...])
+            columns = tuple(
+                with_operators(column, operators)
+                for column in msgspec.convert(description["columns"], tuple[Column, ...])
+            )
             key = tuple(description["key"])
             virtual = tuple(description.get("virtual", ()))
             names = description["schema"], description["name"]
@@ -254,6 +263,7 @@ _LOOK_UP = """
     )
     select name, captured, shape, relrowsecurity, relid::bigint,
            case when shape <> all (%s::bigint[]) then headwater.describe(relid) end,
-           case when shape <> all (%s::bigint[]) then headwater.image('o', relid, relid) end
+           case when shape <> all (%s::bigint[]) then headwater.image('o', relid, relid) end,
+           case when shape <> all (%s::bigint[]) then headwater.operators(relid) end
     from found
 """

@@ -94,11 +94,12 @@ def of_keys(known: KnownTable, keys: Sequence[Key]) -> Question:
     if len(table.key) > 1:
         return Question(known, images(known, select_keys(table, tuple(keys))))
     columns = ", ".join(identifier(column.name) for column in table.columns)
+    (key,) = (column for column in table.columns if column.name == table.key[0])
     # The array is sent without a type: PostgreSQL takes that of the column, and its index.
     rows = Sql(
         f"select {columns} from {identifier(table.schema)}.{identifier(table.name)}"
-        f" where {identifier(table.key[0])} = any(%s)",
-        (array([key[0] for key in keys]),),
+        f" where {identifier(key.name)} {key.operator('=')} any (%s)",
+        (array([values[0] for values in keys]),),
     )
     return Question(known, images(known, rows))
 

@@ -22,7 +22,7 @@ from headwater.hub.subscriber import Access, Subscriber, not_taken
 from headwater.hub.topic import News, Place, TopicView
 from headwater.hub.unreadable import unreadable
 from headwater.log.follow import is_lost, reconnect_pause
-from headwater.log.read import LogReader
+from headwater.log.read import LogReader, check_history
 from headwater.model import Position
 from headwater.protocol import Frame
 
@@ -264,6 +264,8 @@ class TopicSubscription:
         try:
             reader = await LogReader.open(connection, gathering.wants)
             await reader.check(connection, since)
+            if not self.begun and self.access.history is not None:
+                await check_history(connection, since, self.access.history)
             until = await self._seam(since)
             if until != since:
                 async for transaction in reader.catch_up(connection, since, until):

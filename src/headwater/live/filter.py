@@ -192,30 +192,47 @@ def from_json(value: Any, path: str = "where") -> Filter:
     >>> from_json([["region", "=", 7], {"not": ["note", "is null"]}])
     And(parts=(Compare(column='region', operator='=', value=7), Not(part=IsNull(column='note'))))
     """
-    return _read(value, path, limits.FILTER_DEPTH_MAX)
+    return _JsonReader().read(value, path, limits.FILTER_DEPTH_MAX)
 
 
-def _read(value: Any, path: str, depth: int) -> Filter:
-    if depth == 0:
-        raise InvalidQuery(f"nested deeper than {limits.FILTER_DEPTH_MAX}", path=path)
-    match value:
-        case [str(), *_]:
-            return _read_condition(value, path)
-        case list() | tuple():
-            return And(_read_parts(value, path, depth))
-        case {"and": list(parts), **rest} if not rest:
-            return And(_read_parts(parts, path, depth))
-        case {"or": list(parts), **rest} if not rest:
-            return Or(_read_parts(parts, f"{path}.or", depth))
-        case {"not": part, **rest} if not rest:
-            return Not(_read(part, f"{path}.not", depth - 1))
-    raise InvalidQuery(
-        'expected [column, operator, value], {"and": […]}, {"or": […]} or {"not": …}', path=path
+class _JsonReader:
+    """Reads one filter, and stops at what is too large before it makes anything of the rest."""
+
+    def __init__(self) -> None:
+        self._conditions = self._groups = 0
+
+    def read(self, value: Any, path: str, depth: int) -> Filter:
+        if depth == 0:
+            raise InvalidQuery(f"nested deeper than {limits.FILTER_DEPTH_MAX}", path=path)
+        match value:
+            case [str(), *_]:
+                self._conditions += 1
+                if self._conditions > limits.FILTER_CONDITIONS_MAX:
+                    raise too_large(f"{limits.FILTER_CONDITIONS_MAX} conditions", path)
+                return _read_condition(value, path)
+            case list() | tuple():
+                return And(self._parts(value, path, depth))
+            case {"and": list(parts), **rest} if not rest:
+                return And(self._parts(parts, path, depth))
+            case {"or": list(parts), **rest} if not rest:
+                return Or(self._parts(parts, f"{path}.or", depth))
+            case {"not": part, **rest} if not rest:
+                return Not(self.read(part, f"{path}.not", depth - 1))
+        raise InvalidQuery(
+            'expected [column, operator, value], {"and": […]}, {"or": […]} or {"not": …}', path=path
+        )
+
+    def _parts(self, parts: Iterable[Any], path: str, depth: int) -> tuple[Filter, ...]:
+        self._groups += 1
+        if self._groups > limits.FILTER_GROUPS_MAX:
+            raise too_large(f"{limits.FILTER_GROUPS_MAX} groups", path)
+        return tuple(self.read(part, f"{path}[{i}]", depth - 1) for i, part in enumerate(parts))
+
+
+def too_large(bound: str, path: str) -> InvalidQuery:
+    return InvalidQuery(
+        f"more than {bound}", path=path, hint="Ask for less in one query, or in several queries."
     )
-
-
-def _read_parts(parts: Iterable[Any], path: str, depth: int) -> tuple[Filter, ...]:
-    return tuple(_read(part, f"{path}[{i}]", depth - 1) for i, part in enumerate(parts))
 
 
 def _read_condition(value: Any, path: str) -> Filter:

@@ -14,7 +14,19 @@ from headwater import limits
 from headwater.errors import InvalidQuery
 from headwater.live import kinds
 from headwater.live.columns import unusable_column
-from headwater.live.filter import And, Compare, Filter, In, IsNull, Like, Not, Or, conditions, depth
+from headwater.live.filter import (
+    And,
+    Compare,
+    Filter,
+    In,
+    IsNull,
+    Like,
+    Not,
+    Or,
+    conditions,
+    depth,
+    too_large,
+)
 from headwater.live.kinds import Kind
 from headwater.live.like import tokens
 from headwater.model import Column, Table, Value
@@ -31,11 +43,11 @@ def check(
     columns = {column.name: column for column in table.columns}
     allowed = columns if filterable is None else {n: columns[n] for n in filterable if n in columns}
     if sum(1 for _ in conditions(where)) > limits.FILTER_CONDITIONS_MAX:
-        raise InvalidQuery(f"more than {limits.FILTER_CONDITIONS_MAX} conditions", path=path)
+        raise too_large(f"{limits.FILTER_CONDITIONS_MAX} conditions", path)
     if sum(len(each.values) for each in conditions(where) if isinstance(each, In)) > (
         limits.FILTER_VALUES_TOTAL_MAX
     ):
-        raise InvalidQuery(f"more than {limits.FILTER_VALUES_TOTAL_MAX:,} values", path=path)
+        raise too_large(f"{limits.FILTER_VALUES_TOTAL_MAX:,} values", path)
     if depth(where) > limits.FILTER_DEPTH_MAX:
         raise InvalidQuery(f"nested deeper than {limits.FILTER_DEPTH_MAX}", path=path)
     return _Check(table, allowed).node(where, path)
@@ -102,9 +114,7 @@ class _Check:
     def _values(self, name: str, values: tuple[Any, ...], path: str) -> tuple[Value, ...]:
         kind = self._comparable(name, path)
         if len(values) > limits.FILTER_VALUES_MAX:
-            raise InvalidQuery(
-                f"more than {limits.FILTER_VALUES_MAX:,} values", path=f"{path}.value"
-            )
+            raise too_large(f"{limits.FILTER_VALUES_MAX:,} values", f"{path}.value")
         return tuple(
             None if value is None else _read(kind, value, f"{path}.value[{i}]")
             for i, value in enumerate(values)
@@ -117,6 +127,13 @@ class _Check:
                 f"{name!r} is {self._columns[name].declared}; like applies to text only", path=path
             )
         text: str = _read(kind, pattern, f"{path}.value")
+        if len(text) > limits.FILTER_PATTERN_CHARS_MAX:
+            raise InvalidQuery(
+                f"a pattern of {len(text):,} characters; at most"
+                f" {limits.FILTER_PATTERN_CHARS_MAX:,} are allowed",
+                path=f"{path}.value",
+                hint="Compare the whole text with '=', or look for a shorter part of it.",
+            )
         try:
             tokens(text)
         except ValueError as error:

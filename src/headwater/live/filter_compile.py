@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeAlias, assert_never
 
+from headwater import limits
 from headwater.live import kinds
 from headwater.live.filter import (
     NEGATED,
@@ -27,9 +28,10 @@ from headwater.live.filter import (
     Not,
     Operator,
     Or,
+    conditions,
 )
 from headwater.live.kinds import Kind
-from headwater.live.like import fold_guard, lowers_to_ascii, test_of
+from headwater.live.like import fold_guard, lowers_to_ascii, reads_whole_text, test_of
 from headwater.live.needs import Undecided, undecided
 from headwater.model import Column, Row, Table, Value
 
@@ -42,7 +44,7 @@ _PYTHON: dict[Operator, str] = {
 
 def compile_filter(where: Filter, table: Table) -> Matches:
     """The function for a checked filter. It raises Undecided where the database must be asked."""
-    writer = _Writer(table)
+    writer = _Writer(where, table)
     source = writer.true(where)
     names = "".join(f"k{i}," for i in range(len(writer.constants)))
     return _factory(_SOURCE.format(names=names, source=source))(*writer.constants)  # type: ignore[no-any-return]
@@ -80,8 +82,10 @@ _NAMES: dict[str, Any] = {
 class _Writer:
     """Writes the source; constants are numbered, and passed beside it."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, where: Filter, table: Table) -> None:
         self._columns = {column.name: column for column in table.columns}
+        patterns = sum(isinstance(each, Like) for each in conditions(where))
+        self._text_chars_max = limits.LIKE_TEXT_CHARS_MAX // max(1, patterns)
         self.constants: list[Any] = []
 
     def true(self, where: Filter) -> str:
@@ -188,17 +192,22 @@ class _Writer:
             return _present(column, "undecided()")
         if fold:
             return self._ilike(self._columns[column], pattern, form)
-        template, constant = test_of(pattern)
-        test = template.format(v="v", k=self._constant(constant), lower="")
-        return _present(column, form.format(test))
+        return _present(column, self._like_test(pattern, form, lower=""))
 
     def _ilike(self, column: Column, pattern: str, form: str) -> str:
         guard = fold_guard(column, pattern)
         if guard is None:
             return _present(column.name, "undecided()")
-        template, constant = test_of(pattern.lower())
-        test = template.format(v="v", k=self._constant(constant), lower=".lower()")
-        return _present(column.name, f"{guard.format(v='v')} and {form.format(test)}")
+        test = self._like_test(pattern.lower(), form, guard.format(v="v"), lower=".lower()")
+        return _present(column.name, test)
+
+    def _like_test(self, pattern: str, form: str, guard: str = "", *, lower: str) -> str:
+        template, constant = test_of(pattern)
+        test = form.format(template.format(v="v", k=self._constant(constant), lower=lower))
+        test = f"{guard} and {test}" if guard else test
+        if not reads_whole_text(template):
+            return test
+        return f"(len(v) <= {self._constant(self._text_chars_max)} or undecided()) and {test}"
 
 
 # NaN equals itself and is above every number, so only these hold for a NaN in the row.

@@ -2,18 +2,19 @@
 
 Placeholders are psycopg's `%s`. A constant is cast to its column's type, so that PostgreSQL
 compares what memory compares; where only PostgreSQL knows the type, it infers it from the column.
+Types and operators have their schema: without it, one that a user made might fit better.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import assert_never
 
 from headwater.live import kinds
 from headwater.live.filter import And, Compare, Filter, In, IsNull, Like, Not, Or
-from headwater.model import Table, Value
+from headwater.model import Column, Table, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def filter_sql(where: Filter, table: Table) -> Sql:
     >>> from headwater.model import Column
     >>> orders = Table(1, "public", "orders", (Column("region", "integer", "integer"),), ())
     >>> filter_sql((c.region > 3) | c.region.is_null(), orders)
-    Sql(text='("region" > %s::bigint or "region" is null)', values=(3,))
+    Sql(text='("region" operator(pg_catalog.>) %s::bigint or "region" is null)', values=(3,))
     """
     return _Writer(table).node(where)
 
@@ -77,23 +78,36 @@ class _Writer:
                 return self.node(part).wrapped("not (", ")")
             case Compare(column, operator, value):
                 sign = "<>" if operator == "!=" else operator
-                return Sql(f"{identifier(column)} {sign} ") + self.constant(column, value)
+                return compare(self._columns[column], sign, value)
             case In(column, values):
-                listed = join(", ", (self.constant(column, value) for value in values))
-                return listed.wrapped(f"{identifier(column)} in (", ")")
+                return one_of(self._columns[column], values)
             case Like(column, pattern, fold):
-                operator_name = "ilike" if fold else "like"
-                return Sql(f"{identifier(column)} {operator_name} %s::text", (pattern,))
+                name = "~~*" if fold else "~~"  # what ILIKE and LIKE stand for
+                like = f"{identifier(column)} operator(pg_catalog.{name}) %s::pg_catalog.text"
+                return Sql(like, (pattern,))
             case IsNull(column):
                 return Sql(f"{identifier(column)} is null")
             case _:
                 assert_never(where)
 
-    def constant(self, column: str, value: Value) -> Sql:
-        return constant_sql(kinds.kind_of(self._columns[column]), value)
+
+def compare(column: Column, sign: str, value: Value) -> Sql:
+    """A column compared with a constant; the sign is SQL's own."""
+    constant = _constant(kinds.kind_of(column), value)
+    return Sql(f"{identifier(column.name)} {column.operator(sign)} ") + constant
 
 
-def constant_sql(kind: kinds.Kind, value: Value) -> Sql:
+def one_of(column: Column, values: Sequence[Value]) -> Sql:
+    """Whether a column equals one of the constants, of which there is at least one. `in` would not
+    say which operator."""
+    kind = kinds.kind_of(column)
+    if not kind.cast:  # the type of an array could not be inferred
+        return join(" or ", (compare(column, "=", value) for value in values)).wrapped("(", ")")
+    listed = join(", ", (_constant(kind, value) for value in values))
+    return listed.wrapped(f"{identifier(column.name)} {column.operator('=')} any (array[", "])")
+
+
+def _constant(kind: kinds.Kind, value: Value) -> Sql:
     cast = kind.cast
     if cast == "bigint" and (isinstance(value, Decimal) or not _fits_bigint(value)):
         cast = "numeric"

@@ -32,7 +32,8 @@ class Kind:
     read: Callable[[Any], Value]
     """Reads a constant from JSON or Python; raises ValueError or TypeError for anything else."""
     cast: str = ""
-    """The SQL type constants are cast to; empty where PostgreSQL infers it from the column."""
+    """The SQL type constants are cast to, which no user's type can be taken for: a keyword or a
+    name with its schema. Empty where PostgreSQL infers it from the column."""
     comparable: str = "{v}"
     reverse: str = "-{v}"
     equates: bool = True
@@ -299,21 +300,34 @@ _BOOLEAN = Kind("true or false", _read_boolean, "boolean", null=(-2, 2))
 
 # Compared as UTF-8 bytes, inverted; the end of a text sorts after every byte that may follow.
 _REVERSE_TEXT = "{v}.encode().translate(INVERTED) + b'\\xff'"
-_TEXT = Kind("a text", _read_text, "text", reverse=_REVERSE_TEXT, text=True)
-_TEXT_COLLATED = Kind("a text", _read_text, "text", orders=False, text=True)
-_TEXT_FOREIGN = Kind("a text", _read_text, "text", equates=False, orders=False, text=True)
+_TEXT = Kind("a text", _read_text, "pg_catalog.text", reverse=_REVERSE_TEXT, text=True)
+_TEXT_COLLATED = Kind("a text", _read_text, "pg_catalog.text", orders=False, text=True)
+_TEXT_FOREIGN = Kind(
+    "a text", _read_text, "pg_catalog.text", equates=False, orders=False, text=True
+)
 
 # PostgreSQL compares char(n) without the padding, and matches LIKE with it.
 _UNPADDED = "{v}.rstrip(' ')"
-_CHAR = Kind("a text", _read_text, "bpchar", comparable=_UNPADDED, reverse=_REVERSE_TEXT, text=True)
-_CHAR_COLLATED = Kind("a text", _read_text, "bpchar", comparable=_UNPADDED, orders=False, text=True)
-_CHAR_FOREIGN = Kind("a text", _read_text, "bpchar", equates=False, orders=False, text=True)
+_CHAR = Kind(
+    "a text",
+    _read_text,
+    "pg_catalog.bpchar",
+    comparable=_UNPADDED,
+    reverse=_REVERSE_TEXT,
+    text=True,
+)
+_CHAR_COLLATED = Kind(
+    "a text", _read_text, "pg_catalog.bpchar", comparable=_UNPADDED, orders=False, text=True
+)
+_CHAR_FOREIGN = Kind(
+    "a text", _read_text, "pg_catalog.bpchar", equates=False, orders=False, text=True
+)
 
 _SPAN = (timedelta(days=-999_999_999), timedelta(days=999_999_999))
 _TIMESTAMPTZ = Kind(
     "a timestamp such as 2026-01-31T12:00:00Z",
     _read_timestamptz,
-    "timestamptz",
+    "pg_catalog.timestamptz",
     comparable="({v} - EPOCH if {v}.__class__ is datetime else far_moment({v}))",
     null=_SPAN,
 )
@@ -327,17 +341,19 @@ _TIMESTAMP = Kind(
 _DATE = Kind(
     "a date such as 2026-01-31",
     _read_date,
-    "date",
+    "pg_catalog.date",
     comparable="({v}.toordinal() if {v}.__class__ is date else far_day({v}))",
 )
 _TIME = Kind(
     "a time such as 12:30:00", _read_time, "time", comparable="clock({v})", null=(-1e15, 1e15)
 )
-_UUID = Kind("a UUID", _read_uuid, "uuid", comparable="{v}.int", null=(-INFINITY, INFINITY))
+_UUID = Kind(
+    "a UUID", _read_uuid, "pg_catalog.uuid", comparable="{v}.int", null=(-INFINITY, INFINITY)
+)
 _BYTEA = Kind(
     "bytes, in JSON as \\x and hexadecimal digits",
     _read_bytes,
-    "bytea",
+    "pg_catalog.bytea",
     # Bytes may hold any value, so the end needs a character that no byte decodes to.
     reverse="{v}.translate(INVERTED).decode('latin-1') + '\\u0100'",
 )

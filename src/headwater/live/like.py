@@ -2,6 +2,11 @@
 
 LIKE compares characters and is exact in memory under every deterministic collation. ILIKE lowers
 both sides as the column's collation does, and there memory knows less; see `fold_guard`.
+
+A test reads the text once. Between two `%` the first place that fits is as good as any later one,
+and `str.find` finds a literal in linear time. A part that has a `_` between literals can fit almost
+everywhere and nowhere: the places that are tried are counted, and beyond `LIKE_STEPS_MAX` the
+database decides.
 """
 
 from __future__ import annotations
@@ -10,6 +15,8 @@ import re
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from headwater.limits import LIKE_STEPS_MAX
+from headwater.live.needs import Undecided
 from headwater.model import Column
 
 Wildcard = Literal["%", "_"]
@@ -24,6 +31,7 @@ class Token(NamedTuple):
 
 _ANY = Token("", "%")
 _ONE = Token("", "_")
+_PART = re.compile(r"%+|_|\\(.?)|[^%_\\]+", re.DOTALL)
 
 
 def tokens(pattern: str) -> list[Token]:
@@ -33,24 +41,19 @@ def tokens(pattern: str) -> list[Token]:
     ['100%', '_', 'a', '%']
     """
     found: list[Token] = []
-    literal = ""
-    characters = iter(pattern)
-    for character in characters:
-        if character in "%_":
+    literal: list[str] = []
+    for part in _PART.finditer(pattern):
+        text = part[0]
+        if text[0] in "%_":
             if literal:
-                found.append(Token(literal))
-                literal = ""
-            wildcard = _ANY if character == "%" else _ONE
-            if wildcard is _ONE or found[-1:] != [_ANY]:
-                found.append(wildcard)
-        elif character == "\\":
-            try:
-                literal += next(characters)
-            except StopIteration:
-                raise ValueError("a pattern must not end with the escape character \\") from None
+                found.append(Token("".join(literal)))
+                literal.clear()
+            found.append(_ANY if text[0] == "%" else _ONE)
+        elif text == "\\":
+            raise ValueError("a pattern must not end with the escape character \\")
         else:
-            literal += character
-    return [*found, Token(literal)] if literal else found
+            literal.append(text if part[1] is None else part[1])
+    return [*found, Token("".join(literal))] if literal else found
 
 
 def test_of(pattern: str) -> tuple[str, object]:
@@ -73,22 +76,94 @@ def test_of(pattern: str) -> tuple[str, object]:
             return "{v}{lower}.endswith({k})", text
         case ["%", Token(text), "%"]:
             return "{k} in {v}{lower}", text
-    return "{k}({v}{lower}) is not None", _regex(pattern)
+    return "{k}({v}{lower})", matcher(pattern)
 
 
-def _regex(pattern: str) -> Callable[[str], object]:
-    """Each `%x` but the last becomes an atomic group: the first place where x fits is as good as
-    any later one, so no pattern can make the match exponential."""
-    segments = [""]
+def reads_whole_text(template: str) -> bool:
+    """Whether such a test takes longer for a longer text."""
+    return not template.startswith("{v}[:") and template not in ("{v} == {k}", "{v} is not {k}")
+
+
+class Segment:
+    """What stands between two `%`: literals at fixed places."""
+
+    __slots__ = ("_anchor", "_others", "_place", "length")
+
+    def __init__(self, parts: list[Token]) -> None:
+        literals: list[tuple[int, str]] = []
+        self.length = 0
+        for part in parts:
+            if part.literal:
+                literals.append((self.length, part.literal))
+            self.length += len(part.literal) or 1
+        # The longest is looked for first: it fits in the fewest places.
+        literals.sort(key=lambda each: -len(each[1]))
+        self._place, self._anchor = literals[0] if literals else (0, "")
+        self._others = literals[1:]
+
+    def fits(self, text: str, at: int) -> bool:
+        """Whether the text has the literals, if the segment begins at this character."""
+        return text.startswith(self._anchor, at + self._place) and all(
+            text.startswith(literal, at + place) for place, literal in self._others
+        )
+
+    def find(self, text: str, start: int, end: int, steps: int) -> tuple[int, int]:
+        """The first place between start and end, or -1; and how many steps are left then."""
+        if not self._anchor:
+            return (start if start + self.length <= end else -1), steps
+        behind = self.length - self._place - len(self._anchor)
+        at = text.find(self._anchor, start + self._place, end - behind)
+        if not self._others:
+            return (at - self._place if at >= 0 else -1), steps
+        # A long anchor costs `str.find` some time before it begins.
+        cost = 1 + len(self._anchor) // 64
+        while at >= 0:
+            steps -= cost
+            for place, literal in self._others:
+                steps -= 1
+                if not text.startswith(literal, at - self._place + place):
+                    break
+            else:
+                return at - self._place, steps
+            if steps < 0:
+                raise Undecided
+            at = text.find(self._anchor, at + 1, end - behind)
+        return -1, steps
+
+
+def matcher(pattern: str) -> Callable[[str], bool]:
+    """The function that decides whether a text matches. It raises Undecided where that would take
+    more than `LIKE_STEPS_MAX` steps.
+
+    >>> matches = matcher("a_c%e%")
+    >>> matches("abcde"), matches("abde")
+    (True, False)
+    """
+    parts: list[list[Token]] = [[]]
     for token in tokens(pattern):
         if token.wildcard == "%":
-            segments.append("")
+            parts.append([])
         else:
-            segments[-1] += "." if token.wildcard else re.escape(token.literal)
-    if len(segments) > 1:
-        first, *middle, last = segments
-        segments = [first, *(f"(?>.*?{segment})" for segment in middle), f".*{last}"]
-    return re.compile("".join(segments), re.DOTALL).fullmatch
+            parts[-1].append(token)
+    first, *middle = map(Segment, parts)
+    if not middle:
+        return lambda text: len(text) == first.length and first.fits(text, 0)
+    last = middle.pop()
+    shortest = first.length + sum(each.length for each in middle) + last.length
+
+    def matches(text: str) -> bool:
+        end = len(text) - last.length
+        if len(text) < shortest or not (first.fits(text, 0) and last.fits(text, end)):
+            return False
+        at, steps = first.length, LIKE_STEPS_MAX
+        for segment in middle:
+            at, steps = segment.find(text, at, end, steps - 1)
+            if at < 0:
+                return False
+            at += segment.length
+        return True
+
+    return matches
 
 
 def prefix(pattern: str) -> str:

@@ -23,10 +23,10 @@ from headwater import limits
 from headwater.errors import InvalidQuery
 from headwater.live import kinds
 from headwater.live.columns import unusable_column
-from headwater.live.filter_sql import Sql, constant_sql, identifier, join
+from headwater.live.filter_sql import Sql, compare, identifier, join
 from headwater.live.kinds import Kind
 from headwater.live.needs import Unplaced
-from headwater.model import Cursor, Row, Table, Value
+from headwater.model import Column, Cursor, Row, Table, Value
 
 SortKey: TypeAlias = tuple[Any, ...]
 
@@ -113,7 +113,7 @@ def check_order(
 class Ordering:
     """An order, compiled for a table."""
 
-    __slots__ = ("_kinds", "_never_null", "by", "cursor", "exact")
+    __slots__ = ("_columns", "_kinds", "_never_null", "by", "cursor", "exact")
 
     by: tuple[OrderBy, ...]
     exact: bool
@@ -123,9 +123,10 @@ class Ordering:
 
     def __init__(self, by: tuple[OrderBy, ...], table: Table, *, ranked: bool = False) -> None:
         """With `ranked`, only the database decides the order, whatever the columns are."""
-        of_column = {column.name: kinds.kind_of(column) for column in table.columns}
+        of_name = {column.name: column for column in table.columns}
         self.by = by
-        self._kinds = tuple(of_column[each.column] for each in by)
+        self._columns = tuple(of_name[each.column] for each in by)
+        self._kinds = tuple(map(kinds.kind_of, self._columns))
         if ranked:
             self._kinds = tuple(replace(kind, orders=False) for kind in self._kinds)
         self.exact = all(kind.orders for kind in self._kinds)
@@ -168,29 +169,28 @@ class Ordering:
     def after_sql(self, cursor: Cursor) -> Sql:
         """True for the rows that come after the cursor; false or NULL for the others."""
         condition = Sql("false")
-        for by, kind, value in reversed(list(zip(self.by, self._kinds, cursor, strict=True))):
-            same = _same_sql(by, kind, value)
-            later = self._later_sql(by, kind, value)
+        for by, of, value in reversed(list(zip(self.by, self._columns, cursor, strict=True))):
+            same = _same_sql(of, value)
+            later = self._later_sql(by, of, value)
             tied = join(" and ", (same, condition)).wrapped("(", ")")
             condition = join(" or ", (later, tied)).wrapped("(", ")")
         return join(" and ", (*self._bound_sql(cursor[0]), condition)).wrapped("(", ")")
 
-    def _later_sql(self, by: OrderBy, kind: Kind, value: Value) -> Sql:
+    def _later_sql(self, by: OrderBy, of: Column, value: Value) -> Sql:
         column = identifier(by.column)
         if value is None:
             return Sql(f"{column} is not null" if by.nulls_first else "false")
-        later = Sql(f"{column} {'<' if by.desc else '>'} ") + constant_sql(kind, value)
+        later = compare(of, "<" if by.desc else ">", value)
         if by.nulls_first or by.column in self._never_null:
             return later
         return later.wrapped("(", f" or {column} is null)")
 
     def _bound_sql(self, value: Value) -> list[Sql]:
         """What follows for the first column, where it is a plain range: an index can use that."""
-        by, kind = self.by[0], self._kinds[0]
+        by = self.by[0]
         if value is None or not (by.nulls_first or by.column in self._never_null):
             return []
-        sign = "<=" if by.desc else ">="
-        return [Sql(f"{identifier(by.column)} {sign} ") + constant_sql(kind, value)]
+        return [compare(self._columns[0], "<=" if by.desc else ">=", value)]
 
 
 @lru_cache(maxsize=1024)
@@ -207,11 +207,10 @@ def _order_by_sql(by: OrderBy) -> str:
     return f"{identifier(by.column)}{' desc' if by.desc else ''}{nulls}"
 
 
-def _same_sql(by: OrderBy, kind: Kind, value: Value) -> Sql:
-    column = identifier(by.column)
+def _same_sql(of: Column, value: Value) -> Sql:
     if value is None:
-        return Sql(f"{column} is null")
-    return Sql(f"{column} = ") + constant_sql(kind, value)
+        return Sql(f"{identifier(of.name)} is null")
+    return compare(of, "=", value)
 
 
 # ------------------------------------------------------------------------ sort keys

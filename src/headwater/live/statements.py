@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from headwater.live import kinds
-from headwater.live.filter_sql import Sql, constant_sql, filter_sql, identifier, join
+from headwater.live.filter_sql import Sql, compare, filter_sql, identifier, join, one_of
 from headwater.live.needs import Check, Need, Order, Refill
 from headwater.live.query import BoundQuery
 from headwater.model import Cursor, Key, Table
@@ -64,8 +63,17 @@ def _from(table: Table, names: tuple[str, ...] | None = None) -> str:
 
 
 def _keys_sql(table: Table, keys: tuple[Key, ...]) -> Sql:
-    of_column = {column.name: kinds.kind_of(column) for column in table.columns}
-    key_kinds = [of_column[name] for name in table.key]
-    names = ", ".join(map(identifier, table.key))
-    listed = [join(", ", map(constant_sql, key_kinds, key)).wrapped("(", ")") for key in keys]
-    return join(", ", listed).wrapped(f"({names}) in (", ")") if listed else Sql("false")
+    of_name = {column.name: column for column in table.columns}
+    columns = [of_name[name] for name in table.key]
+    if not keys:
+        return Sql("false")
+    if len(columns) == 1:
+        return one_of(columns[0], [value for (value,) in keys])
+    same = [
+        join(
+            " and ",
+            (compare(column, "=", value) for column, value in zip(columns, key, strict=True)),
+        )
+        for key in keys
+    ]
+    return join(" or ", (each.wrapped("(", ")") for each in same)).wrapped("(", ")")

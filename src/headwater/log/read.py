@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, LiteralString
 
@@ -519,6 +519,29 @@ async def check(connection: Connection, log: str, position: Position) -> None:
             raise marks.replaced(position, _READ_AGAIN)
         # Rows were trimmed between the questions.
         await check(connection, log, position)
+
+
+async def check_history(connection: Connection, position: Position, history: timedelta) -> None:
+    """Raise ResyncRequired if a transaction that the position does not contain is older than this:
+    if its last change is. In the order of transactions, so a position far back is refused by the
+    first one."""
+    cursor = await connection.execute(_TOO_OLD, {**_new_xids(position), "history": history})
+    if await cursor.fetchone() is not None:
+        raise ResyncRequired(
+            f"position {position} lies further back than a feed may begin here",
+            hint=f"{_READ_AGAIN} How far back it may begin is decided by the setting feed_history,"
+            " or by the application's authorize hook.",
+        )
+
+
+_TOO_OLD = """
+    (select xid from headwater.log where xid = any(%(xip)s::xid8[])
+     group by xid having max(at) < clock_timestamp() - %(history)s limit 1)
+    union all
+    (select xid from headwater.log where xid >= %(xmax)s::xid8
+     group by xid having max(at) < clock_timestamp() - %(history)s limit 1)
+    limit 1
+"""
 
 
 async def _has_history(connection: Connection, position: Position) -> bool:

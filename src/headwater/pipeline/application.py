@@ -13,7 +13,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from headwater.metrics import PipelineMetrics
-from headwater.pipeline import connecting, jobs, shapes, standing
+from headwater.pipeline import connecting, jobs, ownership, shapes, spark_log, standing
 from headwater.pipeline.answers import answer, answering
 from headwater.pipeline.checkpoints import LakeLock
 from headwater.pipeline.lake import Lake
@@ -70,7 +70,11 @@ def _work(
 ) -> list[StreamProgress]:
     root, metrics = _absolute(settings.lake), PipelineMetrics()
     # The lock first of all: Spark takes seconds to start.
-    with LakeLock(root), _spark(root, url, once, master or LOCAL_MASTER) as spark:
+    with (
+        LakeLock(root),
+        _closed(root) as files,
+        _spark(root, url, once, master or LOCAL_MASTER, files) as spark,
+    ):
         if metrics_port is not None:
             _serve(metrics, metrics_port)
         plan = jobs.Plan(
@@ -89,14 +93,30 @@ def _work(
 
 
 @contextmanager
-def _spark(root: str, url: str, once: bool, master: str) -> Iterator[SparkSession]:
+def _closed(root: str) -> Iterator[dict[str, str]]:
+    """What is written inside is no more open than the lake's folder. One that was there before
+    keeps its mode, which is reported where others can read it. Gives what Spark is to know of it:
+    its files have the modes that it says, whatever the umask is."""
+    if "://" in root:
+        yield {}
+        return
+    if who := ownership.openness(Path(root)):
+        log.warning("The lake %s", ownership.notice(root, who))
+    with ownership.umask_of(Path(root)) as mask:
+        yield {"spark.hadoop.fs.permissions.umask-mode": f"{mask:03o}"}
+
+
+@contextmanager
+def _spark(
+    root: str, url: str, once: bool, master: str, files: dict[str, str]
+) -> Iterator[SparkSession]:
     """A Spark for the pipeline. Unless it ends by itself soon, others may use it meanwhile."""
     with ExitStack() as opened:
         if once or not master.startswith("local"):
-            spark = _started(opened, master, _SETTINGS)
+            spark = _started(opened, root, master, _SETTINGS | files)
         else:
             token = opened.enter_context(connecting.token_for_spark())
-            spark = _started(opened, master, _SETTINGS | connecting.SETTINGS)
+            spark = _started(opened, root, master, _SETTINGS | connecting.SETTINGS | files)
             lake, path = Lake(root, spark), opened.enter_context(standing.private_socket())
             opened.enter_context(answering(lake, path, url))
             service = standing.Service(os.getpid(), path, connecting.address(spark), token)
@@ -105,9 +125,13 @@ def _spark(root: str, url: str, once: bool, master: str) -> Iterator[SparkSessio
         yield spark
 
 
-def _started(opened: ExitStack, master: str, settings: dict[str, str]) -> SparkSession:
+def _started(opened: ExitStack, root: str, master: str, settings: dict[str, str]) -> SparkSession:
     spark = spark_session(
-        spark_folder(), master=master, name="headwater pipeline", settings=settings
+        spark_folder(),
+        master=master,
+        name="headwater pipeline",
+        settings=settings,
+        log=spark_log.of_lake(root, spark_folder()),
     )
     opened.callback(spark.stop)
     return spark

@@ -23,6 +23,7 @@ import msgspec
 from headwater.errors import PipelineError
 from headwater.pipeline.files import Place
 from headwater.pipeline.offsets import Offset
+from headwater.pipeline.ownership import make_folders
 
 _BEGIN = "begin"
 
@@ -127,12 +128,21 @@ class LakeLock:
     def __enter__(self) -> LakeLock:
         place = Place.of(self._root)
         if place.is_local:
-            place.system.create_dir(place.base, recursive=True)
+            make_folders(Path(place.base))
             self._take(Path(place.below("_lock")))
         return self
 
     def _take(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # As open as the folder, which a team may share. A link would be to another file of ours.
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(path, flags, path.parent.stat().st_mode & 0o666)
+        except OSError as error:
+            raise PipelineError(
+                f"the lock of the lake {self._root} cannot be opened: {error}",
+                hint="It must be a file that this user may write to: look at it with ls -l, or "
+                "give this pipeline a lake of its own: --lake",
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

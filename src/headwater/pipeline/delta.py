@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
@@ -33,6 +34,7 @@ from headwater import limits
 from headwater.errors import PipelineError
 from headwater.pipeline.crashes import crash_point
 from headwater.pipeline.files import Place
+from headwater.pipeline.ownership import make_folders
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,7 +51,7 @@ def create(path: str, schema: pa.Schema, partition_by: Sequence[str] = ()) -> De
     """The table at the path, made if there is none."""
     place = Place.of(path)
     if place.is_local:
-        place.system.create_dir(place.base, recursive=True)
+        make_folders(Path(place.base))
     return DeltaTable.create(path, schema, mode="ignore", partition_by=list(partition_by))
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from headwater.capture.postgres.doctor import Finding
 from headwater.errors import ConfigError
-from headwater.pipeline import connecting, standing
+from headwater.pipeline import connecting, ownership, standing
 from headwater.pipeline.java import Java, find_java
 from headwater.pipeline.session import spark_folder
 from headwater.pipeline.warming import Archive
@@ -83,6 +83,10 @@ def _lake(root: Path) -> list[Finding]:
         text = f"{there} cannot be written to by this user"
         hint = "Name another folder: --lake or the setting lake."
         return [Finding("lake", "warn", text, hint)]
+    if there == root and (who := ownership.openness(root)):
+        hint = f"chmod 700 {root}, unless they are to read all of it."
+        text = f"{root} can be read by {who}: every row that was ever written, without any policy"
+        return [Finding("lake", "warn", text, hint), _owner(root)]
     state = "is there" if there == root else "is not there yet; headwater pipeline run makes it"
     return [Finding("lake", "ok", f"{root} {state}, and can be written to"), _owner(root)]
 

@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 from deltalake import write_deltalake
 from pyspark.sql import functions as f
 
-from headwater import limits
-from headwater.database import translate
+from headwater.database import connect_blocking, translate
 from headwater.errors import PipelineError
 from headwater.pipeline import audit, delta, maintenance
 from headwater.pipeline.checkpoints import Checkpoint
@@ -216,12 +215,7 @@ class Shapes:
 
     def _connected(self) -> psycopg.Connection:
         if self._connection is None or self._connection.closed:
-            self._connection = psycopg.connect(
-                self._url,
-                autocommit=True,
-                connect_timeout=limits.CONNECT_TIMEOUT_SECONDS,
-                application_name="headwater pipeline",
-            )
+            self._connection = connect_blocking(self._url, purpose="pipeline")
         return self._connection
 
 

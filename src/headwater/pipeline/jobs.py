@@ -517,7 +517,11 @@ def explain(error: BaseException, name: str, lake: str = "FOLDER") -> HeadwaterE
     if found := re.search(r"headwater\.errors\.(\w+): (.+)", text):
         return _ours(found[1], found[2].strip(), name, lake)
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    return PipelineError(f"stream {name} of the pipeline failed: {first}", retryable=True)
+    return PipelineError(
+        f"stream {name} of the pipeline failed: {first}",
+        hint="headwater status names the file with what Spark says about it.",
+        retryable=True,
+    )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

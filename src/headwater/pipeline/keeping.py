@@ -21,13 +21,12 @@ from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headwater import limits
-from headwater.database import translated
+from headwater.database import connect_blocking, translated
 from headwater.errors import HeadwaterError, PipelineError, ResyncRequired
 from headwater.pipeline import audit, delta, maintenance, retention, snapshots, state
 from headwater.pipeline.checkpoints import owner_name
@@ -350,9 +349,7 @@ def captured(url: str) -> tuple[str, list[Captured]]:
     """The log's id, and the tables that are captured, but for our own."""
     with (
         translated(url),
-        psycopg.connect(
-            url, autocommit=True, connect_timeout=limits.CONNECT_TIMEOUT_SECONDS
-        ) as database,
+        connect_blocking(url, purpose="pipeline") as database,
     ):
         rows = database.execute(_CAPTURED).fetchall()
         row = database.execute("select headwater.log_id()").fetchone()

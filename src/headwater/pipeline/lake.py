@@ -10,6 +10,7 @@
 <root>/_lock            held by the pipeline that writes here
 <root>/_retention       from when on it has every event, where older ones were removed
 <root>/_service         where it answers questions; see `standing`
+<root>/_spark.log       what Spark prints while the pipeline runs
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import msgspec
 import psycopg
 
 from headwater import limits
-from headwater.database import translate
+from headwater.database import connect_blocking, translate
 from headwater.errors import ConfigError, ResyncRequired
 from headwater.log import marks
 from headwater.model import Position
@@ -282,13 +282,10 @@ class Planner:
 
     def _connected(self) -> psycopg.Connection[tuple[Any, ...]]:
         if self._connection is None:
-            self._connection = psycopg.connect(
+            self._connection = connect_blocking(
                 self._url,
-                autocommit=True,
-                connect_timeout=limits.CONNECT_TIMEOUT_SECONDS,
-                application_name="headwater pipeline",
-                client_encoding="utf8",
-                options="-c timezone=UTC -c jit=off -c max_parallel_workers_per_gather=0",
+                purpose="pipeline",
+                options="-c jit=off -c max_parallel_workers_per_gather=0",
             )
             self._was_connected = True
             self._checked.clear()

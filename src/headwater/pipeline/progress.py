@@ -16,7 +16,7 @@ import psycopg
 from psycopg import errors
 
 from headwater import limits
-from headwater.database import Connection, translate
+from headwater.database import Connection, connect_blocking, translate
 from headwater.errors import DatabaseError
 from headwater.metrics import PipelineMetrics
 from headwater.pipeline.offsets import Offset
@@ -111,11 +111,9 @@ class Reports:
 
     def _connected(self) -> psycopg.Connection[tuple[Any, ...]]:
         if self._connection is None or self._connection.closed:
-            self._connection = psycopg.connect(
+            self._connection = connect_blocking(
                 self._url,
-                autocommit=True,
-                connect_timeout=limits.CONNECT_TIMEOUT_SECONDS,
-                application_name="headwater pipeline",
+                purpose="pipeline",
                 options=f"-c statement_timeout={limits.PIPELINE_BEHIND_SECONDS * 1000:.0f}",
             )
         return self._connection

@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from headwater import limits
-from headwater.database import without_password
+from headwater.database import pinned_url, without_password
 from headwater.errors import DatabaseError, ResyncRequired
 from headwater.pipeline.offsets import Range
 
@@ -144,7 +144,7 @@ _connections: dict[tuple[str, str], tuple[Any, Any]] = {}
 
 def _connection(url: str, owner: str) -> Any:
     if (url, owner) not in _connections:
-        database = adbc_driver_postgresql.connect(url)
+        database = adbc_driver_postgresql.connect(pinned_url(url))
         connection = adbc.AdbcConnection(database)
         _connections[url, owner] = database, connection
         with _Answer(connection, _SESSION) as answer:

@@ -15,9 +15,8 @@ import msgspec
 import psycopg
 import pyarrow.compute as pc
 
-from headwater.database import translated
+from headwater.database import connect_blocking, translated
 from headwater.errors import CaptureError
-from headwater.limits import CONNECT_TIMEOUT_SECONDS
 from headwater.model import Position
 from headwater.pipeline import delta, events, gaps, snapshots
 from headwater.pipeline.checkpoints import LakeLock
@@ -86,7 +85,7 @@ def _captured(url: str) -> list[str]:
 
 
 def _connected(url: str) -> psycopg.Connection[tuple[Any, ...]]:
-    return psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_SECONDS)
+    return connect_blocking(url, purpose="pipeline")
 
 
 def _last_time(lake: Lake, reached: Position) -> datetime:

@@ -10,11 +10,15 @@ from contextlib import suppress
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
-from headwater.pipeline import warming
+from headwater.errors import PipelineError
+from headwater.limits import EMBEDDED_SOCKET_PATH_BYTES_MAX
+from headwater.pipeline import spark_log, warming
 from headwater.pipeline.connecting import missing
 from headwater.pipeline.java import find_java
+from headwater.pipeline.ownership import make_own
 from headwater.pipeline.standing import find
 
 if TYPE_CHECKING:
@@ -61,9 +65,12 @@ def spark_session(
     master: str = LOCAL_MASTER,
     name: str = "headwater",
     settings: Mapping[str, str] | None = None,
+    log: Path | None = None,
 ) -> SparkSession:
     """A session with the source `headwater` registered. The folder is for what Spark keeps on this
-    machine: a Java's shim, temporary files."""
+    machine: a Java's shim, temporary files. What it prints goes to the file `log`, if there is one.
+    PipelineError where it does not start."""
+    make_own(folder)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     is_local = master.startswith("local")
@@ -78,16 +85,46 @@ def spark_session(
 
     from headwater.pipeline.source import HeadwaterSource
 
-    builder = SparkSession.builder.master(master).appName(name)
     chosen = ALWAYS | (LOCAL | _folders(folder) if is_local else {}) | dict(settings or {})
-    if is_local and (told := warming.options(folder, java)):
+    if is_local:
+        (folder / "tmp").mkdir(exist_ok=True)
+        # What Java and its sockets leave in a temporary folder has rows in it, too.
+        told = [f"-Djava.io.tmpdir={folder / 'tmp'}", *warming.options(folder, java)]
         quoted = (f'"{each}"' for each in told)
         chosen[_JAVA_OPTIONS] = " ".join([chosen.get(_JAVA_OPTIONS, ""), *quoted]).strip()
+    chosen |= {"spark.master": master, "spark.app.name": name}
+    if log is not None:
+        _launch(chosen, log)
+    builder = SparkSession.builder
     for key, value in chosen.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.dataSource.register(HeadwaterSource)
     return session
+
+
+def _launch(settings: Mapping[str, str], log: Path) -> None:
+    """Start Java for this program, unless it has one, with its output in a file."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is not None:
+        return
+    output = spark_log.start(log)
+    try:
+        conf = SparkConf().setAll(list(settings.items()))
+        gateway = launch_gateway(  # type: ignore[no-untyped-call]
+            conf, {"stdout": output, "stderr": output}
+        )
+    except PySparkRuntimeError as error:
+        raise PipelineError(
+            f"Spark did not start: {spark_log.last_line(log) or error}",
+            hint=f"{log} has all that Java said. headwater doctor looks at the Java.",
+        ) from error
+    finally:
+        os.close(output)
+    SparkContext._ensure_initialized(gateway=gateway)
 
 
 def any_session(root: str) -> SparkSession:
@@ -101,15 +138,19 @@ def any_session(root: str) -> SparkSession:
     service = find(root)
     if service is not None and service.remote is not None and not missing():
         return SparkSession.builder.remote(service.remote).getOrCreate()
-    session = spark_session(spark_folder())
+    folder = spark_folder()
+    session = spark_session(folder, log=folder / "spark.log")
     # What fails is raised here; Java's own account of it, also of Ctrl-C, is not for people.
     session.sparkContext.setLogLevel("OFF")
     return session
 
 
 def _folders(folder: Path) -> dict[str, str]:
+    # A socket has a name of 42 characters, and its path must not be too long.
+    fits = len(os.fsencode(folder / "tmp")) + 1 + 42 <= EMBEDDED_SOCKET_PATH_BYTES_MAX
     return {
         "spark.local.dir": str(folder / "tmp"),
+        "spark.python.unix.domain.socket.dir": str(folder / "tmp") if fits else gettempdir(),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
 

@@ -12,12 +12,10 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-import psycopg
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from headwater.database import translated
-from headwater.limits import CONNECT_TIMEOUT_SECONDS
+from headwater.database import connect_blocking, translated
 from headwater.model import Column, Table
 from headwater.pipeline import delta
 
@@ -50,7 +48,7 @@ def record(path: str, url: str) -> int:
 def _of_database(url: str) -> list[dict[str, Any]]:
     with (
         translated(url),
-        psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_SECONDS) as database,
+        connect_blocking(url, purpose="pipeline") as database,
     ):
         rows = database.execute(_ALL).fetchall()
     return [dict(zip(SHAPES.names, row, strict=True)) for row in rows]

@@ -3,16 +3,19 @@ seconds.
 
 It offers two ways. Commands put questions to it (`answers`) through a socket; Python programs use
 its Spark as a Connect server (`Lake.connect`). Both are for the pipeline's own user only: the
-socket lies in a folder that nobody else may enter, and Connect wants a token. Where they are is
-said by a file beside the lake's lock, which only that user can read. A file whose socket nobody
-answers is what a killed pipeline has left; it counts for nothing.
+socket lies in a folder that no other user may enter, and Connect wants a token. Where they are is
+said by a file beside the lake's lock, which only that user can read. It counts only where no other
+user can have written it, and where the socket is this user's own. A file whose socket does not
+answer is what a killed pipeline has left; it counts for nothing.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,9 +23,13 @@ from pathlib import Path
 
 import msgspec
 
-from headwater.limits import ANSWER_CONNECT_SECONDS
+from headwater.limits import ANSWER_CONNECT_SECONDS, SERVICE_FILE_BYTES_MAX
+from headwater.pipeline import ownership
 
 FILE = "_service"
+
+_PREFIX, _SOCKET = "headwater-", "pipeline"
+_ADDRESS = re.compile(r"sc://localhost:[0-9]{1,5}")
 
 
 class Service(msgspec.Struct, frozen=True):
@@ -36,7 +43,7 @@ class Service(msgspec.Struct, frozen=True):
     @property
     def remote(self) -> str | None:
         """The address for `SparkSession.builder.remote`."""
-        if self.connect is None or self.token is None:
+        if self.connect is None or self.token is None or not _ADDRESS.fullmatch(self.connect):
             return None
         return f"{self.connect}/;token={self.token}"
 
@@ -44,9 +51,9 @@ class Service(msgspec.Struct, frozen=True):
 @contextmanager
 def private_socket() -> Iterator[str]:
     """A path for a socket, short enough for one, in a folder that only this user may enter."""
-    folder = tempfile.mkdtemp(prefix="headwater-")
+    folder = tempfile.mkdtemp(prefix=_PREFIX)
     try:
-        yield f"{folder}/pipeline"
+        yield f"{folder}/{_SOCKET}"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -61,7 +68,9 @@ def announced(root: str, service: Service) -> Iterator[None]:
         return
     clear(root)
     unfinished = path.with_name(f"{FILE}.{os.getpid()}")
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    unfinished.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(unfinished, flags, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.encode(service))
     unfinished.rename(path)
@@ -72,12 +81,18 @@ def announced(root: str, service: Service) -> Iterator[None]:
 
 
 def clear(root: str) -> None:
-    """Remove what a pipeline that was killed has left."""
+    """Remove what a pipeline that was killed has left: a socket, and the folder made for it. A file
+    says where; so no more is removed than a socket and an empty folder."""
     left = _read(root)
-    if left is not None and not _answers(left):
-        folder = Path(left.socket).parent
-        if folder.name.startswith("headwater-"):
-            shutil.rmtree(folder, ignore_errors=True)
+    if left is None or _answers(left):
+        return
+    path = Path(left.socket)
+    if path.parent.name.startswith(_PREFIX) and ownership.is_private_folder(path.parent):
+        with suppress(OSError):
+            if path.name == _SOCKET and stat.S_ISSOCK(path.lstat().st_mode):
+                path.unlink()
+        with suppress(OSError):
+            path.parent.rmdir()
 
 
 def find(root: str) -> Service | None:
@@ -94,10 +109,13 @@ def _read(root: str) -> Service | None:
     path = _file(root)
     if path is None:
         return None
-    # Not there, somebody else's, or not ours at all: then there is none for us.
-    with suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(path.read_bytes(), type=Service)
-    return None
+    content = ownership.read_own(path, SERVICE_FILE_BYTES_MAX)
+    if content is None:
+        return None
+    try:
+        return msgspec.json.decode(content, type=Service)
+    except msgspec.DecodeError:
+        return None
 
 
 def _answers(service: Service) -> bool:
@@ -106,11 +124,18 @@ def _answers(service: Service) -> bool:
     return False
 
 
+def _check(path: Path) -> None:
+    """OSError for a socket that may be another user's."""
+    if not ownership.is_private_folder(path.parent) or not ownership.is_own(path.lstat()):
+        raise PermissionError(f"{path} is not in a private folder of this user")
+
+
 @contextmanager
 def opened(service: Service, *, patience: float | None = None) -> Iterator[socket.socket]:
     """A connection to the pipeline. OSError where there is none; TimeoutError, which is one, where
     it says nothing for `patience` seconds."""
     with socket.socket(socket.AF_UNIX) as connection:
+        _check(Path(service.socket))
         connection.settimeout(ANSWER_CONNECT_SECONDS)
         connection.connect(service.socket)
         connection.settimeout(patience)

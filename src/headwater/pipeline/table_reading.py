@@ -15,9 +15,8 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from headwater.database import translated
+from headwater.database import connect_blocking, translated
 from headwater.errors import CaptureError
-from headwater.limits import CONNECT_TIMEOUT_SECONDS
 from headwater.model import Column, Position, Table
 from headwater.pipeline.keys import key_expression
 
@@ -60,7 +59,10 @@ class Reading:
 def reading(url: str, names: Iterable[str | int], *, purpose: str = "") -> Iterator[Reading]:
     """Tables in one snapshot, each of them by its name or relation. CaptureError for one that is
     not captured."""
-    with translated(url), psycopg.connect(url, connect_timeout=CONNECT_TIMEOUT_SECONDS) as database:
+    with (
+        translated(url),
+        connect_blocking(url, purpose="pipeline", autocommit=False) as database,
+    ):
         labels = {name: _captured(database, name, purpose) for name in dict.fromkeys(names)}
         database.commit()
         database.execute("set transaction isolation level repeatable read, read only")

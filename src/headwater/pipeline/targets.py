@@ -18,10 +18,9 @@ import psycopg
 from psycopg import errors, sql
 from psycopg.types.json import Jsonb
 
-from headwater.database import translated
+from headwater.database import connect_blocking, is_reserved, translated
 from headwater.errors import ConfigError, PipelineError
-from headwater.limits import CONNECT_TIMEOUT_SECONDS
-from headwater.model import Actor, Table
+from headwater.model import Actor, Table, with_operators
 from headwater.pipeline import state
 from headwater.pipeline.changes import Event
 
@@ -72,24 +71,15 @@ def opened(url: str) -> Iterator[Database]:
     options = " ".join(f"-c {name}={value}" for name, value in _FORMATS.items())
     with (
         translated(url),
-        psycopg.connect(
-            url,
-            autocommit=True,
-            connect_timeout=CONNECT_TIMEOUT_SECONDS,
-            application_name="headwater replay",
-            client_encoding="utf8",
-            options=options,
-        ) as database,
+        connect_blocking(url, purpose="replay", options=options) as database,
     ):
         yield database
 
 
 _FORMATS = {
-    "timezone": "UTC",
     "datestyle": "ISO",
     "intervalstyle": "iso_8601",
     "lc_monetary": "C",
-    "client_min_messages": "warning",
 }
 
 
@@ -100,6 +90,7 @@ class Target:
         self._database = database
         self.name = name
         self._identifier = _identifier(database, name)
+        self._qualified = self._identifier.as_string(database)
         self._chunk_is_there = False
 
     # -------------------------------------------------------------------- whose it is
@@ -167,7 +158,7 @@ class Target:
             here = self._one(
                 "select relation from headwater.replays"
                 " where relation = to_regclass(%s) and run = %s for update",
-                self.name,
+                self._qualified,
                 _json(before),
             )
             if here is None:
@@ -181,7 +172,7 @@ class Target:
         self._database.execute(
             "update headwater.replays set run = %s, updated_at = clock_timestamp()"
             " where relation = to_regclass(%s)",
-            [_json(run), self.name],
+            [_json(run), self._qualified],
         )
 
     # -------------------------------------------------------------------- rows
@@ -235,7 +226,9 @@ class Target:
             self._execute("truncate {table}")
             return
         images = [(event.before if op == "delete" else event.after,) for event in events]
-        statement = _STATEMENTS[op].format(table=self._identifier, **_parts(table))
+        row = self._one("select headwater.operators(to_regclass(%s))", self._qualified)
+        parts = _parts(table, {} if row is None else row[0])
+        statement = _STATEMENTS[op].format(table=self._identifier, **parts)
         with self._database.cursor() as cursor:
             try:
                 cursor.executemany(statement, images)
@@ -272,7 +265,7 @@ class Target:
     # -------------------------------------------------------------------- asking
 
     def _relation(self) -> int | None:
-        row = self._one("select to_regclass(%s)::oid::bigint", self.name)
+        row = self._one("select to_regclass(%s)::oid::bigint", self._qualified)
         found: int | None = row[0] if row is not None else None
         return found
 
@@ -288,12 +281,42 @@ class Target:
 
 
 def _identifier(database: Database, name: str) -> sql.Identifier:
+    """With its schema: where the application's sessions find a table of that name, or would make
+    one. It is never a schema of Headwater's or PostgreSQL's own."""
     try:
         row = database.execute("select parse_ident(%s)", [name]).fetchone()
     except errors.InvalidParameterValue as error:
         raise ConfigError(f"{name!r} is not the name of a table", hint="--into NAME") from error
     assert row is not None
-    return sql.Identifier(*row[0])
+    *schemas, table = row[0]
+    if len(schemas) > 1:
+        raise ConfigError(f"--into {name} names another database", hint="--into SCHEMA.NAME")
+    schema = schemas[0] if schemas else _schema_for(database, table)
+    if is_reserved(schema):
+        whose = "Headwater" if schema == "headwater" else "PostgreSQL"
+        raise ConfigError(
+            f"--into {name}: the schema {schema} is {whose}'s own",
+            hint=f"Name a table in a schema of yours: --into public.{table}",
+        )
+    return sql.Identifier(schema, table)
+
+
+def _schema_for(database: Database, table: str) -> str:
+    row = database.execute(_SCHEMA, [table]).fetchone()
+    if row is None:
+        raise ConfigError(
+            f"--into {table}: the search path of this role has no schema to make it in",
+            hint=f"Name the schema: --into public.{table}",
+        )
+    schema: str = row[0]
+    return schema
+
+
+_SCHEMA = """
+    select s::text
+    from unnest(headwater.schemas_of(headwater.session_path())) with ordinality n (s, at)
+    order by to_regclass(format('%%I.%%I', s, %s::text)) is null, at limit 1
+"""
 
 
 def _json(run: Run) -> Jsonb:
@@ -304,14 +327,19 @@ def _listed(parts: Iterable[sql.Composable]) -> sql.Composed:
     return sql.SQL(", ").join(parts)
 
 
-def _parts(table: Table) -> dict[str, sql.Composed]:
+def _parts(table: Table, operators: dict[str, list[str]]) -> dict[str, sql.Composed]:
     names = [sql.Identifier(column.name) for column in table.columns]
-    same = sql.SQL("t.{0} = r.{0}")
+    same = [
+        sql.SQL("t.{0} {1} r.{0}").format(sql.Identifier(column.name), sql.SQL(equals))
+        for column in table.columns
+        if column.name in table.key
+        for equals in [with_operators(column, operators).operator("=")]
+    ]
     return {
         "names": _listed(names),
         "values": _listed(sql.SQL("r.{}").format(name) for name in names),
         "assignments": _listed(sql.SQL("{0} = r.{0}").format(name) for name in names),
-        "key": sql.SQL(" and ").join(same.format(sql.Identifier(name)) for name in table.key),
+        "key": sql.SQL(" and ").join(same),
     }
 
 

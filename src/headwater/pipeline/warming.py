@@ -20,6 +20,7 @@ import msgspec
 from headwater.errors import PipelineError
 from headwater.limits import WARM_SECONDS
 from headwater.pipeline.java import Java, find_java
+from headwater.pipeline.ownership import make_own
 
 AOT_SINCE = 24
 """The first Java with an AOT cache that is made in one run."""
@@ -74,8 +75,9 @@ def options(folder: Path, java: Java) -> Sequence[str]:
 
 def warm(folder: Path) -> Archive:
     """Make the archive; the one that was there is replaced. PipelineError if that fails."""
+    make_own(folder)
     archive = Archive.of(folder, find_java(folder))
-    archive.path.parent.mkdir(parents=True, exist_ok=True)
+    archive.path.parent.mkdir(exist_ok=True)
     unfinished = archive.path.with_name(f"{archive.path.name}.{os.getpid()}")
     try:
         done = subprocess.run(

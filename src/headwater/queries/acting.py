@@ -87,7 +87,7 @@ async def act_no_more(connection: Connection) -> None:
 async def set_settings(connection: Connection, settings: Sequence[Setting]) -> None:
     """Set them until the transaction ends, in one statement."""
     if settings:
-        calls = ", ".join("set_config(%s, %s, true)" for _ in settings)
+        calls = ", ".join("pg_catalog.set_config(%s, %s, true)" for _ in settings)
         values = [text for setting in settings for text in setting]
         await connection.execute(f"select {calls}".encode(), values)
 

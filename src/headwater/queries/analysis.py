@@ -320,7 +320,8 @@ async def _settings(connection: Connection) -> dict[str, str]:
 
 # A path of the server's configuration is that of every session, of ours too.
 _SETTINGS = """
-    select ' ', session_user::text || pg_catalog.current_setting('search_path')
+    select ' ', session_user::text || s.reset_val
+    from pg_catalog.pg_settings s where s.name = 'search_path'
     union all
     select coalesce(r.rolname::text, ''),
            string_agg(concat_ws(' ', s.setdatabase, s.setconfig), ' ' order by s.setdatabase)

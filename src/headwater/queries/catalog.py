@@ -24,7 +24,7 @@ import msgspec
 import psycopg
 from psycopg import AsyncRawCursor, errors
 
-from headwater.database import Connection
+from headwater.database import Connection, print_path
 from headwater.errors import Unavailable
 from headwater.log.follow import is_lost
 from headwater.model import Column, Table
@@ -45,7 +45,7 @@ from headwater.queries.fingerprints import (
     path_print,
     prints_of,
 )
-from headwater.queries.search_path import Session, printed, resolve, session_of
+from headwater.queries.search_path import Session, resolve, session_of
 
 
 class Refused(Exception):
@@ -204,7 +204,7 @@ class Walk:
             raise Refused(
                 f"names cannot be found with search_path = {session.path} as {session.user}"
             )
-        ours = await self._set_path(printed(schemas))
+        ours = await self._set_path(print_path(schemas))
         if tuple(dict.fromkeys(ours)) != tuple(dict.fromkeys(schemas)):
             missing = ", ".join(sorted(set(schemas) - set(ours)))
             raise Refused(f"Headwater's own role may not use the schema {missing}")
@@ -217,7 +217,7 @@ class Walk:
         """The schemas that are then searched."""
         (found,) = await self._one(
             "with made as materialized (select pg_catalog.set_config('search_path', %s, true))"
-            " select pg_catalog.current_schemas(false)::text[] from made",
+            " select pg_catalog.current_schemas(false)::pg_catalog.text[] from made",
             path,
         )
         return list(found)
@@ -228,7 +228,8 @@ class Walk:
             return []
         known = dict(
             await self._ask(
-                "select t::bigint, format_type(t, null) from unnest(%s::oid[]) t",
+                "select t::bigint, pg_catalog.format_type(t, null)"
+                " from pg_catalog.unnest(%s::pg_catalog.oid[]) t",
                 sorted(set(types) - {0}),
             )
         )
@@ -236,7 +237,8 @@ class Walk:
         name = f"headwater_probe_{self._pid}"
         await self._raw(f"prepare {name} {f'({listed})' if listed else ''} as {sql}")
         (found,) = await self._one(
-            "select parameter_types::text[] from pg_catalog.pg_prepared_statements where name = %s",
+            "select parameter_types::pg_catalog.text[] from pg_catalog.pg_prepared_statements"
+            " where name operator(pg_catalog.=) %s::pg_catalog.text",
             name,
         )
         await self._raw(f"deallocate {name}")
@@ -252,7 +254,8 @@ class Walk:
         )
         (oid,) = await self._one(
             "select oid::bigint from pg_catalog.pg_proc"
-            " where proname = %s and pronamespace = 'headwater'::regnamespace",
+            " where proname operator(pg_catalog.=) %s::pg_catalog.name"
+            " and pronamespace operator(pg_catalog.=) 'headwater'::pg_catalog.regnamespace",
             name,
         )
         return int(oid)

@@ -38,7 +38,7 @@ async def analyse(url: str, executed: list[Executed]) -> list[tuple[Executed, An
 
 async def _run(url: str, query: Query, arguments: Arguments, seconds: float) -> list[Executed]:
     executed: list[Executed] = []
-    connection = await connect(url, purpose="explain")
+    connection = await connect(url, purpose="explain", application_path=True)
     try:
         how = statement_timeout(seconds)
         await begin(connection, "begin isolation level repeatable read read only", how)

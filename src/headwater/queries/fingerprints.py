@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
-from headwater.database import Connection
-from headwater.queries.search_path import Session, printed, resolve
+from headwater.database import Connection, print_path
+from headwater.queries.search_path import Session, resolve
 
 Kind: TypeAlias = Literal[
     "relation", "function", "operator", "type", "collation",
@@ -55,7 +55,7 @@ async def prints_of(connection: Connection, objects: Iterable[Object]) -> Prints
 
 def path_print(schemas: tuple[str, ...] | None) -> str | None:
     """Of a search path, by the schemas that are searched."""
-    return None if schemas is None else printed(schemas)
+    return None if schemas is None else print_path(schemas)
 
 
 # Changes are logged under the enabled table that a relation is, or is below of. What is below it

@@ -21,9 +21,10 @@ from psycopg.pq import TransactionStatus
 
 from headwater.database import Connection
 from headwater.errors import DatabaseError, HeadwaterError, LimitExceeded, Unavailable
+from headwater.fair_queue import Owner
 from headwater.idempotency import Request
 from headwater.identity import ANONYMOUS, Identity
-from headwater.limits import COMMIT_SECONDS, REQUEST_LOOKUP_SECONDS
+from headwater.limits import COMMIT_SECONDS, MUTATION_USER_SHARE, REQUEST_LOOKUP_SECONDS
 from headwater.log.follow import is_lost, reconnect_pause
 from headwater.model import Position
 from headwater.queries.acting import actor, as_whom, begin, statement_timeout, trace_id_of
@@ -36,6 +37,7 @@ from headwater.queries.requests import (
     Stored,
     UserBound,
     begin_request,
+    check_rights,
     result_of,
     store_request,
     trim_user,
@@ -51,7 +53,14 @@ class Mutations:
 
     def __init__(self, url: str, settings: Settings, *, events: Events | None = None) -> None:
         self._timeout = settings.mutation_timeout_period.total_seconds()
-        self._pool = Pool(url, settings.mutation_connections, purpose="mutation")
+        self._pool = Pool(
+            url,
+            settings.mutation_connections,
+            purpose="mutation",
+            share=MUTATION_USER_SHARE,
+            question_url=settings.question_url,
+            check=check_rights,
+        )
         self._events = events
         self._keep = settings.mutation_retention_period
         self._bound = UserBound()
@@ -76,14 +85,16 @@ class Mutations:
         *,
         trace_id: str | None = None,
         request: Request | None = None,
+        owner: Owner | None = None,
     ) -> tuple[msgspec.Raw, Position]:
         """The same as JSON. What JSON cannot hold is an error before the commit. A `request` runs
-        once: with one that ran before, what it returned then."""
+        once: with one that ran before, what it returned then. Of one `owner`, only some run at a
+        time."""
 
         def encoded(value: Any) -> msgspec.Raw:
             return msgspec.Raw(mutation.encode(value))
 
-        return await self._run(mutation, arguments, identity, trace_id, encoded, request)
+        return await self._run(mutation, arguments, identity, trace_id, encoded, request, owner)
 
     async def signal(self, topic: str, ids: Iterable[Any] = ()) -> None:
         """Signal a topic, in a transaction of its own."""
@@ -102,6 +113,7 @@ class Mutations:
         trace_id: str | None,
         finish: Callable[[Any], Any],
         request: Request | None = None,
+        owner: Owner | None = None,
     ) -> tuple[Any, Position]:
         trace_id = trace_id_of(trace_id)
         if mutation.trusted:
@@ -109,7 +121,7 @@ class Mutations:
         with as_callers_see(mutation, identity, trace_id, self._events):
             try:
                 return await self._transaction(
-                    mutation, arguments, identity, trace_id, finish, request
+                    mutation, arguments, identity, trace_id, finish, request, owner
                 )
             except _CommitLost as lost:
                 return lost.value, await self._outcome(mutation, request, lost)
@@ -122,6 +134,7 @@ class Mutations:
         trace_id: str,
         finish: Callable[[Any], Any],
         request: Request | None,
+        owner: Owner | None,
     ) -> tuple[Any, Position]:
         seconds = mutation.timeout or self._timeout
         own = statement_timeout(seconds)
@@ -136,7 +149,10 @@ class Mutations:
                 stored = await begin_request(connection, mutation, request, own, settings)
 
         try:
-            async with self._pool.begun(begun, wait=seconds) as connection:
+            as_role = identity.role is not None
+            async with self._pool.begun(
+                begun, wait=seconds, owner=owner, as_role=as_role
+            ) as connection:
                 if stored is not None:
                     return result_of(stored, mutation), await _position_after_rollback(connection)
                 context = MutationContext(
@@ -153,8 +169,8 @@ class Mutations:
                     writing.reset(token)
                 commit = _commit(connection, mutation, value, request, self._keep)
                 position = await _uninterrupted(commit)
-        except PoolBusy:
-            raise self._busy(mutation, seconds) from None
+        except PoolBusy as busy:
+            raise self._busy(mutation, seconds, own=busy.own) from None
         if request is not None and self._bound.stored(request.scope):
             self._start(self._trim(request.scope))
         return value, position
@@ -212,7 +228,15 @@ class Mutations:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _busy(self, mutation: Mutation, seconds: float) -> HeadwaterError:
+    def _busy(self, mutation: Mutation, seconds: float, *, own: bool) -> HeadwaterError:
+        if own:
+            return LimitExceeded(
+                f"{mutation.label} waited {seconds:g} seconds: {self._pool.owner_size} mutations of"
+                " this user are under way, as many as one user may have",
+                code="user_mutations_busy",
+                hint="Wait for one of them to end. They have this part of the setting"
+                " mutation_connections.",
+            )
         return LimitExceeded(
             f"{mutation.label} waited {seconds:g} seconds for one of {self._pool.size} connections",
             code="mutations_busy",

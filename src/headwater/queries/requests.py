@@ -1,10 +1,12 @@
 """The stored requests: what a mutation with an idempotency key asks the database beside its own.
 
-All of it runs with Headwater's own rights, in the mutation's transaction and in round trips that it
-needs anyway: the key is looked up before the user's role is taken, and the result is stored by the
-last statement before the commit. The commit itself has the user's role again, because a commit can
-run code of others: deferred triggers, and the queries of cursors that outlive the transaction.
-`016_requests.sql` has the tables.
+All of it runs as the role that the connection logged in as (Headwater's, or the question role,
+which may execute `RIGHTS`), in the mutation's transaction and in round trips that it needs anyway:
+the key is looked up before the user's role is taken, and the result is stored by the last statement
+before the commit. The commit itself has the user's role again, because a commit can run code of
+others: deferred triggers, and the queries of cursors that outlive the transaction. Code that leaves
+the user's role can call these functions as well: a stored result is protected by its key, which
+cannot be guessed. `016_requests.sql` has the tables.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import msgspec
 from psycopg import errors
 
 from headwater.database import Connection
-from headwater.errors import DatabaseError, HeadwaterError, ResultError
+from headwater.errors import DatabaseError, HeadwaterError, PermissionMissing, ResultError
 from headwater.idempotency import Request, reused
 from headwater.limits import (
     REQUEST_BEGIN_ATTEMPTS_MAX,
@@ -109,6 +111,31 @@ _STORE = (
     "select headwater.store_request(%s::pg_catalog.bytea, %s::pg_catalog.text,"
     " %s::pg_catalog.bytea, %s::pg_catalog.bytea, %s::pg_catalog.interval)"
 )
+
+
+RIGHTS = (
+    "headwater.begin_request(bytea, text, bytea)",
+    "headwater.store_request(bytea, text, bytea, bytea, interval)",
+    "headwater.log_id()",
+)
+"""What the question role needs EXECUTE on for mutations."""
+
+
+async def check_rights(connection: Connection) -> None:
+    """Raise PermissionMissing unless this role may execute what a mutation needs beside its own."""
+    cursor = await connection.execute(
+        "select f, session_user from pg_catalog.unnest(%s::pg_catalog.text[]) f"
+        " where not pg_catalog.has_function_privilege(f, 'execute')",
+        (list(RIGHTS),),
+    )
+    row = await cursor.fetchone()
+    if row is not None:
+        function, role = row
+        raise PermissionMissing(
+            f"mutations of sessions with a database role run as {role} (question_url), which may"
+            f" not execute {function}",
+            hint=f'grant execute on function {", ".join(RIGHTS)} to "{role}"',
+        )
 
 
 def result_of(stored: Stored, mutation: Mutation) -> msgspec.Raw:

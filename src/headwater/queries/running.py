@@ -59,7 +59,12 @@ class Direct:
 
     def __init__(self, url: str, settings: Settings, *, events: Events | None = None) -> None:
         self._timeout = settings.query_timeout_period.total_seconds()
-        self._pool = Pool(url, settings.query_concurrency, purpose="query")
+        self._pool = Pool(
+            url,
+            settings.query_concurrency,
+            purpose="query",
+            question_url=settings.question_url,
+        )
         self._events = events
 
     async def run(self, query: Query, arguments: Arguments, identity: Identity) -> Any:
@@ -78,7 +83,8 @@ class Direct:
             await begin(connection, "begin isolation level repeatable read read only", settings)
 
         try:
-            async with self._pool.begun(begun, wait=seconds) as connection:
+            as_role = identity.role is not None
+            async with self._pool.begun(begun, wait=seconds, as_role=as_role) as connection:
                 context = Context(
                     connection,
                     identity,

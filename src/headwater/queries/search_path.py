@@ -8,12 +8,9 @@ setting is always resolved together with a role.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-
 import msgspec
 
-from headwater.database import Connection
+from headwater.database import PINNED_PATH, Connection, application_path, split_path
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -24,19 +21,19 @@ class Session(msgspec.Struct, frozen=True):
 
 
 async def session_of(connection: Connection) -> Session:
-    """How that connection finds names now."""
-    cursor = await connection.execute(
-        "select pg_catalog.current_setting('search_path'), current_user::text"
-    )
+    """How that connection finds names now; of one that has our own path, how the application
+    would."""
+    cursor = await connection.execute(_SESSION)
     row = await cursor.fetchone()
     assert row is not None
-    return Session(*row)
+    path, user = row
+    return Session(application_path(path, user), user)
 
 
 async def resolve(connection: Connection, session: Session) -> tuple[str, ...] | None:
     """The schemas in which it finds names, in their order. None where there is no such role, or
     where the setting is not understood."""
-    names = split(session.path)
+    names = split_path(session.path)
     if names is None:
         return None
     cursor = await connection.execute(_RESOLVE, (list(names), session.user))
@@ -44,34 +41,14 @@ async def resolve(connection: Connection, session: Session) -> tuple[str, ...] |
     return None if row is None else tuple(row[0])
 
 
-def printed(schemas: Iterable[str]) -> str:
-    """The schemas as a value of the setting.
+_PATH = f"""
+    case when pg_catalog.current_setting('search_path') operator(pg_catalog.=) '{PINNED_PATH}'
+    then (select s.reset_val from pg_catalog.pg_settings s
+          where s.name operator(pg_catalog.=) 'search_path')
+    else pg_catalog.current_setting('search_path') end
+"""
 
-    >>> printed(["public", "Sales"])
-    '"public", "Sales"'
-    """
-    return ", ".join('"' + name.replace('"', '""') + '"' for name in schemas)
-
-
-def split(path: str) -> tuple[str, ...] | None:
-    """The names in a value of the setting, as the server reads it; None if it would not.
-
-    >>> split('"$user", Public,"a ""b, "'), split(""), split("a b"), split("a,")
-    (('$user', 'public', 'a "b, '), (), None, None)
-    """
-    if not path.strip():
-        return ()
-    names, at = list[str](), 0
-    while (match := _NAME.match(path, at)) is not None:
-        quoted, plain, comma = match.groups()
-        names.append(plain.lower() if quoted is None else quoted.replace('""', '"'))
-        at = match.end()
-        if not comma:
-            return tuple(names)
-    return None
-
-
-_NAME = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^\s",]+))\s*(,|\Z)')
+_SESSION = f"select {_PATH}, current_user::pg_catalog.text"
 
 # `pg_temp` is no schema of that name, and no session that we look at has temporary tables.
 _RESOLVE = """

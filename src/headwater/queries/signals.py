@@ -16,7 +16,7 @@ import msgspec
 
 from headwater.errors import ConfigError
 
-SIGNAL = "select headwater.signal(%s, %s::text[])"
+SIGNAL = "select headwater.signal(%s, %s::pg_catalog.text[])"
 
 
 def ids_of(keys: Iterable[Any]) -> list[str]:

@@ -19,7 +19,7 @@ import httpx
 
 from headwater.hub.reconcile import DRIFT
 
-SETTINGS: dict[str, Any] = {}
+SETTINGS: dict[str, Any] = {"metrics": "open"}
 """What every gateway is set to, unless its block says otherwise."""
 
 

@@ -243,17 +243,23 @@ class _Row:
             )
         table = _name(found["schema"], found["name"])
         self.statement = (
-            _update(table, self._written, key)
+            _update(table, self._written, key, found["equals"])
             if self._others is None
             else _upsert(table, self._written, key, list(self._others))
         ).as_string()
 
 
-def _update(table: sql.Composable, written: Sequence[str], key: Sequence[str]) -> sql.Composed:
+def _update(
+    table: sql.Composable, written: Sequence[str], key: Sequence[str], equals: Sequence[str]
+) -> sql.Composed:
+    conditions = [
+        sql.SQL("{} {} %s").format(_name(name), sql.SQL(operator))
+        for name, operator in zip(key, equals, strict=True)
+    ]
     return sql.SQL("update {} set {} where {}").format(
         table,
         sql.SQL(", ").join(_each("{} = %s", written)),
-        sql.SQL(" and ").join(_each("{} = %s", key)),
+        sql.SQL(" and ").join(conditions),
     )
 
 
@@ -296,15 +302,32 @@ _LOOK = Mutation("text_stream", _look)
 _WRITE = Mutation("text_stream", _write)
 
 _TABLE = """
-    select n.nspname::text as schema, c.relname::text as name,
-           array(select a.attname::text from pg_attribute a
-                 where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped) as columns,
-           array(select a.attname::text
-                 from pg_index i cross join unnest(i.indkey) with ordinality k(number, place)
-                 join pg_attribute a on a.attrelid = c.oid and a.attnum = k.number
-                 where i.indrelid = c.oid and i.indisprimary order by k.place) as key
-    from pg_class c join pg_namespace n on n.oid = c.relnamespace
-    where c.oid = to_regclass(%s)
+    select n.nspname::pg_catalog.text as schema, c.relname::pg_catalog.text as name,
+           array(select a.attname::pg_catalog.text from pg_catalog.pg_attribute a
+                 where a.attrelid operator(pg_catalog.=) c.oid
+                   and a.attnum operator(pg_catalog.>) 0 and not a.attisdropped) as columns,
+           array(select a.attname::pg_catalog.text
+                 from pg_catalog.pg_index i
+                 cross join pg_catalog.unnest(i.indkey) with ordinality k(number, place)
+                 join pg_catalog.pg_attribute a on a.attrelid operator(pg_catalog.=) c.oid
+                   and a.attnum operator(pg_catalog.=) k.number
+                 where i.indrelid operator(pg_catalog.=) c.oid and i.indisprimary
+                 order by k.place) as key,
+           array(select pg_catalog.format('operator(%%I.%%s)', s.nspname, o.oprname)
+                 from pg_catalog.pg_index i
+                 cross join pg_catalog.unnest(i.indclass) with ordinality k(class, place)
+                 join pg_catalog.pg_opclass f on f.oid operator(pg_catalog.=) k.class
+                 join pg_catalog.pg_amop m on m.amopfamily operator(pg_catalog.=) f.opcfamily
+                   and m.amoplefttype operator(pg_catalog.=) f.opcintype
+                   and m.amoprighttype operator(pg_catalog.=) f.opcintype
+                   and m.amopstrategy operator(pg_catalog.=) 3
+                 join pg_catalog.pg_operator o on o.oid operator(pg_catalog.=) m.amopopr
+                 join pg_catalog.pg_namespace s on s.oid operator(pg_catalog.=) o.oprnamespace
+                 where i.indrelid operator(pg_catalog.=) c.oid and i.indisprimary
+                 order by k.place) as equals
+    from pg_catalog.pg_class c
+    join pg_catalog.pg_namespace n on n.oid operator(pg_catalog.=) c.relnamespace
+    where c.oid operator(pg_catalog.=) pg_catalog.to_regclass(%s)
 """
 
 

@@ -77,12 +77,25 @@ async def test_a_good_token(settings: dict[str, Any], key: Any, algorithm: str) 
 
 async def test_who_the_bearer_is() -> None:
     verifier = with_secret(
-        auth_user_claim="email", auth_tenant_claim="org", auth_role_claim="db", auth_role="web"
-    )
+        auth_user_claim="email", auth_tenant_claim="org", auth_role_claim="db",
+        auth_role="web", auth_roles=("clerk",),
+    )  # fmt: skip
     found = await verifier.verify(token(email="ann@a.example", org="acme", db="clerk", role="no"))
     assert (found.user, found.tenant, found.role) == ("ann@a.example", "acme", "clerk")
     assert found.claims["role"] == "no"
     assert (await verifier.verify(token(email="bob@a.example"))).role == "web"
+
+
+async def test_only_listed_roles_may_be_named() -> None:
+    """A role that Headwater is a member of may own tables."""
+    assert await refusal(with_secret(), token(role="owner")) == "token_claims"
+    listed = with_secret(auth_roles=("clerk", "boss"), auth_role="web")
+    for role in ("clerk", "boss", "web"):
+        assert (await listed.verify(token(role=role))).role == role
+    with pytest.raises(Unauthorized) as caught:
+        await listed.verify(token(role="owner"))
+    assert "auth_roles" in str(caught.value.hint)
+    assert "owner" not in str(caught.value)
 
 
 async def test_a_text_about_a_nul_is_not_one() -> None:
@@ -205,7 +218,7 @@ async def test_tenants_that_are_not_served(tenant: str | None) -> None:
 
 
 async def test_a_session_goes_on_with_a_new_token_of_the_same_user() -> None:
-    verifier = with_secret()
+    verifier = with_secret(auth_roles=("clerk",))
     present = await verifier.verify(token(tenant="acme", exp=NOW + 5))
     renewed = await verifier.renew(token(tenant="acme", exp=NOW + 900, role="clerk"), present)
     assert renewed.expires_at == datetime.fromtimestamp(NOW + 900, UTC)

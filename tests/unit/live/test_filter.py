@@ -111,7 +111,9 @@ def test_a_filter_is_not_a_truth_value() -> None:
         (["tags", "in", []], "where", "cannot be compared"),
         (["region", "in", list(range(1_001))], "where.value", "more than 1,000 values"),
         ([["region", "in", list(range(1_000))]] * 11, "where", "more than 10,000 values"),
-        ([["region", "=", 1]] * 257, "where", "more than 256 conditions"),
+        ([["region", "=", 1]] * 257, "where[256]", "more than 256 conditions"),
+        ([[]] * 256, "where[255]", "more than 256 groups"),
+        (["status", "like", "%" * 1_001], "where.value", "a pattern of 1,001 characters"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_by_its_path(json: Any, path: str, says: str) -> None:
@@ -207,13 +209,21 @@ def test_memory_says_when_it_cannot_decide(where: Filter, row: Row, decided: boo
 @pytest.mark.parametrize(
     ("where", "text", "values"),
     [
-        (c.region == 7, '"region" = %s::bigint', (7,)),
-        (c.region > 7.5, '"region" > %s::numeric', (Decimal("7.5"),)),
-        (c.region < 10**30, '"region" < %s::numeric', (10**30,)),
-        (c.region.in_(1, None), '"region" in (%s::bigint, %s::bigint)', (1, None)),
+        (c.region == 7, '"region" operator(pg_catalog.=) %s::bigint', (7,)),
+        (c.region > 7.5, '"region" operator(pg_catalog.>) %s::numeric', (Decimal("7.5"),)),
+        (c.region < 10**30, '"region" operator(pg_catalog.<) %s::numeric', (10**30,)),
+        (
+            c.region.in_(1, None),
+            '"region" operator(pg_catalog.=) any (array[%s::bigint, %s::bigint])',
+            (1, None),
+        ),
         (c.region.in_(), "false", ()),
-        (~c.mood.in_("sad"), 'not ("mood" in (%s))', ("sad",)),
-        (c.status.ilike("50\\%"), '"status" ilike %s::text', ("50\\%",)),
+        (~c.mood.in_("sad"), 'not (("mood" operator(pg_catalog.=) %s))', ("sad",)),
+        (
+            c.status.ilike("50\\%"),
+            '"status" operator(pg_catalog.~~*) %s::pg_catalog.text',
+            ("50\\%",),
+        ),
         (from_json([]), "true", ()),
     ],
 )
@@ -225,7 +235,8 @@ def test_sql_binds_every_value(where: Filter, text: str, values: tuple[Any, ...]
 def test_identifiers_are_quoted() -> None:
     odd = 'a" or 1=1; --%s'
     table = Table(1, "public", "t", (Column(odd, "integer", "integer"),), (odd,))
-    assert filter_sql(check(c[odd] == 1, table), table).text == '"a"" or 1=1; --%%s" = %s::bigint'
+    written = filter_sql(check(c[odd] == 1, table), table).text
+    assert written == '"a"" or 1=1; --%%s" operator(pg_catalog.=) %s::bigint'
 
 
 @pytest.mark.parametrize(

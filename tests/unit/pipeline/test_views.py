@@ -103,6 +103,8 @@ def revenue(orders: Any, lines: Any) -> Any:
         ({"key": "a", "name": "Revenue"}, "cannot be the name"),
         ({"key": "a", "name": "a.b.c"}, "cannot be the name"),
         ({"key": "a", "name": "headwater.x"}, "Headwater's own"),
+        ({"key": "a", "name": "pg_catalog.x"}, "PostgreSQL's own"),
+        ({"key": "a", "name": "information_schema.x"}, "PostgreSQL's own"),
         ({"key": "a", "tables": {"order": "x"}}, "no parameter order"),
         ({"key": "a", "tables": {"orders": "public.revenue"}}, "reads the table it is written to"),
     ],

@@ -7,9 +7,10 @@ from typing import Literal
 
 import msgspec
 
-from headwater.capture.postgres import schema, triggers
+from headwater.capture.postgres import functions, schema, triggers
 from headwater.database import Connection
 from headwater.limits import SERVER_VERSION_MIN
+from headwater.settings import Settings
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -42,6 +43,7 @@ async def examine(connection: Connection) -> list[Finding]:
         ]
     findings.append(await _installation(connection))
     if await schema.installed_version(connection) == schema.LATEST:
+        findings.append(await _functions(connection))
         findings += [of_table(table) for table in await triggers.list_tables(connection)]
     return findings
 
@@ -98,6 +100,24 @@ async def _installation(connection: Connection) -> Finding:
     return Finding("schema", "warn", "not installed", "Run: headwater init")
 
 
+async def _functions(connection: Connection) -> Finding:
+    """What acts for the gateway is for the owner of the schema alone."""
+    gateway = sorted(functions.CLASSES["gateway"])
+    cursor = await connection.execute(functions.OTHERS, (gateway,))
+    found = await cursor.fetchall()
+    if found:
+        roles = sorted({role for role, _ in found})
+        names = ", ".join(roles[:5]) + (f" and {len(roles) - 5} more" if len(roles) > 5 else "")
+        return Finding(
+            "functions",
+            "warn",
+            f"{names} may execute functions that act for the gateway, such as {found[0][1]}",
+            "Revoke it: revoke execute on all functions in schema headwater from …; then grant by"
+            " name, as docs/howto/existing-database.md does.",
+        )
+    return Finding("functions", "ok", "only the owner may execute what acts for the gateway")
+
+
 async def _identity(connection: Connection) -> Finding:
     allowed = await _value(
         connection, "select has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE')"
@@ -145,7 +165,9 @@ async def _commit_times(connection: Connection) -> Finding:
 async def _tables(connection: Connection) -> Finding:
     """Enabling a table needs the right to make triggers on it."""
     cursor = await connection.execute(
-        "select c.oid::regclass::text from pg_class c join pg_namespace n on n.oid = relnamespace"
+        "select case when n.nspname = 'public' then '' else quote_ident(n.nspname) || '.' end"
+        " || quote_ident(c.relname)"
+        " from pg_class c join pg_namespace n on n.oid = relnamespace"
         " where relkind in ('r', 'p') and not relispartition and relpersistence <> 't'"
         " and n.nspname not in ('pg_catalog', 'information_schema', 'headwater')"
         " and not has_table_privilege(c.oid, 'TRIGGER') order by 1"
@@ -179,6 +201,21 @@ async def _notifications(connection: Connection) -> Finding:
             "max_prepared_transactions is not 0: writers send no NOTIFY, and readers poll",
         )
     return Finding("notifications", "ok", "the queue is all but empty")
+
+
+def of_clients(settings: Settings, has_hook: bool | None = None) -> Finding:
+    """Which tables clients may read through a gateway with these settings. `has_hook` says whether
+    its application has an authorize hook; None where that is not known."""
+    topic = "clients"
+    if has_hook or not settings.opens_every_table:
+        return Finding(topic, "ok", "not every token opens every enabled table")
+    unless = "" if has_hook is False else ", unless the application has an @hw.authorize"
+    return Finding(
+        topic,
+        "warn",
+        f"every client with a token may read every enabled table{unless}",
+        "Declare @hw.authorize, set auth_role, or set tables = closed and declare tables.",
+    )
 
 
 def of_table(table: triggers.CapturedTable) -> Finding:

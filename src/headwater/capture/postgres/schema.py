@@ -7,16 +7,20 @@ that has been released is never edited; what it made is changed by a later one.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from importlib import resources
 from typing import Any
 
-from psycopg.errors import DeadlockDetected
+from psycopg.errors import DeadlockDetected, Diagnostic
 
-from headwater.database import Connection, translated
+from headwater.capture.postgres import functions
+from headwater.database import PINNED_PATH, Connection, translated
 from headwater.errors import NotInstalled
 from headwater.limits import SERVER_VERSION_MIN, UNINSTALL_ATTEMPTS_MAX
+
+logger = logging.getLogger(__name__)
 
 MIGRATION_LOCK = (1752654962, 2)  # see headwater.lock_class() in 002_waking.sql
 
@@ -62,11 +66,13 @@ async def install(connection: Connection, *, upto: int = LATEST) -> int:
                 await connection.execute(
                     "insert into headwater.migrations (version) values (%s)", (number,)
                 )
-            await connection.execute(_RIGHTS)
+            await connection.execute(functions.RIGHTS.encode())
             await connection.execute("reset role")
             # The functions of tables that are captured already are made again by the new code.
             await connection.execute(_RESYNC)
-            return len(missing)
+        if upto == LATEST:
+            await _settle_in(connection)
+        return len(missing)
 
 
 async def require(connection: Connection) -> None:
@@ -109,15 +115,27 @@ async def _settle_in(connection: Connection) -> None:
     """Begin a new log where the schema came here with a dump or a copy of its database."""
     moved = "select home <> headwater.home() from headwater.installation"
     if _first(await (await connection.execute(moved)).fetchone()):
-        async with _alone(connection):
-            if _first(await (await connection.execute(moved)).fetchone()):
-                await connection.execute("select headwater.adopt()")
+        connection.add_notice_handler(_warn)
+        try:
+            async with _alone(connection):
+                if _first(await (await connection.execute(moved)).fetchone()):
+                    await connection.execute("select headwater.adopt()")
+        finally:
+            connection.remove_notice_handler(_warn)
+
+
+def _warn(notice: Diagnostic) -> None:
+    """A table that cannot be captured here is named; everything else works."""
+    message = (notice.message_primary or "").removeprefix("headwater: ")
+    logger.warning("%s (%s)", message, notice.message_hint)
 
 
 @asynccontextmanager
 async def _alone(connection: Connection) -> AsyncIterator[None]:
-    """A transaction in which nobody else installs."""
+    """A transaction in which nobody else installs. What is made in it finds names as it will run,
+    whatever the path of the connection is: some expressions are read only once."""
     async with connection.transaction():
+        await connection.execute(f"set local search_path = {PINNED_PATH}")
         await connection.execute("select pg_advisory_xact_lock(%s, %s)", MIGRATION_LOCK)
         yield
 
@@ -145,35 +163,6 @@ select set_config('role', owner, true)
 from (select pg_get_userbyid(nspowner) as owner from pg_namespace where nspname = 'headwater') s
 where owner <> current_user and pg_has_role(
   owner, case when current_setting('server_version_num')::int < 160000 then 'member' else 'set' end)
-"""
-
-# For all roles are headwater.signal, and the triggers that a new partition is given: its owner must
-# be allowed to use them, and on a table that is not captured they do nothing. Roles that may call a
-# function of the first version were given all of them: the role that enabled a table calls them in
-# its capture functions.
-_RIGHTS = """
-do $$
-declare
-  function record;
-begin
-  for function in
-    select p.oid::regprocedure as name, f.roles,
-           p.proname in ('signal', 'capture_row', 'note_move', 'pass_row') as is_public
-    from pg_proc p, (
-      select string_agg(distinct a.grantee::regrole::text, ', ') as roles
-      from pg_proc f, aclexplode(f.proacl) a
-      where f.oid = to_regprocedure('headwater.fits(oid, oid, bigint)') and a.grantee <> 0) f
-    where p.pronamespace = 'headwater'::regnamespace and pg_has_role(p.proowner, 'usage')
-      and p.proname !~ '^(capture|mark)_[0-9]'
-  loop
-    execute format(
-      case when function.is_public then 'grant execute on function %s to public'
-      else 'revoke all on function %s from public' end, function.name);
-    if function.roles is not null then
-      execute format('grant execute on function %s to %s', function.name, function.roles);
-    end if;
-  end loop;
-end $$
 """
 
 _RESYNC = """

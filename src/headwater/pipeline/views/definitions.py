@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from headwater.database import is_reserved
 from headwater.errors import ConfigError
 
 ROW_ID = "row_id"
@@ -99,8 +100,12 @@ def _name(given: str) -> str:
             hint='It is that of a table, in small letters, digits and _: @hw.view(name="revenue"),'
             ' or with a schema, name="reports.revenue".',
         )
-    if parts[0] == "headwater" and len(parts) == 2:
-        raise ConfigError(f"view {given}: the schema headwater is Headwater's own", hint="Another.")
+    if len(parts) == 2 and is_reserved(parts[0]):
+        whose = "Headwater" if parts[0] == "headwater" else "PostgreSQL"
+        raise ConfigError(
+            f"view {given}: the schema {parts[0]} is {whose}'s own",
+            hint=f'Name one of yours: @hw.view(name="public.{parts[1]}")',
+        )
     return given.removeprefix("public.")
 
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from headwater import limits
-from headwater.database import translate
+from headwater.database import connect_blocking, translate
 from headwater.errors import HeadwaterError, PipelineError
 from headwater.model import Position, Table
 from headwater.pipeline.crashes import crash_point
@@ -248,16 +248,12 @@ def _marker(state: State) -> tuple[object, ...]:
 
 
 def _connect(url: str) -> Database:
-    return psycopg.connect(
+    return connect_blocking(
         url,
-        autocommit=True,
-        connect_timeout=limits.CONNECT_TIMEOUT_SECONDS,
-        application_name="headwater pipeline",
-        client_encoding="utf8",
+        purpose="pipeline",
         prepare_threshold=2,
         # Spark goes on once a batch is committed: it must be on disk then.
-        options="-c timezone=UTC -c jit=off -c client_min_messages=warning"
-        " -c synchronous_commit=on",
+        options="-c jit=off -c synchronous_commit=on",
     )
 
 

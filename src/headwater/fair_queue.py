@@ -1,0 +1,209 @@
+"""A queue in which no owner stands in the way of another. Pure: it starts nothing and waits for
+nothing.
+
+Every item has owners: the user who asked for it, the table it reads. Of each kind a bound says how
+many items of one owner may run at once; items beyond it wait, and items of others pass them. Among
+items that may run, owners take turns: who has one item waiting is served before the second item of
+who has a thousand. An item runs from `next` until `done`.
+
+The promises: an item never waits while all its owners are below their bounds and somebody calls
+`next`; and every item that may run is returned after finitely many others.
+
+    >>> queue = FairQueue[str]({"user": 2})
+    >>> for item in ("ann 1", "ann 2", "ann 3", "ann 4", "bob 1"):
+    ...     queue.add(item, [("user", item[:3])])
+    >>> [queue.next() for _ in range(4)]
+    ['ann 1', 'bob 1', 'ann 2', None]
+    >>> queue.done("ann 2")
+    >>> queue.next()
+    'ann 3'
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
+
+Item = TypeVar("Item", bound=Hashable)
+
+Owner: TypeAlias = tuple[str, Hashable]
+"""Of which kind, and which one: ("user", "ann"), ("table", 16385)."""
+
+
+_REMOVED_MIN = 100
+"""Fewer removed items are not worth tidying up after."""
+
+
+class _Entry(NamedTuple):
+    turn: int
+    number: int
+    item: object
+    owners: tuple[Owner, ...]
+
+
+class FairQueue(Generic[Item]):
+    """Items that wait, and counts of those that run. `bounds` says by kind of owner how many items
+    of one may run at once; a kind that is not there has no bound. The first owner of an item is the
+    one who takes turns."""
+
+    def __init__(self, bounds: Mapping[str, int]) -> None:
+        self._bounds = dict(bounds)
+        self._ready: list[_Entry] = []
+        # Entries that met an owner at its bound. When one of that owner's items is done, one of
+        # them is looked at again; if it cannot use the place, the next is (`_offer`).
+        self._parked: dict[Owner, list[_Entry]] = {}
+        self._waiting: dict[Item, _Entry] = {}
+        self._taken: dict[Item, _Entry] = {}
+        self._running: Counter[Owner] = Counter()
+        self._turn = 0
+        self._turns: dict[Owner | None, tuple[int, int]] = {}
+        self._numbers = 0
+        self._removed = 0
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Item]:
+        """Those that wait."""
+        return iter(self._waiting)
+
+    def __contains__(self, item: Item) -> bool:
+        return item in self._waiting
+
+    @property
+    def running(self) -> int:
+        return len(self._taken)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether an item waits that may run."""
+        return self._front() is not None
+
+    def ready(self) -> Iterator[Item]:
+        """Items that wait and, as far as is known without looking at each, may run; about in the
+        order in which they will."""
+        for entry in self._ready:
+            if self._is_waiting(entry):
+                yield entry.item  # type: ignore[misc]
+
+    def at_bound(self, owner: Owner) -> bool:
+        """Whether no further item of this owner may run now."""
+        bound = self._bounds.get(owner[0])
+        return bound is not None and self._running[owner] >= bound
+
+    def add(self, item: Item, owners: Sequence[Owner] = ()) -> None:
+        """One more item that waits. An item that is there already stays where it is."""
+        if item in self._waiting or item in self._taken:
+            return
+        first = owners[0] if owners else None
+        waiting, last = self._turns.get(first, (0, 0))
+        turn = max(self._turn, last) + 1
+        self._turns[first] = (waiting + 1, turn)
+        self._numbers += 1
+        self._push(_Entry(turn, self._numbers, item, tuple(owners)))
+
+    def next(self, fits: Callable[[Item], bool] | None = None) -> Item | None:
+        """The item whose turn it is, of those that fit; it runs from here on. None if none may."""
+        skipped: list[_Entry] = []
+        found: _Entry | None = None
+        while (entry := self._front()) is not None:
+            heappop(self._ready)
+            if fits is None or fits(entry.item):  # type: ignore[arg-type]
+                found = entry
+                break
+            skipped.append(entry)
+            self._offer(entry.owners)  # another may use the place
+        for entry in skipped:
+            heappush(self._ready, entry)
+        if found is None:
+            return None
+        item: Item = found.item  # type: ignore[assignment]
+        self._forget(item)
+        self._turn = max(self._turn, found.turn)
+        self._taken[item] = found
+        self._running.update(found.owners)
+        return item
+
+    def done(self, item: Item) -> None:
+        """It runs no more. Once is enough; of an item that does not run, nothing happens."""
+        entry = self._taken.pop(item, None)
+        if entry is not None:
+            self._release(entry)
+
+    def put_back(self, item: Item) -> None:
+        """It was taken and did not run: it waits again, where it was."""
+        entry = self._taken.pop(item, None)
+        if entry is None:
+            return
+        first = entry.owners[0] if entry.owners else None
+        waiting, last = self._turns.get(first, (0, 0))
+        self._turns[first] = (waiting + 1, max(last, entry.turn))
+        self._push(entry)
+        self._release(entry)
+
+    def remove(self, item: Item) -> None:
+        """It waits no more; if it runs it goes on until `done`."""
+        if item in self._waiting:
+            self._forget(item)
+            self._removed += 1
+            if self._removed > len(self._waiting) + _REMOVED_MIN:
+                self._tidy()
+
+    def _tidy(self) -> None:
+        """Leave nothing behind of items that were removed: those parked may stay for long."""
+        self._removed = 0
+        self._parked.clear()
+        self._ready = sorted(self._waiting.values())
+
+    # -------------------------------------------------------------------- places
+
+    def _front(self) -> _Entry | None:
+        """The first entry that may run. What cannot is parked on the way."""
+        while self._ready:
+            entry = self._ready[0]
+            if not self._is_waiting(entry):
+                heappop(self._ready)
+                self._offer(entry.owners)
+                continue
+            full = next((owner for owner in entry.owners if self.at_bound(owner)), None)
+            if full is None:
+                return entry
+            heappop(self._ready)
+            heappush(self._parked.setdefault(full, []), entry)
+            self._offer(entry.owners)
+        return None
+
+    def _release(self, entry: _Entry) -> None:
+        for owner in entry.owners:
+            self._running[owner] -= 1
+            if not self._running[owner]:
+                del self._running[owner]
+        self._offer(entry.owners)
+
+    def _offer(self, owners: Iterable[Owner]) -> None:
+        """Look again at one entry of each owner that may run one more."""
+        for owner in owners:
+            parked = self._parked.get(owner)
+            if parked and not self.at_bound(owner):
+                heappush(self._ready, heappop(parked))
+                if not parked:
+                    del self._parked[owner]
+
+    def _push(self, entry: _Entry) -> None:
+        self._waiting[entry.item] = entry  # type: ignore[index]
+        heappush(self._ready, entry)
+
+    def _forget(self, item: Item) -> None:
+        entry = self._waiting.pop(item)
+        first = entry.owners[0] if entry.owners else None
+        waiting, last = self._turns[first]
+        if waiting == 1:
+            del self._turns[first]
+        else:
+            self._turns[first] = (waiting - 1, last)
+
+    def _is_waiting(self, entry: _Entry) -> bool:
+        return self._waiting.get(entry.item) is entry  # type: ignore[arg-type]

@@ -1,0 +1,430 @@
+"""Asks beside the flushes what live queries need, so that no policy and no slow query holds others.
+
+A flush hands over the steps that must ask, by view. Those of one role, claims and table are asked
+together, in the snapshot of the flush, over a connection of a pool: `question_url` for what is
+asked as a user's role, `url` for the rest. Roles that answered quickly the last time share a
+connection, and the flush waits a moment for them (`limits.FLUSH_BUDGET_SECONDS`); a slow one has a
+connection to itself, and its views lag. When a job is done, its views are delivered as of the
+position of its flush; what came since waits in their `Lag`, and is the next job.
+
+Connections are given out by turns: the role and claims that were served longest ago come first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+import psycopg
+
+from headwater import limits
+from headwater.database import Connection
+from headwater.hub.delivery import Flushed
+from headwater.hub.live import LiveView
+from headwater.hub.question_pool import QuestionPool
+from headwater.hub.questions import Question, ask_in_flush
+from headwater.hub.steps import Step
+from headwater.hub.visibility import guarded, hide
+from headwater.live.needs import Need, Refill
+from headwater.live.streamed import Streamed
+
+if TYPE_CHECKING:
+    from headwater.hub.hub import Hub
+
+logger = logging.getLogger(__name__)
+
+Export: TypeAlias = Callable[[], Awaitable[str]]
+
+_LOSSES_MAX = 3
+"""How often a view is asked for again whose connection was lost. Its policy may be why."""
+
+
+class Unit:
+    """The steps of one view in a flush: its own, and those of results that have arrived for it."""
+
+    __slots__ = ("steps", "view")
+
+    def __init__(self, view: LiveView, steps: list[Step]) -> None:
+        self.view = view
+        self.steps = steps
+
+    @property
+    def who(self) -> Hashable:
+        """For whom it asks."""
+        scope = self.view.scope
+        return self.view.id if scope is None else (scope.role, scope.claims)
+
+    @property
+    def key(self) -> Hashable:
+        """What is asked together, and remembered as quick or slow."""
+        return self.who, self.view.known.table.id
+
+
+def units_of(steps: Iterable[Step]) -> list[Unit]:
+    by_view: dict[LiveView, list[Step]] = {}
+    for step in steps:
+        by_view.setdefault(step.view, []).append(step)
+    return [Unit(view, found) for view, found in by_view.items()]
+
+
+class Job:
+    """Units that are asked for over one connection, in one snapshot."""
+
+    def __init__(self, groups: list[list[Unit]], flushed: Flushed, *, quick: bool) -> None:
+        self.units = [unit for group in groups for unit in group]
+        self.flushed = flushed
+        self.quick = quick
+        """Whether it is several together, none of which may take long."""
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long each question may take."""
+        return limits.QUESTION_QUICK_SECONDS if self.quick else limits.QUESTION_SECONDS_MAX
+
+    @property
+    def patience(self) -> float:
+        """How long all of them may take."""
+        count = limits.QUESTION_BATCH if self.quick else 2
+        return count * self.seconds + 2 * limits.FLUSH_QUESTIONS_SECONDS
+
+    @property
+    def who(self) -> set[Hashable]:
+        return {unit.who for unit in self.units}
+
+    def is_for(self, view: LiveView) -> bool:
+        """Whether the view still waits for it."""
+        return view.lag is not None and view.lag.job is self
+
+    def left(self) -> None:
+        """A view no longer waits for it. For none, it need not go on."""
+        if self.task is not None and not any(self.is_for(unit.view) for unit in self.units):
+            self.task.cancel()
+
+
+class SideJobs:
+    """All questions of a hub's live queries."""
+
+    def __init__(self, hub: Hub, question_url: str | None) -> None:
+        self._hub = hub
+        self._own = QuestionPool(hub.url, self._look, scoped=False)
+        self._scoped = QuestionPool(question_url or hub.url, self._look, scoped=True)
+        self._jobs: dict[Job, QuestionPool] = {}
+        self._slow: dict[Hashable, bool] = {}
+        """By what is asked together, whether it took long the last time."""
+        self._slow_tables: set[int] = set()
+        self._turns: dict[Hashable, int] = {}
+        self._turn = 0
+        self._patient_after = 0.0
+
+    def pool_of(self, view: LiveView) -> QuestionPool:
+        return self._own if view.scope is None else self._scoped
+
+    async def start(self, units: Sequence[Unit], export: Export, flushed: Flushed) -> list[Unit]:
+        """Begin with as many as connections are free; the others wait for a later flush. Returns
+        those that cannot wait, since they have taken their changes already."""
+        left: list[Unit] = []
+        for unit in units:
+            self._hub.lives.begin_lag(unit.view)
+        for pool in (self._scoped, self._own):
+            mine = [unit for unit in units if self.pool_of(unit.view) is pool]
+            left += await self._start(pool, mine, export, flushed)
+        return left
+
+    async def _start(
+        self, pool: QuestionPool, units: list[Unit], export: Export, flushed: Flushed
+    ) -> list[Unit]:
+        jobs, waiting = self._planned(pool, units, flushed)
+        lent: list[Connection | None] = []
+        try:
+            if jobs:
+                lent = await pool.lend([job.seconds for job in jobs], export)
+        finally:
+            for job, connection in zip(jobs, lent or [None] * len(jobs), strict=True):
+                if connection is None:
+                    waiting += job.units
+                else:
+                    self._run(pool, job, connection)
+            left = [unit for unit in waiting if not self._put_back(unit)]
+        if waiting:
+            pool.want(len(waiting))
+        return left
+
+    def _planned(
+        self, pool: QuestionPool, units: list[Unit], flushed: Flushed
+    ) -> tuple[list[Job], list[Unit]]:
+        """What to begin with now, and what waits."""
+        groups: dict[Hashable, list[Unit]] = {}
+        for unit in sorted(units, key=lambda unit: self._turns.get(unit.who, 0)):
+            groups.setdefault(unit.key, []).append(unit)
+        quick = [group for group in groups.values() if not self._is_slow(group[0])]
+        slow = [group for group in groups.values() if self._is_slow(group[0])]
+        free, jobs = pool.idle, list[Job]()
+        if quick and free:
+            count = min(free, -(-len(quick) // limits.QUESTION_BATCH))
+            jobs = [Job(quick[at::count], flushed, quick=True) for at in range(count)]
+            quick = []
+        waiting = [unit for group in quick for unit in group]
+        running = [job for job, its in self._jobs.items() if its is pool and not job.quick]
+        room = limits.QUESTION_CONNECTIONS - limits.QUESTION_CONNECTIONS_QUICK - len(running)
+        for group in slow:
+            who = group[0].who
+            busy = sum(who in job.who for job in running)
+            if len(jobs) < free and room > 0 and busy < limits.QUESTION_CONNECTIONS_PER_SCOPE:
+                room -= 1
+                jobs.append(Job([group], flushed, quick=False))
+                running.append(jobs[-1])
+            else:
+                waiting += group
+        for job in jobs:
+            self._turn += 1
+            self._turns.update(dict.fromkeys(job.who, self._turn))
+        while len(self._turns) > limits.QUESTION_PACES_MAX:
+            del self._turns[next(iter(self._turns))]
+        return jobs, waiting
+
+    async def wait(self, flushed: Flushed, seconds: float) -> None:
+        """Give those that are quick a moment, so that they are part of this flush."""
+        quick = [
+            job.task
+            for job in self._jobs
+            if job.quick and job.flushed is flushed and job.task is not None
+        ]
+        if not quick or time.monotonic() < self._patient_after:
+            return
+        _, pending = await asyncio.wait(quick, timeout=max(0.0, seconds))
+        if pending:
+            self._patient_after = time.monotonic() + limits.FLUSH_BUDGET_PAUSE_SECONDS
+
+    @asynccontextmanager
+    async def scoped_connection(
+        self, export: Export, seconds: float
+    ) -> AsyncIterator[Connection | None]:
+        """One that asks as users' roles, in the snapshot of the flush; None while all are busy."""
+        pool = self._scoped
+        if not pool.idle:
+            pool.want(1)
+            yield None
+            return
+        (connection,) = await pool.lend([seconds], export)
+        try:
+            yield connection
+        except BaseException:
+            if connection is not None:
+                pool.drop(connection, end=True)
+            raise
+        if connection is not None:
+            pool.take_back(connection)
+
+    def sweep(self) -> None:
+        self._own.sweep()
+        self._scoped.sweep()
+
+    async def close(self) -> None:
+        tasks = [job.task for job in self._jobs if job.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._own.close()
+        await self._scoped.close()
+
+    # -------------------------------------------------------------------- quick and slow
+
+    def _is_slow(self, unit: Unit) -> bool:
+        """By the last time; for one that was never asked, by others of its table."""
+        return self._slow.get(unit.key, unit.view.known.table.id in self._slow_tables)
+
+    def _took(self, unit: Unit, *, slow: bool) -> None:
+        self._slow.pop(unit.key, None)
+        self._slow[unit.key] = slow
+        if len(self._slow) > limits.QUESTION_PACES_MAX:
+            del self._slow[next(iter(self._slow))]
+        if unit.view.scope is not None:
+            change = self._slow_tables.add if slow else self._slow_tables.discard
+            change(unit.view.known.table.id)
+
+    # -------------------------------------------------------------------- a job
+
+    def _run(self, pool: QuestionPool, job: Job, connection: Connection) -> None:
+        for unit in job.units:
+            assert unit.view.lag is not None
+            unit.view.lag.job = job
+            for step in unit.steps:
+                step.done = True  # from here on the job answers for it
+        self._jobs[job] = pool
+        job.task = asyncio.create_task(self._work(pool, job, connection))
+        job.task.add_done_callback(lambda _: self._jobs.pop(job, None))
+
+    async def _work(self, pool: QuestionPool, job: Job, connection: Connection) -> None:
+        """Ask, and deliver. Whatever goes wrong, each view is delivered, asked for again, or read
+        again."""
+        error: Exception | None = None
+        try:
+            # The server ends what takes too long; one that hangs ends nothing.
+            async with asyncio.timeout(job.patience):
+                await self._ask(job, connection)
+        except asyncio.CancelledError:
+            pool.drop(connection, end=True)
+            self._look()
+            raise
+        except (psycopg.Error, TimeoutError) as found:
+            logger.warning("a connection for questions was lost: %r", found)
+            error = found
+        except Exception as found:
+            logger.exception("questions could not be asked")
+            error = found
+        if error is None:
+            pool.take_back(connection)
+        else:
+            pool.drop(connection, end=True)
+            self._failed(job, error)
+        self._look()
+
+    def _look(self) -> None:
+        """Have a flush begin with what waits."""
+        if any(view.lag is not None and view.lag.job is None for view in self._hub.lives.lagging):
+            self._hub.wake()
+
+    async def _ask(self, job: Job, connection: Connection) -> None:
+        began = time.monotonic()
+        asked = await hide(connection, _steps(job.units), datetime.now(UTC))
+        if asked:
+            self._hub.metrics.questions.labels("visibility").inc(asked)
+        units = [unit for unit in job.units if job.is_for(unit.view)]
+        if job.quick:
+            units = [unit for unit in units if not self._postponed(unit)]
+        for unit in units:
+            if guarded(unit.view):
+                for step in unit.steps:
+                    self._hub.delivery.apply(step)
+        await self.settle(connection, _steps(units))
+        took = time.monotonic() - began
+        for unit in units:
+            cancelled = any(map(_was_cancelled, unit.steps))
+            if not job.quick or cancelled or unit.key not in self._slow:
+                slow = cancelled or (not job.quick and took > limits.QUESTION_QUICK_SECONDS)
+                self._took(unit, slow=slow)
+            self._finish(unit, job)
+
+    def _postponed(self, unit: Unit) -> bool:
+        """Whether it took too long to be asked with others; then it is asked alone, later."""
+        if not guarded(unit.view) or not any(map(_was_cancelled, unit.steps)):
+            return False
+        self._took(unit, slow=True)
+        self._put_back(unit)
+        return True
+
+    async def settle(
+        self, connection: Connection, steps: Iterable[Step], seconds: float | None = None
+    ) -> None:
+        """Ask what states need until they need nothing."""
+        asking = [step for step in steps if step.need is not None]
+        for step in asking:
+            if isinstance(step.state, Streamed) and isinstance(step.need, Refill):
+                # All of its members, page by page: that is read as a first result is.
+                step.error = psycopg.errors.QueryCanceled("to be read beside the flush")
+        asking = [step for step in asking if step.need is not None]
+        bound = limits.FLUSH_QUESTIONS_SECONDS if seconds is None else seconds
+        while asking:
+            asked = list(self._questions(asking))
+            questions = [question for _, _, question in asked]
+            answers = await ask_in_flush(connection, questions, seconds=bound)
+            for (step, need, _), answer in zip(asked, answers, strict=True):
+                self._hub.metrics.questions.labels(type(need).__name__.lower()).inc()
+                if isinstance(answer, Exception):
+                    step.error = answer
+                else:
+                    self._hub.delivery.attempt(step, partial(step.answer, need, answer))
+            asking = [step for step in asking if step.need is not None]
+
+    def _questions(self, asking: Iterable[Step]) -> Iterator[tuple[Step, Need, Question]]:
+        for step in asking:
+            need, view = step.need, step.view
+            assert need is not None
+            try:
+                yield step, need, Question.of_need(view.known, view.query, need, view.scope)
+            except Exception as error:
+                self._hub.delivery.fault(step, error)
+
+    # -------------------------------------------------------------------- its end
+
+    def _finish(self, unit: Unit, job: Job) -> None:
+        """Its view is true as of the job's flush."""
+        view, lives = unit.view, self._hub.lives
+        lag = view.lag
+        if lag is None or lag.job is not job:
+            return  # it was left, or is being read again
+        lag.job, lag.losses = None, 0
+        lag.reached, lag.text = job.flushed.position, job.flushed.text
+        try:
+            self._hub.delivery.deliver(unit.steps, job.flushed)
+        except Exception:
+            logger.exception("view %d could not be delivered: it is read again", view.id)
+            lives.read_all_again([view])
+        lives.end_lag(view)
+
+    def _failed(self, job: Job, error: Exception) -> None:
+        """Its connection was lost, or a fault of ours."""
+        for unit in job.units:
+            lag = unit.view.lag
+            if lag is None or lag.job is not job:
+                continue
+            lag.losses += 1
+            if isinstance(error, TimeoutError):
+                self._took(unit, slow=True)
+            is_asked_again = (
+                (isinstance(error, psycopg.Error) or job.quick)
+                and lag.losses < _LOSSES_MAX
+                and self._put_back(unit)
+            )
+            if not is_asked_again:
+                for step in unit.steps:
+                    step.error = step.error or _as_step_error(error)
+                self._finish(unit, job)
+
+    def _put_back(self, unit: Unit) -> bool:
+        """Let it wait for another flush. False for one that has taken its changes."""
+        view, lives = unit.view, self._hub.lives
+        lag = view.lag
+        if lag is None:
+            return True  # it was left meanwhile
+        if not guarded(view) or any(step.applied for step in unit.steps):
+            return False
+        lag.job = None
+        for step in unit.steps:
+            step.error, step.done = None, True
+            if step.opening is not None:
+                step.opening.put_back(step.changes)
+                lives.openings.arrived.append(step.opening)
+            elif not lag.put_back(step.changes):
+                lives.read_again(view, "resync")
+                return True
+        return True
+
+
+def _steps(units: Iterable[Unit]) -> list[Step]:
+    return [step for unit in units for step in unit.steps]
+
+
+def _was_cancelled(step: Step) -> bool:
+    return isinstance(step.error, psycopg.errors.QueryCanceled)
+
+
+def _as_step_error(error: Exception) -> Exception:
+    if isinstance(error, TimeoutError):
+        return psycopg.errors.QueryCanceled("the question took too long")
+    return error

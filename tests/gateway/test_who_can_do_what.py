@@ -1,0 +1,340 @@
+"""The page docs/explanation/who-can-do-what.md: one test for each of its lines, in one database
+that was set up as the documentation says."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jwt
+import psycopg
+import pytest
+from psycopg.errors import InsufficientPrivilege
+
+from headwater.client import connect
+from headwater.client.connection import Connection as Client
+from headwater.embedded import EmbeddedPostgres
+from headwater.errors import Forbidden, Unauthorized
+from headwater.pipeline.checkpoints import LakeLock
+from headwater.testing.served import Served, serving
+from tests.conftest import fresh_database, passable_folder
+
+DOCS = Path(__file__).parents[2] / "docs"
+SECRET = "a secret that is long enough for SHA-256 and more"
+ADMIN_PAGES = ("/v1/admin/overview", "/v1/admin/log", "/v1/admin/tables")
+PROGRAM = """
+from headwater import Headwater
+
+hw = Headwater()
+
+@hw.query
+async def whoami(ctx) -> str:
+    return await ctx.fetch_value("select current_user::text")
+
+@hw.mutation
+async def write(ctx, note: str) -> None:
+    await ctx.execute("insert into open values (default, %s)", note)
+"""
+TABLES = """
+    create table open (id int generated always as identity primary key, note text);
+    create table guarded (id int primary key, person text, note text);
+    insert into guarded values (1, 'ann', 'of ann'), (2, 'bob', 'of bob');
+    alter table guarded enable row level security;
+    create table seen (what text);
+    grant all on seen to public;
+    create table stolen (what text);
+    grant all on stolen to public
+"""
+# Leaves the role that the question was asked as, and reads the log.
+SPY = """
+    create function spy() returns boolean language plpgsql as $$
+    declare
+      found text;
+    begin
+      begin
+        perform set_config('role', 'none', true);
+        select 'log: ' || count(*) into found from headwater.log;
+        raise warning 'spy %', found;
+        return false;
+      exception when insufficient_privilege then
+        return true;
+      end;
+    end $$
+"""
+
+
+@dataclass
+class Site:
+    """A database with every role there is, and gateways over it."""
+
+    superuser: str
+    folder: Path
+    roles: dict[str, str]
+    """The URL of each, by what the page calls it."""
+    gateway: Served
+    """With authentication."""
+    local: Served
+    """Without."""
+
+    def name(self, role: str) -> str:
+        return re.sub(r".*//(.*)@.*", r"\1", self.roles[role])
+
+    @contextmanager
+    def as_(self, role: str) -> Iterator[psycopg.Connection]:
+        with psycopg.connect(self.roles[role], autocommit=True) as connection:
+            yield connection
+
+    def token(self, user: str = "ann", **claims: Any) -> str:
+        return jwt.encode({"sub": user, "exp": time.time() + 600, **claims}, SECRET, "HS256")
+
+    def get(self, path: str, token: str | None = None, **params: str) -> httpx.Response:
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        return self.gateway.get(path, headers=headers, params=params)
+
+
+ROLES = ("owner", "headwater", "questions", "reader", "writer", "web")
+
+
+def _documented(page: str, begin: str) -> str:
+    """The SQL block of a page that begins so."""
+    blocks = re.findall(r"```sql[^\n]*\n(.*?)```", (DOCS / page).read_text(), re.S)
+    (found,) = (str(block) for block in blocks if block.lstrip().startswith(begin))
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(postgres: EmbeddedPostgres) -> Iterator[Site]:
+    with passable_folder() as folder, fresh_database(postgres.url, installed=False) as url:
+        database = url.rpartition("/")[2].partition("?")[0]
+        names = {role: f"{role}_{database}" for role in ROLES}
+        urls = {role: url.replace("postgres@", f"{name}@") for role, name in names.items()}
+        urls["superuser"] = url
+        _set_up(url, database, names, urls)
+        (folder / "app.py").write_text(PROGRAM)
+        common = {"question_url": urls["questions"], "program": "app:hw", "metrics": "auto"}
+        secured = {"auth_secret": SECRET, "auth_roles": names["web"]}
+        with (
+            serving(urls["headwater"], folder, **common, **secured) as gateway,  # type: ignore[arg-type]
+            serving(urls["headwater"], folder, **common) as local,  # type: ignore[arg-type]
+        ):
+            _enable(urls, names)
+            yield Site(url, folder, urls, gateway, local)
+        with psycopg.connect(url, autocommit=True) as connection:
+            for name in names.values():
+                connection.execute(f"drop owned by {name} cascade; drop role {name}".encode())
+
+
+def _set_up(url: str, database: str, names: dict[str, str], urls: dict[str, str]) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+
+        def execute(*statements: str) -> None:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+        execute(*(f"create role {name} login noinherit" for name in names.values()))
+        execute(
+            f"grant create on database {database} to {names['headwater']}",
+            f"grant create on schema public to {names['owner']}",
+            f"grant {names['web']} to {names['questions']}",
+        )
+    with psycopg.connect(urls["owner"], autocommit=True) as connection:
+        connection.execute(TABLES)
+        connection.execute(SPY)
+        connection.execute(
+            f"""
+            create policy own on guarded to {names["web"]} using (
+              person = current_setting('request.jwt.claims', true)::json ->> 'sub' and spy());
+            grant select on open, guarded to {names["web"]};
+            grant insert on open to {names["web"]};
+            grant select, insert, update, delete on open to {names["writer"]};
+            grant trigger, select on open, guarded to {names["headwater"]}
+            """.encode()
+        )
+
+
+def _enable(urls: dict[str, str], names: dict[str, str]) -> None:
+    with psycopg.connect(urls["headwater"], autocommit=True) as connection:
+        for table in ("open", "guarded"):
+            connection.execute("select headwater.enable_reactivity(%s)", (table,))
+        grants = _documented("howto/existing-database.md", "grant usage on schema headwater")
+        connection.execute(grants.replace(" to reader", f" to {names['reader']}").encode())
+
+
+async def rows_of(hw: Client, table: str) -> list[dict[str, Any]]:
+    async with hw.live({"table": table}) as live:
+        return [dict(row) for row in live.rows]
+
+
+def forbidden(connection: psycopg.Connection, *statements: str) -> None:
+    for statement in statements:
+        with pytest.raises(InsufficientPrivilege):
+            connection.execute(statement.encode())
+
+
+GATEWAYS_OWN = (
+    "select headwater.issue_ticket('', 'ann', '{}', '1 hour', 10)",
+    "select headwater.redeem_ticket('')",
+    "select headwater.publish_once('{}', '{}', '{}', '1 hour', '{}', '{}')",
+    "select headwater.set_retention('1 day')",
+    "select headwater.trim_log()",
+)
+CLOSED = tuple(f"select * from headwater.{table}" for table in ("tickets", "requests", "published"))
+
+
+def test_every_line_of_the_page_has_a_test() -> None:
+    page = (DOCS / "explanation/who-can-do-what.md").read_text()
+    lines = re.findall(r"^\| ([^|]+) \|", page, re.M)
+    who = {line.strip() for line in lines if line.strip() != "who"}
+    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert {re.sub(r"\W+", "_", each).lower() for each in who} <= tested
+
+
+# ------------------------------------------------------------------------ in the database
+
+
+def test_superuser(site: Site) -> None:
+    with site.as_("superuser") as connection:
+        assert connection.execute("select count(*) > 0 from headwater.log").fetchone() == (True,)
+
+
+async def test_table_owner(site: Site) -> None:
+    """Its policy tries to leave the role. It sees nothing of the log: the row is shown, which it
+    is not where the attempt succeeds."""
+    async with connect(site.gateway.url, token=site.token(role=site.name("web"))) as hw:
+        assert (await rows_of(hw, "guarded"))[0]["note"] == "of ann"
+    with site.as_("owner") as connection:
+        forbidden(connection, "select * from headwater.log", *GATEWAYS_OWN, *CLOSED)
+    without = {"auth_secret": SECRET, "auth_role": site.name("web")}
+    with serving(site.roles["headwater"], site.folder, **without) as gateway:  # type: ignore[arg-type]
+        async with connect(gateway.url, token=site.token()) as hw:
+            with pytest.raises(Forbidden, match="question_url"):
+                await rows_of(hw, "guarded")
+    assert "spy log" not in site.gateway.log.read_text()
+
+
+def test_headwater_s_role(site: Site) -> None:
+    with site.as_("headwater") as connection:
+        assert connection.execute("select count(*) > 0 from headwater.log").fetchone() == (True,)
+        forbidden(connection, "insert into open (note) values ('x')", "delete from guarded")
+
+
+def test_question_role(site: Site) -> None:
+    with site.as_("questions") as connection:
+        forbidden(connection, "select * from open", "select * from headwater.log")
+        forbidden(connection, *GATEWAYS_OWN, *CLOSED)
+        owned = "select count(*) from pg_class where pg_get_userbyid(relowner) = session_user"
+        assert connection.execute(owned).fetchone() == (0,)
+        connection.execute(f"set role {site.name('web')}".encode())
+        connection.execute("select * from open")
+
+
+def test_read_only_role(site: Site) -> None:
+    with site.as_("reader") as connection:
+        assert connection.execute("select count(*) > 0 from headwater.log").fetchone() == (True,)
+        forbidden(connection, *GATEWAYS_OWN)
+        for closed in CLOSED:
+            # Its grant on all tables opens them, and row-level security shows nothing.
+            assert connection.execute(closed.encode()).fetchall() == []
+        forbidden(connection, "insert into headwater.log (op) values ('I')", "select * from open")
+
+
+def test_writer(site: Site) -> None:
+    with site.as_("writer") as connection:
+        connection.execute("set headwater.user_id = 'somebody'")
+        connection.execute("insert into open (note) values ('by a writer')")
+        forbidden(connection, "select * from headwater.log", *GATEWAYS_OWN, *CLOSED)
+        forbidden(connection, "select * from guarded")
+    with site.as_("headwater") as connection:
+        found = connection.execute(
+            "select count(*) from headwater.log where op = 'I' and after::text like '%by a writer%'"
+        )
+        assert found.fetchone() == (1,)
+
+
+# ------------------------------------------------------------------------ at the gateway
+
+
+async def test_token_with_a_role(site: Site) -> None:
+    async with connect(site.gateway.url, token=site.token(role=site.name("web"))) as hw:
+        rows = await rows_of(hw, "guarded")
+        assert [row["person"] for row in rows] == ["ann"]
+        assert (await hw.query("whoami")) == site.name("web")
+        await hw.mutate("write", note="of a token")
+        with pytest.raises(Forbidden, match="row-level security"):
+            async for _ in hw.changes("guarded"):
+                pass
+    async with connect(site.gateway.url, token=site.token(role=site.name("owner"))) as hw:
+        with pytest.raises(Unauthorized, match="auth_roles"):
+            await rows_of(hw, "open")
+
+
+async def test_token_without_a_role(site: Site) -> None:
+    async with connect(site.gateway.url, token=site.token()) as hw:
+        await rows_of(hw, "open")
+        with pytest.raises(Forbidden, match="no database role"):
+            await rows_of(hw, "guarded")
+
+
+def test_ticket(site: Site) -> None:
+    def ticket() -> str:
+        answer = httpx.post(
+            f"{site.gateway.url}/v1/tickets",
+            headers={"authorization": f"Bearer {site.token(headwater_admin=True)}"},
+        )
+        found: str = answer.raise_for_status().json()["ticket"]
+        return found
+
+    for path in ADMIN_PAGES:
+        assert site.get(path, ticket=ticket()).status_code == 401
+    called = httpx.post(
+        f"{site.gateway.url}/v1/mutation/write?ticket={ticket()}", json={"note": "by a ticket"}
+    )
+    assert called.status_code == 401
+    once = ticket()
+    stream = f"{site.gateway.url}/v1/live?q=%7B%22table%22%3A%22open%22%7D&ticket={once}"
+    with httpx.stream("GET", stream) as answer:
+        assert answer.status_code == 200
+    assert httpx.get(stream).status_code == 401
+
+
+def test_anonymous(site: Site) -> None:
+    for path in ("/healthz", "/readyz", "/client/index.js"):
+        assert site.get(path).status_code == 200, path
+    for path in ("/metrics", "/openapi.json", "/v1/live?q=%7B%22table%22%3A%22open%22%7D"):
+        assert site.get(path).status_code == 401, path
+    assert site.local.get("/v1/live?q=%7B%22table%22%3A%22guarded%22%7D").status_code == 403
+
+
+def test_local_admin(site: Site) -> None:
+    for path in ADMIN_PAGES:
+        assert site.local.get(path).status_code == 200
+        assert site.get(path, site.token()).status_code == 403
+        assert site.get(path, site.token(headwater_admin=True)).status_code == 200
+        for headers in (
+            {"x-forwarded-for": "10.0.0.1"},
+            {"origin": "https://elsewhere.example"},
+            {"host": "elsewhere.example"},
+            {"host": "["},
+        ):
+            assert site.local.get(path, headers=headers).status_code in (400, 403), headers
+
+
+# ------------------------------------------------------------------------ on disk
+
+
+def test_reader_of_the_lake_s_files(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        with LakeLock(str(tmp_path / "lake")):
+            pass
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat(tmp_path / "lake").st_mode) == 0o700

@@ -1,0 +1,417 @@
+"""What a gateway lets in, by token, ticket and role, over real sockets."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import httpx
+import jwt
+import pytest
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as connect_websocket
+
+from headwater import AccessRequest, Allow, Headwater, Identity, Position, c
+from headwater.database import Connection
+from headwater.live.filter import canonical
+from headwater.log.read import LogReader
+from tests.serving import ours
+from tests.support import run
+
+SECRET = "a secret that is long enough for SHA-256 and more"
+ORDERS = json.dumps({"table": "orders"})
+
+
+def token(*, secret: str = SECRET, **claims: Any) -> str:
+    return jwt.encode({"sub": "ann", "exp": time.time() + 3600, **claims}, secret, "HS256")
+
+
+def bearer(**claims: Any) -> dict[str, str]:
+    return {"authorization": f"Bearer {token(**claims)}"}
+
+
+class Gateway:
+    """A gateway in this process, and clients of it."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False)
+
+    async def ticket(self, **claims: Any) -> str:
+        answer = await self.http.post("/v1/tickets", headers=bearer(**claims))
+        return str(answer.raise_for_status().json()["ticket"])
+
+    async def code(self, method: str, path: str, **options: Any) -> str | None:
+        """The code of what a request is refused with; None where it is not."""
+        async with self.http.stream(method, path, **options) as response:
+            if response.is_success:
+                return None
+            error = json.loads(await response.aread())["error"]
+            assert error["message"]
+            return str(error["code"])
+
+    def socket(self, path: str = "", **options: Any) -> connect_websocket:
+        return connect_websocket(f"ws://127.0.0.1:{self.port}/v1/ws{path}", **options)
+
+
+@asynccontextmanager
+async def served(
+    url: str, declare: Callable[[Headwater], object] = lambda hw: None, **settings: Any
+) -> AsyncIterator[Gateway]:
+    hw = Headwater(url, **settings)
+    declare(hw)
+    app = hw.asgi()
+    async with hw, ours(app) as port:
+        gateway = Gateway(port)
+        async with gateway.http:
+            yield gateway
+
+
+@pytest.fixture(autouse=True)
+async def orders(connection: Connection) -> None:
+    await run(
+        connection,
+        "create table orders (id int primary key, owner text, amount int)",
+        "insert into orders values (1, 'ann', 5), (2, 'bob', 7)",
+        "select headwater.enable_reactivity('orders')",
+    )
+
+
+async def said(socket: ClientConnection, *types: str) -> dict[str, Any]:
+    """The next message of one of these types."""
+    while (message := json.loads(await socket.recv()))["type"] not in types:
+        pass
+    return dict(message)
+
+
+# ------------------------------------------------------------------------ tickets
+
+
+def with_functions(hw: Headwater) -> None:
+    @hw.mutation
+    async def add(ctx: Any, id: int) -> int:
+        await ctx.execute("insert into orders values (%s, 'x', 1)", id)
+        return id
+
+    hw.query("total", sql="select count(*) from orders")
+    hw.channel("room:{id}")
+
+
+NOT_STREAMS = [
+    ("POST", "/v1/mutation/add", {"id": 9}),
+    ("POST", "/v1/query/total", {}),
+    ("POST", "/v1/query/total/subscribe", {}),
+    ("POST", "/v1/live", {"table": "orders"}),
+    ("POST", "/v1/tickets", {}),
+    ("POST", "/v1/sessions/x/subscriptions", {"id": "a", "live": {"table": "orders"}}),
+    ("GET", "/v1/admin/overview", None),
+    ("GET", "/v1/admin/tables", None),
+    ("GET", "/metrics", None),
+    ("GET", "/openapi.json", None),
+]
+
+
+async def test_a_ticket_opens_streams_and_nothing_else(url: str, connection: Connection) -> None:
+    async with served(url, with_functions, auth_secret=SECRET) as gateway:
+        ticket = await gateway.ticket(headwater_admin=True)
+        for method, path, body in NOT_STREAMS:
+            found = await gateway.code(method, path, params={"ticket": ticket}, json=body)
+            assert found == "ticket", path
+        # None of the refusals used it up.
+        params = {"ticket": ticket, "q": ORDERS}
+        assert await gateway.code("GET", "/v1/live", params=params) is None
+        assert await gateway.code("GET", "/v1/live", params=params) == "ticket"
+        for path in ("/v1/stream", "/v1/changes?tables=orders", "/v1/query/total/subscribe"):
+            mark = "&" if "?" in path else "?"
+            assert await gateway.code("GET", f"{path}{mark}ticket={await gateway.ticket()}") is None
+
+
+CALLS: list[dict[str, Any]] = [
+    {"type": "mutate", "id": "m", "name": "add", "args": {"id": 9}},
+    {"type": "query", "id": "q", "name": "total", "args": {}},
+    {"type": "publish", "id": "room", "data": 1, "request": "p"},
+    {"type": "state", "id": "room", "state": 1, "request": "s"},
+]
+
+
+async def test_a_socket_that_a_ticket_opened_follows_until_its_token_comes(url: str) -> None:
+    async with served(url, with_functions, auth_secret=SECRET) as gateway:
+        ticket = await gateway.ticket()
+        async with gateway.socket(f"?ticket={ticket}") as socket:
+            await socket.send(
+                json.dumps(
+                    {
+                        "type": "subscribe",
+                        "id": "room",
+                        "channel": {"name": "room:1", "present": True},
+                    }
+                )
+            )
+            await socket.send(
+                json.dumps({"type": "subscribe", "id": "a", "live": {"table": "orders"}})
+            )
+            begun = [await said(socket, "subscribed", "error") for _ in range(2)]
+            assert {message["type"] for message in begun} == {"subscribed"}, begun
+            for call in CALLS:
+                await socket.send(json.dumps(call))
+                refused = await said(socket, "error", "answer")
+                assert (refused["code"], refused["id"]) == (
+                    "ticket",
+                    call.get("request", call["id"]),
+                )
+            # What is sent right behind the token has it.
+            for message in ({"type": "authenticate", "token": token()}, *CALLS):
+                await socket.send(json.dumps(message))
+            answers = [await said(socket, "error", "answer") for _ in CALLS]
+            assert {answer["type"] for answer in answers} == {"answer"}, answers
+
+
+B_SETTINGS = [
+    ({"auth_tenants": ("emca",)}, "token_tenant"),
+    ({"auth_audience": "bank"}, "token_audience"),
+    ({"auth_issuer": "https://other"}, "token_issuer"),
+    ({"auth_user_claim": "email"}, "token_claims"),
+    ({"auth_secret": SECRET[::-1]}, "token_signature"),
+    ({"auth_algorithms": ("HS384",)}, "token_algorithm"),
+    ({"auth_secret": None}, "ticket"),
+]
+
+
+@pytest.mark.parametrize(("settings", "code"), B_SETTINGS, ids=[code for _, code in B_SETTINGS])
+async def test_another_gateway_applies_its_own_settings(
+    url: str, settings: dict[str, Any], code: str
+) -> None:
+    async with (
+        served(url, auth_secret=SECRET) as one,
+        served(url, **{"auth_secret": SECRET, **settings}) as other,
+    ):
+        ticket = await one.ticket(tenant="acme")
+        params = {"ticket": ticket, "q": ORDERS}
+        assert await other.code("GET", "/v1/live", params=params) == code
+
+
+async def test_another_gateway_applies_its_own_admin_claim(
+    url: str, connection: Connection
+) -> None:
+    await run(connection, "select headwater.enable_reactivity('headwater.activity')")
+    query = json.dumps({"table": "headwater.activity"})
+    async with (
+        served(url, auth_secret=SECRET) as one,
+        served(url, auth_secret=SECRET, admin_claim="root") as other,
+    ):
+        for gateway, code in ((one, None), (other, "admin_only")):
+            ticket = await one.ticket(headwater_admin=True)
+            params = {"ticket": ticket, "q": query}
+            assert await gateway.code("GET", "/v1/live", params=params) == code
+
+
+async def test_a_gateway_without_authentication_gives_no_tickets(url: str) -> None:
+    async with served(url) as gateway:
+        assert await gateway.code("POST", "/v1/tickets", headers=bearer()) == "ticket"
+
+
+# ------------------------------------------------------------------------ tables
+
+
+async def test_closed_tables_are_open_where_they_are_declared(
+    url: str, connection: Connection
+) -> None:
+    await run(
+        connection,
+        "create table other (id int primary key)",
+        "select headwater.enable_reactivity('other')",
+    )
+    other = {"q": json.dumps({"table": "other"})}
+
+    def declare(hw: Headwater) -> None:
+        hw.table("orders")
+
+    async with served(url, declare, auth_secret=SECRET, tables="closed") as gateway:
+        ann, admin = bearer(), bearer(headwater_admin=True)
+        feeds = {"tables": "orders"}, {"tables": "other"}, {"tables": "orders,other"}, {}
+        for headers, closed in ((ann, "forbidden"), (admin, None)):
+            get = partial(gateway.code, "GET", headers=headers)
+            assert await get("/v1/live", params={"q": ORDERS}) is None
+            assert await get("/v1/live", params=other) == closed
+            codes = [await get("/v1/changes", params=params) for params in feeds]
+            assert codes == [None, closed, closed, closed and "invalid_query"]
+
+
+async def test_what_every_token_opens_is_said_at_the_start(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def hooked(hw: Headwater) -> None:
+        hw.authorize(lambda identity, request: True)
+
+    said = "may read every enabled table"
+    for declare, settings in (
+        (hooked, {}), (None, {"tables": "closed"}), (None, {"auth_role": "postgres"}),
+        (None, {"auth_secret": None}), (None, {}),
+    ):  # fmt: skip
+        assert said not in caplog.text
+        async with served(url, declare or (lambda hw: None), **{"auth_secret": SECRET} | settings):
+            pass
+    assert said in caplog.text
+
+
+async def test_the_hook_is_given_the_whole_request(url: str, connection: Connection) -> None:
+    asked: list[AccessRequest] = []
+
+    def declare(hw: Headwater) -> None:
+        hw.topic("order:{id}", table="orders")
+
+        @hw.authorize
+        def rule(identity: Identity, request: AccessRequest) -> bool:
+            asked.append(request)
+            return request.columns != ("amount",)
+
+    query = {
+        "table": "public.orders", "columns": ["owner"], "where": [["amount", ">", 3]],
+        "order": [["amount", "desc"]], "limit": 7,
+    }  # fmt: skip
+    async with served(url, declare, auth_secret=SECRET) as gateway:
+        get = partial(gateway.code, "GET", headers=bearer())
+        assert await get("/v1/live", params={"q": json.dumps(query)}) is None
+        refused = json.dumps({"table": "orders", "columns": ["amount"]})
+        assert await get("/v1/live", params={"q": refused}) == "forbidden"
+        since = await position(gateway)
+        params = {"tables": "orders", "where": "amount > 3", "since": since}
+        assert await get("/v1/changes", params=params) is None
+        async with gateway.socket(additional_headers=bearer()) as socket:
+            await socket.send(json.dumps({"type": "subscribe", "id": "t", "topic": "order:1"}))
+            await said(socket, "subscribed")
+    live, _, feed, topic = asked
+    assert (live.kind, live.table, live.columns, live.limit) == ("live", "orders", ("owner",), 7)
+    assert canonical(live.where) == (c.amount > 3)
+    assert [(by.column, by.desc) for by in live.order] == [("amount", True)]
+    assert (feed.kind, feed.table) == ("feed", "orders")
+    assert canonical(feed.where) == (c.amount > "3")
+    assert str(feed.since) == since
+    assert (topic.kind, topic.table, topic.topic) == ("topic", "orders", "order:1")
+
+
+# ------------------------------------------------------------------------ how far back
+
+
+async def position(gateway: Gateway) -> str:
+    """Without its mark, which knows the times of changes that these tests alter."""
+    found = (await gateway.http.get("/readyz")).json()["position"]
+    return str(found).partition("~")[0]
+
+
+async def age_the_log(connection: Connection, by: str) -> None:
+    await run(connection, f"update headwater.log set at = at - interval '{by}'")
+
+
+async def changes(gateway: Gateway, since: str, **options: Any) -> list[Any]:
+    """The transactions with which a feed of orders begins."""
+    params = {"tables": "orders", "since": since}
+    async with gateway.http.stream("GET", "/v1/changes", params=params, **options) as stream:
+        async for line in stream.aiter_lines():
+            message = json.loads(line.partition("data: ")[2] or "{}")
+            if message.get("type") == "changes" and message["transactions"]:
+                return list(message["transactions"])
+    raise AssertionError(await stream.aread())
+
+
+async def test_how_far_back_a_feed_may_begin(url: str, connection: Connection) -> None:
+    """A position is a text that any client can write: one far back is as good as a real one."""
+
+    def declare(hw: Headwater) -> None:
+        @hw.authorize
+        def rule(identity: Identity, request: AccessRequest) -> Allow:
+            spans = {"none": timedelta(), "day": timedelta(days=1), "all": timedelta.max}
+            return Allow(history=spans.get(identity.user or ""))
+
+    async with served(url, declare, auth_secret=SECRET) as gateway:
+        start = await position(gateway)
+        await run(connection, "delete from orders where id = 1")
+        crafted = f"{start.partition('-')[0]}-3:3:"
+        feed = {"tables": "orders", "since": start}
+        get = partial(gateway.code, "GET", "/v1/changes")
+        # Within the time of a reconnect, every change comes.
+        (removed,) = await changes(gateway, start, headers=bearer())
+        assert removed["changes"][0]["before"]["owner"] == "ann"
+        await age_the_log(connection, "11 minutes")
+        assert await get(params=feed, headers=bearer()) == "resync"
+        for since in (start, crafted):
+            wish = {"tables": "orders", "since": since}
+            assert await get(params=wish, headers=bearer()) == "resync"
+            assert await get(params=wish, headers=bearer(sub="none")) == "resync"
+            assert await get(params=wish, headers=bearer(sub="day")) is None
+            assert await get(params=wish, headers=bearer(headwater_admin=True)) is None
+        await age_the_log(connection, "2 days")
+        assert await get(params=feed, headers=bearer(sub="day")) == "resync"
+        assert len(await changes(gateway, start, headers=bearer(sub="all"))) == 1
+        # A position with nothing old behind it is as good as now.
+        now = await position(gateway)
+        await run(connection, "insert into orders values (9, 'ann', 1)")
+        assert len(await changes(gateway, now, headers=bearer())) == 1
+
+
+async def test_a_transaction_that_was_running_counts_by_its_last_change(
+    url: str, connection: Connection, other: Connection
+) -> None:
+    async with served(url, auth_secret=SECRET) as gateway:
+        async with other.transaction():
+            await run(other, "insert into orders values (9, 'ann', 1)")
+            await run(connection, "insert into orders values (8, 'ann', 1)")
+            since = str(await read_position(connection)).partition("~")[0]
+            await run(other, "insert into orders values (10, 'ann', 1)")
+        await run(connection, "update headwater.log set at = at - interval '1 h' where seq ="
+                  " (select min(seq) from headwater.log where op = 'I')")  # fmt: skip
+        (running,) = await changes(gateway, since, headers=bearer())
+        assert len(running["changes"]) == 2
+
+
+async def read_position(connection: Connection) -> Position:
+    reader = await LogReader.open(connection)
+    return await reader.now(connection)
+
+
+async def test_a_topic_that_asks_for_more_is_sent_a_gap(url: str, connection: Connection) -> None:
+    def declare(hw: Headwater) -> None:
+        hw.topic("of:{owner}", table="orders")
+
+    async with served(url, declare, auth_secret=SECRET) as gateway:
+        start = await position(gateway)
+        await run(connection, "delete from orders where id = 1")
+        await age_the_log(connection, "11 minutes")
+        async with gateway.socket(additional_headers=bearer()) as socket:
+            wish = {"type": "subscribe", "id": "t", "topic": "of:ann", "since": start}
+            await socket.send(json.dumps(wish))
+            assert (await said(socket, "gap", "topic"))["type"] == "gap"
+
+
+# ------------------------------------------------------------------------ operators
+
+
+async def test_metrics_and_openapi_are_closed_where_tokens_are_verified(url: str) -> None:
+    async with served(url) as gateway:
+        assert await gateway.code("GET", "/metrics") is None
+        assert await gateway.code("GET", "/openapi.json") is None
+    scraper = {"authorization": f"Bearer {SECRET[::-1]}"}
+    async with served(url, auth_secret=SECRET, metrics_token=SECRET[::-1]) as gateway:
+        get = partial(gateway.code, "GET")
+        for path in ("/metrics", "/openapi.json"):
+            assert await get(path) == "token_missing"
+            assert await get(path, headers=bearer(headwater_admin=True)) is None
+        assert await get("/metrics", headers=bearer()) == "admin_only"
+        assert await get("/openapi.json", headers=bearer()) is None
+        assert await get("/metrics", headers=scraper) is None
+        assert await get("/openapi.json", headers=scraper) == "token_malformed"
+        assert await get("/v1/live", params={"q": ORDERS}, headers=scraper) == "token_malformed"
+        assert [await get(path) for path in ("/healthz", "/readyz")] == [None, None]
+    async with served(url, auth_secret=SECRET, metrics="open", openapi="open") as gateway:
+        assert [await gateway.code("GET", path) for path in ("/metrics", "/openapi.json")] == [
+            None,
+            None,
+        ]
+    async with served(url, metrics="closed", openapi="closed") as gateway:
+        for path in ("/metrics", "/openapi.json"):
+            assert await gateway.code("GET", path) == "admin_only"
