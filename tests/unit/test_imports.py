@@ -58,8 +58,8 @@ ALLOWED: dict[str, set[str]] = {
 
 PURE = (
     "model", "errors", "limits", "fair_queue", "live", "memory", "protocol",
-    "client/arguments", "client/backoff", "client/feed_state", "client/query_state", "client/refusals",
-    "client/replica", "client/requests", "client/rows_state", "client/session",
+    "client/arguments", "client/backoff", "client/feed_state", "client/query_state",
+    "client/refusals", "client/replica", "client/requests", "client/rows_state", "client/session",
     "client/sse", "client/topic_state", "client/channel_state", "channels/notes",
     "channels/presence", "topics/patterns",
 )  # fmt: skip
