@@ -484,6 +484,10 @@ the lock that it waits for."""
 OPENING_ROOM_SECONDS = 30.0
 """How long a client may take to accept a part of a streamed result. Then its subscription fails."""
 
+OPENING_BYTES_MAX = 256 * 1024 * 1024
+"""Bytes of a first result, or of a part of it, as the database sends its rows. A larger one is
+refused (`result_too_large`), and what is beyond is not sent."""
+
 OPENING_CHANGES_MAX = 50_000
 """Changes kept for a live query while its first result is read. With more it is read again."""
 

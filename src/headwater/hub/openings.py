@@ -163,7 +163,8 @@ class Openings:
             opening.told, view.waiting = view.waiting, []
         while opening.wanted:
             (need,) = opening.state.needs
-            question = Question.of_need(view.known, view.query, need, view.scope)
+            most = limits.OPENING_BYTES_MAX
+            question = Question.of_need(view.known, view.query, need, view.scope, most=most)
             # The server ends what takes too long; one that hangs ends nothing.
             async with asyncio.timeout(2 * limits.OPENING_SECONDS):
                 (answer,) = await ask(connection, [question])
