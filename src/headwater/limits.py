@@ -632,6 +632,11 @@ QUERY_IDLE_SECONDS = 60.0
 ROW_STEPS_MAX = 500
 """Row deltas of one query result in one message; beyond, the rows are sent whole."""
 
+ROW_DELTA_BYTES_MAX = 4 * 1024 * 1024
+ROW_DELTA_ROWS_MAX = 10_000
+"""Bytes of a result, as JSON, and its rows, that is compared with the one before row by row. A
+subscription to a larger one with deltas fails (`result_too_large`)."""
+
 REPLICA_RETRY_SECONDS = 1.0
 """How often a replica that is not used is looked at again."""
 

@@ -408,6 +408,8 @@ class Readers:
                 if opening is None:
                     break
                 self._begun += 1
+                if queue:
+                    self._look_later()  # others may come to wait for this one
                 as_role = as_role or opening.view.scope is not None
                 await self._openings.read(connection, opening)
                 queue.done(opening)
