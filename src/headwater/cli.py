@@ -241,6 +241,7 @@ def doctor(
         settings = settings_for(url, embedded, data_dir)
         async with connected(settings) as connection:
             findings = await doctor_.examine(connection)
+            findings.append(await doctor_.of_questions(connection, settings.question_url))
         findings.append(doctor_.of_clients(settings))
         findings = [*findings, *pipeline_doctor.examine(settings.lake)]
         show(findings, render.findings_view(findings), json=json)

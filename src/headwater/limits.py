@@ -560,8 +560,9 @@ RECONCILE_STREAMED_ROWS_MAX = 100_000
 RECONCILE_SECONDS = 0.1
 """After this long, a flush begins no further comparison."""
 
-RECONCILE_QUESTION_SECONDS = 0.2
-"""How long reading one live query for comparing may take within a flush. Then it is read beside."""
+RECONCILE_QUESTION_SECONDS = 0.05
+"""How long reading one live query for comparing may take within a flush. Then it is read beside,
+and nothing is compared for `FLUSH_BUDGET_PAUSE_SECONDS`."""
 
 RECONCILE_TOPIC_ROWS = 8
 """Rows of a topic that are compared: the last that were sent."""

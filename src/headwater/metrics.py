@@ -47,6 +47,12 @@ class Metrics:
         for reason in get_args(ResetReason):
             self.resyncs.labels(reason)
         self.views = gauge("views", "Live queries maintained, shared ones once")
+        self.views_lagging = gauge(
+            "views_lagging", "Live queries that are behind the flushes for more than a second"
+        )
+        self.lagging_seconds = gauge(
+            "views_lagging_seconds", "For how long the one of them that began first has been"
+        )
         self.query_groups = gauge("query_groups", "Reactive queries known, shared ones once")
         self.query_executions = counter(
             "query_executions_total", "Executions of reactive queries", "reason"

@@ -181,6 +181,8 @@ def status_view(status: Status) -> Group:
     facts.add_row("oldest change", f"{log.oldest:%Y-%m-%d %H:%M:%S}" if log.oldest else "none")
     facts.add_row("readers", f"{log.readers}" + (", polling" if log.polling else ""))
     parts: list[RenderableType] = [facts, "", _tables(status), "", _cursors(status)]
+    if status.lagging:
+        parts += ["", _lagging(status)]
     if status.pipeline:
         parts += ["", _pipeline(status)]
     if status.pipeline and status.spark_log:
@@ -208,6 +210,14 @@ def _tables(status: Status) -> Grid | Text:
                 style="yellow",
             )
         grid.add_row(table.name, state, str(table.members), str(table.changes))
+    return grid
+
+
+def _lagging(status: Status) -> Grid:
+    grid = Grid("lagging live query", "table", "role", "since", box=None)
+    for view in status.lagging:
+        name = f"{view.view} at gateway {view.gateway}"
+        grid.add_row(name, view.table, view.role or "–", f"{view.since:%Y-%m-%d %H:%M:%S}")
     return grid
 
 

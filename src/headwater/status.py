@@ -29,6 +29,17 @@ class LogStatus(msgspec.Struct, frozen=True):
     polling: bool
 
 
+class LaggingView(msgspec.Struct, frozen=True):
+    """A live query that is behind, since its questions take long. `role` is the database role that
+    they are asked as, None for Headwater's own."""
+
+    gateway: str
+    view: str
+    table: str
+    role: str | None
+    since: datetime
+
+
 class Status(msgspec.Struct, frozen=True):
     log: LogStatus
     tables: list[CapturedTable]
@@ -36,6 +47,8 @@ class Status(msgspec.Struct, frozen=True):
     pipeline: list[PipelineStream]
     spark_log: str | None = None
     """The file with what the pipeline's Spark prints, where it is on this machine."""
+    lagging: list[LaggingView] = []
+    """As the gateways have written it down in the last seconds."""
 
 
 async def log_status(connection: Connection) -> LogStatus:
@@ -54,7 +67,23 @@ async def status(connection: Connection, lake: str) -> Status:
             await cursors.list_all(connection),
             await progress.list_all(connection),
             spark_log.found(lake, spark_folder()),
+            await _lagging(connection),
         )
+
+
+async def _lagging(connection: Connection) -> list[LaggingView]:
+    cursor = await connection.execute(_LAGGING)
+    return [LaggingView(*row) for row in await cursor.fetchall()]
+
+
+_LAGGING = """
+    select a.gateway, a.id, a.name, a.detail ->> 'role', (a.detail ->> 'lagging_since')::timestamptz
+    from headwater.activity a
+    join headwater.activity g on g.gateway = a.gateway and g.kind = 'gateway'
+    where a.kind = 'view' and a.detail ->> 'lagging_since' is not null
+      and g.alive_until > clock_timestamp()
+    order by 5, 1, 2
+"""
 
 
 _LOG = """

@@ -143,6 +143,7 @@ async def overview(asking: Asking) -> Overview:
     over, unless somebody disabled them."""
     gateway, connection = asking.gateway, asking.connection
     findings = await doctor.examine(connection)
+    findings.append(await doctor.of_questions(connection, gateway.settings.question_url))
     findings.append(doctor.of_clients(gateway.settings, gateway.has_hook))
     findings = [found for found in findings if found.level != "ok"]
     for name in ("headwater.activity", "headwater.pipeline"):

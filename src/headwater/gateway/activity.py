@@ -3,8 +3,9 @@
 Every period: a row for the gateway, which is also the sign that it is alive, and a row for each of
 its costliest sessions and views, if it differs from what was written last. Who looks is known to
 the gateway that an admin follows the table at; a lock in the database tells the others. While
-nobody looks nothing is written, and the question whether anybody does is all that it costs. What
-goes wrong here is no trouble of anybody's: it is logged, and tried again.
+nobody looks nothing is written, and the question whether anybody does is all that it costs; but
+while live queries lag it is written too, for `headwater status`. What goes wrong here is no trouble
+of anybody's: it is logged, and tried again.
 """
 
 from __future__ import annotations
@@ -102,12 +103,13 @@ class Activity:
             self._trouble = ""
 
     async def round(self) -> None:
-        """Write down what has changed, if anybody looks; otherwise take away what is there."""
+        """Write down what has changed, if an admin looks or live queries lag; otherwise take away
+        what is there."""
         ours = self._hub.lives.is_followed(*TABLE)
         if self._holds and not ours:
             await (await self._connected()).execute("select pg_advisory_unlock_all()")
             self._holds = False
-        if ours or await self._others_look():
+        if ours or self._hub.lives.lagged() or await self._others_look():
             database = await self._connected()
             if ours and not self._holds:
                 await database.execute("select headwater.looks_at_activity()")

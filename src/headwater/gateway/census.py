@@ -31,6 +31,7 @@ from headwater.limits import (
     ACTIVITY_ROWS_MAX,
     ACTIVITY_TURN_ITEMS,
     ACTIVITY_VIEWS_SHOWN_MAX,
+    LAG_SHOWN_SECONDS,
 )
 from headwater.metrics import Metrics, Quantiles, total
 
@@ -99,7 +100,8 @@ class Census:
         costly = await _costliest(views, lambda view: view.cost.weight)
         memory = self._hub.memory
         listed = [_session(each, memory.of(each.owner)) for each in sessions]
-        return [own, *listed, *map(_view, costly)]
+        lagging = [view for view, _ in self._hub.lives.lagged()[:ACTIVITY_ROWS_MAX]]
+        return [own, *listed, *map(_view, dict.fromkeys([*lagging, *costly]))]
 
     async def _own(self, connections: list[Connection]) -> Entry:
         # Those that end while they are counted are among the connections: count them once.
@@ -199,10 +201,13 @@ def _view(view: AnyView) -> Entry:
     match view:
         case LiveView():
             role = None if view.scope is None else view.scope.role
+            lag = view.lag
+            shown = lag is not None and lag.seconds >= LAG_SHOWN_SECONDS
             detail = {
                 "query": view.wish.to_json(),
                 "role": role,
                 "live": view.live,
+                "lagging_since": lag.since if lag is not None and shown else None,
                 "memory": view.bytes,
             }
             return _costly(view, "live", view.query.table.label, detail, view.followers, view.held)
@@ -243,5 +248,6 @@ def _raw(detail: dict[str, Any]) -> msgspec.Raw:
     except (TypeError, ValueError):
         text = encode({"cut": repr(detail)[:ACTIVITY_DETAIL_CHARS_MAX]})
     if len(text) > ACTIVITY_DETAIL_CHARS_MAX:
-        text = encode({"cut": text[:ACTIVITY_DETAIL_CHARS_MAX].decode("utf-8", "ignore")})
+        cut = text[:ACTIVITY_DETAIL_CHARS_MAX].decode("utf-8", "ignore")
+        text = encode({"cut": cut, "lagging_since": detail.get("lagging_since")})
     return msgspec.Raw(text)

@@ -70,6 +70,10 @@ class Lives:
         self.openings = Openings(hub.url, hub.wake, self._opening_failed, question_url=question_url)
         self.lagging: dict[LiveView, None] = {}
         """Views that are behind the flushes; those without a job wait for one."""
+        hub.metrics.views_lagging.set_function(lambda: len(self.lagged()))
+        hub.metrics.lagging_seconds.set_function(
+            lambda: max((lag.seconds for _, lag in self.lagged()), default=0.0)
+        )
         self._laggards: list[LiveSubscription] = []
         self._rechecks: dict[LiveView, None] = {}
         self._lingering: dict[LiveView, float] = {}
@@ -456,6 +460,14 @@ class Lives:
         return [view for view in rechecks if view.lag is None]
 
     # -------------------------------------------------------------------- lagging
+
+    def lagged(self) -> list[tuple[LiveView, Lag]]:
+        """Those that have been behind for long enough to be shown."""
+        return [
+            (view, view.lag)
+            for view in self.lagging
+            if view.lag is not None and view.lag.seconds >= limits.LAG_SHOWN_SECONDS
+        ]
 
     def begin_lag(self, view: LiveView) -> None:
         """In the step of a flush: it is to be taken there beside the flush."""

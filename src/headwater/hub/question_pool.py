@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -42,6 +42,7 @@ class QuestionPool:
         self._connecting = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
+        self._pids: dict[Connection, int] = {}
 
     @property
     def idle(self) -> int:
@@ -85,6 +86,21 @@ class QuestionPool:
         self._open -= 1
         _spawn(self._close(connection, end=end), self._closing)
 
+    @contextmanager
+    def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
+        """Hang up on one that takes longer: it is lost then. To be cancelled is not enough, since
+        the driver would wait until the server has given up the statement."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(seconds, self.hang_up, connection)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def hang_up(self, connection: Connection) -> None:
+        """The task that waits for its answer meets a lost connection."""
+        _spawn(connection.close(), self._closing)
+
     def sweep(self) -> None:
         """Close what was not needed for a while; one stays."""
         before = time.monotonic() - limits.QUESTION_IDLE_SECONDS
@@ -108,7 +124,7 @@ class QuestionPool:
             connection = await connect(
                 self._url,
                 purpose="questions",
-                options=_OPTIONS,
+                options=_OPTIONS if self._scoped else f"{_OPTIONS} -c row_security=off",
                 prepares=False,
                 application_path=self._scoped,
             )
@@ -120,6 +136,7 @@ class QuestionPool:
             self._changed()
             return
         self._connecting -= 1
+        self._pids[connection] = connection.info.backend_pid
         self._free(connection)
 
     def _free(self, connection: Connection) -> None:
@@ -160,7 +177,7 @@ class QuestionPool:
         self._free(connection)
 
     async def _close(self, connection: Connection, *, end: bool) -> None:
-        pid = None if connection.closed else connection.info.backend_pid
+        pid = self._pids.pop(connection, None)
         await connection.close()
         if end and pid is not None:
             with suppress(psycopg.Error, HeadwaterError):

@@ -57,6 +57,8 @@ class Reconciler:
         self._share = 0.0
         """How many of them are due, with what is left of the last flush."""
         self._at = time.monotonic()
+        self._paused_until = 0.0
+        """After a question that took long, others shall not wait for the next one at once."""
         self._slow: set[int] = set()
         """Views that did not fit into a flush."""
         self._beside: LiveView | None = None
@@ -67,6 +69,8 @@ class Reconciler:
     ) -> None:
         """Compare what is due, in the snapshot of the flush that was handed out. A fault here harms
         nobody else."""
+        if time.monotonic() < self._paused_until:
+            return
         due = self._due()
         if not due:
             return
@@ -86,7 +90,7 @@ class Reconciler:
         later = list[Served]()
         captured = await _captured(connection, set(map(self._oid, due)))
         rows, until = limits.RECONCILE_ROWS_MAX, time.monotonic() + limits.RECONCILE_SECONDS
-        while due and rows > 0 and time.monotonic() < until:
+        while due and rows > 0 and self._paused_until < time.monotonic() < until:
             served = due.popleft()
             try:
                 if self._oid(served) not in captured:
@@ -95,12 +99,13 @@ class Reconciler:
                     rows -= await self._compare_topic(connection, served)
                 elif served.scope is None:
                     rows -= await self._compare_view(connection, connection, served)
-                elif scoped is not None:
-                    rows -= await self._compare_view(connection, scoped, served)
-                else:
+                elif scoped is None or scoped.closed:
                     later.append(served)
+                elif not self._hub.side_jobs.is_slow(served):
+                    # What is slow is left to `recheck`, which reads it beside the flushes.
+                    rows -= await self._compare_view(connection, scoped, served)
             except psycopg.Error as error:
-                if lost(error):
+                if lost(error) and (isinstance(served, TopicView) or served.scope is None):
                     raise
                 self._skip("error")
             except Exception:
@@ -190,6 +195,10 @@ class Reconciler:
         """What only took too long is read beside the flushes; rights and tables that changed are
         for others to notice."""
         if isinstance(error, psycopg.errors.QueryCanceled):
+            self._paused_until = time.monotonic() + limits.FLUSH_BUDGET_PAUSE_SECONDS
+            if view.scope is not None:
+                self._hub.side_jobs.was_slow(view)
+                return
             self._slow.add(view.id)
             self._read_beside(view)
         else:

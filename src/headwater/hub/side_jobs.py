@@ -88,6 +88,9 @@ class Job:
         self.units = [unit for group in groups for unit in group]
         self.is_guarded = any(guarded(unit.view) for unit in self.units)
         self.flushed = flushed
+        self.began = time.monotonic()
+        self.stop: Callable[[], None] = lambda: None
+        """Hangs up."""
         self.quick = quick
         """Whether it is several together, none of which may take long."""
         self.task: asyncio.Task[None] | None = None
@@ -107,6 +110,11 @@ class Job:
         return count * self.seconds + 2 * limits.FLUSH_QUESTIONS_SECONDS
 
     @property
+    def has_lasted(self) -> bool:
+        """Whether it was hung up on because it took longer."""
+        return time.monotonic() - self.began >= self.patience
+
+    @property
     def who(self) -> set[Hashable]:
         return {unit.who for unit in self.units}
 
@@ -116,8 +124,8 @@ class Job:
 
     def left(self) -> None:
         """A view no longer waits for it. For none, it need not go on."""
-        if self.task is not None and not any(self.is_for(unit.view) for unit in self.units):
-            self.task.cancel()
+        if not any(self.is_for(unit.view) for unit in self.units):
+            self.stop()
 
 
 class SideJobs:
@@ -229,14 +237,24 @@ class SideJobs:
             yield None
             return
         (connection,) = await pool.lend([seconds], export)
+        if connection is None:
+            yield None
+            return
         try:
-            yield connection
-        except BaseException:
-            if connection is not None:
+            with pool.bounded(connection, 2 * limits.RECONCILE_SECONDS):
+                yield connection
+        finally:
+            if connection.closed:
                 pool.drop(connection, end=True)
-            raise
-        if connection is not None:
-            pool.take_back(connection)
+            else:
+                pool.take_back(connection)
+
+    def is_slow(self, view: LiveView) -> bool:
+        return self._is_slow(Unit(view, []))
+
+    def was_slow(self, view: LiveView) -> None:
+        """A question that was asked elsewhere took long."""
+        self._took(Unit(view, []), slow=True)
 
     def sweep(self) -> None:
         self._own.sweep()
@@ -244,8 +262,8 @@ class SideJobs:
 
     async def close(self) -> None:
         tasks = [job.task for job in self._jobs if job.task is not None]
-        for task in tasks:
-            task.cancel()
+        for job in list(self._jobs):
+            job.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._own.close()
         await self._scoped.close()
@@ -274,6 +292,8 @@ class SideJobs:
             for step in unit.steps:
                 step.done = True  # from here on the job answers for it
         self._jobs[job] = pool
+        job.stop = partial(pool.hang_up, connection)
+        job.began = time.monotonic()
         job.task = asyncio.create_task(self._work(pool, job, connection))
         job.task.add_done_callback(lambda _: self._jobs.pop(job, None))
 
@@ -282,16 +302,15 @@ class SideJobs:
         again."""
         error: Exception | None = None
         try:
-            # The server ends what takes too long; one that hangs ends nothing.
-            async with asyncio.timeout(job.patience):
+            # The server ends what takes too long; a policy can refuse to be ended.
+            with pool.bounded(connection, job.patience):
                 await self._ask(job, connection)
-        except asyncio.CancelledError:
-            pool.drop(connection, end=True)
-            self._look()
-            raise
-        except (psycopg.Error, TimeoutError) as found:
-            logger.warning("a connection for questions was lost: %r", found)
+        except psycopg.Error as found:
             error = found
+            if job.has_lasted:
+                error = TimeoutError("the questions took too long")
+            if any(job.is_for(unit.view) for unit in job.units):
+                logger.warning("a connection for questions was lost: %r", error)
         except Exception as found:
             logger.exception("questions could not be asked")
             error = found

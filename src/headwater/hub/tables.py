@@ -127,8 +127,10 @@ class LookupConnection:
 class Tables:
     """Finds tables by the names people use, through a connection of its own."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, question_url: str | None = None) -> None:
         self._connection = LookupConnection(url, purpose="tables")
+        self._question_url = question_url
+        self._question_role: str | None = None
         self._wanted: dict[_Asked, asyncio.Future[KnownTable]] = {}
         self._task: asyncio.Task[None] | None = None
         self._shapes: dict[int, KnownTable] = {}
@@ -146,6 +148,17 @@ class Tables:
     async def ask(self, statement: str, values: _Values) -> list[tuple[Any, ...]]:
         """Put any other question about tables. Raises the driver's errors for wrong questions."""
         return await self._connection.ask(statement, values)
+
+    async def question_role(self) -> str | None:
+        """The role that questions are asked over, None without `question_url`. Raises Unavailable
+        while it cannot connect."""
+        if self._question_url is not None and self._question_role is None:
+            connection = LookupConnection(self._question_url, purpose="questions")
+            try:
+                ((self._question_role,),) = await connection.ask(_SESSION_USER, None)
+            finally:
+                await connection.close()
+        return self._question_role
 
     async def close(self) -> None:
         if self._task is not None:
@@ -249,6 +262,8 @@ def _no_table(name: str, error: psycopg.Error) -> HeadwaterError:
         )
     return translate(error)
 
+
+_SESSION_USER = "select session_user::pg_catalog.text"
 
 _LOOK_UP = """
     with found as materialized (

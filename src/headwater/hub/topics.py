@@ -25,7 +25,7 @@ from headwater.hub.tables import KnownTable, TableIdentity, identities
 from headwater.hub.topic import Gathering, News, Place, TopicView, upsert
 from headwater.hub.topic_rows import Found, KeyReader, fetch
 from headwater.hub.topic_subscription import TopicSubscription
-from headwater.hub.visibility import feed_rights
+from headwater.hub.visibility import check_own_reading, feed_rights
 from headwater.log.listener import Listener
 from headwater.log.signals import is_signals
 from headwater.model import Key, Position, Table, Transaction
@@ -134,6 +134,7 @@ class Topics:
         for name in definition.tables:
             known = await self._learn(name, captured=name == definition.table)
             _check_columns(definition, name, known)
+            await check_own_reading(self._hub.tables, known)
             if not definition.trusted:
                 table = known.table
                 await feed_rights(

@@ -111,7 +111,30 @@ async def scope_of(
         )
     if not known.secured:
         return None
+    if not rights.bypasses and not rights.is_safe:
+        raise _unsafe(label, rights.owner)
     return Scope(access.role, access.claims, not rights.bypasses)
+
+
+def _unsafe(label: str, owner: str) -> Forbidden:
+    return Forbidden(
+        f"{label} is guarded by row-level security, and the code of its owner {owner} would get"
+        " Headwater's own rights: question_url is not set",
+        hint="Make a role that owns nothing and may read nothing, grant it the users' roles, and"
+        " set question_url; docs/howto/authorisation.md shows how.",
+    )
+
+
+async def check_own_reading(tables: Tables, known: KnownTable) -> None:
+    """Forbidden where Headwater itself, reading a table's rows, would execute its policies: code of
+    the table's owner, with Headwater's rights."""
+    if known.secured and (await tables.ask(_POLICIES_APPLY, (known.table.oid,))) == [(True,)]:
+        raise Forbidden(
+            f"{known.table.label} is guarded by row-level security, which applies to Headwater's"
+            " own role too",
+            hint="Use a live query; or let row-level security not apply to Headwater's role"
+            " (bypassrls).",
+        )
 
 
 def _used(query: BoundQuery) -> set[str]:
@@ -121,28 +144,40 @@ def _used(query: BoundQuery) -> set[str]:
 
 
 class _Rights:
-    __slots__ = ("bypasses", "columns", "table")
+    __slots__ = ("bypasses", "columns", "is_safe", "owner", "table")
 
-    def __init__(self, table: bool, columns: list[str], bypasses: bool) -> None:
+    def __init__(
+        self, table: bool, columns: list[str], bypasses: bool, owner: str, is_safe: bool
+    ) -> None:
         self.table = table
         self.columns = frozenset(columns)
         self.bypasses = bypasses
+        self.owner = owner
+        self.is_safe = is_safe
+        """Whether code of the table's owner may run over the connections that ask."""
 
 
 async def _rights(tables: Tables, oid: int, secured: bool, role: str) -> _Rights:
-    rows = await tables.ask(_RIGHTS, (oid, role))
+    asking = await tables.question_role()
+    rows = await tables.ask(_RIGHTS, {"oid": oid, "role": role, "asking": asking})
     if not rows:
         raise Forbidden(
             f"there is no database role {role}",
             hint="Create it, or correct the setting auth_role or the token's role claim.",
         )
-    ((whole, columns, bypasses, may_become),) = rows
+    ((whole, columns, bypasses, may_become, owner, has_safe_owner),) = rows
     if not may_become and secured:
+        if asking is not None:
+            raise Forbidden(
+                f"the question role {asking} may not act as {role}",
+                hint=f'grant "{role}" to "{asking}"',
+            )
         raise Forbidden(
-            f"Headwater's own database role may not act as {role}",
-            hint=f'grant "{role}" to the role that Headwater connects as',
+            f"question_url is not set, and Headwater's own database role may not act as {role}",
+            hint=f'Make a question role, grant "{role}" to it and set question_url;'
+            " docs/howto/authorisation.md shows how.",
         )
-    return _Rights(whole, columns, bypasses)
+    return _Rights(whole, columns, bypasses, owner, asking is not None or has_safe_owner)
 
 
 async def feed_rights(
@@ -187,10 +222,21 @@ _RIGHTS = """
            else array[]::text[] end,
            r.rolsuper or r.rolbypassrls
              or (pg_has_role(r.oid, c.relowner, 'usage') and not c.relforcerowsecurity),
-           pg_has_role(session_user, r.oid, 'member')
-    from pg_class c cross join pg_roles r
-    where c.oid = %s and r.rolname = %s
+           pg_has_role(
+             coalesce(%(asking)s::name, session_user), r.oid,
+             case when current_setting('server_version_num')::int >= 160000
+                  then 'set' else 'member' end),
+           o.rolname::text,
+           o.rolsuper or (not me.rolsuper and pg_has_role(me.oid, o.oid, 'usage'))
+    from pg_class c
+    cross join pg_roles r
+    join pg_roles o on o.oid = c.relowner
+    join pg_roles me on me.rolname = session_user
+    where c.oid = %(oid)s and r.rolname = %(role)s
 """
+# An owner whose code gains nothing: one that is allowed everything, or whose rights we have anyway.
+
+_POLICIES_APPLY = "select row_security_active(%s::oid)"
 
 
 def guarded(view: LiveView) -> bool:

@@ -8,7 +8,8 @@ from typing import Literal
 import msgspec
 
 from headwater.capture.postgres import functions, schema, triggers
-from headwater.database import Connection
+from headwater.database import Connection, connect
+from headwater.errors import HeadwaterError
 from headwater.limits import SERVER_VERSION_MIN
 from headwater.settings import Settings
 
@@ -165,21 +166,20 @@ async def _commit_times(connection: Connection) -> Finding:
 
 async def _tables(connection: Connection) -> Finding:
     """Enabling a table needs the right to make triggers on it."""
-    cursor = await connection.execute(
+    closed = await _names(
+        connection,
         "select case when n.nspname = 'public' then '' else quote_ident(n.nspname) || '.' end"
         " || quote_ident(c.relname)"
         " from pg_class c join pg_namespace n on n.oid = relnamespace"
         " where relkind in ('r', 'p') and not relispartition and relpersistence <> 't'"
         " and n.nspname not in ('pg_catalog', 'information_schema', 'headwater')"
-        " and not has_table_privilege(c.oid, 'TRIGGER') order by 1"
+        " and not has_table_privilege(c.oid, 'TRIGGER') order by 1",
     )
-    closed = [row[0] for row in await cursor.fetchall()]
     if closed:
-        names = ", ".join(closed[:5]) + (f" and {len(closed) - 5} more" if len(closed) > 5 else "")
         return Finding(
             "tables",
             "warn",
-            f"this role may not enable {names}",
+            f"this role may not enable {closed}",
             "As their owner: grant trigger on … to …",
         )
     return Finding("tables", "ok", "this role may enable every table")
@@ -202,6 +202,86 @@ async def _notifications(connection: Connection) -> Finding:
             "max_prepared_transactions is not 0: writers send no NOTIFY, and readers poll",
         )
     return Finding("notifications", "ok", "the queue is all but empty")
+
+
+async def of_questions(connection: Connection, question_url: str | None) -> Finding:
+    """Over which role questions are asked as users' roles, and whether the code of a policy, which
+    can become that role, gains anything by it."""
+    topic = "question role"
+    if question_url is None:
+        refused = await _names(connection, _UNSAFE_TABLES)
+        if not refused:
+            return Finding(topic, "ok", "question_url is not set, and no table needs it")
+        return Finding(
+            topic,
+            "warn",
+            f"question_url is not set: users' roles may not read {refused}, guarded by policies of"
+            " other owners",
+            _MAKE_ROLE,
+        )
+    try:
+        asking = await connect(question_url, purpose="doctor")
+    except HeadwaterError as error:
+        return Finding(topic, "fail", f"question_url: {error}", error.hint)
+    async with asking:
+        cursor = await asking.execute(_QUESTION_ROLE)
+        role, *facts = (await cursor.fetchall())[0]
+        readable = await _names(asking, _READABLE)
+    found = [what for what, is_so in zip(_TOO_MUCH, facts, strict=True) if is_so]
+    if readable:
+        found.append(f"may read {readable}")
+    if found:
+        return Finding(topic, "warn", f"{role} {', '.join(found)}: so may every policy", _MAKE_ROLE)
+    return Finding(topic, "ok", f"{role} owns nothing and may read nothing itself")
+
+
+_MAKE_ROLE = (
+    "create role headwater_questions login noinherit; grant each of the users' roles to it, on"
+    " PostgreSQL 16 and newer with inherit false; and set question_url"
+)
+
+_TOO_MUCH = (
+    "is a superuser", "has BYPASSRLS", "has CREATEROLE", "has REPLICATION", "owns something",
+)  # fmt: skip
+
+_QUESTION_ROLE = """
+    select r.rolname::text, r.rolsuper, r.rolbypassrls, r.rolcreaterole, r.rolreplication,
+           exists (select from pg_shdepend d
+                   where d.refclassid = 'pg_authid'::regclass and d.refobjid = r.oid
+                     and d.deptype = 'o')
+    from pg_roles r where r.rolname = session_user
+"""
+
+_READABLE = """
+    select case when n.nspname = 'public' then '' else quote_ident(n.nspname) || '.' end
+           || quote_ident(c.relname)
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where c.relkind in ('r', 'p', 'v', 'm', 'f')
+      and n.nspname not in ('pg_catalog', 'information_schema') and n.nspname !~ '^pg_'
+      and has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, 'select')
+      and not has_table_privilege('public', c.oid, 'select')
+    order by n.nspname <> 'headwater', 1
+"""
+
+_UNSAFE_TABLES = """
+    select case when n.nspname = 'public' then '' else quote_ident(n.nspname) || '.' end
+           || quote_ident(c.relname)
+    from pg_class c
+    join pg_namespace n on n.oid = c.relnamespace and n.nspname <> 'headwater'
+    join pg_roles o on o.oid = c.relowner
+    join pg_roles me on me.rolname = session_user
+    where c.relkind in ('r', 'p') and c.relrowsecurity
+      and exists (select from pg_trigger t where t.tgrelid = c.oid and t.tgname ~ '^headwater')
+      and not (o.rolsuper or (not me.rolsuper and pg_has_role(me.oid, o.oid, 'usage')))
+    order by 1
+"""
+
+
+async def _names(connection: Connection, statement: str) -> str:
+    """A few of them, and how many more; empty for none."""
+    cursor = await connection.execute(statement.encode())
+    names = [name for (name,) in await cursor.fetchall()]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def of_clients(settings: Settings, has_hook: bool | None = None) -> Finding:

@@ -1,0 +1,209 @@
+"""As whom the flushes ask: a policy is code of the table's owner, and gains nothing by it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from headwater.capture.postgres import doctor
+from headwater.database import Connection, connect
+from headwater.errors import Forbidden
+from headwater.hub.hub import Hub
+from headwater.hub.subscriber import Access
+from headwater.settings import Settings
+from headwater.topics.definitions import TopicDefinition
+from tests.conftest import fresh_database
+from tests.hub import Recorder, answer, live
+from tests.support import enable, rows, run
+
+OWNER, READER, BYPASSING, QUESTIONS, STRANGER = ROLES = (
+    "hw_ask_owner", "hw_ask_reader", "hw_ask_auditor", "hw_ask_questions", "hw_ask_stranger",
+)  # fmt: skip
+
+# Leaves the role that the question was asked as, and reads the log. Its rows are hidden if it can.
+SPY = """
+    create function spy() returns boolean language plpgsql as $$ begin
+      perform set_config('role', 'none', true);
+      perform count(*) from headwater.log;
+      return false;
+    exception when insufficient_privilege then
+      return true;
+    end $$
+"""
+
+# Leaves everything behind that a session can hold, and looks for what another user has left.
+LITTER = """
+    create function litter(person text) returns boolean language plpgsql as $$
+    declare found text := coalesce(current_setting('app.person', true), '');
+    begin
+      if found not in ('', person) then return false; end if;
+      perform set_config('app.person', person, false);
+      perform set_config('search_path', 'nowhere', false);
+      perform set_config('statement_timeout', '1', false);
+      perform pg_advisory_lock_shared(77);
+      begin execute 'prepare plan as select ' || quote_literal(person);
+      exception when duplicate_prepared_statement then null; end;
+      return true;
+    end $$
+"""
+
+
+@pytest.fixture(params=["embedded", "system"])
+def database(request: pytest.FixtureRequest) -> Iterator[str]:
+    server = (
+        request.getfixturevalue("postgres").url
+        if request.param == "embedded"
+        else request.getfixturevalue("system_postgres")
+    )
+    with fresh_database(server, installed=True) as url:
+        yield url
+
+
+@pytest.fixture
+async def notes(database: str) -> AsyncIterator[Connection]:
+    """A table of another owner than Headwater."""
+    options = {BYPASSING: "nologin bypassrls", QUESTIONS: "login noinherit", OWNER: "login"}
+    async with await connect(database, purpose="test", application_path=True) as connection:
+        await run(
+            connection,
+            *(
+                f"do $$ begin create role {role} {options.get(role, 'nologin')};"
+                " exception when duplicate_object then null; end $$"
+                for role in ROLES
+            ),
+            f"grant {READER}, {BYPASSING} to {QUESTIONS}",
+            f"grant create on schema public to {OWNER}",
+            f"set role {OWNER}",
+            "create table notes (id int primary key, owner int, rank int)",
+            "insert into notes select i, i % 4, i from generate_series(1, 40) i",
+            f"grant select on notes to {READER}, {BYPASSING}, {STRANGER}",
+            "alter table notes enable row level security",
+            "create policy own on notes for select using"
+            " (owner = (current_setting('request.jwt.claims')::json ->> 'sub')::int)",
+            SPY,
+            LITTER,
+            "reset role",
+        )
+        await enable(connection, "notes")
+        try:
+            yield connection
+        finally:
+            await run(connection, f"drop owned by {', '.join(ROLES)} cascade")
+
+
+def user(number: int, role: str = READER) -> Access:
+    return Access(role=role, claims=json.dumps({"sub": number}))
+
+
+def asking(url: str, role: str = QUESTIONS) -> Settings:
+    return Settings(question_url=url.replace("postgres@", f"{role}@"))
+
+
+async def test_a_policy_that_leaves_its_role_reads_nothing(
+    database: str, notes: Connection
+) -> None:
+    """In a first result, what a flush asks, a refill, a comparison and a recheck."""
+    await run(notes, "create policy spying on notes as restrictive using (spy())")
+    async with Hub(database, settings=asking(database), recheck=0.2) as hub:
+        recorders = {mode: Recorder() for mode in ("maintained", "streamed")}
+        for mode, recorder in recorders.items():
+            query = {} if mode == "streamed" else {"limit": 3, "order": ["rank"]}
+            await hub.live(live("notes", mode=mode, **query), recorder, access=user(1))
+            assert recorder.rows
+        for statement in (
+            "update notes set rank = rank + 1",
+            "delete from notes where id < 20",
+            "insert into notes values (100, 1, 0)",
+        ):
+            await run(notes, statement)
+            own = "select * from notes where owner = 1 order by"
+            await recorders["maintained"].until_rows(await answer(notes, f"{own} rank, id limit 3"))
+            await recorders["streamed"].until_rows(await answer(notes, f"{own} id"))
+        await hub.next_flush()
+
+
+async def test_what_a_policy_leaves_behind_reaches_no_other_user(
+    database: str, notes: Connection
+) -> None:
+    """The questions of many users travel together, and over the same connections."""
+    await run(
+        notes,
+        "create policy littering on notes as restrictive using"
+        " (litter(current_setting('request.jwt.claims')::json ->> 'sub'))",
+    )
+    async with Hub(database, settings=asking(database)) as hub:
+        recorders = [Recorder() for _ in range(4)]
+        handles = await asyncio.gather(
+            *(
+                hub.live(live("notes"), recorder, access=user(number))
+                for number, recorder in enumerate(recorders)
+            )
+        )
+        for turn in range(4):
+            await run(notes, f"update notes set rank = {100 + turn}, owner = (owner + 1) % 4")
+            for number, recorder in enumerate(recorders):
+                own = f"select * from notes where owner = {number} order by id"
+                await recorder.until_rows(await answer(notes, own))
+        assert [handle.closed for handle in handles] == [False] * 4
+        held = (
+            "select count(*) from pg_locks join pg_stat_activity using (pid)"
+            " where locktype = 'advisory' and objid = 77 and application_name ~ 'questions'"
+        )
+        async with asyncio.timeout(60):
+            while await rows(notes, held) != [(0,)]:
+                await hub.next_flush()
+
+
+async def test_guarded_tables_of_other_owners_need_the_question_role(
+    database: str, notes: Connection
+) -> None:
+    async with Hub(database) as hub:
+        with pytest.raises(Forbidden, match="question_url is not set") as caught:
+            await hub.live(live("notes"), Recorder(), access=user(1))
+        assert OWNER in str(caught.value)
+        # No policy is executed for it.
+        await hub.live(live("notes"), Recorder(), access=user(1, BYPASSING))
+        await run(notes, "alter table notes owner to current_user")
+        await hub.live(live("notes"), Recorder(), access=user(1))
+    await run(notes, f"alter table notes owner to {OWNER}")
+    async with Hub(database, settings=asking(database)) as hub:
+        await hub.live(live("notes"), Recorder(), access=user(1))
+        with pytest.raises(Forbidden, match=f"question role {QUESTIONS} may not act as {STRANGER}"):
+            await hub.live(live("notes"), Recorder(), access=user(1, STRANGER))
+
+
+async def test_headwater_itself_executes_no_policy(database: str, notes: Connection) -> None:
+    """A trusted topic reads rows as Headwater's role, here one that policies apply to."""
+    await run(
+        notes,
+        f"grant all on all tables in schema headwater to {STRANGER}",
+        f"grant usage on schema headwater to {STRANGER}",
+        f"alter role {STRANGER} login",
+    )
+    topic = TopicDefinition("note:{id}", table="notes", trusted=True)
+    async with Hub(database.replace("postgres@", f"{STRANGER}@")) as hub:
+        if hub.ready:  # the role must be allowed to identify the log
+            with pytest.raises(Forbidden, match="applies to Headwater's own role"):
+                await hub.topics.subscribe("note:1", topic, Recorder())
+
+
+async def test_the_doctor_looks_at_the_question_role(database: str, notes: Connection) -> None:
+    async def found(settings: Settings) -> doctor.Finding:
+        return await doctor.of_questions(notes, settings.question_url)
+
+    missing = await found(Settings())
+    assert (missing.level, "may not read notes" in missing.detail) == ("warn", True)
+    assert "create role headwater_questions login noinherit" in (missing.hint or "")
+    fine = await found(asking(database))
+    assert (fine.level, "owns nothing" in fine.detail) == ("ok", True), fine
+    for role, what in (
+        ("postgres", "is a superuser"),
+        (OWNER, "owns something, may read notes"),
+    ):
+        powerful = await found(asking(database, role))
+        assert (powerful.level, what in powerful.detail) == ("warn", True), powerful
+    away = await found(asking(database, "hw_ask_nobody"))
+    assert away.level == "fail"

@@ -1,0 +1,397 @@
+"""Questions that take long: their live queries lag alone, exact at every position.
+
+What a question waits for is a lock that the test holds: it hangs until the lock is released, and
+nothing depends on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from headwater import limits
+from headwater.database import Connection, connect
+from headwater.gateway import census as census_module
+from headwater.gateway.census import Census
+from headwater.hub.hub import Hub
+from headwater.hub.subscriber import Access
+from headwater.metrics import Metrics
+from headwater.model import Position
+from headwater.protocol import Frame
+from headwater.settings import Settings
+from headwater.status import status
+from tests.conftest import fresh_database
+from tests.generated import first_seed, size
+from tests.hub import Recorder, answer, live
+from tests.support import enable, rows, run
+
+SEED = first_seed(1)
+ROUNDS = size("lagging", 2, large=100)
+"""Histories, on each server."""
+
+ROLE, QUESTIONS = "hw_lag_reader", "hw_lag_questions"
+_LOCK = 7_700_000
+"""Of user N, the advisory lock with this key plus N makes the policy wait."""
+
+
+@pytest.fixture(params=["embedded", "system"])
+def database(request: pytest.FixtureRequest) -> Iterator[str]:
+    server = (
+        request.getfixturevalue("postgres").url
+        if request.param == "embedded"
+        else request.getfixturevalue("system_postgres")
+    )
+    with fresh_database(server, installed=True) as url:
+        yield url
+
+
+@asynccontextmanager
+async def guarded_notes(url: str) -> AsyncIterator[Connection]:
+    """A table whose policy waits for the lock of its user, and one that nobody guards."""
+    async with await connect(url, purpose="test", application_path=True) as connection:
+        await run(
+            connection,
+            *(
+                f"do $$ begin create role {role} {options};"
+                " exception when duplicate_object then null; end $$"
+                for role, options in ((ROLE, "nologin"), (QUESTIONS, "login noinherit"))
+            ),
+            f"grant {ROLE} to {QUESTIONS}",
+            "create table calm (id int primary key, n int)",
+            "insert into calm values (1, 0)",
+            "create table notes (id int primary key, owner int, rank int)",
+            "insert into notes select i, i % 4, i from generate_series(1, 40) i",
+            "create function patient(person int) returns boolean language plpgsql as $$ begin"
+            f" perform pg_advisory_xact_lock_shared({_LOCK} + person); return true; end $$",
+            "create function me() returns int language sql stable as"
+            " $$ select (current_setting('request.jwt.claims')::json ->> 'sub')::int $$",
+            "alter table notes enable row level security",
+            "create policy own on notes for select using (owner = me() and patient(me()))",
+            f"grant select on notes to {ROLE}",
+        )
+        await enable(connection, "notes", "calm")
+        try:
+            yield connection
+        finally:
+            await run(connection, f"drop owned by {ROLE}, {QUESTIONS}")
+
+
+def asking(url: str) -> Settings:
+    """Over the question role, which has no password here."""
+    return Settings(question_url=url.replace("postgres@", f"{QUESTIONS}@"))
+
+
+def user(number: int) -> Access:
+    return Access(role=ROLE, claims=json.dumps({"sub": number}))
+
+
+class Historian(Recorder):
+    """Remembers what it held as of every position it was sent, which never goes back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: list[tuple[Position, list[dict[str, Any]]]] = []
+
+    def deliver(self, frame: Frame) -> None:
+        super().deliver(frame)
+        assert self.position is not None
+        if getattr(self.messages[-1], "more", False):
+            return
+        position = Position.parse(self.position)
+        assert not self.history or position.covers(self.history[-1][0])
+        self.history.append((position, self.rows))
+
+
+class Locks:
+    """Those that questions wait for."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.held: set[int] = set()
+
+    async def take(self, number: int) -> None:
+        if number not in self.held:
+            # Those that ask right now must have got past it.
+            await run(self._connection, f"select pg_advisory_lock({_LOCK} + {number})")
+            self.held.add(number)
+
+    async def release(self, number: int) -> None:
+        if number in self.held:
+            await run(self._connection, f"select pg_advisory_unlock({_LOCK} + {number})")
+            self.held.discard(number)
+
+    async def are_waited_for(self, count: int = 1) -> None:
+        """Until this many questions hang."""
+        async with asyncio.timeout(60):
+            while True:
+                ((found,),) = await rows(
+                    self._connection,
+                    "select count(distinct pid) from pg_locks where locktype = 'advisory'"
+                    f" and not granted and objid between {_LOCK} and {_LOCK} + 1000",
+                )
+                if found >= count:
+                    return
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing takes too long, and what was asked with others is soon asked alone."""
+    monkeypatch.setattr(limits, "QUESTION_QUICK_SECONDS", 0.03)
+
+
+def truth(logged: list[tuple[Any, ...]], initial: dict[int, Any], position: Position) -> Any:
+    table = dict(initial)
+    for xid, op, before, after in logged:
+        if position.contains(xid):
+            if op == "D":
+                del table[before["id"]]
+            else:
+                table[after["id"]] = after
+    return table
+
+
+def random_write(chance: random.Random) -> str:
+    key, owner, rank = chance.randint(1, 45), chance.randint(0, 3), chance.randint(0, 30)
+    return chance.choice(
+        [
+            f"update notes set owner = {owner} where id = {key}",
+            f"update notes set rank = {rank} where id = {key}",
+            f"update notes set owner = {owner}, rank = {rank} where id % 5 = {key % 5}",
+            f"delete from notes where id = {key}",
+            f"insert into notes values ({key}, {owner}, {rank})"
+            " on conflict (id) do update set rank = excluded.rank",
+        ]
+    )
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("mode", ["maintained", "streamed"])
+async def test_lagging_views_are_exact_at_every_position(database: str, mode: str) -> None:
+    """Random writes, while questions of random users hang and go on; users come, and fall behind.
+    What each held at each position is what the log says; another table's views miss nothing."""
+    chance = random.Random(f"{SEED} {mode}")
+    order: dict[str, Any] = {} if mode == "streamed" else {"order": ["rank"], "limit": 6}
+    async with (
+        guarded_notes(database) as connection,
+        await connect(database, purpose="test") as other,
+        Hub(database, settings=asking(database)) as hub,
+    ):
+        locks = Locks(other)
+        calm = Recorder()
+        await hub.live(live("calm"), calm)
+        start = await rows(connection, "select id, owner, rank from notes")
+        initial = {row[0]: dict(zip(("id", "owner", "rank"), row, strict=True)) for row in start}
+        followers: list[tuple[int, Historian, Any]] = []
+        for turn in range(ROUNDS):
+            await _follow(hub, followers, turn % 4, order, mode)
+            for _ in range(12):
+                hangs = chance.choice([0, 1, 2, 3])
+                if chance.random() < 0.4:
+                    await locks.take(hangs)
+                elif chance.random() < 0.5:
+                    await locks.release(hangs)
+                writes = [random_write(chance) for _ in range(chance.choice((1, 2, 5)))]
+                await run(connection, "begin", *writes, "update calm set n = n + 1", "commit")
+                # Whatever hangs, a view over another table has this change.
+                await calm.until_rows(await answer(connection, "select * from calm"))
+                if chance.random() < 0.2:
+                    chance.choice(followers)[2].resync("overflow")
+            for number in list(locks.held):
+                await locks.release(number)
+            position = await _now(connection)
+            for _, _, handle in followers:
+                await hub.reached(position, [handle])
+            logged = await rows(connection, _LOGGED)
+            for number, recorder, _ in followers:
+                assert recorder.error is None
+                for at, held in recorder.history:
+                    mine = [
+                        row for row in truth(logged, initial, at).values() if row["owner"] == number
+                    ]
+                    keys = ("id",) if mode == "streamed" else ("rank", "id")
+                    mine.sort(key=lambda row: [row[key] for key in keys])
+                    assert held == mine[: order.get("limit")], f"SEED={SEED}, at {at}"
+        assert calm.kinds() == ["snapshot", *["deltas"] * (len(calm.messages) - 1)]
+        async with asyncio.timeout(60):
+            while hub.lives.lagging:
+                await hub.stirred()
+
+
+async def _follow(
+    hub: Hub, followers: list[Any], number: int, order: dict[str, Any], mode: str
+) -> None:
+    recorder = Historian()
+    handle = await hub.live(live("notes", mode=mode, **order), recorder, access=user(number))
+    followers.append((number, recorder, handle))
+
+
+async def _now(connection: Connection) -> Position:
+    ((text,),) = await rows(connection, "select headwater.log_id() || '-' || pg_current_snapshot()")
+    return Position.parse(text)
+
+
+_LOGGED = (
+    "select l.xid::text::bigint, l.op, l.before, l.after from headwater.log l"
+    " join headwater.shapes s on s.id = l.shape"
+    " where s.table_name = 'notes' and l.op <> 'R' order by l.seq"
+)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_many_slow_users_hold_nobody_and_few_connections(url: str) -> None:
+    """Each question of 215 users hangs. Views of another table, and of a user whose questions do
+    not, have their changes meanwhile."""
+    count = size("slow_users", 12, large=215)
+    async with guarded_notes(url) as connection, await connect(url, purpose="test") as other:
+        await run(connection, "update notes set owner = id")
+        async with Hub(url, settings=asking(url)) as hub:
+            calm, quick = Recorder(), Recorder()
+            await hub.live(live("calm"), calm)
+            await hub.live(live("notes"), quick, access=user(0))
+            slow = [Recorder() for _ in range(count)]
+            await asyncio.gather(
+                *(
+                    hub.live(live("notes"), each, access=user(number))
+                    for number, each in enumerate(slow, 1)
+                )
+            )
+            locks = Locks(other)
+            for number in range(1, count + 1):
+                await locks.take(number)
+            await run(
+                connection, "insert into notes select i, i, 0 from generate_series(101, 340) i"
+            )
+            await locks.are_waited_for(2)
+            for turn in range(3):
+                await run(connection, f"update calm set n = {turn + 1}")
+                await calm.until_rows([{"id": 1, "n": turn + 1}])
+                await run(connection, f"insert into notes values ({1000 + turn}, 0, 0)")
+                await quick.until(lambda turn=turn: quick.replica.row((1000 + turn,)))  # type: ignore[misc]
+            ((connections,),) = await rows(
+                connection, f"select count(*) from pg_stat_activity where usename = '{QUESTIONS}'"
+            )
+            assert connections <= limits.QUESTION_CONNECTIONS + limits.OPENING_CONNECTIONS
+            assert all("deltas" not in each.kinds() for each in slow)
+            for number in range(1, count + 1):
+                await locks.release(number)
+            await run(connection, "update notes set rank = 5 where id between 1 and 40")
+            for number, each in enumerate(slow[:40], 1):
+                own = f"select * from notes where owner = {number} order by id"
+                await each.until_rows(await answer(connection, own))
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_lagging_view_is_counted_and_named(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LAG_SHOWN_SECONDS", 0.0)
+    monkeypatch.setattr(census_module, "LAG_SHOWN_SECONDS", 0.0)
+    metrics = Metrics()
+    async with (
+        guarded_notes(url) as connection,
+        await connect(url, purpose="test") as other,
+        Hub(url, settings=asking(url), metrics=metrics) as hub,
+    ):
+        hub.reconciler.seconds = None  # what it asks waits for the lock, too
+        recorder, locks = Recorder(), Locks(other)
+        handle = await hub.live(live("notes"), recorder, access=user(1))
+        await locks.take(1)
+        await run(connection, "insert into notes values (100, 1, 1)")
+        await locks.are_waited_for()
+        assert b"headwater_views_lagging 1.0" in metrics.render()
+        census = Census("gw", hub, metrics, lambda: ())
+        named = [json.loads(bytes(entry.detail)) for entry in await census.entries()]
+        assert [each["role"] for each in named if "lagging_since" in each] == [ROLE]
+        ((view, lag),) = hub.lives.lagged()
+        assert view.query.table.label == "notes"
+        before = recorder.position
+        await run(connection, "insert into notes values (101, 1, 1)")
+        position = await _now(connection)
+        waiting = asyncio.create_task(hub.reached(position, [handle]))
+        assert await hub.contains(position)
+        assert not waiting.done()
+        assert (recorder.position, lag.reached) == (before, Position.parse(before or ""))
+        await locks.release(1)
+        await waiting
+        assert recorder.replica.row((101,))
+        assert b"headwater_views_lagging 0.0" in metrics.render()
+
+
+async def test_a_policy_that_refuses_to_be_ended(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is hung up on, and ended at the server; its view is read again."""
+    monkeypatch.setattr(limits, "QUESTION_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(limits, "QUESTION_QUICK_SECONDS", 0.02)
+    monkeypatch.setattr(limits, "FLUSH_QUESTIONS_SECONDS", 0.1)
+    async with guarded_notes(url) as connection, await connect(url, purpose="test") as other:
+        stubborn = (
+            "create or replace function patient(person int) returns boolean language plpgsql as"
+            " $$ begin loop begin"
+            f" perform pg_advisory_xact_lock_shared({_LOCK} + person); return true;"
+            " exception when query_canceled then null; end; end loop; end $$"
+        )
+        await run(connection, stubborn)
+        async with Hub(url, settings=asking(url)) as hub:
+            calm, recorder, locks = Recorder(), Recorder(), Locks(other)
+            await hub.live(live("calm"), calm)
+            await hub.live(live("notes"), recorder, access=user(1))
+            await locks.take(1)
+            await run(connection, "insert into notes values (100, 1, 1)")
+            await locks.are_waited_for()
+            await run(connection, "update calm set n = 1")
+            await calm.until_rows([{"id": 1, "n": 1}])
+            async with asyncio.timeout(60):
+                while hub.lives.lagging:  # until it is hung up on, and read again
+                    await hub.stirred()
+            await locks.release(1)
+            own = "select * from notes where owner = 1 order by id"
+            await recorder.until_rows(await answer(connection, own))
+            assert "reset" in recorder.kinds()
+
+
+@pytest.mark.usefixtures("patient")
+async def test_more_changes_than_wait_for_a_lagging_view(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LAG_CHANGES_MAX", 20)
+    async with (
+        guarded_notes(url) as connection,
+        await connect(url, purpose="test") as other,
+        Hub(url, settings=asking(url)) as hub,
+    ):
+        calm, recorder, locks = Recorder(), Recorder(), Locks(other)
+        await hub.live(live("calm"), calm)
+        await hub.live(live("notes"), recorder, access=user(1))
+        await locks.take(1)
+        for turn in range(30):
+            await run(
+                connection,
+                f"insert into notes values ({100 + turn}, 1, 1)",
+                f"update calm set n = {turn}",
+            )
+            await calm.until_rows([{"id": 1, "n": turn}])
+        await locks.release(1)
+        own = "select * from notes where owner = 1 order by id"
+        await recorder.until_rows(await answer(connection, own))
+        assert "reset" in recorder.kinds()
+
+
+async def test_the_status_of_lagging_views(url: str) -> None:
+    async with await connect(url, purpose="test") as connection:
+        await run(
+            connection,
+            "insert into headwater.activity (gateway, kind, id, type, name, detail, since,"
+            " alive_until) values"
+            " ('gw', 'gateway', 'gw', null, 'host', '{}', now(), now() + interval '1 minute'),"
+            " ('gw', 'view', '7', 'live', 'notes',"
+            ' \'{"role": "web", "lagging_since": "2026-01-01T10:00:00Z"}\', now(), null),'
+            " ('gw', 'view', '8', 'live', 'calm', '{}', now(), null)",
+        )
+        (found,) = (await status(connection, "")).lagging
+        assert (found.view, found.table, found.role) == ("7", "notes", "web")
