@@ -166,6 +166,8 @@ def _enable(urls: dict[str, str], names: dict[str, str]) -> None:
             connection.execute("select headwater.enable_reactivity(%s)", (table,))
         grants = _documented("howto/existing-database.md", "grant usage on schema headwater")
         connection.execute(grants.replace(" to reader", f" to {names['reader']}").encode())
+        grants = _documented("howto/queries-and-mutations.md", "grant execute on function")
+        connection.execute(grants.replace("headwater_questions", names["questions"]).encode())
 
 
 async def rows_of(hw: Client, table: str) -> list[dict[str, Any]]:
