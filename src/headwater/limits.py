@@ -780,6 +780,10 @@ TOPIC_ROWS_MAX = 10_000
 TOPIC_ASK_KEYS_MAX = 10_000
 """Keys of one table that are put to the database in one statement of a flush."""
 
+TOPIC_PAUSE_SECONDS = 5.0
+"""For this long after rows of a table took too long to be read for topics, no flush reads it for
+them: its topics get gaps."""
+
 STREAM_TOPICS_MAX = 100
 """Topics that `GET /v1/stream` is opened with. More are refused; they can be added one by one."""
 

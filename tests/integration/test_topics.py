@@ -155,6 +155,22 @@ async def test_a_signal_brings_rows_as_they_are(hub: Hub, chats: Connection) -> 
     assert one.resumed == [False]
 
 
+async def test_a_locked_table_is_not_asked_for_by_every_flush(
+    hub: Hub, chats: Connection, url: str
+) -> None:
+    """Its topics get gaps; flushes that come soon after one that waited in vain do not wait."""
+    viewer = await follow(hub, "chat:1")
+    async with await connect(url, purpose="test", application_path=True) as locker:
+        await run(locker, "begin", "lock table messages in access exclusive mode")
+        await signal(chats, "chat:1", 1)
+        await viewer.until(lambda: viewer.gaps == 1)
+        asked = hub.metrics.questions.labels("topic")._value.get()
+        await signal(chats, "chat:1", 2)
+        await viewer.until(lambda: viewer.gaps == 2)
+        assert hub.metrics.questions.labels("topic")._value.get() == asked
+        await run(locker, "rollback")
+
+
 async def test_rolled_back_signals_are_never_sent(hub: Hub, chats: Connection) -> None:
     viewer = await follow(hub, "chat:1")
     async with chats.transaction(force_rollback=True):

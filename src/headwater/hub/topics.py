@@ -48,6 +48,8 @@ class Topics:
         self._views: dict[str, TopicView] = {}
         self._known: dict[str, KnownTable] = {}
         self._stale: set[str] = set()
+        self._paused: dict[str, float] = {}
+        """Tables that took too long to be read, and until when no flush waits for them again."""
         self._wires: dict[int, Wire] = {}
         self._collecting: dict[TopicView, None] = {}
         """Those with something pending, the oldest first."""
@@ -254,7 +256,15 @@ class Topics:
     async def _fetch(
         self, connection: Connection, wanted: dict[str, dict[Key, None]], kind: str
     ) -> dict[str, Found]:
-        asked = {name: list(keys) for name, keys in wanted.items() if keys}
+        now = time.monotonic()
+        found_slow: dict[str, Found] = {
+            name: psycopg.errors.QueryCanceled("it took too long a moment ago")
+            for name in wanted
+            if self._paused.get(name, 0.0) > now
+        }
+        asked = {
+            name: list(keys) for name, keys in wanted.items() if keys and name not in found_slow
+        }
         found, statements = await fetch(
             connection, [(self._known[name], keys) for name, keys in asked.items()]
         )
@@ -263,7 +273,9 @@ class Topics:
             if isinstance(rows, Exception):
                 logger.warning("topics could not read table %s: %s", name, rows)
                 self._stale.add(name)
-        return dict(zip(asked, found, strict=True))
+                if isinstance(rows, psycopg.errors.QueryCanceled):
+                    self._paused[name] = time.monotonic() + limits.TOPIC_PAUSE_SECONDS
+        return found_slow | dict(zip(asked, found, strict=True))
 
     async def _read_parents(self, connection: Connection, handout: Handout) -> None:
         wanted: dict[str, dict[Key, None]] = {}
