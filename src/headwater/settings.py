@@ -51,8 +51,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The database. Without one, `Headwater()` uses the embedded PostgreSQL."""
 
     question_url: str | None = None
-    """The database as a login role that owns nothing and may read nothing itself. What is asked as a
-    session's database role is asked over it."""
+    """The database as a login role that owns nothing and may read nothing itself. What is asked as
+    a session's database role is asked over it."""
 
     data_dir: str | None = None
     """Where the embedded PostgreSQL keeps its data."""
