@@ -484,6 +484,10 @@ the lock that it waits for."""
 OPENING_ROOM_SECONDS = 30.0
 """How long a client may take to accept a part of a streamed result. Then its subscription fails."""
 
+OPENING_BYTES_MAX = 256 * 1024 * 1024
+"""Bytes of a first result, or of a part of it, as the database sends its rows. A larger one is
+refused (`result_too_large`), and what is beyond is not sent."""
+
 OPENING_CHANGES_MAX = 50_000
 """Changes kept for a live query while its first result is read. With more it is read again."""
 
@@ -628,6 +632,11 @@ QUERY_IDLE_SECONDS = 60.0
 
 ROW_STEPS_MAX = 500
 """Row deltas of one query result in one message; beyond, the rows are sent whole."""
+
+ROW_DELTA_BYTES_MAX = 4 * 1024 * 1024
+ROW_DELTA_ROWS_MAX = 10_000
+"""Bytes of a result, as JSON, and its rows, that is compared with the one before row by row. A
+subscription to a larger one with deltas fails (`result_too_large`)."""
 
 REPLICA_RETRY_SECONDS = 1.0
 """How often a replica that is not used is looked at again."""

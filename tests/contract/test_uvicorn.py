@@ -48,6 +48,19 @@ def test_a_handshake_that_is_refused_does_not_count_as_complete() -> None:
     assert source.count("self.handshake_complete = True") == 4
 
 
+def test_what_a_websocket_is_sent_with() -> None:
+    """`SocketProtocol` sends large messages in the same way, but in several frames."""
+    source = inspect.getsource(WebSocketsSansIOProtocol)
+    for used in (
+        "await self.writable.wait()",
+        "if self.disconnected:",
+        "self.close_sent",
+        "self.conn.send_text(text_data.encode())",
+        "output = self.conn.data_to_send()",
+    ):
+        assert used in source
+
+
 def test_the_parser_tells_our_methods_and_the_scope_is_read_after_its_beginning(
     protocol: StreamingProtocol,
 ) -> None:

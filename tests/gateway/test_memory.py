@@ -35,7 +35,7 @@ hw.channel("room:{id}", history=20)
 
 async def fill(url: str) -> None:
     """Four mebibytes in rows of 20 kB."""
-    connection = await connect(url, purpose="test")
+    connection = await connect(url, purpose="test", application_path=True)
     await run(
         connection,
         "create table pages (id int primary key, text text)",
@@ -54,7 +54,7 @@ def database(postgres: EmbeddedPostgres) -> Iterator[str]:
 
 @pytest.fixture
 async def pages(database: str) -> AsyncIterator[Connection]:
-    connection = await connect(database, purpose="test")
+    connection = await connect(database, purpose="test", application_path=True)
     yield connection
     await connection.close()
 

@@ -297,11 +297,11 @@ async def test_how_far_back_a_feed_may_begin(url: str, connection: Connection) -
         await age_the_log(connection, "11 minutes")
         assert await get(params=feed, headers=bearer()) == "resync"
         for since in (start, crafted):
-            wish = {"tables": "orders", "since": since}
-            assert await get(params=wish, headers=bearer()) == "resync"
-            assert await get(params=wish, headers=bearer(sub="none")) == "resync"
-            assert await get(params=wish, headers=bearer(sub="day")) is None
-            assert await get(params=wish, headers=bearer(headwater_admin=True)) is None
+            asked = {"tables": "orders", "since": since}
+            assert await get(params=asked, headers=bearer()) == "resync"
+            assert await get(params=asked, headers=bearer(sub="none")) == "resync"
+            assert await get(params=asked, headers=bearer(sub="day")) is None
+            assert await get(params=asked, headers=bearer(headwater_admin=True)) is None
         await age_the_log(connection, "2 days")
         assert await get(params=feed, headers=bearer(sub="day")) == "resync"
         assert len(await changes(gateway, start, headers=bearer(sub="all"))) == 1
@@ -340,8 +340,8 @@ async def test_a_topic_that_asks_for_more_is_sent_a_gap(url: str, connection: Co
         await run(connection, "delete from orders where id = 1")
         await age_the_log(connection, "11 minutes")
         async with gateway.socket(additional_headers=bearer()) as socket:
-            wish = {"type": "subscribe", "id": "t", "topic": "of:ann", "since": start}
-            await socket.send(json.dumps(wish))
+            asked = {"type": "subscribe", "id": "t", "topic": "of:ann", "since": start}
+            await socket.send(json.dumps(asked))
             assert (await said(socket, "gap", "topic"))["type"] == "gap"
 
 
@@ -443,8 +443,8 @@ async def test_a_place_for_a_number_takes_one_spelling(url: str) -> None:
 
     async with served(url, declare) as gateway, gateway.socket() as socket:
 
-        async def subscribed(**wish: Any) -> bool:
-            await socket.send(json.dumps({"type": "subscribe", "id": "a", **wish}))
+        async def subscribed(**asked: Any) -> bool:
+            await socket.send(json.dumps({"type": "subscribe", "id": "a", **asked}))
             message = await said(socket, "subscribed", "error")
             begun = bool(message["type"] == "subscribed")
             if begun:

@@ -246,6 +246,7 @@ def test_doctor(database: str) -> None:
         "tables": "ok",
         "notifications": "ok",
         "schema": "warn",
+        "clients": "ok",
         "Java": "ok",
         "Spark": "ok",
         "Spark Connect": "ok",
@@ -256,6 +257,10 @@ def test_doctor(database: str) -> None:
     psql(database, "alter table orders add column more int")
     (after,) = documents(headwater("doctor", "--url", database, "--json"))
     assert [f["level"] for f in after if f["topic"] in ("schema", "table orders")] == ["ok", "warn"]
+    tokens = {"HEADWATER_AUTH_SECRET": "x" * 32}
+    for setting, level in (({}, "warn"), ({"HEADWATER_TABLES": "closed"}, "ok")):
+        (found,) = documents(headwater("doctor", "--url", database, "--json", **tokens, **setting))
+        assert [f["level"] for f in found if f["topic"] == "clients"] == [level]
 
 
 def test_doctor_for_a_role_without_rights(database: str) -> None:

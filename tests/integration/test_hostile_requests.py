@@ -187,8 +187,8 @@ async def test_any_bytes_in_any_place(
             assert not caplog.records or "request failed" not in caplog.text, (seed, sent)
         for template in FRAMES * size("hostile_frames", 3, large=200):
             frames = [framed(spoilt(chance, template), opcode) for opcode in (1, 1, 2)]
-            told = await converse(gateway.port, frames, (BEARER,))
-            assert b'"internal"' not in told, (seed, frames, told)
+            answers = await converse(gateway.port, frames, (BEARER,))
+            assert b'"internal"' not in answers, (seed, frames, answers)
         # Whatever came, others are served.
         assert await gateway.code("GET", "/healthz") is None
         headers = {"authorization": f"Bearer {token()}"}

@@ -10,7 +10,7 @@ import pytest
 
 from headwater import limits
 from headwater.database import Connection
-from headwater.errors import LimitExceeded
+from headwater.errors import LimitExceeded, ResultError
 from headwater.hub.hub import Hub
 from headwater.hub.live import LiveSubscription
 from headwater.live.sizes import key_sizes
@@ -226,3 +226,20 @@ async def test_a_large_filter_counts(url: str, connection: Connection) -> None:
         with pytest.raises(LimitExceeded):
             await hub.live(query, Recorder(), owner=("user", "ann"))
         assert len(hub.lives.views) == 0
+
+
+async def test_a_first_result_that_is_too_large_is_not_sent(
+    url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled(connection, rows=60, bytes=10_000)
+    monkeypatch.setattr(limits, "OPENING_BYTES_MAX", 300_000)
+    async with Hub(url) as hub:
+        for query in (pages(40), live("pages", mode="streamed")):
+            with pytest.raises(ResultError, match="more than 300,000 bytes") as caught:
+                await hub.live(query, Recorder())
+            assert caught.value.code == "result_too_large"
+            assert not caught.value.retryable
+        enough = Recorder()
+        await hub.live(pages(20), enough)
+        assert [row["id"] for row in enough.rows] == list(range(1, 21))
+        assert len(hub.lives.views) == 1

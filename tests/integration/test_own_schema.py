@@ -98,7 +98,6 @@ async def test_a_replay_writes_to_the_applications_schema(own_url: str, admin: C
     with connect_blocking(own_url, purpose="test") as database:
         assert Target(database, "tickets")._qualified == '"public"."tickets"'
         assert Target(database, "rebuilt")._qualified == '"public"."rebuilt"'
-        assert Target(database, "headwater.tickets")._qualified == '"headwater"."tickets"'
 
 
 @pytest.mark.parametrize(

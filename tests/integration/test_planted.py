@@ -14,6 +14,7 @@ import pytest
 
 from headwater.client import connect as connect_client
 from headwater.database import Connection, connect
+from headwater.gateway.tickets import Tickets
 from headwater.testing.served import Served, serving
 from tests.integration.test_cli import headwater
 from tests.planted import CALLED, PATH, plant
@@ -180,6 +181,8 @@ async def use(gateway: Served, site: Site) -> None:
             gateway.get(
                 '/v1/admin/explain?q={"table":"orders","order":["note"]}'
             ).raise_for_status()
-            gateway.post("/v1/tickets")
+            async with Tickets(site.url) as tickets:
+                ticket = await tickets.issue("ann", "token")
+                assert await tickets.redeem(ticket.text) == "token"
             for each in reversed(subscriptions):
                 await each.__aexit__(None, None, None)

@@ -6,15 +6,18 @@ import asyncio
 import json
 import zlib
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import websockets
+from websockets.extensions.permessage_deflate import PerMessageDeflate
 
 from headwater.gateway import sinks
 from headwater.gateway.compression import _Gzip
 from headwater.gateway.sinks import AsgiSink, Sink, TransportSink, WebSocketSink
 from headwater.limits import COMPRESS_BYTES_AT_ONCE, SINK_LOW_BYTES
-from headwater.protocol import read_server
+from headwater.model import Enter
+from headwater.protocol import Frame, Snapshot, read_server
 from tests.serving import (
     FRAMES,
     SERVERS,
@@ -127,6 +130,32 @@ async def test_a_large_message_is_compressed_in_parts(
     assert zlib.decompress(dechunked(body), 31) == b"".join(frame.sse for frame in frames)
     assert max(sizes) <= COMPRESS_BYTES_AT_ONCE
     assert len(set(turns)) >= 5
+
+
+@on_both_loops
+async def test_a_large_websocket_message_is_compressed_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes, encode = list[int](), PerMessageDeflate.encode
+
+    def counted(self: PerMessageDeflate, frame: Any) -> Any:
+        sizes.append(len(frame.data))
+        return encode(self, frame)
+
+    monkeypatch.setattr(PerMessageDeflate, "encode", counted)
+    # Signs of several bytes are cut in two.
+    large = Frame(Snapshot(1, "7:7:", (Enter((1,), {"text": "xé😀" * 200_000}, 0, (1,)),)))
+    app = Streams()
+    async with ours(app) as port:
+        where = f"ws://127.0.0.1:{port}/ws"
+        async with websockets.connect(where, max_size=None) as client:
+            sink = await app.held.get()
+            for frame in (FRAMES[0], large, *FRAMES):
+                sink.send(frame)
+            for frame in (FRAMES[0], large, *FRAMES):
+                assert await client.recv() == frame.text
+    assert max(sizes) <= COMPRESS_BYTES_AT_ONCE
+    assert sum(size == COMPRESS_BYTES_AT_ONCE for size in sizes) == large.size // max(sizes)
 
 
 async def stall(sink: Sink) -> int:

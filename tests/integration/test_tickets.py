@@ -200,11 +200,14 @@ async def test_a_grant_on_all_functions_does_not_open_it(
     connection: Connection, stranger: Connection
 ) -> None:
     await run(connection, "grant execute on all functions in schema headwater to stranger")
-    for statement in FORBIDDEN[3:]:
+    others = (
+        "select headwater.trim_requests()",
+        "select headwater.trim_user_requests('x', 1, interval '1h', 1)",
+        "select headwater.publish_once('{}', '{}', '{}', interval '1h', '{1}', '{x}')",
+    )
+    for statement in (*FORBIDDEN[3:], *others):
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="gateway's role only"):
             await stranger.execute(statement.encode())
-    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="gateway's role only"):
-        await stranger.execute("select headwater.trim_requests()")
 
 
 # ------------------------------------------------------------------------ a connection of its own

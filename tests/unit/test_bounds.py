@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from headwater import limits
-from headwater.errors import InvalidQuery
+from headwater.errors import InvalidQuery, ResultError
 from headwater.gateway.bodies import check_json_size
 from headwater.hub.live import LiveView
 from headwater.live.query import BoundQuery, LiveQuery
@@ -15,6 +16,7 @@ from headwater.live.window import Window
 from headwater.model import Column, Position, Table
 from headwater.protocol import Wire
 from headwater.queries.arguments import Parameter, Signature
+from headwater.queries.rows import rows_of
 
 ORDERS = Table(
     1, "s", "t", (Column("id", "integer", "integer"), Column("a", "text", "text")), ("id",)
@@ -130,3 +132,15 @@ def test_a_large_result_has_no_hash() -> None:
 
 class Known:
     wire = Wire(ORDERS)
+
+
+def test_a_result_that_is_too_large_to_be_followed_row_by_row() -> None:
+    most = limits.ROW_DELTA_ROWS_MAX
+    rows = [{"id": i} for i in range(most + 1)]
+    assert len(rows_of(msgspec.json.encode(rows[:most]), ["id"], "q")) == most
+    with pytest.raises(ResultError, match="more than 10,000 rows") as caught:
+        rows_of(msgspec.json.encode(rows), ["id"], "q")
+    assert caught.value.code == "result_too_large"
+    large = [{"id": 1, "text": "x" * limits.ROW_DELTA_BYTES_MAX}]
+    with pytest.raises(ResultError, match="more than 4,194,304 bytes"):
+        rows_of(msgspec.json.encode(large), ["id"], "q")

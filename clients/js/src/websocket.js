@@ -35,7 +35,8 @@ const OPEN = 1;
 
 /** @param {string} url @param {string | undefined} token @param {import("./links.js").Ends} ends */
 async function begin(url, token, { signal, onMessage, onClose }) {
-  const query = token === undefined ? "" : `?ticket=${await ticket(url, token, signal)}`;
+  const shown = token === undefined ? undefined : await ticket(url, token, signal);
+  const query = shown === undefined ? "" : `?ticket=${shown}`;
   signal.throwIfAborted();
   const { socket, hangUp } = dial(`${gatewayUrl(url, "ws")}/ws${query}`);
   signal.addEventListener("abort", hangUp, { once: true });
@@ -128,10 +129,12 @@ function noting(handler, onConnection) {
 }
 
 /**
+ * A ticket for the token; none at a gateway that verifies no tokens.
+ *
  * @param {string} url
  * @param {string} token
  * @param {AbortSignal} signal
- * @returns {Promise<string>}
+ * @returns {Promise<string | undefined>}
  */
 async function ticket(url, token, signal) {
   const response = await fetch(`${gatewayUrl(url, "http")}/tickets`, {
@@ -139,8 +142,10 @@ async function ticket(url, token, signal) {
     headers: headersOf(token),
     signal,
   });
-  if (!response.ok) throw await refused(response);
-  return (await response.json()).ticket;
+  if (response.ok) return (await response.json()).ticket;
+  const error = await refused(response);
+  if (error.code !== "ticket") throw error;
+  return undefined;
 }
 
 /**

@@ -23,12 +23,15 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidState
 
 from headwater.errors import ConfigError, Unavailable
 from headwater.gateway.sinks import TRANSPORT_EXTENSION, Listener
 from headwater.limits import (
     ACCEPT_BACKLOG,
+    COMPRESS_BYTES_AT_ONCE,
     DEAD_CLIENT_SECONDS,
     KEEP_ALIVE_SECONDS,
     REQUEST_BYTES_MAX,
@@ -190,12 +193,32 @@ class StreamingProtocol(HttpToolsProtocol):
 
 class SocketProtocol(WebSocketsSansIOProtocol):
     """uvicorn's WebSocket. It takes a handshake that was refused for one that was forgotten, and
-    would log an error for whoever comes without a token."""
+    would log an error for whoever comes without a token. It compresses a message in one go, however
+    large."""
 
     async def send(self, message: Any) -> None:
+        text = message.get("text") if message["type"] == "websocket.send" else None
+        if text is not None and len(text) > COMPRESS_BYTES_AT_ONCE and self.conn.extensions:
+            await self._send_in_parts(text.encode())
+            return
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
             self.handshake_complete = True
+
+    async def _send_in_parts(self, data: bytes) -> None:
+        """Send a text in frames, each compressed in a turn of the event loop of its own."""
+        for start in range(0, len(data), COMPRESS_BYTES_AT_ONCE):
+            await self.writable.wait()
+            if self.disconnected or self.close_sent:
+                raise ClientDisconnected
+            send = self.conn.send_continuation if start else self.conn.send_text
+            end = start + COMPRESS_BYTES_AT_ONCE
+            try:
+                send(data[start:end], fin=end >= len(data))
+            except InvalidState as error:
+                raise ClientDisconnected from error
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            await asyncio.sleep(0)
 
 
 _HEAD_TOO_LARGE = (

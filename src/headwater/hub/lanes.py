@@ -225,6 +225,8 @@ class Lane:
             while usable and share == self._share and (group := queue.next(fits)) is not None:
                 if group.is_needed:
                     self._begun += 1
+                    if queue:
+                        self._look_later()  # others may come to wait for this one
                     group.state = "running"
                     as_it_was = await self._execution.run(connection, group, moment, seen)
                     usable = as_it_was and _is_in_transaction(connection) and self._knows_us

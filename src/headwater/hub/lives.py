@@ -26,6 +26,7 @@ from headwater.errors import (
     InvalidQuery,
     LimitExceeded,
     PermissionMissing,
+    ResultError,
     Unavailable,
 )
 from headwater.fair_queue import Owner
@@ -647,6 +648,8 @@ class Lives:
             found = too_slow(view.query, self.openings.blockers_of(opening), error)
         elif isinstance(error, psycopg.Error):
             found = self._refusal(view, error)
+        elif isinstance(error, ResultError):
+            found = error
         else:
             found = _fault(view, error)
         if opening.told:

@@ -163,7 +163,8 @@ class Openings:
             opening.told, view.waiting = view.waiting, []
         while opening.wanted:
             (need,) = opening.state.needs
-            question = Question.of_need(view.known, view.query, need, view.scope)
+            most = limits.OPENING_BYTES_MAX
+            question = Question.of_need(view.known, view.query, need, view.scope, most=most)
             # The server ends what takes too long; one that hangs ends nothing.
             async with asyncio.timeout(2 * limits.OPENING_SECONDS):
                 (answer,) = await ask(connection, [question])
@@ -407,6 +408,8 @@ class Readers:
                 if opening is None:
                     break
                 self._begun += 1
+                if queue:
+                    self._look_later()  # others may come to wait for this one
                 as_role = as_role or opening.view.scope is not None
                 await self._openings.read(connection, opening)
                 queue.done(opening)

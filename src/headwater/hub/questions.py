@@ -23,6 +23,7 @@ import psycopg
 
 from headwater import limits
 from headwater.database import PINNED_PATH, Connection
+from headwater.errors import ResultError
 from headwater.hub.tables import KnownTable
 from headwater.live.filter_sql import Sql
 from headwater.live.needs import Need
@@ -58,9 +59,17 @@ class Question:
 
     @classmethod
     def of_need(
-        cls, known: KnownTable, query: BoundQuery, need: Need, scope: Scope | None
+        cls,
+        known: KnownTable,
+        query: BoundQuery,
+        need: Need,
+        scope: Scope | None,
+        *,
+        most: int | None = None,
     ) -> Question:
-        return cls(known, images(known, statement(query, need)), scope)
+        """What answers a need of a query; with `most`, if it has no more bytes."""
+        rows = images(known, statement(query, need))
+        return cls(known, rows if most is None else within(rows, most), scope)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -75,6 +84,16 @@ def images(known: KnownTable, rows: Sql) -> Sql:
     """A statement's rows as the log would hold them."""
     image = known.image.replace("%", "%%")
     return rows.wrapped(f"select ({image})::pg_catalog.text from (", ") o")
+
+
+def within(rows: Sql, most: int) -> Sql:
+    """The same images; null in place of those behind so many bytes, which are not sent."""
+    return rows.wrapped(
+        f"select case when t.bytes operator(pg_catalog.<=) {most} then t.image end from ("
+        "select i.image, pg_catalog.sum(pg_catalog.octet_length(i.image))"
+        " over (rows unbounded preceding) as bytes from (",
+        ") i (image)) t",
+    )
 
 
 def of_keys(known: KnownTable, keys: Sequence[Key], scope: Scope | None) -> Question:
@@ -195,9 +214,20 @@ async def _ask_together(
 
 def _decoded(question: Question, rows: Sequence[tuple[str]]) -> Answer:
     try:
+        if rows and rows[-1][0] is None:
+            return _too_large(question)
         return list(map(question.decode, (image for (image,) in rows)))
     except Exception as error:
         return error
+
+
+def _too_large(question: Question) -> ResultError:
+    return ResultError(
+        f"{question.known.table.label}: a result of more than {limits.OPENING_BYTES_MAX:,} bytes,"
+        " counted with all columns of its rows",
+        code="result_too_large",
+        hint="Ask for fewer rows.",
+    )
 
 
 def lost(error: psycopg.Error) -> bool:

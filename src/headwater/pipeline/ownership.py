@@ -29,7 +29,7 @@ def make_folders(path: Path) -> None:
 
 
 def make_own(path: Path) -> None:
-    """A folder that only Headwater uses, closed to others whoever made it. ConfigError where
+    """A folder that only Headwater uses, closed to others also where it existed. ConfigError if
     another user can have put something there: programs are started from it."""
     make_folders(path)
     found = path.stat()

@@ -315,6 +315,7 @@ def _schema_for(database: Database, table: str) -> str:
 _SCHEMA = """
     select s::text
     from unnest(headwater.schemas_of(headwater.session_path())) with ordinality n (s, at)
+    where s::text !~ '^(pg_.*|headwater|information_schema)$'
     order by to_regclass(format('%%I.%%I', s, %s::text)) is null, at limit 1
 """
 

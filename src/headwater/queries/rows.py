@@ -28,9 +28,13 @@ def rows_of(result: bytes, key: Sequence[str], query: str) -> Rows:
     >>> rows_of(b'[{"id": 1, "name": "a"}]', ["id"], "people")
     {(1,): {'id': 1, 'name': 'a'}}
     """
+    if len(result) > limits.ROW_DELTA_BYTES_MAX:
+        raise _too_large(query, f"{limits.ROW_DELTA_BYTES_MAX:,} bytes")
     found = msgspec.json.decode(result)
     if not isinstance(found, list):
         raise _no_rows(query, "the result is no list")
+    if len(found) > limits.ROW_DELTA_ROWS_MAX:
+        raise _too_large(query, f"{limits.ROW_DELTA_ROWS_MAX:,} rows")
     rows: Rows = {}
     for index, row in enumerate(found):
         try:
@@ -41,6 +45,14 @@ def rows_of(result: bytes, key: Sequence[str], query: str) -> Rows:
             raise _no_rows(query, f"row {index} has no key {', '.join(key)}") from error
         rows[key_of] = row
     return rows
+
+
+def _too_large(query: str, bound: str) -> ResultError:
+    return ResultError(
+        f"query {query} cannot be sent as row deltas: its result has more than {bound}",
+        code="result_too_large",
+        hint="Subscribe without delta, or ask for fewer rows.",
+    )
 
 
 def _no_rows(query: str, reason: str) -> ResultError:
@@ -102,18 +114,22 @@ def _placing(current: list[Key], moving: set[Key], new: Rows) -> list[RowStep]:
     found: list[RowStep] = []
     held = set(current)
     before: Key | None = None
+    least = 0  # The row before is not in front of this.
     for key, row in new.items():
         if key in moving:
             source = current.index(key)
             del current[source]
-            index = 0 if before is None else current.index(before) + 1
+            least -= source < least
+            index = 0 if before is None else current.index(before, least) + 1
             found.append(Move(key, row, source, index))
-            current.insert(index, key)
         elif key not in held:
-            index = 0 if before is None else current.index(before) + 1
+            index = 0 if before is None else current.index(before, least) + 1
             found.append(Enter(key, row, index))
-            current.insert(index, key)
-        before = key
+        else:
+            before = key
+            continue
+        current.insert(index, key)
+        before, least = key, index
     return found
 
 

@@ -47,7 +47,7 @@ def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert path.read_text().endswith("6")
 
 
-def test_a_disk_without_room_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_disk_without_room_does_not_hold_up_the_program(tmp_path: Path) -> None:
     printed(tmp_path / "missing" / "_spark.log", *["x" * 50_000] * 4)
     assert spark_log.last_line(tmp_path / "missing" / "_spark.log") == ""
     assert spark_log.found(str(tmp_path / "missing"), tmp_path) is None

@@ -1,5 +1,5 @@
 -- Functions that act for the gateway check who calls them. They run with the rights of the schema's
--- owner; a role that was given EXECUTE on all functions must not get tickets by them.
+-- owner; a role that was given EXECUTE on all functions must not get tickets or publish by them.
 
 -- Raises unless the session's login role and the role that it has taken may both act for the owner
 -- of the calling function.
@@ -70,6 +70,39 @@ begin
   delete from headwater.tickets where hash = ticket
   returning identity, expires_at into found_identity, ends;
   return case when ends > clock_timestamp() then found_identity end;
+end $$;
+
+create or replace function headwater.publish_once(
+  scopes bytea[], keys text[], digests bytea[], keep interval, owners integer[], payloads text[])
+returns boolean[]
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  fresh integer[];
+  sent boolean[];
+begin
+  perform headwater.check_gateway();
+  with asked as (
+    select distinct on (a.scope, a.key) a.*
+    from unnest(scopes, keys, digests) with ordinality as a (scope, key, digest, number)
+    where a.key is not null
+    order by a.scope, a.key, a.number),
+  added as (
+    insert into headwater.published (scope, key, digest, expires_at)
+    select a.scope, a.key, a.digest, clock_timestamp() + keep from asked a order by a.scope, a.key
+    on conflict do nothing
+    returning published.scope, published.key)
+  select coalesce(array_agg(a.number::integer), '{}') into fresh
+  from asked a join added d on d.scope = a.scope and d.key = a.key;
+  perform pg_notify('headwater:bus', p.payload)
+  from unnest(owners, payloads) with ordinality as p (owner, payload, number)
+  where keys[p.owner] is null or p.owner = any(fresh)
+  order by p.number;
+  select array_agg(a.key is null or coalesce(p.digest = a.digest, false) order by a.number) into sent
+  from unnest(scopes, keys, digests) with ordinality as a (scope, key, digest, number)
+  left join headwater.published p on p.scope = a.scope and p.key = a.key;
+  return sent;
 end $$;
 
 create or replace function headwater.trim_requests(most integer default 10000) returns integer
