@@ -16,7 +16,6 @@ from headwater.hub import flush
 from headwater.hub.feeds import FeedQuery
 from headwater.hub.hub import Hub
 from headwater.hub.openings import Openings
-from headwater.hub.questions import allow_any_plan
 from headwater.hub.subscriber import Access
 from headwater.live.filter import c
 from headwater.live.query import Rules
@@ -419,12 +418,14 @@ async def test_truncated_between_the_snapshot_and_a_question(
         recorder = Recorder()
         await hub.live(live("orders", order=["amount desc"], limit=1), recorder)
 
-        async def truncated_first(connection: Connection) -> None:
-            monkeypatch.setattr(flush, "allow_any_plan", allow_any_plan)
-            await run(other, "truncate orders")
-            await allow_any_plan(connection)
+        export = flush.Flusher._export
 
-        monkeypatch.setattr(flush, "allow_any_plan", truncated_first)
+        async def truncated_first(flusher: flush.Flusher) -> str:
+            monkeypatch.setattr(flush.Flusher, "_export", export)
+            await run(other, "truncate orders")
+            return await export(flusher)
+
+        monkeypatch.setattr(flush.Flusher, "_export", truncated_first)
         await run(orders, "insert into orders select i, 0, i from generate_series(6, 40) i")
         # In one flush with the insert, the delete would leave nothing to ask.
         await recorder.until(lambda: recorder.rows[0]["id"] == 40)
