@@ -6,6 +6,7 @@ on a small table it would rather read all of it, whatever indexes there are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -110,7 +111,12 @@ def _shown(sql: Sql) -> tuple[str, list[str]]:
     text = sql.text
     for number in range(1, len(sql.values) + 1):
         text = text.replace("%s", f"${number}", 1)
-    return text.replace("%%", "%"), [str(value) for value in sql.values]
+    # For reading: the statement that runs names the schema of every operator.
+    text = _OPERATOR.sub(r"\1", text.replace("%%", "%"))
+    return text, [str(value) for value in sql.values]
+
+
+_OPERATOR = re.compile(r"operator\(pg_catalog\.([^)]+)\)")
 
 
 async def _plan(connection: Connection, sql: Sql) -> dict[str, Any]:
