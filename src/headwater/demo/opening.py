@@ -95,6 +95,8 @@ def _settings(url: str) -> Settings:
         url=url,
         auth_secret=site.new_secret(),
         auth_roles=tuple(person.role for person in shop.PEOPLE.values()),
+        metrics="open",
+        openapi="open",
         drain="1 second",
         requests_per_second=5_000,
         sessions_per_user=64,
