@@ -151,7 +151,7 @@ async def notified(url: str) -> AsyncIterator[Counter[int]]:
 
     async def listen() -> None:
         async for notice in connection.notifies():
-            note = json.loads(notice.payload.split(" ", 5)[5])
+            note = json.loads(notice.payload.split(" ", 7)[7])
             if note["note"] == "said":
                 heard[note["data"]] += 1
 

@@ -39,7 +39,7 @@ async def test_a_user_with_slow_calls_and_a_locked_table(
     await open_shop(connection, rows=10)
     await run(connection, "create table locked (id int primary key)")
     await enable(connection, "locked")
-    locker = await connect_database(url, purpose="test")
+    locker = await connect_database(url, purpose="test", application_path=True)
     await run(locker, "begin", "lock table locked in access exclusive mode")
     settings = {"auth_secret": SECRET, "mutation_connections": 4, "query_concurrency": 8}
     async with running(url, **settings) as site, site.socket(**bearer("eve")) as hostile:
