@@ -21,13 +21,13 @@ PAGE = ROOT / "docs" / "howto" / "authorisation.md"
 async def orders(connection: Connection) -> AsyncIterator[Connection]:
     await run(
         connection,
-        "drop role if exists web",
+        "drop role if exists web, headwater_questions",
         "create table orders (id int primary key, owner text)",
         """insert into orders values (1, 'ann'), (2, 'bob'), (3, 'an"n'), (4, null)""",
         POLICY,
     )
     yield connection
-    await run(connection, "drop table orders", "drop role web")
+    await run(connection, "drop table orders", "drop role web, headwater_questions")
 
 
 async def seen(connection: Connection, identity: Identity) -> list[tuple[Any, ...]]:
