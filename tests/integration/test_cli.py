@@ -247,6 +247,7 @@ def test_doctor(database: str) -> None:
         "notifications": "ok",
         "schema": "warn",
         "clients": "ok",
+        "question role": "ok",
         "Java": "ok",
         "Spark": "ok",
         "Spark Connect": "ok",
