@@ -33,7 +33,7 @@ CLASSES: dict[Class, frozenset[str]] = {
     "capture": _names(
         """
         actor add_doubt add_since as_root begin_row capture_source capture_statement
-        capture_truncate capture_versions chain chain_keys check_capturable disable_reactivity
+        capture_truncate capture_versions chain chain_keys check_capturable client_entry disable_reactivity
         disable_table enable_reactivity enable_table fire_always fits format_settings
         fresh_statement has_logged_reset image install_capture is_altered_since is_in_step
         is_noted is_reset_due is_watched key_condition known_state log_pending log_reset

@@ -18,16 +18,12 @@ language sql immutable
 return ('x0' operator(pg_catalog.||) pg_catalog.substr(pg_catalog.md5(state), 1, 15))::pg_catalog."bit"(64)::pg_catalog.int8
   operator(pg_catalog.+) 1;
 
--- The length of the call stack without the function that asks. The statement of a foreign key begins with
--- one line more than it ends with; `stripped` leaves the line out.
-create function headwater.nesting(context text, stripped boolean) returns integer
+-- The length of the call stack without the function that asks, and without the statement that called it: that
+-- of a foreign key begins with this line and ends without it. What the statement calls is longer all the same.
+create function headwater.nesting(context text) returns integer
 language sql immutable
-set search_path = pg_catalog, pg_temp
-as $$
-  select length(case when stripped and starts_with(callers, 'SQL statement "')
-                then substr(callers, strpos(callers || e'\n', e'\n') + 1) else callers end)
-  from (select substr(context, strpos(context || e'\n', e'\n') + 1) as callers) c
-$$;
+return case when pg_catalog.strpos(context, e'\n') operator(pg_catalog.=) 0 then 0 else
+  pg_catalog.length(pg_catalog.regexp_replace(context, e'^[^\n]*\n(SQL statement "[^\n]*(\n|$))?', '')) end;
 
 -- The setting if it is the newest that capture made, otherwise an empty one.
 create function headwater.known_state(root oid, state text) returns text
@@ -62,21 +58,34 @@ exception when undefined_table or insufficient_privilege then
   perform headwater.log_reset(root);
 end $$;
 
-create function headwater.make_mark(root oid) returns void
+-- The sequence belongs to the role that makes the functions, or, where that is a superuser, to the owner of the
+-- schema. Both and the owner of the functions set it.
+create function headwater.make_mark(root oid, member oid) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
   name constant text := format('headwater.mark_%s', root);
+  owner constant regrole := (select nspowner from pg_namespace where nspname = 'headwater');
+  other regrole;
 begin
-  if to_regclass(name) is not null then
-    return;
+  if to_regclass(name) is null then
+    -- Not logged, so that a statement that changes nothing has nothing to write.
+    execute format('create %s sequence %s',
+                   case when current_setting('server_version_num')::integer >= 150000 then 'unlogged' end, name);
+    if (select rolsuper from pg_roles where rolname = current_user) then
+      execute format('alter sequence %s owner to %s', name, owner);
+    end if;
   end if;
-  -- Not logged, so that a statement that changes nothing has nothing to write.
-  execute format('create %s sequence %s',
-                 case when current_setting('server_version_num')::integer >= 150000 then 'unlogged' end, name);
-  execute format('grant usage, update on sequence %s to %I', name,
-                 (select nspowner::regrole::text from pg_namespace where nspname = 'headwater'));
+  for other in
+    select owner union
+    select proowner from pg_proc
+    where pronamespace = 'headwater'::regnamespace and proname ~ format('^(capture|mark)_%s_', member)
+  loop
+    if not has_sequence_privilege(other, name, 'usage') or not has_sequence_privilege(other, name, 'update') then
+      execute format('grant usage, update on sequence %s to %s', name, other);
+    end if;
+  end loop;
 end $$;
 
 -- Says in the log that a table must be read again, unless what is missing is found: then the line is taken
@@ -111,8 +120,8 @@ declare
   entries text[] := headwater.open_entries(root);
   own integer := (
     select max(place) from unnest(entries) with ordinality e (entry, place)
-    where entry ~ format('^%s:%s(@[0-9.]+)?~(%s|%s)(:|$)', left(operation, 1), member,
-                         headwater.nesting(context, true), headwater.nesting(context, false)));
+    where entry ~ format('^%s:%s(@[0-9.]+)?~(%s|%s)(:|$)', left(operation, 1), member, headwater.nesting(context),
+                         length(substr(context, strpos(context || e'\n', e'\n') + 1))));
   since bigint := case when own is null then 0 else headwater.since_of(entries[own]) end;
   doubted constant boolean := own is null or entries[own] like '%!';
 begin
@@ -265,6 +274,15 @@ as $body$
      where operation <> without))
 $body$;
 
+-- The entry of a statement that the client itself sent, where it is the same each time.
+create function headwater.client_entry(member oid, operation text) returns text
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  select format(' %s:%s~0', upper(left(operation, 1)), member)
+  from pg_class where oid = member and relkind <> 'p' and not relispartition
+$$;
+
 -- The function that adds a statement's entry when it begins. It has the rights of capture, and the writer's
 -- search path, because to change that costs more than all it does: every name has its schema.
 create or replace function headwater.mark_source(member oid, root oid, operation text) returns text
@@ -275,20 +293,37 @@ as $body$
     $function$
 declare
   context pg_catalog.text;
-  state pg_catalog.text := pg_catalog.current_setting('headwater.open_%1$s', true);
+  state pg_catalog.text;
   mark pg_catalog.int8;
 begin
-  get diagnostics context = pg_context;
+  get diagnostics context = pg_context;%3$s
+  state := pg_catalog.current_setting('headwater.open_%1$s', true);
   if state operator(pg_catalog.<>) '' then
     state := headwater.known_state('%1$s'::pg_catalog.oid, state);
   end if;
   mark := pg_catalog.setval('headwater.mark_%1$s', headwater.mark_hash(pg_catalog.set_config('headwater.open_%1$s',
-    pg_catalog.concat(state, %2$s, '~',
-      case when pg_catalog.strpos(context, e'\n') operator(pg_catalog.=) 0 then 0
-      else headwater.nesting(context, true) end), true)));
+    pg_catalog.concat(state, %2$s, '~', headwater.nesting(context)), true)));
   return null;
 end $function$,
-    root, headwater.own_entry(member, operation))
+    root, headwater.own_entry(member, operation),
+    -- What a client's own statement sets is mostly known beforehand, with its hash.
+    (select string_agg(format(
+       $source$
+  if pg_catalog.strpos(context, e'\n') operator(pg_catalog.=) 0
+     and coalesce(pg_catalog.current_setting('headwater.open_%1$s', true), '') operator(pg_catalog.=) %2$L
+     and %3$s
+     and pg_catalog.setval('headwater.mark_%1$s',
+           case when pg_catalog.set_config('headwater.open_%1$s', %4$L, true) is not null then %5$s end) is not null then
+    return null;
+  end if;$source$,
+       root, before, case when before = '' then 'true' else format(
+         'pg_catalog.currval(''headwater.mark_%s'') operator(pg_catalog.=) %s', root, headwater.mark_hash(before)) end,
+       before || entry, headwater.mark_hash(before || entry)), '' order by before)
+     from (select headwater.client_entry(member, operation) as entry, '' as before
+           union all
+           select headwater.client_entry(member, operation), headwater.client_entry(member, 'insert')
+           where operation = 'update' and member = root) known
+     where entry is not null))
 $body$;
 
 -- The function that logs a statement's rows when it ends.
@@ -310,16 +345,12 @@ declare
   statement text;
   formats jsonb;
   context text;
-  own text;
   state text;
 begin
   get diagnostics context = pg_context;
-  own := concat(%7$s, '~', case when strpos(context, e'\n') = 0 then 0
-    when current_setting('headwater.open_%2$s', true) = concat(%7$s, '~', headwater.nesting(context, false))
-      then headwater.nesting(context, false)
-    else headwater.nesting(context, true) end);
-  if (case when current_setting('headwater.open_%2$s', true) = own
-      then currval('headwater.mark_%2$s') = headwater.mark_hash(own) end) is not true%8$s then
+  if (case %11$s when current_setting('headwater.open_%2$s', true) = concat(%7$s, '~', headwater.nesting(context))
+      then currval('headwater.mark_%2$s') = headwater.mark_hash(current_setting('headwater.open_%2$s', true)) end)
+     is not true%8$s then
     first := nextval('headwater.log_seq');
   end if;
   if (tg_relid = '%1$s'::oid or tg_relid = '%2$s'::oid)
@@ -371,7 +402,11 @@ end $function$,
         else '' end
     end,
     case when member = root and not is_partitioned then headwater.upsert_source(member, root, operation) end,
-    case when is_partitioned then headwater.strike_source(member, root, operation) end);
+    case when is_partitioned then headwater.strike_source(member, root, operation) end,
+    (select format(
+       $source$when strpos(context, e'\n') = 0 and current_setting('headwater.open_%1$s', true) = %2$L
+      then currval('headwater.mark_%1$s') = %3$s$source$, root, entry, headwater.mark_hash(entry))
+     from headwater.client_entry(member, operation) entry where entry is not null));
 end $body$;
 
 -- INSERT ... ON CONFLICT DO UPDATE leaves two entries, and mostly one of them logs nothing: what
@@ -382,14 +417,17 @@ set search_path = pg_catalog, pg_temp
 as $body$
   select format(case operation
     when 'update' then $branch$
-  elsif %3$s = concat(replace(own, ' U:', ' I:'), own) then
+  elsif strpos(context, e'\n') = 0 and current_setting('headwater.open_%2$s', true) = %3$L
+        and currval('headwater.mark_%2$s') = %4$s then
     first := setval('headwater.mark_%2$s', headwater.mark_hash(set_config('headwater.open_%2$s',
-      concat(replace(own, ' U:', ' I:'), case when logged > 0 then ':' || first end), true)));$branch$
+      concat(' I:%1$s~0', case when logged > 0 then ':' || first end), true)));$branch$
     when 'insert' then $branch$
-  elsif logged = 0 and %3$s ~ concat('^', own, ':[0-9]+$') then
+  elsif logged = 0 and strpos(context, e'\n') = 0
+        and current_setting('headwater.open_%2$s', true) ~ '^ I:%1$s~0:[0-9]+$'
+        and currval('headwater.mark_%2$s') = headwater.mark_hash(current_setting('headwater.open_%2$s', true)) then
     state := set_config('headwater.open_%2$s', '', true);$branch$
-    end, member, root, format(
-      'headwater.known_state(''%s''::oid, coalesce(current_setting(''headwater.open_%1$s'', true), ''''))', root))
+    end, member, root, states, headwater.mark_hash(states))
+  from (select headwater.client_entry(member, 'insert') || headwater.client_entry(member, 'update') as states) s
 $body$;
 
 -- Makes (or makes again) the functions and the triggers of one relation. The functions are short:
@@ -407,7 +445,7 @@ declare
   operation text;
   transition text;
 begin
-  perform headwater.make_mark(root);
+  perform headwater.make_mark(root, member);
   foreach operation in array array['insert', 'update', 'delete'] loop
     execute format(
       'create or replace function headwater.mark_%s_%s() returns trigger language plpgsql security definer as %L',
