@@ -28,7 +28,8 @@ KEY_TYPES = ("int", "int", "int", "int", "numeric", "float8", "text")
 # What a writer can do about the settings that capture orders changes by: set, remove, save and set
 # again, also with a value that was carried out of a statement that failed. `k` is what it chose.
 FORGE = """
-create function forge(how text, tab regclass, prefix text, k text) returns void language plpgsql as $f$
+create function forge(how text, tab regclass, prefix text, k text) returns void
+language plpgsql as $f$
 declare
   mark constant text := concat('headwater.', prefix, '_', tab::oid);
 begin
@@ -63,8 +64,9 @@ create function carried(mark text) returns text language plpgsql volatile as $f$
 begin raise exception '%', current_setting(mark, true); end $f$
 """
 JUNK = (
-    " I:<oid>", " U:<oid>", " D:<oid>", " I:<oid>:1", " U:<oid>:9999999", " I:<oid> U:<oid>", "!", " !",
-    " I:<oid>@1.<time>", " U:<oid>@1.<time> I:<oid>@2.<time>", " D:<oid>@1.<time>:1!", "B12 A13", "x",
+    " I:<oid>", " U:<oid>", " D:<oid>", " I:<oid>:1", " U:<oid>:9999999", " I:<oid> U:<oid>",
+    " I:<oid>@1.<time>", " U:<oid>@1.<time> I:<oid>@2.<time>", " D:<oid>@1.<time>:1!",
+    "!", " !", "B12 A13", "x",
 )  # fmt: skip
 
 
@@ -232,7 +234,8 @@ class Maker:
 
     def _any_forging(self, table: str) -> str:
         how = self.pick(
-            "save", "save", "restore", "restore", "clear", "junk", "guess", "insert", "update", "delete"
+            "save", "save", "restore", "restore", "clear", "junk", "guess",
+            "insert", "update", "delete",
         )  # fmt: skip
         prefix = self.pick("open", "open", "noted", "row")
         return self._forge(how, table, prefix, self.pick(*(JUNK if how == "junk" else "112")))
