@@ -25,6 +25,50 @@ PARTITIONED, INHERITED, PLAIN = "partitioned", "inherited", "plain"
 ACTIONS = ("cascade", "set null", "set default", "restrict", "no action")
 KEY_TYPES = ("int", "int", "int", "int", "numeric", "float8", "text")
 
+# What a writer can do about the settings that capture orders changes by: set, remove, save and set
+# again, also with a value that was carried out of a statement that failed. `k` is what it chose.
+FORGE = """
+create function forge(how text, tab regclass, prefix text, k text) returns void
+language plpgsql as $f$
+declare
+  mark constant text := concat('headwater.', prefix, '_', tab::oid);
+begin
+  if how = 'save' then
+    perform set_config('mine.' || prefix || k, coalesce(current_setting(mark, true), ''), false);
+  elsif how = 'restore' then
+    perform set_config(mark, coalesce(current_setting('mine.' || prefix || k, true), ''), true);
+  elsif how = 'clear' then
+    perform set_config(mark, '', true);
+  elsif how = 'junk' then
+    perform set_config(mark, replace(replace(k, '<oid>', tab::oid::text), '<time>',
+      (extract(epoch from now()) * 1e6)::bigint::text), true);
+  elsif how = 'guess' then -- the number that the log stands at
+    perform set_config(mark, coalesce(pg_sequence_last_value('headwater.log_seq'), 0)::text, true);
+  else
+    begin
+      if how = 'insert' then
+        execute format('insert into %s (id, n) values (carried(%L)::int, 1)', tab, mark);
+      elsif how = 'update' then
+        execute format('update %s set n = carried(%L)::int', tab, mark);
+      else
+        execute format('delete from %s where carried(%L) is null', tab, mark);
+      end if;
+    exception when raise_exception then
+      perform set_config('mine.' || prefix || k, sqlerrm, false);
+    when others then
+      null;
+    end;
+  end if;
+end $f$;
+create function carried(mark text) returns text language plpgsql volatile as $f$
+begin raise exception '%', current_setting(mark, true); end $f$
+"""
+JUNK = (
+    " I:<oid>", " U:<oid>", " D:<oid>", " I:<oid>:1", " U:<oid>:9999999", " I:<oid> U:<oid>",
+    " I:<oid>@1.<time>", " U:<oid>@1.<time> I:<oid>@2.<time>", " D:<oid>@1.<time>:1!",
+    "!", " !", "B12 A13", "x",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Step:
@@ -49,9 +93,10 @@ class History:
 class Maker:
     """Makes a history. Keys and values are few, so that everything meets everything."""
 
-    def __init__(self, seed: int, length: int) -> None:
+    def __init__(self, seed: int, length: int, *, forging: bool) -> None:
         self.random = random.Random(seed)
         self.history = History(seed)
+        self.forging = forging
         self.shape = self.random.choice((PARTITIONED, INHERITED, PLAIN, PLAIN))
         self.key_type = self.random.choice(KEY_TYPES) if self.shape == PLAIN else "int"
         self.relations = ["t"]
@@ -111,6 +156,8 @@ class Maker:
             add("alter table t add up int" + self._references("t"))
         if self.shape == PLAIN and self.key_type == "int" and self.chance(0.4):
             add("alter table u add foreign key (tid)" + self._references("t"))
+        if self.forging:
+            add(FORGE)
         for _ in range(self.random.choice((0, 0, 1, 2))):
             add(self._function())
         if self.functions and self.chance(0.3):
@@ -152,7 +199,46 @@ class Maker:
         if self.chance(0.25):
             fault = "raise exception 'undone';" if self.chance(0.5) else ""
             statement = f"begin {statement}; {fault} exception when others then null; end"
+        if self.forging and self.chance(0.7):
+            statement = self._forged(statement, table)
         return statement
+
+    def _forge(self, how: str, table: str, prefix: str = "open", k: str = "1") -> str:
+        return f"perform forge('{how}', '{table}', '{prefix}', '{k}')"
+
+    def _forged(self, statement: str, table: str) -> str:
+        """A statement, or more, with forging before and after it, as in a function of plpgsql."""
+        forge, carry = self._forge, self.pick("insert", "update", "delete")
+        return "; ".join(
+            self.random.choice(
+                (
+                    lambda: [
+                        forge("save", table), forge("clear", table), statement,
+                        forge("restore", table),
+                    ],
+                    lambda: [
+                        forge("clear", table), statement, forge("clear", table),
+                        forge(carry, table), forge("restore", table),
+                    ],
+                    lambda: [statement, forge(carry, table), forge("restore", table)],
+                    lambda: [forge("restore", table), statement, forge("restore", table)],
+                    lambda: [self._any_forging(table), statement, self._any_forging(table)],
+                    lambda: [
+                        *(self._any_forging(table) for _ in range(self.random.randint(0, 3))),
+                        statement,
+                        *(self._any_forging(table) for _ in range(self.random.randint(0, 3))),
+                    ],
+                )
+            )()
+        )  # fmt: skip
+
+    def _any_forging(self, table: str) -> str:
+        how = self.pick(
+            "save", "save", "restore", "restore", "clear", "junk", "guess",
+            "insert", "update", "delete",
+        )  # fmt: skip
+        prefix = self.pick("open", "open", "noted", "row")
+        return self._forge(how, table, prefix, self.pick(*(JUNK if how == "junk" else "112")))
 
     def _function(self) -> str:
         name = self.name("f")
@@ -236,6 +322,8 @@ class Maker:
         return self.random.choice(choices)()
 
     def _step(self) -> Step:
+        if self.forging and self.chance(0.3):
+            return Step(self._forging_step())
         if self.chance(0.06):
             rows = "".join(f"{self._key()}\t{self._grp()}\t{self._n()}\n" for _ in range(3))
             return Step(rows, "copy")
@@ -245,6 +333,17 @@ class Maker:
                           f"truncate {self.pick(*self.relations[:4])} cascade")
             )  # fmt: skip
         return Step(self.random.choice((self._plain, self._plain, self._with, self._merge))())
+
+    def _forging_step(self) -> str:
+        """At top level, or in a DO block around statements."""
+        if self.chance(0.3):
+            return self._any_forging("t").replace("perform", "select")
+        parts = []
+        for _ in range(self.random.randint(1, 3)):
+            table = self._target()
+            root = table if table in ("u", "p") else "t"
+            parts.append(self._forged(self._modify(table), root))
+        return f"do $$ begin {'; '.join(parts)}; end $$"
 
     def _key(self) -> str:
         number = self.random.randint(1, 6)
@@ -373,8 +472,9 @@ class Maker:
         return f"merge into t using {source} v on t.id = v.id {' '.join(clauses)}"
 
 
-def make(seed: int, length: int) -> History:
-    return Maker(seed, length).history
+def make(seed: int, length: int, *, forging: bool = False) -> History:
+    """With `forging`, the writer also sets what capture orders changes by."""
+    return Maker(seed, length, forging=forging).history
 
 
 # ---------------------------------------------------------------------- playing and judging

@@ -32,11 +32,12 @@ def writer(request: pytest.FixtureRequest) -> Iterator[Connection]:
 
 
 @pytest.mark.timeout(600 + STATEMENTS)
-def test_every_statement_leaves_a_log_that_chains(writer: Connection) -> None:
+@pytest.mark.parametrize("forging", [False, True], ids=["", "forging"])
+def test_every_statement_leaves_a_log_that_chains(writer: Connection, forging: bool) -> None:
     counts: Counter[str] = Counter()
     seed = SEED
     while counts["statements"] < STATEMENTS:
-        history = make(seed, TRANSACTIONS)
+        history = make(seed, TRANSACTIONS, forging=forging)
         try:
             # A session of its own: PostgreSQL keeps the plans of functions that are gone.
             with psycopg.connect(writer.info.dsn, autocommit=True, prepare_threshold=None) as fresh:

@@ -1,56 +1,102 @@
-"""Marks in the positions that clients send: what they may cost, and what is not a position."""
+"""Marks of capture that the writer set itself: they end in a reset at worst, never in a wrong log.
+
+The generator is tests/property/histories.py with `forging`; these are its shortest stories.
+"""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Iterator
 
+import psycopg
 import pytest
 
-from headwater.database import Connection, connect
-from headwater.hub.hub import Hub
-from headwater.model import Position
-from tests.support import enable, rows, run
+from tests.conftest import fresh_database
+from tests.property.histories import FORGE, Connection, History, Step, play
 
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a-0:9:",  # PostgreSQL has no transaction 0
-        "a-0:0:~0.0.0.000000000000",
-        "a-5:9223372036854775808:",
-        "a-5:9:~10.0.1.000000000000",  # rows from behind the position
-        "a-5:9:~99999999999999999999.1.1.000000000000",
-        "a-5:9:~5.9223372036854775808.1.000000000000",
-        "a-5:9:5,6~7.1.1.000000000000.6",  # a late transaction that it does not contain
-        "a-5:9:~7.1.1.000000000000.8",  # one that is among the newest
-        "a-5:9:~7.1.1.000000000000.6,5",
-        "a-5:9:~7.1.1.000000000000.5,5",
-        "a-5:9:~7.1.1.000000000000.99999999999999999999",
-    ],
+PLAIN = "create table t (id int primary key, n int)"
+PARTS = (
+    "create table t (id int, n int, primary key (id, n)) partition by list (n);"
+    " create table t_1 partition of t for values in (1)"
 )
-def test_text_with_numbers_out_of_range_is_not_a_position(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a"):
-        Position.parse(text)
+NEW_PARTITION = "create table t_2 partition of t for values in (2)"
 
 
-async def test_positions_are_checked_beside_other_lookups(url: str, connection: Connection) -> None:
-    await run(connection, "create table orders (id int primary key)")
-    await enable(connection, "orders")
-    async with Hub(url) as hub, await connect(url, purpose="test", application_path=True) as other:
-        await hub.until_ready()
-        await hub.next_flush()
-        assert hub.position is not None
-        own = Position.parse(str(hub.position))
-        forged = Position.parse(f"{str(own).partition('~')[0]}~0.0.50000.000000000000")
-        assert await hub.contains(own)
-        assert not await hub.contains(forged)
-        await run(other, "begin", "lock table headwater.trimmed in access exclusive mode")
-        unchecked = Position.parse(f"{str(own).partition('~')[0]}~0.0.50000.000000000001")
-        checking = asyncio.create_task(hub.is_of_this_history(unchecked))
-        async with asyncio.timeout(30):
-            while not await rows(connection, "select 1 from pg_locks where not granted"):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        assert (await hub.tables.find("orders")).table.name == "orders"
-        assert not checking.done()
-        await run(other, "rollback")
-        assert not await checking
+def forge(how: str, prefix: str = "open", k: str = "1") -> str:
+    return f"perform forge('{how}', 't', '{prefix}', '{k}')"
+
+
+def trigger(*body: str) -> str:
+    """A trigger of the writer's own that runs once, after a row was inserted."""
+    return (
+        "create function mine() returns trigger language plpgsql as $$ begin"
+        f" if pg_trigger_depth() < 2 then {'; '.join(body)}; end if; return null; end $$;"
+        " create trigger mine after insert on t for each row execute function mine()"
+    )
+
+
+UPDATE = "update t set n = n + 1 where id = new.id"
+INSERT = Step("insert into t values (1, 1)")
+
+# The setup, statements after the table was enabled, and the steps of one transaction.
+CASES: dict[str, tuple[list[str], list[str], list[Step]]] = {
+    "hidden and set again": (
+        [PLAIN, FORGE, trigger(forge("save"), forge("clear"), UPDATE, forge("restore"))],
+        [],
+        [INSERT],
+    ),
+    "carried out of a statement that failed": (
+        [PLAIN, FORGE, trigger(forge("clear"), UPDATE, forge("insert"), forge("restore"))],
+        [],
+        [INSERT],
+    ),
+    "what looks like an entry": (
+        [PLAIN, FORGE, trigger(UPDATE, forge("junk", k=" I:<oid>"))],
+        [],
+        [INSERT],
+    ),
+    "a row of a new partition": (
+        [PARTS, FORGE],
+        [NEW_PARTITION],
+        [
+            Step(
+                f"do $$ begin {forge('junk', k=' I:<oid>@1.<time>')};"
+                f" insert into t_2 values (1, 2); {forge('clear', 'noted')}; end $$"
+            )
+        ],
+    ),
+}
+
+
+@pytest.fixture(params=["postgres_url", "icu_postgres_url"], ids=["embedded", "system"])
+def writer(request: pytest.FixtureRequest) -> Iterator[Connection]:
+    with (
+        fresh_database(request.getfixturevalue(request.param), installed=True) as url,
+        psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection,
+    ):
+        yield connection
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_forged_mark_is_a_reset_at_worst(writer: Connection, name: str) -> None:
+    setup, ddl, steps = CASES[name]
+    before = [*(Step(sql, "ddl") for sql in ddl), Step("begin", "begin")]
+    counts = play(writer, History(0, setup, ["t"], [*before, *steps, Step("commit", "commit")]))
+    assert counts["statements"] == len(steps)
+
+
+def test_a_writer_cannot_set_what_marks_are_compared_with(writer: Connection) -> None:
+    writer.execute("create table t (id int primary key)")
+    writer.execute("select headwater.enable_reactivity('t')")
+    (oid,) = writer.execute("select 't'::regclass::oid").fetchone() or ()
+    writer.execute("create role forger")
+    try:
+        writer.execute("grant insert on t to forger")
+        writer.execute("set role forger")
+        writer.execute("insert into t values (1)")
+        for call in ("setval('{}', 5)", "nextval('{}')", "currval('{}')"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                writer.execute(f"select {call.format(f'headwater.mark_{oid}')}".encode())
+    finally:
+        writer.execute("reset role")
+        writer.execute("drop owned by forger")
+        writer.execute("drop role forger")

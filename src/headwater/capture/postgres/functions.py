@@ -33,16 +33,16 @@ CLASSES: dict[Class, frozenset[str]] = {
     "capture": _names(
         """
         actor add_doubt add_since as_root begin_row capture_source capture_statement
-        capture_truncate capture_versions chain chain_keys check_capturable disable_reactivity
-        disable_table enable_reactivity enable_table fire_always fits format_settings
-        fresh_statement has_logged_reset image install_capture is_altered_since is_in_step
-        is_reset_due is_watched key_condition log_reset log_reset_due logged_since make_capture
-        mark_source may_note
-        may_notify meaning moves note_version notice_field notify observe only_image open_entries
-        own_entry parts_of present_image put_in_order readers_sleep register_shape remember
-        remove_capture same_columns set_entries set_trigger settle settle_row since_of
-        slot_condition strike_noted strike_source swap_formats sync_table sync_tables take_turn
-        transaction_mark trusts upsert_source
+        capture_truncate capture_versions chain chain_keys check_capturable client_entry
+        disable_reactivity disable_table enable_reactivity enable_table fire_always fits
+        format_settings fresh_statement has_logged_reset image install_capture is_altered_since
+        is_in_step is_noted is_reset_due is_watched key_condition known_state log_pending
+        log_reset log_reset_due logged_since make_capture make_mark mark_hash mark_source may_note
+        may_notify meaning moves nesting note_version notice_field notify observe only_image
+        open_entries own_entry parts_of present_image put_in_order readers_sleep register_shape
+        remember remove_capture same_columns set_entries set_trigger settle settle_row since_of
+        slot_condition strike_noted strike_source swap_formats sync_table sync_tables take_back
+        take_turn transaction_mark trusts upsert_source
         """
     ),
     # Also the question role, which is granted them by name. A caller needs the key of a request,
