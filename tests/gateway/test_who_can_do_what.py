@@ -252,12 +252,17 @@ def test_functions_of_an_owner_write_nothing_while_a_statement_is_explained(site
 
 
 async def test_casts_of_a_type_s_owner_are_not_called(site: Site) -> None:
-    """An implicit cast to text would be chosen beside a constant of no type."""
+    """An implicit cast to text would be chosen beside a constant of no type; a constant of a
+    range has the conditions of its domain."""
     with site.as_("owner") as connection:
         connection.execute(
             f"""
             create type mood as enum ('sad', 'glad');
-            create table moods (mood mood primary key);
+            create function planted_check(text) returns boolean language plpgsql as $$
+            begin return current_user not like 'headwater%'; end $$;
+            create domain word as text check (planted_check(value));
+            create type words as range (subtype = word);
+            create table moods (mood mood primary key, words words);
             insert into moods values ('sad');
             grant trigger, select on moods to {site.name("headwater")}
             """.encode()
@@ -267,7 +272,10 @@ async def test_casts_of_a_type_s_owner_are_not_called(site: Site) -> None:
     query = {"table": "moods", "where": [["mood", "=", "sad"]]}
     async with connect(site.gateway.url, token=site.token()) as hw:
         async with hw.live(query) as live:
-            assert [dict(row) for row in live.rows] == [{"mood": "sad"}]
+            assert [dict(row) for row in live.rows] == [{"mood": "sad", "words": None}]
+        with pytest.raises(InvalidQuery, match="cannot be compared"):
+            async with hw.live({"table": "moods", "where": [["words", "=", "[a,b)"]]}):
+                pass
         with site.as_("owner") as connection:
             connection.execute(
                 """
