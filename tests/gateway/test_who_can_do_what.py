@@ -22,7 +22,7 @@ from psycopg.errors import InsufficientPrivilege
 from headwater.client import connect
 from headwater.client.connection import Connection as Client
 from headwater.embedded import EmbeddedPostgres
-from headwater.errors import Forbidden, Unauthorized
+from headwater.errors import Forbidden, InvalidQuery, Unauthorized
 from headwater.pipeline.checkpoints import LakeLock
 from headwater.testing.served import Served, serving
 from tests.conftest import fresh_database, passable_folder
@@ -220,6 +220,73 @@ async def test_table_owner(site: Site) -> None:
             with pytest.raises(Forbidden, match="question_url"):
                 await rows_of(hw, "guarded")
     assert "spy log" not in site.gateway.log.read_text()
+
+
+# PostgreSQL calls what says that it is immutable while it plans a statement.
+THIEF = """
+    create function take() returns void language plpgsql as $$
+    begin insert into public.stolen select format('%s rows', count(*)) from headwater.log; end $$;
+    create function take_when_planned() returns boolean immutable language plpgsql as $$
+    begin
+      if current_user like 'headwater%' then perform public.take(); end if;
+      return true;
+    exception when read_only_sql_transaction then return true;
+    end $$
+"""
+
+
+def test_functions_of_an_owner_write_nothing_while_a_statement_is_explained(site: Site) -> None:
+    with site.as_("owner") as connection:
+        connection.execute(THIEF)
+        connection.execute("create index planted on open ((id > 0 and take_when_planned()))")
+        connection.execute("create policy planted on guarded using (take_when_planned())")
+    answers = {}
+    for table in ("open", "guarded"):
+        query = f'{{"table":"{table}"}}'
+        answers[table] = site.get("/v1/admin/explain", site.token(headwater_admin=True), q=query)
+    with site.as_("owner") as connection:
+        connection.execute("drop index planted; drop policy planted on guarded")
+        assert connection.execute("select * from stolen").fetchall() == []
+    assert [answer.status_code for answer in answers.values()] == [200, 403]
+    assert "row-level security" in answers["guarded"].text
+
+
+async def test_casts_of_a_type_s_owner_are_not_called(site: Site) -> None:
+    """An implicit cast to text would be chosen beside a constant of no type; a constant of a
+    range has the conditions of its domain."""
+    with site.as_("owner") as connection:
+        connection.execute(
+            f"""
+            create type mood as enum ('sad', 'glad');
+            create function planted_check(text) returns boolean language plpgsql as $$
+            begin return current_user not like 'headwater%'; end $$;
+            create domain word as text check (planted_check(value));
+            create type words as range (subtype = word);
+            create table moods (mood mood primary key, words words);
+            insert into moods values ('sad');
+            grant trigger, select on moods to {site.name("headwater")}
+            """.encode()
+        )
+    with site.as_("headwater") as connection:
+        connection.execute("select headwater.enable_reactivity('moods')")
+    query = {"table": "moods", "where": [["mood", "=", "sad"]]}
+    async with connect(site.gateway.url, token=site.token()) as hw:
+        async with hw.live(query) as live:
+            assert [dict(row) for row in live.rows] == [{"mood": "sad", "words": None}]
+        with pytest.raises(InvalidQuery, match="cannot be compared"):
+            async with hw.live({"table": "moods", "where": [["words", "=", "[a,b)"]]}):
+                pass
+        with site.as_("owner") as connection:
+            connection.execute(
+                """
+                create function planted(mood) returns text language plpgsql as $$
+                begin raise 'called by %', current_user; end $$;
+                create cast (mood as text) with function planted(mood) as implicit
+                """
+            )
+        with pytest.raises(InvalidQuery, match="operator is not unique"):
+            async with hw.live({**query, "limit": 1}):
+                pass
 
 
 def test_headwater_s_role(site: Site) -> None:

@@ -17,7 +17,7 @@ from headwater.database import Connection
 from headwater.hub.questions import Question, ask_in_flush, images
 from headwater.hub.tables import KnownTable
 from headwater.limits import TOPIC_ASK_KEYS_MAX, WINDOW_ASK_KEYS_MAX
-from headwater.live.filter_sql import Sql, identifier
+from headwater.live.filter_sql import Sql, enum_type, identifier
 from headwater.live.statements import select_keys
 from headwater.log.images import python_type
 from headwater.model import Key, Row, Table, Value
@@ -95,10 +95,12 @@ def of_keys(known: KnownTable, keys: Sequence[Key]) -> Question:
         return Question(known, images(known, select_keys(table, tuple(keys))))
     columns = ", ".join(identifier(column.name) for column in table.columns)
     (key,) = (column for column in table.columns if column.name == table.key[0])
-    # The array is sent without a type: PostgreSQL takes that of the column, and its index.
+    # The array is sent without a type: PostgreSQL takes that of the column, and its index. Of an
+    # enumeration it must be named (`enum_type`).
+    cast = f"::{enum_type(key)}[]" if enum_type(key) else ""
     rows = Sql(
         f"select {columns} from {identifier(table.schema)}.{identifier(table.name)}"
-        f" where {identifier(key.name)} {key.operator('=')} any (%s)",
+        f" where {identifier(key.name)} {key.operator('=')} any (%s{cast})",
         (array([values[0] for values in keys]),),
     )
     return Question(known, images(known, rows))

@@ -99,7 +99,7 @@ class _Check:
 
     def _comparable(self, name: str, path: str) -> Kind:
         kind = self._kind(name, path)
-        if not kind.compares:
+        if not kinds.compares(self._columns[name]):
             raise InvalidQuery(
                 f"{name!r} is {self._columns[name].declared}, which cannot be compared",
                 path=path,

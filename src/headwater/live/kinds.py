@@ -414,6 +414,14 @@ def kind_of(column: Column) -> Kind:
     return _BY_TYPE.get(column.type, _OPAQUE)
 
 
+def compares(column: Column) -> bool:
+    """Whether it is compared with constants. One of a range or a composite type that a user made is
+    not: to read the constant, PostgreSQL would call the conditions of domains in it, code of
+    that user, with our rights."""
+    is_known = "." not in column.type or column.enum or bool(column.operators)
+    return is_known and kind_of(column).compares
+
+
 def _by_collation(column: Column, by_code_point: Kind, deterministic: Kind, foreign: Kind) -> Kind:
     if column.collation == "C":
         return by_code_point

@@ -100,7 +100,7 @@ def check_order(
     for i, by in enumerate(given):
         if by.column not in allowed:
             raise unusable_column(table, by.column, allowed, path=f"{path}[{i}]", use="sortable")
-        if not kinds.kind_of(columns[by.column]).compares:
+        if not kinds.compares(columns[by.column]):
             declared = columns[by.column].declared
             raise InvalidQuery(f"{declared} cannot be ordered", path=f"{path}[{i}]")
     # A column named twice says nothing new the second time.

@@ -216,7 +216,7 @@ def _told_apart(value: Any) -> Any:
 def _check_key(table: Table) -> None:
     """Rows are found by their keys; a list or a JSON value finds nothing."""
     for column in table.columns:
-        if column.name in table.key and not kinds.kind_of(column).compares:
+        if column.name in table.key and not kinds.compares(column):
             raise InvalidQuery(
                 f"{table.label}: its primary key has {column.name}, of type {column.declared}",
                 path="table",
