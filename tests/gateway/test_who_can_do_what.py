@@ -289,6 +289,45 @@ async def test_casts_of_a_type_s_owner_are_not_called(site: Site) -> None:
                 pass
 
 
+async def test_functions_in_an_owners_indexes_run_as_the_users_role(site: Site) -> None:
+    """They are executed while a statement is planned. This one leaves a lock where it can read the
+    log."""
+    with site.as_("owner") as connection:
+        connection.execute(
+            f"""
+            create table indexed (id int primary key, note text);
+            insert into indexed values (1, 'a');
+            create function look() returns boolean immutable language plpgsql as $$
+            begin
+              perform 1 from headwater.log;
+              perform pg_advisory_lock(424242);
+              return true;
+            exception when insufficient_privilege then
+              return true;
+            end $$;
+            create index on indexed ((id > 0 and look()));
+            grant trigger, select on indexed to {site.name("headwater")};
+            grant select on indexed to {site.name("web")}
+            """.encode()
+        )
+    with site.as_("headwater") as connection:
+        connection.execute("select headwater.enable_reactivity('indexed')")
+    query = {"table": "indexed", "order": [["note", "asc"]], "limit": 1}
+    async with (
+        connect(site.gateway.url, token=site.token(role=site.name("web"))) as hw,
+        hw.live(query) as live,
+    ):
+        with site.as_("owner") as connection:
+            connection.execute("insert into indexed values (2, 'b'), (3, 'c')")
+            connection.execute("delete from indexed where id = 1")
+            async for _ in live:
+                if [row["id"] for row in live.rows] == [2]:
+                    break
+    with site.as_("superuser") as connection:
+        locks = "select count(*) from pg_locks where locktype = 'advisory' and objid = 424242"
+        assert connection.execute(locks).fetchone() == (0,)
+
+
 def test_headwater_s_role(site: Site) -> None:
     with site.as_("headwater") as connection:
         assert connection.execute("select count(*) > 0 from headwater.log").fetchone() == (True,)

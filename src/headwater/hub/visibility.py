@@ -110,7 +110,9 @@ async def scope_of(
             hint=f'grant select on {label} to "{access.role}"',
         )
     if not known.secured:
-        return None
+        # Planning a statement executes functions in expressions of indexes and statistics, which
+        # are the table owner's. Users of one role share the view, as there are no policies.
+        return Scope(access.role, "", checked=False) if rights.is_apart else None
     if not rights.bypasses and not rights.is_safe:
         raise _unsafe(label, rights.owner)
     return Scope(access.role, access.claims, not rights.bypasses)
@@ -144,10 +146,17 @@ def _used(query: BoundQuery) -> set[str]:
 
 
 class _Rights:
-    __slots__ = ("bypasses", "columns", "is_safe", "owner", "table")
+    __slots__ = ("bypasses", "columns", "is_apart", "is_safe", "owner", "table")
 
     def __init__(
-        self, table: bool, columns: list[str], bypasses: bool, owner: str, is_safe: bool
+        self,
+        table: bool,
+        columns: list[str],
+        bypasses: bool,
+        owner: str,
+        *,
+        is_safe: bool,
+        is_apart: bool,
     ) -> None:
         self.table = table
         self.columns = frozenset(columns)
@@ -155,6 +164,9 @@ class _Rights:
         self.owner = owner
         self.is_safe = is_safe
         """Whether code of the table's owner may run over the connections that ask."""
+        self.is_apart = is_apart
+        """Whether the table is read as the role itself although no policy says so: its owner is
+        another role, and there is a question role that can read it so."""
 
 
 async def _rights(tables: Tables, oid: int, secured: bool, role: str) -> _Rights:
@@ -177,7 +189,14 @@ async def _rights(tables: Tables, oid: int, secured: bool, role: str) -> _Rights
             hint=f'Make a question role, grant "{role}" to it and set question_url;'
             " docs/howto/authorisation.md shows how.",
         )
-    return _Rights(whole, columns, bypasses, owner, asking is not None or has_safe_owner)
+    return _Rights(
+        whole,
+        columns,
+        bypasses,
+        owner,
+        is_safe=asking is not None or has_safe_owner,
+        is_apart=asking is not None and not has_safe_owner and may_become and whole,
+    )
 
 
 async def feed_rights(
