@@ -20,6 +20,7 @@ from headwater.database import Connection, connect
 from headwater.gateway import census as census_module
 from headwater.gateway.census import Census
 from headwater.hub.hub import Hub
+from headwater.hub.question_pool import QuestionPool
 from headwater.hub.subscriber import Access
 from headwater.metrics import Metrics
 from headwater.model import Position
@@ -395,3 +396,29 @@ async def test_the_status_of_lagging_views(url: str) -> None:
         )
         (found,) = (await status(connection, "")).lagging
         assert (found.view, found.table, found.role) == ("7", "notes", "web")
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_client_that_leaves_while_a_connection_is_lent(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the step that must ask and the question itself. No flush fails, and others miss
+    nothing."""
+    async with guarded_notes(url) as connection, Hub(url, settings=asking(url)) as hub:
+        hub.reconciler.seconds = None  # it borrows connections, too
+        calm, lend = Recorder(), QuestionPool.lend
+        await hub.live(live("calm"), calm)
+        joining: list[asyncio.Task[Any]] = []
+
+        async def leave_meanwhile(self: QuestionPool, *arguments: Any) -> Any:
+            lent = await lend(self, *arguments)
+            joining[0].cancel()
+            await asyncio.wait(joining)
+            return lent
+
+        monkeypatch.setattr(QuestionPool, "lend", leave_meanwhile)
+        joining.append(asyncio.create_task(hub.live(live("notes"), Recorder(), access=user(1))))
+        await asyncio.wait(joining)
+        await run(connection, "update calm set n = 1")
+        await calm.until_rows([{"id": 1, "n": 1}])
+        assert (hub.faulted_at, hub.lives.lagging, len(hub.lives.views)) == (None, {}, 1)

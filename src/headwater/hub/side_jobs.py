@@ -288,6 +288,11 @@ class SideJobs:
     # -------------------------------------------------------------------- a job
 
     def _run(self, pool: QuestionPool, job: Job, connection: Connection) -> None:
+        # Views may have been left while the connection imported the snapshot.
+        job.units = [unit for unit in job.units if unit.view.lag is not None]
+        if not job.units:
+            pool.take_back(connection)
+            return
         for unit in job.units:
             assert unit.view.lag is not None
             unit.view.lag.job = job
