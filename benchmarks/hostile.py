@@ -33,6 +33,7 @@ from headwater.client.connection import Connection as Client
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.errors import HeadwaterError
+from headwater.queries.requests import RIGHTS
 from headwater.testing.served import serving
 
 SECRET = "a secret of the benchmark that is long enough"
@@ -288,9 +289,11 @@ async def _run(size: Size) -> list[Result]:
             "question_url": questions,
         }
         with serving(server.url, folder, program="app:hw", **settings) as gateway:
-            writer = await connect_database(server.url, purpose="benchmark")
+            writer = await connect_database(server.url, purpose="benchmark", application_path=True)
             for table in ENABLED:
                 await writer.execute("select headwater.enable_reactivity(%s)", (table,))
+            for function in RIGHTS:
+                await writer.execute(f"grant execute on function {function} to questions".encode())
             results = []
             await measure(gateway.url, writer, size.samples // 3)
             for name, attack in ATTACKS.items():

@@ -511,6 +511,14 @@ FLUSH_BUDGET_PAUSE_SECONDS = 1.0
 """After a flush has waited for its whole budget, no flush waits for this long: live queries that
 ask are sent their changes when the questions are answered."""
 
+FLUSH_APPLY_SECONDS = 0.05
+"""How long a flush is busy with live queries that are slow to take changes, as patterns over long
+texts are. Then others that are slow, or new over the same table, lag and take their changes with a
+later flush."""
+
+APPLY_QUICK_SECONDS = 0.001
+"""A live query that takes longer over the changes of a flush is slow."""
+
 QUESTION_CONNECTIONS = 8
 """Connections that ask for live queries beside the flushes: this many as users' roles, and this
 many as Headwater's own. With all of them busy, live queries that must ask lag."""

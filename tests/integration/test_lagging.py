@@ -19,7 +19,9 @@ from headwater import limits
 from headwater.database import Connection, connect
 from headwater.gateway import census as census_module
 from headwater.gateway.census import Census
+from headwater.hub.costs import Cost
 from headwater.hub.hub import Hub
+from headwater.hub.question_pool import QuestionPool
 from headwater.hub.subscriber import Access
 from headwater.metrics import Metrics
 from headwater.model import Position
@@ -395,3 +397,67 @@ async def test_the_status_of_lagging_views(url: str) -> None:
         )
         (found,) = (await status(connection, "")).lagging
         assert (found.view, found.table, found.role) == ("7", "notes", "web")
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_client_that_leaves_while_a_connection_is_lent(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the step that must ask and the question itself. No flush fails, and others miss
+    nothing."""
+    async with guarded_notes(url) as connection, Hub(url, settings=asking(url)) as hub:
+        hub.reconciler.seconds = None  # it borrows connections, too
+        calm, lend = Recorder(), QuestionPool.lend
+        await hub.live(live("calm"), calm)
+        joining: list[asyncio.Task[Any]] = []
+
+        async def leave_meanwhile(self: QuestionPool, *arguments: Any) -> Any:
+            lent = await lend(self, *arguments)
+            joining[0].cancel()
+            await asyncio.wait(joining)
+            return lent
+
+        monkeypatch.setattr(QuestionPool, "lend", leave_meanwhile)
+        joining.append(asyncio.create_task(hub.live(live("notes"), Recorder(), access=user(1))))
+        await asyncio.wait(joining)
+        await run(connection, "update calm set n = 1")
+        await calm.until_rows([{"id": 1, "n": 1}])
+        assert (hub.faulted_at, hub.lives.lagging, len(hub.lives.views)) == (None, {}, 1)
+
+
+async def test_live_queries_that_are_slow_in_memory(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every live query counts as slow, and a flush takes one of them forward: the others lag, take
+    turns, and are exact at every position."""
+    monkeypatch.setattr(limits, "APPLY_QUICK_SECONDS", -1.0)
+    monkeypatch.setattr(limits, "FLUSH_APPLY_SECONDS", 0.0)
+    monkeypatch.setattr(Cost, "is_slow", lambda _, **__: True)
+    chance = random.Random(SEED)
+    async with guarded_notes(url) as connection, Hub(url) as hub:
+        await run(connection, "alter table notes disable row level security")
+        start = await rows(connection, "select id, owner, rank from notes")
+        initial = {row[0]: dict(zip(("id", "owner", "rank"), row, strict=True)) for row in start}
+        followers: list[tuple[int, dict[str, Any], Historian, Any]] = []
+        for number in range(8):
+            query: dict[str, Any] = {"mode": "streamed"} if number < 4 else {"limit": 3}
+            recorder = Historian()
+            where = [["owner", "=", number % 4]]
+            handle = await hub.live(live("notes", where=where, **query), recorder)
+            followers.append((number % 4, query, recorder, handle))
+        put_off = 0
+        for _ in range(20):
+            writes = [random_write(chance) for _ in range(chance.choice((1, 2, 5)))]
+            await run(connection, "begin", *writes, "commit")
+            await hub.next_flush()
+            put_off += len(hub.lives.lagging)
+        assert put_off
+        position = await _now(connection)
+        await hub.reached(position, [handle for *_, handle in followers])
+        logged = await rows(connection, _LOGGED)
+        for number, query, recorder, _ in followers:
+            assert "reset" not in recorder.kinds()
+            for at, held in recorder.history:
+                table = truth(logged, initial, at)
+                mine = [table[key] for key in sorted(table) if table[key]["owner"] == number]
+                assert held == mine[: query.get("limit")], f"SEED={SEED}, at {at}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from headwater.limits import APPLY_QUICK_SECONDS
 from headwater.protocol import Deltas, Frame
 
 
@@ -27,6 +28,11 @@ class Cost:
     def weight(self) -> float:
         """By which views are compared: seconds, as if fifty megabytes took one to send."""
         return self.seconds + self.bytes / 50e6
+
+    def is_slow(self, *, at_first: bool) -> bool:
+        """Whether bringing it up to date takes more than a moment; `at_first` where that is not
+        known yet."""
+        return self.seconds >= self.runs * APPLY_QUICK_SECONDS if self.runs else at_first
 
     def ran(self, seconds: float) -> None:
         self.runs += 1

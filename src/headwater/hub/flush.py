@@ -3,8 +3,10 @@
 Read the log; see which views it touches; lend the snapshot to openings; apply; hand the frames out;
 commit. What row-level security hides, and what memory cannot know, is asked beside the flush, in
 its snapshot (`side_jobs`). The flush waits a moment for the answers; views whose answers come later
-lag, and no other is concerned. Everything between the first change applied and the last frame
-handed out is one step for clients that join a view: no client sees a state without its position.
+lag, and no other is concerned. So do views that take long in memory, once some of them have had
+their part of a flush: they take their changes with a later one. Everything between the first change
+applied and the last frame handed out is one step for clients that join a view: no client sees a
+state without its position.
 
 Whatever fails in a step, each view that it touched has either handed its frame to all subscribers
 or is read again. A flush that fails before its step begins, for a reason that was not foreseen,
@@ -13,6 +15,7 @@ would fail again: the next one leaps over the same changes, as over a backlog.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
@@ -143,10 +146,19 @@ class Flusher:
         answers come soon."""
         hub, began = self._hub, time.monotonic()
         ready, asking = list[Unit](), list[Unit]()
-        for unit in units_of(steps):
+        slow_tables, spent = set[int](), 0.0
+        for unit in sorted(units_of(steps), key=_waits_since):
             if not guarded(unit.view):
-                for step in unit.steps:
-                    hub.delivery.apply(step)
+                table, cost = unit.view.known.table.id, unit.view.cost
+                if spent > limits.FLUSH_APPLY_SECONDS and cost.is_slow(
+                    at_first=table in slow_tables
+                ):
+                    hub.side_jobs.put_off(unit)
+                    hub.wake()
+                    continue
+                if took := self._apply(unit):
+                    slow_tables.add(table)
+                    spent += took
                 if all(step.need is None for step in unit.steps):
                     ready.append(unit)
                     continue
@@ -159,6 +171,14 @@ class Flusher:
             hub.lives.set_lag(unit.view, None)
         hub.delivery.deliver([step for unit in (*ready, *left) for step in unit.steps], flushed)
         hub.lives.catch_up_laggards()
+
+    def _apply(self, unit: Unit) -> float:
+        """Returns how long the loop was busy with it; 0 for a moment."""
+        began = time.thread_time()
+        for step in unit.steps:
+            self._hub.delivery.apply(step)
+        took = time.thread_time() - began
+        return took if took > limits.APPLY_QUICK_SECONDS else 0.0
 
     async def _settle(self, units: Iterable[Unit]) -> None:
         """Without a free connection beside the flush, for no longer than its budget."""
@@ -246,6 +266,11 @@ def _changes_of(transactions: Iterable[Transaction]) -> Iterator[Transaction]:
         changes = tuple(each for each in transaction.changes if not is_signals(each.table))
         if changes:
             yield msgspec.structs.replace(transaction, changes=changes)
+
+
+def _waits_since(unit: Unit) -> float:
+    """Views that were put off come first, and those that lag for longest before the others."""
+    return math.inf if unit.view.lag is None else unit.view.lag.began
 
 
 def _timeout(seconds: float) -> bytes:

@@ -162,6 +162,11 @@ class SideJobs:
             left += await self._start(pool, mine, export, flushed)
         return left
 
+    def put_off(self, unit: Unit) -> None:
+        """In the step of a flush: it has not taken its changes, and does so with a later flush."""
+        self._hub.lives.begin_lag(unit.view)
+        self._put_back(unit)
+
     async def _start(
         self, pool: QuestionPool, units: list[Unit], export: Export, flushed: Flushed
     ) -> list[Unit]:
@@ -288,6 +293,11 @@ class SideJobs:
     # -------------------------------------------------------------------- a job
 
     def _run(self, pool: QuestionPool, job: Job, connection: Connection) -> None:
+        # Views may have been left while the connection imported the snapshot.
+        job.units = [unit for unit in job.units if unit.view.lag is not None]
+        if not job.units:
+            pool.take_back(connection)
+            return
         for unit in job.units:
             assert unit.view.lag is not None
             unit.view.lag.job = job
@@ -341,6 +351,7 @@ class SideJobs:
             if guarded(unit.view):
                 for step in unit.steps:
                     self._hub.delivery.apply(step)
+                await asyncio.sleep(0)  # one of them may take long, and others wait
         await self.settle(connection, _steps(units))
         took = time.monotonic() - began
         for unit in units:
@@ -432,7 +443,7 @@ class SideJobs:
         lag = view.lag
         if lag is None:
             return True  # it was left meanwhile
-        if not guarded(view) or any(step.applied for step in unit.steps):
+        if any(step.applied for step in unit.steps):
             return False
         lag.job = None
         for step in unit.steps:
