@@ -345,6 +345,10 @@ RATE_BURST_SECONDS = 2.0
 """Of requests that come at once, as many are let through as the rate allows in this time. More are
 answered with 429 and when to try again."""
 
+SUBSCRIBE_BYTES_PER_REQUEST = 1024
+"""A live query counts as one request more against `requests_per_second` for each so many bytes of
+it, but never as more than a full burst."""
+
 RATE_OWNERS_MAX = 100_000
 """Users and addresses whose requests are counted. Beyond it the one seen longest ago is forgotten
 early, and may ask a little more often than the rate."""

@@ -15,6 +15,7 @@ from collections.abc import Collection, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from opentelemetry.context import Context
 
 from headwater.channels.definitions import Channels
@@ -54,6 +55,7 @@ from headwater.limits import (
     BEHIND_SECONDS_MAX,
     FEED_TABLES_MAX,
     KEEPALIVE_SLOTS,
+    SUBSCRIBE_BYTES_PER_REQUEST,
 )
 from headwater.live.filter import EVERYTHING, Filter, from_json
 from headwater.live.query import LiveQuery
@@ -170,9 +172,9 @@ class Gateway:
             raise missing()
         return await self._authenticator.verify(token)
 
-    def count_request(self, account: str | None, address: str) -> None:
+    def count_request(self, account: str | None, address: str, *, weight: int = 1) -> None:
         """Raise LimitExceeded for those who ask too often."""
-        self.quotas.request(account, address, time.monotonic())
+        self.quotas.request(account, address, time.monotonic(), weight=weight)
 
     def check_address(self, address: str) -> None:
         """Raise LimitExceeded where too much came from an address without a user."""
@@ -277,6 +279,9 @@ class Gateway:
             raise no_session()
         session = connection.session
         subscription = _subscription(session, wish)
+        # What a filter costs grows with its length, and the request itself is counted already.
+        if weight := len(msgspec.json.encode(wish.live)) // SUBSCRIBE_BYTES_PER_REQUEST:
+            self.count_request(session.identity.account, connection.address, weight=weight)
         lease = self.quotas.subscription(session.identity.account, connection.address)
         session.add(subscription)
         connection.keep(wish.id, lease)

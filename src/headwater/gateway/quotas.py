@@ -47,9 +47,10 @@ class Quotas:
             raise _exceeded("subscriptions_per_user", most, f"this {owner[0]}")
         return Lease(self._subscriptions, [owner])
 
-    def request(self, user: str | None, address: str, now: float) -> None:
-        """One more request; LimitExceeded `rate` when they come too fast."""
-        if wait := self._rate.take(owner_of(user, address), now):
+    def request(self, user: str | None, address: str, now: float, *, weight: int = 1) -> None:
+        """One more request, which counts as many by its weight; LimitExceeded `rate` when they come
+        too fast."""
+        if wait := self._rate.take(owner_of(user, address), now, weight):
             raise self._too_fast(wait)
 
     def check_address(self, address: str, now: float) -> None:
@@ -115,22 +116,28 @@ class Rate:
 
     def __init__(self, per_second: float) -> None:
         self._each = 1 / per_second
+        # The last one may always be taken, however slow the rate.
+        self._most = max(RATE_BURST_SECONDS, self._each)
         self._full_at: dict[Owner, float] = {}
 
-    def take(self, owner: Owner, now: float) -> float:
+    def take(self, owner: Owner, now: float, weight: int = 1) -> float:
         """0 where there was something to take, else how many seconds until there will be."""
-        if wait := self.wait(owner, now):
+        if wait := self.wait(owner, now, weight):
             return wait
-        self._full_at[owner] = max(self._full_at.pop(owner, -math.inf), now) + self._each
+        full_at = max(self._full_at.pop(owner, -math.inf), now)
+        self._full_at[owner] = full_at + self._seconds(weight)
         return 0.0
 
-    def wait(self, owner: Owner, now: float) -> float:
+    def wait(self, owner: Owner, now: float, weight: int = 1) -> float:
         """The same, and nothing is taken."""
         self._forget(now)
-        full_at = max(self._full_at.get(owner, -math.inf), now) + self._each
-        # The last one may always be taken, however slow the rate.
-        wait = full_at - now - max(RATE_BURST_SECONDS, self._each)
+        full_at = max(self._full_at.get(owner, -math.inf), now) + self._seconds(weight)
+        wait = full_at - now - self._most
         return wait if wait > 1e-9 else 0.0
+
+    def _seconds(self, weight: int) -> float:
+        """How long it takes for so much to be there again. A full bucket is always enough."""
+        return min(weight * self._each, self._most)
 
     def _forget(self, now: float) -> None:
         while self._full_at:

@@ -214,7 +214,8 @@ class TransportSink:
         return self._transport.get_write_buffer_size() + self._parts_bytes
 
     def send(self, frame: Frame) -> None:
-        if self._behind and self.buffered > SINK_BYTES_MAX:
+        # What is yet to be compressed is no sign that the client does not read.
+        if self._behind and self._transport.get_write_buffer_size() > SINK_BYTES_MAX:
             self.abort()
         if self._is_open:
             data = self._form(frame)

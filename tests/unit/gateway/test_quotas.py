@@ -169,6 +169,21 @@ def test_a_burst_and_then_the_rate() -> None:
     assert taken(rate, 200.0) == 10 * RATE_BURST_SECONDS
 
 
+def test_a_heavy_request_counts_as_many_and_never_as_more_than_a_burst() -> None:
+    quotas = Quotas(Settings(requests_per_second=10))
+    quotas.request("ann", "::1", 0.0, weight=15)
+    for _ in range(5):
+        quotas.request("ann", "::1", 0.0)
+    with pytest.raises(LimitExceeded):
+        quotas.request("ann", "::1", 0.0)
+    with pytest.raises(LimitExceeded):
+        quotas.request("ann", "::1", 1.0, weight=15)
+    quotas.request("ann", "::1", 2.0, weight=1_000_000)
+    with pytest.raises(LimitExceeded):
+        quotas.request("ann", "::1", 3.9, weight=1_000_000)
+    quotas.request("ann", "::1", 4.0, weight=1_000_000)
+
+
 def test_a_refusal_says_when_there_will_be_more() -> None:
     quotas = Quotas(Settings(requests_per_second=10))
     with pytest.raises(LimitExceeded) as caught:
