@@ -89,11 +89,11 @@ begin
 end $$;
 
 -- Says in the log that a table must be read again, unless what is missing is found: then the line is taken
--- back. `reason` says what that is.
-create function headwater.log_pending(root oid, reason json) returns void
+-- back. `reason` says what that is; it stands where other lines have a trace.
+create function headwater.log_pending(root oid, reason text) returns void
 language sql
 set search_path = pg_catalog, pg_temp
-as $$ insert into headwater.log (op, shape, after) values ('R', headwater.register_shape(root), reason) $$;
+as $$ insert into headwater.log (op, shape, trace_id) values ('R', headwater.register_shape(root), reason) $$;
 
 -- What this transaction has logged since a number is in order: resets for the want of it are taken back.
 create function headwater.take_back(root oid, since bigint) returns void
@@ -103,7 +103,7 @@ as $$
   delete from headwater.log l
   where l.xid = pg_current_xact_id() and l.seq > since and l.op = 'R'
     and l.shape = any(array(select id from headwater.shapes where relid = root))
-    and (l.after ->> 'since')::bigint >= since
+    and l.trace_id ~ '^headwater since \d+$' and split_part(l.trace_id, ' ', 3)::bigint >= since
 $$;
 
 -- Removes the entry of a statement whose rows are logged behind the number `first`, and orders what was
@@ -135,7 +135,7 @@ begin
   if since is not null and (logged > 0 or doubted) then
     if not headwater.put_in_order(root, since) then
       entries := headwater.add_doubt(entries, since, own);
-      perform headwater.log_pending(root, json_build_object('since', since));
+      perform headwater.log_pending(root, 'headwater since ' || since);
     elsif doubted then
       perform headwater.take_back(root, since);
     end if;
@@ -176,7 +176,7 @@ declare
 begin
   if first = 0 and not headwater.put_in_order(root, 0) then
     entries := headwater.add_doubt(entries, 0, null);
-    perform headwater.log_pending(root, json_build_object('since', 0));
+    perform headwater.log_pending(root, 'headwater since 0');
   end if;
   perform headwater.set_entries(root, headwater.add_since(entries, first));
   if cardinality(entries) = 0 then
@@ -219,7 +219,7 @@ begin
     select from headwater.log l
     where l.xid = pg_current_xact_id() and l.seq = currval('headwater.log_seq') and l.op = 'R'
       and l.shape = any(array(select id from headwater.shapes where relid = root))
-      and case when is_noted.note is null then l.after is null else l.after ->> 'note' = is_noted.note end);
+      and l.trace_id is not distinct from is_noted.note);
 exception when object_not_in_prerequisite_state then
   return false;
 end $$;
@@ -231,8 +231,8 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
   select format(
-    'select headwater.log_pending(%1$s, json_build_object(''note'', note))
-     from (select $1 || md5(r::text) as note from %2$s r) n
+    'select headwater.log_pending(%1$s, note)
+     from (select ''headwater note '' || $1 || md5(r::text) as note from %2$s r) n
      where not headwater.is_noted(%1$s, note)',
     root, headwater.as_root('(select ($2).*) row', member, root))
 $$;
@@ -248,12 +248,12 @@ begin
   end if;
   delete from headwater.log l
   using (
-    select n.slot, n.seq, n.after ->> 'note' as note,
-           row_number() over (partition by n.after ->> 'note' order by n.seq) as place
+    select n.slot, n.seq, n.trace_id as note,
+           row_number() over (partition by n.trace_id order by n.seq) as place
     from headwater.log n
     where n.xid = pg_current_xact_id() and n.op = 'R'
       and n.shape = any(array(select id from headwater.shapes where relid = root))
-      and n.after ->> 'note' is not null
+      and starts_with(n.trace_id, 'headwater note ')
   ) noted
   join (select note, count(*) as times from unnest(seen) s (note) group by note) s using (note)
   where noted.place <= s.times and l.slot = noted.slot and l.xid = pg_current_xact_id() and l.seq = noted.seq;
@@ -269,7 +269,7 @@ as $body$
     end if;$source$,
     root,
     (select string_agg(
-       format('select %L || md5(r::text) from %s r', side, headwater.as_root(source, member, root)), ' union all ')
+       format('select %L || md5(r::text) from %s r', 'headwater note ' || side, headwater.as_root(source, member, root)), ' union all ')
      from (values ('B', 'old_rows', 'insert'), ('A', 'new_rows', 'delete')) v (side, source, without)
      where operation <> without))
 $body$;
