@@ -103,7 +103,7 @@ as $$
   delete from headwater.log l
   where l.xid = pg_current_xact_id() and l.seq > since and l.op = 'R'
     and l.shape = any(array(select id from headwater.shapes where relid = root))
-    and l.trace_id ~ '^headwater since \d+$' and split_part(l.trace_id, ' ', 3)::bigint >= since
+    and l.trace_id ~ '^headwater since [0-9]+$' and split_part(l.trace_id, ' ', 3)::bigint >= since
 $$;
 
 -- Removes the entry of a statement whose rows are logged behind the number `first`, and orders what was
@@ -121,7 +121,7 @@ declare
   own integer := (
     select max(place) from unnest(entries) with ordinality e (entry, place)
     where entry ~ format('^%s:%s(@[0-9.]+)?~(%s|%s)(:|$)', left(operation, 1), member, headwater.nesting(context),
-                         length(substr(context, strpos(context || e'\n', e'\n') + 1))));
+                         length(substr(context, strpos(context || chr(10), chr(10)) + 1))));
   since bigint := case when own is null then 0 else headwater.since_of(entries[own]) end;
   doubted constant boolean := own is null or entries[own] like '%!';
 begin
@@ -198,7 +198,7 @@ declare
   name constant text := 'headwater.noted_' || root;
   noted constant text := coalesce(current_setting(name, true), '');
 begin
-  if noted ~ '^\d{0,3}$' then
+  if noted ~ '^[0-9]{0,3}$' then
     perform set_config(name, (coalesce(nullif(noted, '')::integer, 0) + 1)::text, true);
     return true;
   end if;
@@ -309,7 +309,7 @@ end $function$,
     -- What a client's own statement sets is mostly known beforehand, with its hash.
     (select string_agg(format(
        $source$
-  if pg_catalog.strpos(context, e'\n') operator(pg_catalog.=) 0
+  if pg_catalog.strpos(context, pg_catalog.chr(10)) operator(pg_catalog.=) 0
      and coalesce(pg_catalog.current_setting('headwater.open_%1$s', true), '') operator(pg_catalog.=) %2$L
      and %3$s
      and pg_catalog.setval('headwater.mark_%1$s',
@@ -404,7 +404,7 @@ end $function$,
     case when member = root and not is_partitioned then headwater.upsert_source(member, root, operation) end,
     case when is_partitioned then headwater.strike_source(member, root, operation) end,
     (select format(
-       $source$when strpos(context, e'\n') = 0 and current_setting('headwater.open_%1$s', true) = %2$L
+       $source$when strpos(context, chr(10)) = 0 and current_setting('headwater.open_%1$s', true) = %2$L
       then currval('headwater.mark_%1$s') = %3$s$source$, root, entry, headwater.mark_hash(entry))
      from headwater.client_entry(member, operation) entry where entry is not null));
 end $body$;
@@ -417,12 +417,12 @@ set search_path = pg_catalog, pg_temp
 as $body$
   select format(case operation
     when 'update' then $branch$
-  elsif strpos(context, e'\n') = 0 and current_setting('headwater.open_%2$s', true) = %3$L
+  elsif strpos(context, chr(10)) = 0 and current_setting('headwater.open_%2$s', true) = %3$L
         and currval('headwater.mark_%2$s') = %4$s then
     first := setval('headwater.mark_%2$s', headwater.mark_hash(set_config('headwater.open_%2$s',
       concat(' I:%1$s~0', case when logged > 0 then ':' || first end), true)));$branch$
     when 'insert' then $branch$
-  elsif logged = 0 and strpos(context, e'\n') = 0
+  elsif logged = 0 and strpos(context, chr(10)) = 0
         and current_setting('headwater.open_%2$s', true) ~ '^ I:%1$s~0:[0-9]+$'
         and currval('headwater.mark_%2$s') = headwater.mark_hash(current_setting('headwater.open_%2$s', true)) then
     state := set_config('headwater.open_%2$s', '', true);$branch$
