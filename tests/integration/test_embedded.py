@@ -16,15 +16,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 from headwater.embedded import EmbeddedPostgres, default_data_dir
-from headwater.embedded.account import account_for
+from headwater.embedded.account import Account, account_for
 from headwater.embedded.binaries import _find_package
 from headwater.embedded.locks import wait_until
 from headwater.embedded.server import StopMode
@@ -601,6 +602,27 @@ say(server.pid)
         assert os.stat(f"/proc/{as_root.pid}").st_uid == nobody
     process.finish()
     assert EmbeddedPostgres(mine).pid is None
+
+
+@only_root
+def test_no_program_of_the_system_is_needed_but_a_shell(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small containers have no `kill`."""
+    started = set[str]()
+    run = Account.run
+
+    def noted(self: Account, command: Sequence[str | Path], **options: Any) -> Any:
+        started.add(str(command[0]))
+        return run(self, command, **options)
+
+    monkeypatch.setattr(Account, "run", noted)
+    with EmbeddedPostgres(data_dir) as server:
+        pass
+    assert server.pid is None
+    assert {name for name in started if Path(name).name not in ("initdb", "postgres")} == {
+        "/bin/sh"
+    }
 
 
 @only_root
