@@ -13,8 +13,11 @@ from headwater import Headwater
 from headwater.capture.postgres import doctor, schema, triggers
 from headwater.capture.postgres.functions import CLASSES
 from headwater.database import Connection, connect
+from headwater.errors import PermissionMissing
+from headwater.hub.hub import Hub
 from headwater.log.read import LogReader
 from headwater.status import log_status
+from tests.hub import Recorder, live
 from tests.support import rows, run
 
 BEFORE_ORDER = 13
@@ -199,6 +202,18 @@ async def test_a_reader_with_the_documented_grants(roles: Roles, empty_url: str)
     assert (await rows(roles.reader, "select count(*) from headwater.changes"))[0][0] >= 2
     assert (await log_status(roles.reader)).position
     assert not [found for found in await doctor.examine(roles.reader) if found.level == "fail"]
+
+
+async def test_a_table_that_headwater_may_not_read(roles: Roles, empty_url: str) -> None:
+    """With TRIGGER alone it is captured. What is missing is a right, and no fault of the query."""
+    await schema.install(roles.owner)
+    user = roles.owner.info.user
+    await run(roles.maker, "create table plain (id int primary key)")
+    await run(roles.maker, f'grant trigger on plain to "{user}"')
+    await run(roles.owner, "select headwater.enable_reactivity('plain')")
+    async with Hub(empty_url.replace("postgres@", f"{user}@")) as hub:
+        with pytest.raises(PermissionMissing, match="permission denied for table plain"):
+            await hub.live(live("plain"), Recorder())
 
 
 async def test_doctor_names_roles_that_act_for_the_gateway(roles: Roles) -> None:
