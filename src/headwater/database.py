@@ -90,10 +90,11 @@ _MARK = "headwater.direct"
 """Set at the start of every session, and by nothing else: where it is missing, a pooler answered
 that leaves out what a session is started with."""
 
-_PIN = (
+PIN = (
     f"select pg_catalog.set_config('search_path', '{PINNED_PATH}', false),"
     f" pg_catalog.current_setting('{_MARK}', true)"
 )
+"""Sets that path for a session; also after RESET ALL, which gives it the path it began with."""
 
 
 async def connect(
@@ -116,7 +117,7 @@ async def connect(
         connection = await _open(url, purpose, options, prepares)
         try:
             if not application_path:
-                _check_direct(await (await connection.execute(_PIN)).fetchone(), url)
+                _check_direct(await (await connection.execute(PIN)).fetchone(), url)
                 return connection
             path = await _path_without_ours(connection)
         except BaseException:
@@ -160,7 +161,7 @@ def connect_blocking(
         **settings,
     )
     try:
-        _check_direct(connection.execute(_PIN).fetchone(), url)
+        _check_direct(connection.execute(PIN).fetchone(), url)
         connection.autocommit = autocommit
     except BaseException:
         connection.close()

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from headwater.capture.postgres import doctor
-from headwater.database import Connection, connect
+from headwater.database import PINNED_PATH, Connection, connect
 from headwater.errors import Forbidden
 from headwater.hub.hub import Hub
 from headwater.hub.subscriber import Access
@@ -175,19 +175,37 @@ async def test_guarded_tables_of_other_owners_need_the_question_role(
             await hub.live(live("notes"), Recorder(), access=user(1, STRANGER))
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["one role", "question role"])
+async def test_first_results_are_read_with_our_path(
+    database: str, notes: Connection, apart: bool
+) -> None:
+    """Also after one that was read as a user's role, when what was set in the session is undone."""
+    await run(notes, "alter table notes owner to current_user")
+    async with Hub(database, settings=asking(database) if apart else Settings()) as hub:
+        await hub.live(live("notes"), Recorder(), access=user(1))
+        readers = hub.lives.openings._as_roles
+        async with asyncio.timeout(60):
+            while not readers._idle:
+                await hub.next_flush()
+        for connection in readers._idle:
+            assert await rows(connection, "show search_path") == [(PINNED_PATH,)]
+
+
 async def test_headwater_itself_executes_no_policy(database: str, notes: Connection) -> None:
     """A trusted topic reads rows as Headwater's role, here one that policies apply to."""
     await run(
         notes,
         f"grant all on all tables in schema headwater to {STRANGER}",
         f"grant usage on schema headwater to {STRANGER}",
+        f"grant execute on all functions in schema headwater to {STRANGER}",
+        f"grant usage, select on all sequences in schema headwater to {STRANGER}",
         f"alter role {STRANGER} login",
     )
     topic = TopicDefinition("note:{id}", table="notes", trusted=True)
     async with Hub(database.replace("postgres@", f"{STRANGER}@")) as hub:
-        if hub.ready:  # the role must be allowed to identify the log
-            with pytest.raises(Forbidden, match="applies to Headwater's own role"):
-                await hub.topics.subscribe("note:1", topic, Recorder())
+        assert hub.ready
+        with pytest.raises(Forbidden, match="applies to Headwater's own role"):
+            await hub.topics.subscribe("note:1", topic, Recorder())
 
 
 async def test_the_doctor_looks_at_the_question_role(database: str, notes: Connection) -> None:

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 
 from headwater import limits
-from headwater.database import Connection, connect
+from headwater.database import PIN, Connection, connect
 from headwater.errors import DatabaseError, HeadwaterError, LimitExceeded
 from headwater.fair_queue import FairQueue
 from headwater.hub.live import LiveSubscription, Opening
@@ -417,6 +417,7 @@ class Readers:
             await connection.execute("rollback")
             if as_role:
                 await connection.execute(CLEAN)  # a policy is code of others
+                await connection.execute(PIN)  # which RESET ALL has undone
         except (psycopg.Error, TimeoutError) as error:
             logger.warning("a side connection was lost: %r", error)
             if opening is not None:
