@@ -70,9 +70,6 @@ class FairQueue(Generic[Item]):
         """Those that wait."""
         return iter(self._waiting)
 
-    def __contains__(self, item: Item) -> bool:
-        return item in self._waiting
-
     @property
     def running(self) -> int:
         return len(self._taken)
@@ -132,17 +129,6 @@ class FairQueue(Generic[Item]):
         entry = self._taken.pop(item, None)
         if entry is not None:
             self._release(entry)
-
-    def put_back(self, item: Item) -> None:
-        """It was taken and did not run: it waits again, where it was."""
-        entry = self._taken.pop(item, None)
-        if entry is None:
-            return
-        first = entry.owners[0] if entry.owners else None
-        waiting, last = self._turns.get(first, (0, 0))
-        self._turns[first] = (waiting + 1, max(last, entry.turn))
-        self._push(entry)
-        self._release(entry)
 
     def remove(self, item: Item) -> None:
         """It waits no more; if it runs it goes on until `done`."""

@@ -43,7 +43,7 @@ def test_an_item_waits_only_for_its_own_owners(seed: int) -> None:
     users, tables = random.choice(((1, 1), (2, 3), (5, 2), (9, 9)))
     queue, model = FairQueue[int](BOUNDS), Model()
     for item in range(300):
-        match random.choice(("add", "add", "next", "next", "done", "back", "remove", "skip")):
+        match random.choice(("add", "add", "next", "next", "done", "remove", "skip")):
             case "add":
                 owners = owners_of(random, users, tables)
                 queue.add(item, owners)
@@ -59,10 +59,6 @@ def test_an_item_waits_only_for_its_own_owners(seed: int) -> None:
                 ended = random.choice(list(model.running))
                 queue.done(ended)
                 del model.running[ended]
-            case "back" if model.running:
-                put_back = random.choice(list(model.running))
-                queue.put_back(put_back)
-                model.waiting[put_back] = model.running.pop(put_back)
             case "remove" if model.waiting:
                 removed = random.choice(list(model.waiting))
                 queue.remove(removed)

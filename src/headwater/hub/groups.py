@@ -289,7 +289,7 @@ class Groups:
     async def change_identity(self, subscription: QuerySubscription, identity: Identity) -> None:
         """Move over to the group of what the caller is now, if that is another one."""
         old = subscription.group
-        group = self._find(old.query, old.arguments, identity, old.owner)
+        group = self._find(old.query, old.arguments, identity, subscription.owner)
         if group is old or subscription.closed:
             self._release(group)
             return

@@ -326,15 +326,13 @@ class LiveSubscription:
     ) -> None:
         self._lives = lives
         self.owner = owner
-        """The user whose memory it takes."""
+        """Whom its memory and reading its result count for; None for the application itself."""
         self.holding: Holding | None = None
         """That of its view, while it counts there."""
         self.query = query
         self.access = access
         self.subscriber = subscriber
         self.verify = verify
-        self.owner = owner
-        """Whom reading its result counts for; None for the application itself."""
         self.deliver: Callable[[Frame], None] = subscriber.deliver
         self.target: LiveView | None = None
         self.begun = False
