@@ -7,6 +7,7 @@ import itertools
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -38,6 +39,10 @@ def pytest_configure() -> None:
     if os.access(place, os.W_OK) and shutil.disk_usage(place).free > 8 * 2**30:
         os.environ.setdefault("TMPDIR", place)
         tempfile.tempdir = None
+    # A shell starts background jobs with SIGINT ignored, which their children inherit; some tests
+    # interrupt theirs.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Each Spark is gone before it has earned what it would compile to the utmost.
     os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 

@@ -220,7 +220,8 @@ def _check_key(table: Table) -> None:
             raise InvalidQuery(
                 f"{table.label}: its primary key has {column.name}, of type {column.declared}",
                 path="table",
-                hint="A live query needs a key of plain values, not of arrays or JSON.",
+                hint="A live query needs a key of plain values, not of arrays, JSON or types"
+                " with several values.",
             )
 
 
