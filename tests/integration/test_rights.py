@@ -295,6 +295,74 @@ async def test_a_new_partition_calls_nothing_of_its_owner(roles: Roles) -> None:
     assert await rows(roles.maker, "select who from loot") == []
 
 
+async def test_truncating_a_partition_calls_nothing_of_its_owner(roles: Roles) -> None:
+    """The planner would, if its rows were read to log them as deleted."""
+    await schema.install(roles.owner)
+    await run(roles.superuser, f'grant {roles.maker.info.user} to "{roles.owner.info.user}"')
+    await run(roles.maker, *STEAL, *PARTED)
+    await run(roles.owner, "select headwater.enable_reactivity('parted')")
+    await run(
+        roles.maker,
+        "insert into parted values (1, 1)",
+        "create index on parted_1 ((a + f(1)))",
+        "truncate loot",
+        "truncate parted_1",
+    )
+    thieves = {who for (who,) in await rows(roles.maker, "select who from loot")}
+    assert thieves <= {roles.maker.info.user}
+    assert await rows(roles.owner, "select op from headwater.log order by seq desc limit 1") == [
+        ("R",)
+    ]
+
+
+async def test_truncating_a_table_with_children_calls_nothing_of_its_owner(roles: Roles) -> None:
+    """Its owner has only granted SELECT and TRIGGER, and makes the child afterwards."""
+    await schema.install(roles.owner)
+    await run(roles.maker, *STEAL, f'grant select, trigger on t to "{roles.owner.info.user}"')
+    await run(roles.owner, "select headwater.enable_reactivity('t')")
+    await run(
+        roles.maker,
+        "insert into t values (1, 1)",
+        "create table child () inherits (t)",
+        "truncate loot",
+        "truncate t",
+    )
+    thieves = {who for (who,) in await rows(roles.maker, "select who from loot")}
+    assert thieves <= {roles.maker.info.user}
+
+
+async def test_a_key_in_a_new_partition_calls_no_cast_of_its_owner(roles: Roles) -> None:
+    await schema.install(roles.owner)
+    await run(roles.superuser, f'grant {roles.maker.info.user} to "{roles.owner.info.user}"')
+    await run(
+        roles.maker,
+        *STEAL,
+        "create type mood as enum ('sad', 'glad')",
+        "create function as_json(mood) returns json language plpgsql"
+        " as $$ begin perform public.steal(); return '1'; end $$",
+        "create cast (mood as json) with function as_json(mood)",
+        "create table moods (mood mood, id int, primary key (mood, id)) partition by range (id)",
+        "create table moods_1 partition of moods for values from (0) to (10)",
+    )
+    await run(roles.owner, "select headwater.enable_reactivity('moods')")
+    await run(
+        roles.maker,
+        "create table moods_2 partition of moods for values from (10) to (20)",
+        "insert into moods_2 values ('sad', 11)",
+        "update moods_2 set mood = 'glad'",
+        "delete from moods_2",
+    )
+    assert await rows(roles.maker, "select who from loot") == []
+    logged = await rows(
+        roles.owner,
+        "select op::text, before ->> 'mood', after ->> 'mood' from headwater.log"
+        " where op <> 'R' order by seq",
+    )
+    assert logged == [
+        ("I", None, "sad"), ("D", "sad", None), ("I", None, "glad"), ("D", "glad", None),
+    ]  # fmt: skip
+
+
 async def test_a_trigger_that_is_not_ours_to_enable(roles: Roles) -> None:
     """As long as it is disabled the table must be read again at every maintenance."""
     await schema.install(roles.owner)

@@ -531,5 +531,17 @@ end $do$;
 
 do $do$
 begin
-  execute replace(pg_get_functiondef('headwater.capture_row()'::regprocedure), '(:| |$)', '(~|:| |$)');
+  -- The key is compared as text: to make JSON of it would call a cast that the owner of a type has made.
+  execute replace(replace(pg_get_functiondef('headwater.capture_row()'::regprocedure), '(:| |$)', '(~|:| |$)'),
+    $old$format('r.%I', name)$old$, $new$format('pg_catalog.format(''%%s'', r.%I)', name)$new$);
+end $do$;
+
+-- A relation of another owner is not read when it is truncated: the planner could call functions of its
+-- owner, with our rights. It is a reset then.
+do $do$
+begin
+  execute replace(pg_get_functiondef('headwater.capture_truncate()'::regprocedure),
+    'or row_security_active(tg_relid) then', $new$or row_security_active(tg_relid)
+     or exists (select from pg_class c join pg_roles o on o.oid = c.relowner
+                where c.oid = tg_relid and o.rolname <> current_user and not o.rolsuper) then$new$);
 end $do$;
