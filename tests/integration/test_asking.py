@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
+from headwater import Context, Identity
 from headwater.capture.postgres import doctor
 from headwater.database import PINNED_PATH, Connection, connect
 from headwater.errors import Forbidden
 from headwater.hub.hub import Hub
 from headwater.hub.subscriber import Access
+from headwater.queries.functions import Query
+from headwater.queries.running import Direct
 from headwater.settings import Settings
 from headwater.topics.definitions import TopicDefinition
 from tests.conftest import fresh_database
@@ -189,6 +193,144 @@ async def test_first_results_are_read_with_our_path(
                 await hub.next_flush()
         for connection in readers._idle:
             assert await rows(connection, "show search_path") == [(PINNED_PATH,)]
+
+
+# Leaves a trace that no rollback takes away, where it can read the log.
+TRACE = (
+    "create sequence trace minvalue 0 start 0",
+    "grant all on sequence trace to public",
+    """create function look(text) returns boolean language plpgsql as $$ begin
+      perform count(*) from headwater.log;
+      perform setval('public.trace', 1);
+      return true;
+    exception when insufficient_privilege or read_only_sql_transaction then return true;
+    end $$""",
+    "create domain planted as text check (look(value))",
+)
+
+
+@pytest.mark.parametrize("how", ["text of a function", "array in a column"])
+async def test_what_a_query_reads_is_found_without_code_of_others(
+    database: str, notes: Connection, how: str
+) -> None:
+    """To read a constant of an array, PostgreSQL calls the conditions of its elements' domain."""
+    where = "true"
+    await run(notes, f"set role {OWNER}", *TRACE)
+    if how == "text of a function":
+        await run(
+            notes,
+            "create function mine() returns boolean language sql stable as"
+            " $$ select '{a}'::planted[] is not null $$",
+            "create policy planted on notes as restrictive using (mine())",
+        )
+    else:
+        await run(notes, "alter table notes add column tags planted[]")
+        where = "tags is null or tags <> '{a}'"
+    await run(notes, "reset role")
+
+    async def ids(ctx: Context) -> Any:
+        found = await ctx.fetch(f"select id from notes where {where} order by id limit 2")
+        return [row["id"] for row in found]
+
+    query = Query("ids", ids)
+    identity = Identity(user="1", role=READER, claims={"sub": 1})
+    async with Hub(database, settings=asking(database)) as hub:
+        recorder = Recorder()
+        await hub.groups.subscribe(query, query.bind({}), identity, recorder)
+        assert recorder.value == [1, 5]
+        await run(notes, "delete from notes where id = 1")
+        await recorder.until(lambda: recorder.value == [5, 9])
+    assert await rows(notes, "select last_value, is_called from trace") == [(0, False)]
+
+
+async def test_queries_over_guarded_tables_of_other_owners_need_the_question_role(
+    database: str, notes: Connection
+) -> None:
+    await run(notes, "create policy spying on notes as restrictive using (spy())")
+
+    async def ids(ctx: Context) -> Any:
+        return [row["id"] for row in await ctx.fetch("select id from notes order by id limit 2")]
+
+    query = Query("ids", ids)
+    identity = Identity(user="1", role=READER, claims={"sub": 1})
+    direct = Direct(database, Settings())
+    async with Hub(database) as hub:
+        with pytest.raises(Forbidden, match="row-level security"):
+            await hub.groups.call(query, query.bind({}), identity)
+        with pytest.raises(Forbidden, match="row-level security"):
+            await direct.run(query, query.bind({}), identity)
+        await run(notes, "alter table notes owner to current_user")
+        assert (
+            json.loads(bytes((await hub.groups.call(query, query.bind({}), identity)).value)) == []
+        )
+        assert await direct.run(query, query.bind({}), identity) == []
+    await direct.close()
+    await run(notes, f"alter table notes owner to {OWNER}")
+    async with Hub(database, settings=asking(database)) as hub:
+        found = await hub.groups.call(query, query.bind({}), identity)
+        assert json.loads(bytes(found.value)) == [1, 5]
+
+
+async def test_a_policy_does_not_replace_the_statements_of_others(
+    database: str, notes: Connection
+) -> None:
+    """Statements that come often are prepared, and stay so between the queries of several users."""
+    await run(
+        notes,
+        "create table accounts (id int primary key, amount int)",
+        "insert into accounts values (1, 100)",
+        f"grant select on accounts to {READER}",
+        f"set role {OWNER}",
+        """create function replace() returns boolean language plpgsql as $$
+        declare found record;
+        begin
+          for found in
+            select * from pg_prepared_statements where statement ~ 'accounts' and not from_sql
+          loop
+            execute 'deallocate ' || found.name;
+            execute format('prepare %I (%s) as select -1 as amount', found.name,
+                           array_to_string(found.parameter_types::text[], ','));
+          end loop;
+          return true;
+        end $$""",
+        "create policy replacing on notes as restrictive using (replace())",
+        "reset role",
+    )
+    await enable(notes, "accounts")
+
+    async def amount(ctx: Context, id: int) -> Any:
+        return await ctx.fetch_value("select amount from accounts where id = %s", id)
+
+    async def ids(ctx: Context) -> Any:
+        return [row["id"] for row in await ctx.fetch("select id from notes order by id limit 2")]
+
+    queries = Query("amount", amount), Query("ids", ids)
+    seen = []
+    async with Hub(database, settings=asking(database)) as hub:
+        for i in range(30):
+            victim = Identity(user=f"victim {i}", role=READER, claims={"sub": 3, "i": i})
+            found = await hub.groups.call(queries[0], queries[0].bind({"id": 1}), victim)
+            seen.append(json.loads(bytes(found.value)))
+            other = Identity(user=f"other {i}", role=READER, claims={"sub": 1, "i": i})
+            await hub.groups.call(queries[1], queries[1].bind({}), other)
+    assert set(seen) == {100}, seen
+
+
+async def test_doctor_notices_a_question_role_that_can_become_more(
+    database: str, notes: Connection
+) -> None:
+    await run(
+        notes,
+        f"alter role {STRANGER} nologin",
+        f"grant usage on schema headwater to {STRANGER}",
+        f"grant select on headwater.log to {STRANGER}",
+        f"grant {STRANGER} to {QUESTIONS}",
+    )
+    try:
+        found = await doctor.of_questions(notes, asking(database).question_url)
+        assert (found.level, STRANGER in found.detail) == ("warn", True), found
+    finally:
+        await run(notes, f"revoke {STRANGER} from {QUESTIONS}")
 
 
 async def test_headwater_itself_executes_no_policy(database: str, notes: Connection) -> None:

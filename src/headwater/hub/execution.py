@@ -66,6 +66,7 @@ class Execution:
         metrics: Metrics,
     ) -> None:
         self._seconds = settings.query_timeout_period.total_seconds()
+        self._has_question_role = settings.question_url is not None
         self._analyst = analyst
         self._events = events
         self._finished = finished
@@ -150,7 +151,8 @@ class Execution:
         )
         try:
             if fenced:
-                await act(connection, settings)
+                refuses = identity.role is not None and not self._has_question_role
+                await act(connection, settings, refuses_policies=refuses)
             value = await bounded(query, context, group.arguments, seconds)
             if connection.closed:  # the function made do without what it could not read
                 raise psycopg.OperationalError("the connection was lost while it ran")
@@ -172,8 +174,8 @@ class Execution:
         """Nothing of one query is there for the next. What failed is rolled back anyway."""
         match connection.info.transaction_status:
             case TransactionStatus.INTRANS:
-                if fenced:
-                    await act_no_more(connection)
+                if fenced and not await act_no_more(connection):
+                    await connection.close()
             case TransactionStatus.INERROR:
                 pass
             case _:  # a statement that nobody waited for is under way, or the transaction is over

@@ -27,6 +27,7 @@ from headwater.fair_queue import FairQueue
 from headwater.hub.execution import Execution
 from headwater.hub.group import Group, Moment, Seen
 from headwater.model import Position
+from headwater.queries.acting import PREPARED_BY_OTHERS
 
 logger = logging.getLogger(__name__)
 
@@ -276,8 +277,16 @@ def _is_in_transaction(connection: Connection) -> bool:
 
 
 async def _finish(connection: Connection) -> None:
-    """End the transaction, and leave no settings and no locks behind."""
-    await connection.execute("rollback; reset all; select pg_catalog.pg_advisory_unlock_all()")
+    """End the transaction, and leave no settings and no locks behind. One on which code of others
+    has prepared statements counts as lost."""
+    cursor = await connection.execute(
+        "rollback; reset all; select pg_catalog.pg_advisory_unlock_all();"
+        f" {PREPARED_BY_OTHERS}".encode()
+    )
+    while cursor.nextset():
+        pass
+    if cursor.rowcount > 0:
+        raise psycopg.OperationalError("a query has prepared statements on it")
 
 
 class Primary(Lane):

@@ -47,12 +47,20 @@ def statement_timeout(seconds: float) -> list[Setting]:
     return [("statement_timeout", f"{int(min(max(1, seconds * 1000), _MILLISECONDS_MAX))}ms")]
 
 
-async def begin(connection: Connection, how: Begin, settings: Sequence[Setting]) -> None:
+async def begin(
+    connection: Connection,
+    how: Begin,
+    settings: Sequence[Setting],
+    *,
+    refuses_policies: bool = False,
+) -> None:
     """Begin a transaction with these settings, in one round trip. Forbidden for a role that is not
-    there or that Headwater may not act as."""
+    there or that Headwater may not act as. For `refuses_policies` see `act`."""
     async with begin_as(connection, settings):
         await connection.execute(how)
         await set_settings(connection, settings)
+        if refuses_policies:
+            await connection.execute(_REFUSE_POLICIES)
 
 
 @asynccontextmanager
@@ -68,20 +76,45 @@ async def begin_as(connection: Connection, settings: Sequence[Setting]) -> Async
         raise
 
 
-async def act(connection: Connection, settings: Sequence[Setting]) -> None:
+async def act(
+    connection: Connection, settings: Sequence[Setting], *, refuses_policies: bool = False
+) -> None:
     """Go on with these settings, in a transaction that has begun, until `act_no_more`. Forbidden as
-    for `begin`."""
+    for `begin`. With `refuses_policies`, a role that may read a table with policies of an owner who
+    would gain by it reads no table with policies: they could leave the role and have the rights of
+    who logged in."""
     with _role_errors(settings):
         async with connection.pipeline():
             await connection.execute("savepoint headwater_act")
             await set_settings(connection, settings)
+            if refuses_policies:
+                await connection.execute(_REFUSE_POLICIES)
 
 
-async def act_no_more(connection: Connection) -> None:
-    """Go on as before: whatever was set since, by whomever, is undone."""
+_REFUSE_POLICIES = """
+    select pg_catalog.set_config('row_security', 'off', true)
+    where exists (
+      select from pg_catalog.pg_class c
+      join pg_catalog.pg_roles o on o.oid operator(pg_catalog.=) c.relowner
+      join pg_catalog.pg_roles me on me.rolname operator(pg_catalog.=) session_user
+      where c.relrowsecurity and pg_catalog.has_any_column_privilege(c.oid, 'select')
+        and not (o.rolsuper
+                 or (not me.rolsuper and pg_catalog.pg_has_role(me.oid, o.oid, 'usage'))))
+"""
+
+
+async def act_no_more(connection: Connection) -> bool:
+    """Go on as before: whatever was set since, by whomever, is undone. False where code of others
+    has prepared statements, which stay: one may have taken the name of ours."""
     async with connection.pipeline():
         await connection.execute("rollback to headwater_act")
         await connection.execute("release headwater_act")
+        cursor = await connection.execute(PREPARED_BY_OTHERS)
+    return await cursor.fetchone() is None
+
+
+# Ours are prepared by a message of the protocol.
+PREPARED_BY_OTHERS = "select 1 from pg_catalog.pg_prepared_statements where from_sql limit 1"
 
 
 async def set_settings(connection: Connection, settings: Sequence[Setting]) -> None:

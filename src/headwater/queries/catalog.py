@@ -29,6 +29,7 @@ from headwater.errors import Unavailable
 from headwater.log.follow import is_lost
 from headwater.model import Column, Table
 from headwater.queries.catalog_sql import (
+    CODE_IN_DOMAINS,
     FUNCTIONS,
     REFERENCES,
     RELATIONS,
@@ -165,6 +166,7 @@ class Walk:
         session = session or await session_of(self._connection)
         if role is not None:
             session = msgspec.structs.replace(session, user=role)
+        await self._check_types(only_of_columns=True)
         await self._find_names_as(session)
         parameters = await self._parameter_types(sql, types)
         probe = await self._probe(", ".join(parameters), sql)
@@ -243,6 +245,12 @@ class Walk:
         )
         await self._raw(f"deallocate {name}")
         return list(found)
+
+    async def _check_types(self, *, only_of_columns: bool) -> None:
+        """Refused where parsing a text could run code of a type's owner with our rights. Of the
+        application's own statements, only constants beside columns count."""
+        for (label,) in await self._ask(CODE_IN_DOMAINS, only_of_columns):
+            raise Refused(f"the condition of domain {label} is code of another owner")
 
     async def _probe(self, arguments: str, body: str) -> int:
         """A function with that body; its oid."""
@@ -384,6 +392,7 @@ class Walk:
         """The body of a function that is stored as text, as the body of one that is parsed."""
         await self._ask("savepoint headwater_probe")
         try:
+            await self._check_types(only_of_columns=False)
             await self._find_names_as(session)
             oid = await self._probe(arguments, text)
         except Refused:

@@ -131,3 +131,45 @@ RELATIONS = f"""
     cross join {LOGGED}
     where c.oid = any(%s::oid[])
 """
+
+# Domains of owners whose code is not to run with our rights, and whose conditions may be such code:
+# they call more than immutable functions of a superuser. To read a constant of an array, a range or
+# a composite type, the server evaluates the conditions of domains in it while it parses. `%s`: only
+# those of which a column is made so; a text of theirs could name any.
+CODE_IN_DOMAINS = """
+    with recursive unsafe (oid) as (
+      select d.oid
+      from pg_catalog.pg_constraint c
+      join pg_catalog.pg_type d on d.oid = c.contypid
+      join pg_catalog.pg_roles o on o.oid = d.typowner
+      join pg_catalog.pg_roles me on me.rolname = session_user
+      where c.contypid <> 0 and c.conbin is not null
+        and not (o.rolsuper or (not me.rolsuper and pg_has_role(me.oid, o.oid, 'usage')))
+        and exists (
+          select from regexp_matches(c.conbin::text, ':(?:funcid|opfuncid) (\\d+)', 'g') f
+          join pg_catalog.pg_proc p on p.oid = f[1]::oid
+          join pg_catalog.pg_roles made_by on made_by.oid = p.proowner
+          where p.provolatile <> 'i' or not made_by.rolsuper)
+    ),
+    made (oid, domain, is_within) as (
+      select u.oid, u.oid, false from unsafe u
+      union
+      select t.oid, m.domain, m.is_within or t.typtype <> 'd'
+      from made m
+      join pg_catalog.pg_type t
+        on t.typbasetype = m.oid
+        or t.typelem = m.oid
+        or t.typrelid in (select a.attrelid from pg_catalog.pg_attribute a
+                          where a.atttypid = m.oid and a.attnum > 0 and not a.attisdropped)
+        or t.oid in (select unnest(array[g.rngtypid, g.rngmultitypid]) from pg_catalog.pg_range g
+                     where g.rngsubtype = m.oid)
+    )
+    select format_type(m.domain, null)
+    from made m
+    where not %s or (m.is_within and exists (
+      select from pg_catalog.pg_attribute a
+      join pg_catalog.pg_class c on c.oid = a.attrelid and c.relkind in ('r', 'p', 'v', 'm', 'f')
+      where a.atttypid = m.oid and a.attnum > 0 and not a.attisdropped))
+    order by 1
+    limit 1
+"""

@@ -20,6 +20,7 @@ from headwater.errors import HeadwaterError
 from headwater.fair_queue import FairQueue, Owner
 from headwater.limits import CONNECTION_CLEAN_SECONDS
 from headwater.log.follow import is_lost
+from headwater.queries.acting import PREPARED_BY_OTHERS
 
 CLEAN = (
     b"set session authorization default; reset all; close all; unlisten *;"
@@ -171,8 +172,10 @@ class Pool:
                     return
                 await connection.rollback()
                 await connection.execute(CLEAN)
-                is_clean = True
-                self._idle.append((url, connection))
+                cursor = await connection.execute(PREPARED_BY_OTHERS)
+                is_clean = await cursor.fetchone() is None
+                if is_clean:
+                    self._idle.append((url, connection))
         except (psycopg.Error, TimeoutError):
             pass
         finally:

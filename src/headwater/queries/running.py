@@ -59,6 +59,7 @@ class Direct:
 
     def __init__(self, url: str, settings: Settings, *, events: Events | None = None) -> None:
         self._timeout = settings.query_timeout_period.total_seconds()
+        self._has_question_role = settings.question_url is not None
         self._pool = Pool(
             url,
             settings.query_concurrency,
@@ -80,7 +81,12 @@ class Direct:
 
         async def begun(connection: Connection) -> None:
             settings = [*statement_timeout(seconds), *as_whom(identity)]
-            await begin(connection, "begin isolation level repeatable read read only", settings)
+            await begin(
+                connection,
+                "begin isolation level repeatable read read only",
+                settings,
+                refuses_policies=identity.role is not None and not self._has_question_role,
+            )
 
         try:
             as_role = identity.role is not None

@@ -227,9 +227,12 @@ async def of_questions(connection: Connection, question_url: str | None) -> Find
         cursor = await asking.execute(_QUESTION_ROLE)
         role, *facts = (await cursor.fetchall())[0]
         readable = await _names(asking, _READABLE)
+        becomes = await _names(asking, _MAY_BECOME)
     found = [what for what, is_so in zip(_TOO_MUCH, facts, strict=True) if is_so]
     if readable:
         found.append(f"may read {readable}")
+    if becomes:
+        found.append(f"may become {becomes}, which may read the log or is a superuser")
     if found:
         return Finding(topic, "warn", f"{role} {', '.join(found)}: so may every policy", _MAKE_ROLE)
     return Finding(topic, "ok", f"{role} owns nothing and may read nothing itself")
@@ -261,6 +264,16 @@ _READABLE = """
       and has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, 'select')
       and not has_table_privilege('public', c.oid, 'select')
     order by n.nspname <> 'headwater', 1
+"""
+
+_MAY_BECOME = """
+    select r.rolname::text
+    from pg_roles r
+    where r.rolname <> session_user and pg_has_role(r.oid, 'member')
+      and (r.rolsuper or r.rolcreaterole or r.rolreplication
+           or has_table_privilege(r.oid, to_regclass('headwater.log'), 'select'))
+      and not (select rolsuper from pg_roles where rolname = session_user)
+    order by 1
 """
 
 _UNSAFE_TABLES = """
