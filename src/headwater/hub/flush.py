@@ -207,7 +207,7 @@ class Flusher:
     async def _export(self) -> str:
         """Lend the snapshot to side connections, until the flush ends."""
         if self._snapshot is None:
-            cursor = await self._connection.execute("select pg_export_snapshot()")
+            cursor = await self._connection.execute("select pg_catalog.pg_export_snapshot()")
             row = await cursor.fetchone()
             assert row is not None
             self._snapshot = str(row[0])

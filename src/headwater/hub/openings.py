@@ -25,7 +25,7 @@ from headwater.database import PIN, Connection, connect
 from headwater.errors import DatabaseError, HeadwaterError, LimitExceeded
 from headwater.fair_queue import FairQueue
 from headwater.hub.live import LiveSubscription, Opening
-from headwater.hub.questions import Question, ask, rewritten
+from headwater.hub.questions import UNLOCK, Question, ask, rewritten
 from headwater.hub.tables import FORMATS
 from headwater.live.query import BoundQuery
 from headwater.model import Delta, Match, Position
@@ -415,8 +415,9 @@ class Readers:
                 queue.done(opening)
                 opening = None
             await connection.execute("rollback")
+            # A policy is code of others, and so are functions of an index.
+            await connection.execute(CLEAN if as_role else UNLOCK)
             if as_role:
-                await connection.execute(CLEAN)  # a policy is code of others
                 await connection.execute(PIN)  # which RESET ALL has undone
         except (psycopg.Error, TimeoutError) as error:
             logger.warning("a side connection was lost: %r", error)

@@ -135,6 +135,10 @@ async def ask_in_flush(
 
 _Rewritten: TypeAlias = dict[int, bool]
 
+UNLOCK = "select pg_catalog.pg_advisory_unlock_all()"
+"""No rollback gives back what the code of a table's owner has locked. Held by our own role, our own
+locks would count as ours: maintenance would wait for them for ever."""
+
 
 async def _ask(
     connection: Connection, questions: Sequence[Question], seconds: float, oids: Collection[int]
@@ -145,6 +149,7 @@ async def _ask(
         if lost(error):
             raise
         await connection.execute("rollback to savepoint headwater_questions")
+        await connection.execute(UNLOCK)
         if len(questions) == 1:
             return [error], {}
     until = time.monotonic() + seconds if seconds else None
@@ -201,11 +206,12 @@ async def _ask_together(
                 await connection.execute(f"select {calls}".encode(), values)
             sql = question.sql
             cursors.append(await connection.execute(sql.text.encode(), sql.values))
-            if settings:
-                # Also undoes what the code of a policy has set.
-                await connection.execute("rollback to savepoint headwater_questions")
+            # Also undoes what the code of the table's owner has set: a policy, or a function of an
+            # index, which runs while the statement is planned.
+            await connection.execute("rollback to savepoint headwater_questions")
         if oids:
             checking = await connection.execute(_REWRITTEN, (list(oids),))
+        await connection.execute(UNLOCK)
         await connection.execute("release savepoint headwater_questions")
     fetched = [await cursor.fetchall() for cursor in cursors]
     found = {} if checking is None else dict(await checking.fetchall())

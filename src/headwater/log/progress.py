@@ -52,7 +52,7 @@ class Progress:
         """Go on over a new connection. Says whether the server was restarted meanwhile."""
         if self._position is None:
             self._position = self._durable = await reader.now(connection)
-        cursor = await connection.execute("select pg_postmaster_start_time()")
+        cursor = await connection.execute("select pg_catalog.pg_postmaster_start_time()")
         started = await cursor.fetchone()
         restarted = self.begun and started != self._server_started
         if restarted:
@@ -153,4 +153,4 @@ async def flush(connection: Connection) -> None:
     """Have everything written so far on disk: a commit that waits takes all before it along."""
     async with connection.transaction():
         await connection.execute("set local synchronous_commit = local")
-        await connection.execute("select pg_logical_emit_message(true, 'headwater', '')")
+        await connection.execute("select pg_catalog.pg_logical_emit_message(true, 'headwater', '')")
