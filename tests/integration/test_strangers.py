@@ -12,9 +12,10 @@ import pytest
 from headwater.capture.postgres import doctor, schema, triggers
 from headwater.database import Connection, connect
 from headwater.errors import CaptureError, DatabaseError
+from headwater.gateway import tickets
 from headwater.log import maintenance
 from headwater.log.follow import follow
-from tests.support import enable, run
+from tests.support import enable, rows, run
 
 LOCK = "select pg_advisory_lock(1752654962, {})"
 
@@ -63,6 +64,28 @@ async def test_maintenance_is_done_while_a_stranger_holds_its_lock(
         done = await maintenance.once(connection)
     assert done.tables_synced == 1
     assert "of role stranger holds the lock of maintenance" in caplog.text
+
+
+async def test_maintenance_goes_on_while_a_stranger_holds_the_lock_of_one_step(
+    connection: Connection, stranger: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    await run(
+        connection,
+        "insert into headwater.published values ('s', 'k', 'd', now() - interval '1 day')",
+    )
+    await run(stranger, LOCK.format(4))
+    with caplog.at_level(logging.WARNING):
+        await maintenance.once(connection)
+    assert "sync_tables is left out" in caplog.text
+    assert await rows(connection, "select count(*) from headwater.published") == [(0,)]
+
+
+async def test_tickets_do_not_wait_for_a_stranger(
+    connection: Connection, stranger: Connection
+) -> None:
+    await run(stranger, "select pg_advisory_lock(1752654963, hashtext('ann'))")
+    async with asyncio.timeout(3):
+        await tickets.issue(connection, "ann", "a token")
 
 
 async def test_one_of_ours_is_waited_for(connection: Connection, other: Connection) -> None:

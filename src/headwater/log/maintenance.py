@@ -109,6 +109,10 @@ async def _call(connection: Connection, function: str) -> int:
     except psycopg.errors.LockNotAvailable:
         logger.info("maintenance step %s waits for a table in use; it is tried again", function)
         return 0
+    except psycopg.errors.ObjectInUse as error:
+        # A stranger holds the lock of one step (`headwater.take_turn`): the others are done.
+        logger.warning("maintenance step %s is left out: %s", function, error.diag.message_primary)
+        return 0
 
 
 async def _trim_requests(connection: Connection) -> None:

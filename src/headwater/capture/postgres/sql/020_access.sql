@@ -41,13 +41,24 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+  class constant integer := headwater.lock_class() + 1;
+  number constant integer := hashtext(for_account);
   held bigint;
 begin
   perform headwater.check_gateway();
   perform headwater.trim_tickets();
   -- One at a time for an account, or two gateways would both find room for the last one. A class of
-  -- its own: the second number comes from a name that users choose.
-  perform pg_advisory_xact_lock(headwater.lock_class() + 1, hashtext(for_account));
+  -- its own: the second number comes from a name that users choose. Every role can take that lock. One of
+  -- ours that has it is waited for, another one is not: all tickets of a gateway would wait for it.
+  if not pg_try_advisory_xact_lock(class, number) and not exists (
+    select from pg_locks l left join pg_stat_activity a on a.pid = l.pid
+    where l.locktype = 'advisory' and l.classid = class::oid and l.objsubid = 2 and l.granted
+      and l.objid = (number::bigint & 4294967295)::oid
+      and l.database = (select oid from pg_database where datname = current_database())
+      and (a.usesysid is null or not pg_has_role(a.usesysid, current_user, 'member')))
+  then
+    perform pg_advisory_xact_lock(class, number);
+  end if;
   select count(*), min(t.expires_at) into held, at from headwater.tickets t
   where t.account = for_account and t.expires_at > clock_timestamp();
   accepted := held < most;
