@@ -18,7 +18,7 @@ import msgspec
 from headwater.capture.postgres import schema, triggers
 from headwater.channels.bus import NOTIFY, Bus
 from headwater.channels.definitions import ChannelDefinition, Channels, message_json, said
-from headwater.database import Connection, connect, translated
+from headwater.database import Connection, check_question_url, connect, translated
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import ConfigError, InvalidQuery, Unavailable
 from headwater.identity import ANONYMOUS, Identity, Sharing
@@ -458,6 +458,9 @@ class Headwater:
         from headwater.hub.hub import Hub
         from headwater.metrics import Metrics
 
+        if self.settings.question_url is not None:
+            async with self._connection("setup") as connection:
+                await check_question_url(connection, self.settings.question_url)
         metrics = Metrics()
         hub = Hub(
             self.url,

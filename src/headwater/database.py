@@ -264,6 +264,44 @@ def split_path(path: str) -> tuple[str, ...] | None:
 _NAME = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^\s",]+))\s*(,|\Z)')
 
 
+# ------------------------------------------------------------------------ two URLs
+
+
+async def check_question_url(connection: Connection, question_url: str) -> None:
+    """ConfigError unless this is the database of the connection, as a role that can log in: what
+    is done as a user's role is done there."""
+    try:
+        asking = await connect(question_url, purpose="setup")
+    except HeadwaterError as error:
+        raise ConfigError(f"question_url: {error}", hint=error.hint) from error
+    async with asking:
+        if not await is_same_database(connection, asking):
+            raise ConfigError(
+                f"question_url: {without_password(question_url)} is another database than url, and"
+                " what is done as a user's role would be done there",
+                hint="Give the same host, port and database in both, also where url comes from the"
+                " command line and question_url from the settings.",
+            )
+
+
+async def is_same_database(one: Connection, other: Connection) -> bool:
+    """Whether two connections are to one database of one server. A snapshot can be shared only
+    there."""
+    async with one.transaction():
+        cursor = await one.execute("select pg_catalog.pg_export_snapshot()")
+        row = await cursor.fetchone()
+        assert row is not None
+        try:
+            async with other.transaction():
+                await other.execute("set transaction isolation level repeatable read, read only")
+                await other.execute(f"set transaction snapshot '{row[0]}'".encode())
+        except psycopg.Error as error:
+            if not error.sqlstate:
+                raise translate(error) from error
+            return False
+    return True
+
+
 @contextmanager
 def translated(url: str = "") -> Iterator[None]:
     """Raise our errors for the driver's inside the block."""

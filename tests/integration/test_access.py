@@ -229,7 +229,7 @@ async def test_the_hook_is_given_the_whole_request(url: str, connection: Connect
 
     query = {
         "table": "public.orders", "columns": ["owner"], "where": [["amount", ">", 3]],
-        "order": [["amount", "desc"]], "limit": 7,
+        "order": [["amount", "desc"]], "limit": 7, "after": [9, 1],
     }  # fmt: skip
     async with served(url, declare, auth_secret=SECRET) as gateway:
         get = partial(gateway.code, "GET", headers=bearer())
@@ -244,6 +244,7 @@ async def test_the_hook_is_given_the_whole_request(url: str, connection: Connect
             await said(socket, "subscribed")
     live, _, feed, topic = asked
     assert (live.kind, live.table, live.columns, live.limit) == ("live", "orders", ("owner",), 7)
+    assert (live.after, live.mode) == ((9, 1), "maintained")
     assert canonical(live.where) == (c.amount > 3)
     assert [(by.column, by.desc) for by in live.order] == [("amount", True)]
     assert (feed.kind, feed.table) == ("feed", "orders")

@@ -359,6 +359,12 @@ async def test_the_doctor_looks_at_the_question_role(database: str, notes: Conne
     assert "create role headwater_questions login noinherit" in (missing.hint or "")
     fine = await found(asking(database))
     assert (fine.level, "owns nothing" in fine.detail) == ("ok", True), fine
+    await run(notes, f"alter role {QUESTIONS} set search_path = evil")
+    try:
+        altered = await found(asking(database))
+    finally:
+        await run(notes, f"alter role {QUESTIONS} reset all")
+    assert (altered.level, "settings of its own: search_path" in altered.detail) == ("warn", True)
     for role, what in (
         ("postgres", "is a superuser"),
         (OWNER, "owns something, may read notes"),

@@ -9,9 +9,10 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from headwater import Context, Identity, MutationContext
+from headwater import Context, Headwater, Identity, MutationContext
+from headwater.capture.postgres import doctor
 from headwater.database import Connection
-from headwater.errors import PermissionMissing
+from headwater.errors import ConfigError, PermissionMissing
 from headwater.hub.hub import Hub
 from headwater.hub.subscriber import Access
 from headwater.idempotency import Request
@@ -188,7 +189,8 @@ async def test_a_mutation_leaves_nothing_behind(roles: Roles, mutations: Mutatio
     async def leaves(ctx: MutationContext) -> Any:
         before = await ctx.fetch_one(
             "select current_user::text, coalesce(current_setting('test.left', true), '') as left,"
-            " (select count(*) from pg_locks where locktype = 'advisory' and objid = 4712) as held"
+            " (select count(*) from pg_locks where pid = pg_backend_pid() and locktype = 'advisory'"
+            " and objid = 4712) as held"
         )
         await ctx.execute("select set_config('role', 'none', false)")
         await ctx.execute("select set_config('test.left', 'something', false)")
@@ -214,3 +216,25 @@ async def test_a_right_that_is_missing_is_named(
     assert f'to "{roles.questions}"' in (caught.value.hint or "")
     await mutations.run(mutation, mutation.bind({"id": 3}), ANONYMOUS)
     assert await rows(connection, "select id from orders order by id") == [(1,), (3,)]
+
+
+async def test_a_question_url_that_cannot_be_used_is_named_at_the_start(
+    url: str, connection: Connection, roles: Roles
+) -> None:
+    """Of another database, statements of users would be executed there."""
+    right = roles.settings.question_url or ""
+    for wrong, said in (
+        (right.replace(f"/{connection.info.dbname}", "/postgres"), "is another database than url"),
+        (right.replace(f"{roles.questions}@", "hw_nobody@"), "cannot reach the database"),
+    ):
+        hw = Headwater(url, question_url=wrong)
+        hw.asgi()
+        with pytest.raises(ConfigError, match=f"^question_url: .*{said}"):
+            async with hw:
+                pass
+        finding = await doctor.of_questions(connection, wrong)
+        assert (finding.level, "question_url" in finding.detail) == ("fail", True)
+    hw = Headwater(url, question_url=right)
+    hw.asgi()
+    async with hw:
+        assert hw.gateway is not None

@@ -25,8 +25,9 @@ def server_url(system_postgres: str) -> str:
 
 
 @pytest.fixture
-def restored(empty_url: str, server_url: str) -> Iterator[str]:
-    """The URL, as Headwater's role, of a copy of a database with captured tables."""
+def restored(request: pytest.FixtureRequest, empty_url: str, server_url: str) -> Iterator[str]:
+    """The URL, as Headwater's role, of a copy of a database with captured tables. A parameter is an
+    option of the dump."""
     database = empty_url.partition("?")[0].rpartition("/")[2]
     ours, maker = f"ours_{database}", f"maker_{database}"
     psql(
@@ -53,7 +54,8 @@ def restored(empty_url: str, server_url: str) -> Iterator[str]:
     psql(
         of_maker, "insert into orders values (1, 'before')", f"revoke trigger on closed from {ours}"
     )
-    dump = subprocess.run([DUMP, "--dbname", empty_url], capture_output=True, check=True).stdout
+    command = [str(DUMP), "--dbname", empty_url, *getattr(request, "param", ())]
+    dump = subprocess.run(command, capture_output=True, check=True).stdout
     with fresh_database(server_url, installed=False) as copy:
         program = str(DUMP.with_name("psql"))
         load = [program, "--quiet", "--set=ON_ERROR_STOP=1", "--dbname", copy]
@@ -85,3 +87,21 @@ def test_init_and_serve_work_after_a_restore(restored: str, tmp_path: Path) -> N
     with psycopg.connect(restored) as connection:
         ops = connection.execute("select op::text from headwater.log order by seq").fetchall()
     assert ops == [("R",), ("I",), ("T",)]
+
+
+@pytest.mark.parametrize("restored", [["--no-privileges"]], indirect=True)
+def test_a_dump_without_privileges_has_headwaters_own_again(restored: str) -> None:
+    done = headwater("init", "--url", restored)
+    assert done.returncode == 0, done.stderr
+    assert "grant trigger on public.orders" in done.stderr
+    rights = """
+        select has_schema_privilege('headwater', 'usage'),
+               has_function_privilege('headwater.signal(text, text[])', 'execute'),
+               has_function_privilege('headwater.pass_row()', 'execute'),
+               has_function_privilege('headwater.trim_log()', 'execute'),
+               has_function_privilege('headwater.redeem_ticket(bytea)', 'execute')
+    """
+    with psycopg.connect(restored.replace("ours_", "maker_")) as connection:
+        assert connection.execute(rights).fetchone() == (True, True, True, False, False)
+    with psycopg.connect(restored) as connection:
+        assert connection.execute(rights).fetchone() == (True,) * 5

@@ -23,7 +23,8 @@ from headwater.identity import Identity
 from headwater.limits import AUTHORIZE_SECONDS_MAX, DURATION_SECONDS_MAX
 from headwater.live.filter import EVERYTHING, Filter
 from headwater.live.order import OrderBy
-from headwater.model import Position
+from headwater.live.query import Mode
+from headwater.model import Position, Value
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,8 @@ class AccessRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a client asks for, as the authorize hook is given it.
 
     `table` is its name as Headwater prints it: `orders`, `sales.orders`. Of a live query there are
-    its `columns` (None for all), `where`, `order` and `limit` (None for the usual); of a feed its
+    its `columns` (None for all), `where`, `order`, `limit` (None for the usual), `mode`, and
+    `after`, the cursor that it begins behind, which the client can move later; of a feed its
     `where`, and `since`, the position that it asks to begin at (None for now); of a topic its name
     and `since`.
     """
@@ -43,6 +45,8 @@ class AccessRequest(msgspec.Struct, frozen=True, kw_only=True):
     where: Filter = EVERYTHING
     order: tuple[OrderBy, ...] = ()
     limit: int | None = None
+    after: tuple[Value, ...] | None = None
+    mode: Mode = "maintained"
     since: Position | None = None
     topic: str | None = None
 

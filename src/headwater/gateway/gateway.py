@@ -365,6 +365,8 @@ class Gateway:
             where=query.where,
             order=query.order,
             limit=query.limit,
+            after=query.after,
+            mode=query.mode,
         )
         accesses = await self._rights.of(connection, [query.table], asked)
         handle = await self.hub.live(

@@ -661,9 +661,13 @@ class Lives:
     def _refusal(self, view: LiveView, error: psycopg.Error) -> HeadwaterError:
         found = translate(error, self._hub.url)
         if isinstance(found, PermissionMissing):
+            label = view.query.table.label
             if view.scope is None:
-                return found  # Headwater's own role lacks the right: no fault of the query
-            role, label = view.scope.role, view.query.table.label
+                return PermissionMissing(  # no fault of the query
+                    f"Headwater's own database role may not read {label}: {found}",
+                    hint=f"grant select on {label} to the role of the gateway's URL",
+                )
+            role = view.scope.role
             return Forbidden(
                 f"role {role} may not read {label}: {found}",
                 hint=f'grant select on {label} to "{role}"',

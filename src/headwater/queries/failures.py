@@ -132,7 +132,9 @@ def _of_database(
         case errors.InsufficientPrivilege() if identity.role is not None:
             return Forbidden(
                 f"role {identity.role}: {said}",
-                hint="Grant the role what the function needs, or register it with trusted=True.",
+                hint="Grant the role what the function needs, or register it with trusted=True."
+                " Tables with row-level security of other owners also need the setting"
+                " question_url.",
             )
         case errors.DataError() if not error.sqlstate and "too large" in str(error):
             return ResultError(

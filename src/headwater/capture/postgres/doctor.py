@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from headwater.capture.postgres import functions, schema, triggers
-from headwater.database import Connection, connect
+from headwater.database import Connection, connect, is_same_database
 from headwater.errors import HeadwaterError
 from headwater.limits import SERVER_VERSION_MIN
 from headwater.settings import Settings
@@ -224,8 +224,15 @@ async def of_questions(connection: Connection, question_url: str | None) -> Find
     except HeadwaterError as error:
         return Finding(topic, "fail", f"question_url: {error}", error.hint)
     async with asking:
+        if not await is_same_database(connection, asking):
+            return Finding(
+                topic,
+                "fail",
+                "question_url is another database than url",
+                "Give the same host, port and database in both.",
+            )
         cursor = await asking.execute(_QUESTION_ROLE)
-        role, *facts = (await cursor.fetchall())[0]
+        role, settings, *facts = (await cursor.fetchall())[0]
         readable = await _names(asking, _READABLE)
         becomes = await _names(asking, _MAY_BECOME)
     found = [what for what, is_so in zip(_TOO_MUCH, facts, strict=True) if is_so]
@@ -235,6 +242,13 @@ async def of_questions(connection: Connection, question_url: str | None) -> Find
         found.append(f"may become {becomes}, which may read the log or is a superuser")
     if found:
         return Finding(topic, "warn", f"{role} {', '.join(found)}: so may every policy", _MAKE_ROLE)
+    if settings:
+        return Finding(
+            topic,
+            "warn",
+            f"{role} has settings of its own: {settings}. Triggers of mutations can set them",
+            f"alter role {role} reset all; and set them for the database: alter database … set …",
+        )
     return Finding(topic, "ok", f"{role} owns nothing and may read nothing itself")
 
 
@@ -248,7 +262,10 @@ _TOO_MUCH = (
 )  # fmt: skip
 
 _QUESTION_ROLE = """
-    select r.rolname::text, r.rolsuper, r.rolbypassrls, r.rolcreaterole, r.rolreplication,
+    select r.rolname::text, coalesce((select string_agg(distinct split_part(setting, '=', 1), ', ')
+                                      from pg_db_role_setting s, unnest(s.setconfig) setting
+                                      where s.setrole = r.oid), ''),
+           r.rolsuper, r.rolbypassrls, r.rolcreaterole, r.rolreplication,
            exists (select from pg_shdepend d
                    where d.refclassid = 'pg_authid'::regclass and d.refobjid = r.oid
                      and d.deptype = 'o')
@@ -301,6 +318,8 @@ def of_clients(settings: Settings, has_hook: bool | None = None) -> Finding:
     """Which tables clients may read through a gateway with these settings. `has_hook` says whether
     its application has an authorize hook; None where that is not known."""
     topic = "clients"
+    if not settings.has_auth and not has_hook:
+        return Finding(topic, "ok", "no authentication is configured: a gateway asks for no token")
     if has_hook or not settings.opens_every_table:
         return Finding(topic, "ok", "not every token opens every enabled table")
     unless = "" if has_hook is False else ", unless the application has an @hw.authorize"

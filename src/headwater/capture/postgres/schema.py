@@ -124,6 +124,11 @@ async def _settle_in(connection: Connection) -> None:
             async with _alone(connection):
                 if _first(await (await connection.execute(moved)).fetchone()):
                     await connection.execute("select headwater.adopt()")
+                    # A dump without privileges comes without those of our own functions.
+                    await connection.execute(_AS_OWNER)
+                    await connection.execute(_FOR_EVERYBODY)
+                    await connection.execute(functions.RIGHTS.encode())
+                    await connection.execute("reset role")
         finally:
             connection.remove_notice_handler(_warn)
 
@@ -175,6 +180,11 @@ select set_config('role', owner, true)
 from (select pg_get_userbyid(nspowner) as owner from pg_namespace where nspname = 'headwater') s
 where owner <> current_user and pg_has_role(
   owner, case when current_setting('server_version_num')::int < 160000 then 'member' else 'set' end)
+"""
+
+_FOR_EVERYBODY = """
+grant usage on schema headwater to public;
+grant select on headwater.trimmed to public;
 """
 
 _RESYNC = """
