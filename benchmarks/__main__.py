@@ -9,6 +9,7 @@ from benchmarks import (
     fanout,
     gateway,
     groups,
+    hostile,
     live,
     loop,
     pipeline,
@@ -29,6 +30,7 @@ def main() -> None:
     report("What reactive queries cost the hub", groups.run(large=large))
     report("Topics, from signal to viewer", topics.run(large=large))
     report("How long one input keeps the loop busy", loop.run(large=large))
+    report("What one hostile user costs another", hostile.run(large=large))
     report("The pipeline", pipeline.run(large=large))
     live.main()
 

@@ -46,7 +46,7 @@ LITTER = """
       if found not in ('', person) then return false; end if;
       perform set_config('app.person', person, false);
       perform set_config('search_path', 'nowhere', false);
-      perform set_config('statement_timeout', '1', false);
+      perform set_config('statement_timeout', '1h', false);
       perform pg_advisory_lock_shared(77);
       begin execute 'prepare plan as select ' || quote_literal(person);
       exception when duplicate_prepared_statement then null; end;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import capture, fanout, gateway, groups, queries, reader, topics
+from benchmarks import capture, fanout, gateway, groups, hostile, queries, reader, topics
 from benchmarks.streaming import has_nchan
 
 
@@ -18,6 +18,7 @@ from benchmarks.streaming import has_nchan
         (queries, 7),
         (groups, 16),
         (topics, 5),
+        (hostile, 15),
     ],
 )
 def test_runs(module: object, lines: int) -> None:

@@ -244,7 +244,7 @@ class Flusher:
             steps.pop(view, None)
             self._hub.lives.read_again(view, "table")
             return
-        for opening in view.openings:
+        for opening in list(view.openings):  # one that begins again takes itself out
             if opening.started and not opening.keep(changes):
                 self._hub.lives.begin_again(opening)
         if view.live and view.lag is not None:

@@ -8,6 +8,7 @@ it. One question a flush for each scope and table.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import islice
@@ -36,25 +37,25 @@ async def hide(connection: Connection, steps: Iterable[Step], now: datetime) -> 
             groups.setdefault((scope, step.view.known.table.id), []).append(step)
     if not groups:
         return 0
-    questions: list[tuple[list[Step], Question]] = []
-    for (scope, _), group in groups.items():
-        keys = _all_held(group)
+    questions: list[tuple[tuple[Scope, int], Question]] = []
+    for asked, group in groups.items():
         known = group[0].view.known
-        questions += ((group, of_keys(known, part, scope)) for part in _parts(keys))
+        parts = _parts(_all_held(group))
+        questions += ((asked, of_keys(known, part, asked[0])) for part in parts)
     answers = await ask_in_flush(connection, [question for _, question in questions])
-    visible: dict[int, set[Key]] = {}
-    for (group, question), answer in zip(questions, answers, strict=True):
-        for step in group:
-            if isinstance(answer, Exception):
+    # Once for all steps of a group: of very many views, each by itself would take very long.
+    visible: dict[tuple[Scope, int], set[Key]] = {asked: set() for asked in groups}
+    for (asked, question), answer in zip(questions, answers, strict=True):
+        if isinstance(answer, Exception):
+            for step in groups[asked]:
                 step.error = answer
-            else:
-                seen = visible.setdefault(id(step), set())
-                seen.update(map(question.known.table.key_of, answer))
-    for group in groups.values():
+        else:
+            visible[asked].update(map(question.known.table.key_of, answer))
+            await asyncio.sleep(0)
+    for asked, group in groups.items():
         for step in group:
-            if step.error is not None:
-                continue
-            step.changes.append(list(_deletes(step, visible.get(id(step), set()), now)))
+            if step.error is None:
+                step.changes.append(list(_deletes(step, visible[asked], now)))
     return len(questions)
 
 
