@@ -571,6 +571,9 @@ class Shared:
 class Frame:
     """A message and its encodings, each made when it is first wanted and then shared."""
 
+    has_id = True
+    """Whether its position is the `id` of its event: where the stream that it is in is resumed."""
+
     def __init__(self, message: ServerMessage) -> None:
         self.message = message
         # What failed, and an answer, say nothing about how far the client is.
@@ -593,7 +596,7 @@ class Frame:
         if isinstance(message, Keepalive):
             return KEEPALIVE_SSE
         # Whoever is cut off between the parts of a result has nothing to resume from.
-        id = None if getattr(message, "more", False) else self.position
+        id = self.position if self.has_id and not getattr(message, "more", False) else None
         return _event(type(message).__name__.lower(), self.json, id)
 
     @cached_property
@@ -637,9 +640,12 @@ class Frame:
         if not isinstance(message, Deltas):
             return (self,)
         last = len(message.deltas) - 1
-        return tuple(
+        frames = tuple(
             _DeltaFrame(message, delta, i == last) for i, delta in enumerate(message.deltas)
         )
+        if not self.has_id:
+            frames[last].has_id = False
+        return frames
 
     @property
     def size(self) -> int:
@@ -684,7 +690,8 @@ class _DeltaFrame(Frame):
 
     @cached_property
     def sse(self) -> bytes:
-        return _event(type(self._delta).__name__.lower(), self.json, self.position)
+        id = self.position if self.has_id else None
+        return _event(type(self._delta).__name__.lower(), self.json, id)
 
     @cached_property
     def event(self) -> bytes:

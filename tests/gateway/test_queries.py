@@ -174,6 +174,18 @@ async def test_for_event_source(site: Site) -> None:
     assert answer.headers["content-type"].startswith("text/event-stream")
 
 
+async def test_a_stream_is_resumed_from_positions_of_what_it_began_with(site: Site) -> None:
+    """Where it was cut off, what was added to it may have been further than that."""
+    async with site.events("/v1/query/count/subscribe") as stream:
+        session = (await stream.heard())["session"]
+        position = (await stream.heard_of("result"))["position"]
+        added = {"id": "added", "live": {"table": "orders"}}
+        answer = await site.post(f"/v1/sessions/{session}/subscriptions", added)
+        assert answer.status_code == 201
+        assert (await stream.heard_of("snapshot"))["position"]
+        assert [id for id in stream.ids if id is not None] == [position]
+
+
 @pytest.mark.parametrize("batch", [True, False])
 async def test_rows_by_their_key(site: Site, batch: bool) -> None:
     options = {"delta": "true", "batch": json.dumps(batch)}

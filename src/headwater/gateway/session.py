@@ -145,7 +145,7 @@ class Subscription:
         if self.over:
             return
         self.session.change_view(self, view)
-        self._alone = self.view == view
+        self._alone = self.view == view and self._is_resumed
         lost, self.lost = self.lost, False
         self.session.say(Subscribed(self.id, self.view, resumed, key, self.member, lost))
 
@@ -172,9 +172,21 @@ class Subscription:
     def _deliver_alone(self, frame: Frame) -> None:
         self._position = frame.position
         if not self._alone:
-            frame = Frame(msgspec.structs.replace(frame.message, view=self.view))
+            frame = self._framed(frame.message)
         for each in (frame,) if self.batch else frame.each:
             self.session.outlet.send(each)
+
+    def _framed(self, message: ServerMessage) -> Frame:
+        """The message as its client gets it."""
+        frame = Frame(msgspec.structs.replace(message, view=self.view))
+        if not self._is_resumed:
+            frame.has_id = False
+        return frame
+
+    @property
+    def _is_resumed(self) -> bool:
+        """Whether its positions are those that the stream is resumed from."""
+        return self.session.resumed in (None, self.id)
 
     def failed(self, error: HeadwaterError) -> None:
         if self.over:
@@ -321,7 +333,7 @@ class FeedSubscription(Subscription):
     def deliver(self, frame: Frame) -> None:
         if isinstance(frame.message, Gap) and not self.over:
             # It is small, and the only word about what is missing: it needs no room.
-            self.session.say(msgspec.structs.replace(frame.message, view=self.view))
+            self.session.outlet.send(self._framed(frame.message))
             self._position, self._skipped = frame.position, None
         else:
             super().deliver(frame)
@@ -332,7 +344,8 @@ class FeedSubscription(Subscription):
             if self.handle is not None:
                 self.handle.resume()
         elif self._skipped is not None:
-            self.session.say(Gap(self.view, self._skipped, self._position, "overflow"))
+            gap = Gap(self.view, self._skipped, self._position, "overflow")
+            self.session.outlet.send(self._framed(gap))
             self._position, self._skipped = self._skipped, None
 
     def _miss(self, frame: Frame) -> None:
@@ -404,7 +417,7 @@ class Session:
     """One connection. It exists before its outlet does: what is said meanwhile waits."""
 
     __slots__ = (
-        "_alias", "_around", "_behind", "_views", "id", "identity", "on_told", "outlet",
+        "_alias", "_around", "_behind", "_views", "id", "identity", "on_told", "outlet", "resumed",
         "subscriptions",
     )  # fmt: skip
 
@@ -416,6 +429,9 @@ class Session:
         self.outlet: Outlet = _Waiting()
         self.on_told: Callable[[str], None] | None = None
         """Hears how far a topic is, whenever one has been told something."""
+        self.resumed: str | None = None
+        """The subscription that a stream began with, and that its `Last-Event-ID` resumes. How far
+        others are says nothing about it, so their events have no `id`."""
         self._views: set[int] = set()
         self._alias = 0
         self._behind: dict[Subscription, None] = {}
@@ -480,6 +496,8 @@ class Session:
     def remove(self, id: str) -> None:
         """End a subscription at the client's wish."""
         subscription = self.find(id)
+        if id == self.resumed:
+            self.resumed = ""  # another one of that id is not what the stream began with
         self.forget(subscription)
         subscription.close()
         self.say(Unsubscribed(id))

@@ -88,6 +88,7 @@ async def _open(
     )
     try:
         if wish is not None:
+            connection.session.resumed = wish.id
             await gateway.subscribe(connection, wish, parent=parent_of(request.headers))
     except BaseException:
         gateway.release(connection)

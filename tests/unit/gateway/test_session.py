@@ -47,10 +47,12 @@ class Client:
     def __init__(self) -> None:
         self.got: list[str] = []
         self.messages: list[Any] = []
+        self.frames: list[Any] = []
         self.buffered = 0
 
     def send(self, frame: Frame) -> None:
         message = frame.message
+        self.frames.append(frame)
         self.messages.append(message)
         name = type(message).__name__.lower()
         self.got.append(f"{name} {frame.position}" if frame.position else name)
@@ -560,6 +562,49 @@ class TestTheSameViewTwice:
         client.reads_again()
         session.drained()
         assert self.views(client)[1:] == [("subscribed", -1), ("changes", -1), ("gap", -1)]
+
+
+class TestAStreamThatBeganWithASubscription:
+    """Its `Last-Event-ID` resumes that one: a position of another is not how far it is."""
+
+    @pytest.fixture
+    def session(self, session: Session) -> Session:
+        session.resumed = "a"
+        return session
+
+    def ids(self, client: Client) -> list[tuple[int, bool]]:
+        """By view, whether its events have an id."""
+        return [
+            (frame.message.view, b"\nid: p" in frame.sse)
+            for frame in client.frames
+            if frame.position is not None
+        ]
+
+    @pytest.mark.parametrize("batch", [True, False])
+    def test_events_of_others_have_no_id(
+        self, session: Session, client: Client, batch: bool
+    ) -> None:
+        one, _ = live(session, "a")
+        other, _ = live(session, "b", view=2)
+        followed, _ = feed(session, "drop")
+        one.batch = other.batch = batch
+        for subscription, frame in (
+            (one, deltas("p1")), (other, deltas("p2", view=2)), (followed, changes("p3")),
+        ):  # fmt: skip
+            subscription.deliver(frame)
+        client.stops_reading()
+        followed.deliver(changes("p4"))
+        client.reads_again()
+        session.drained()
+        assert self.ids(client) == [
+            (1, True), (2, False), (1, True), (2, False), (9, False), (9, False),
+        ]  # fmt: skip
+
+    def test_another_one_of_that_id_is_another(self, session: Session, client: Client) -> None:
+        live(session, "a")
+        session.remove("a")
+        live(session, "a", view=3)
+        assert self.ids(client) == [(1, True), (3, False)]
 
 
 def test_an_id_is_given_once(session: Session) -> None:
