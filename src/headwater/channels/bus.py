@@ -21,7 +21,7 @@ import psycopg
 
 from headwater.channels.notes import Heard, Note, Reader, opened, payloads, signed
 from headwater.database import Connection, connect, translated
-from headwater.errors import HeadwaterError, LimitExceeded, Unavailable
+from headwater.errors import HeadwaterError, LimitExceeded, PermissionMissing, Unavailable
 from headwater.idempotency import Request, reused
 from headwater.limits import (
     BUS_BATCH_BYTES,
@@ -243,7 +243,11 @@ async def _key(connection: Connection) -> bytes:
     """What gateways sign with: who can read it may send."""
     with translated():
         row = await (await connection.execute(_KEY)).fetchone()
-    assert row is not None
+    if row is None:  # row-level security shows it to the owner of the schema alone
+        raise PermissionMissing(
+            "this role may not read headwater.secret, with which gateways sign their messages",
+            hint="Run the gateway as the role that owns the schema headwater.",
+        )
     return bytes(row[0])
 
 

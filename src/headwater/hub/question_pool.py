@@ -83,8 +83,10 @@ class QuestionPool:
 
     def drop(self, connection: Connection, *, end: bool = False) -> None:
         """It is not used again; with `end`, it is still busy and the server is to end it."""
-        self._open -= 1
-        _spawn(self._close(connection, end=end), self._closing)
+        pid = self._pids.pop(connection, None)
+        if pid is not None:  # otherwise it was dropped before
+            self._open -= 1
+            _spawn(self._close(connection, pid if end else None), self._closing)
 
     @contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
@@ -176,10 +178,9 @@ class QuestionPool:
             raise
         self._free(connection)
 
-    async def _close(self, connection: Connection, *, end: bool) -> None:
-        pid = self._pids.pop(connection, None)
+    async def _close(self, connection: Connection, pid: int | None) -> None:
         await connection.close()
-        if end and pid is not None:
+        if pid is not None:
             with suppress(psycopg.Error, HeadwaterError):
                 async with await connect(self._url, purpose="questions") as other:
                     await other.execute("select pg_catalog.pg_terminate_backend(%s)", (pid,))
