@@ -523,6 +523,19 @@ later flush."""
 APPLY_QUICK_SECONDS = 0.001
 """A live query that takes longer over the changes of a flush is slow."""
 
+LOOP_TURN_SECONDS = 0.002
+"""After this long, work beside the flushes lets others have the event loop."""
+
+JOB_LOOP_SECONDS = 0.02
+"""How long the event loop may be busy with one look at what a role with claims may see. After more,
+nothing is asked for them for a while: they rest, and their live queries lag."""
+
+JOB_REST_TIMES = 4
+"""How many times as long they rest."""
+
+JOB_REST_SECONDS_MAX = 2.0
+"""They rest for at most this long. Then everything that came since is asked together."""
+
 QUESTION_CONNECTIONS = 8
 """Connections that ask for live queries beside the flushes: this many as users' roles, and this
 many as Headwater's own. With all of them busy, live queries that must ask lag."""

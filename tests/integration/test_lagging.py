@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Hashable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from headwater.gateway.census import Census
 from headwater.hub.costs import Cost
 from headwater.hub.hub import Hub
 from headwater.hub.question_pool import QuestionPool
+from headwater.hub.side_jobs import SideJobs
 from headwater.hub.subscriber import Access
 from headwater.metrics import Metrics
 from headwater.model import Position
@@ -174,10 +175,20 @@ def random_write(chance: random.Random) -> str:
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("mode", ["maintained", "streamed"])
-async def test_lagging_views_are_exact_at_every_position(database: str, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "rests"), [("maintained", False), ("streamed", False), ("maintained", True)]
+)
+async def test_lagging_views_are_exact_at_every_position(
+    database: str, mode: str, rests: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Random writes, while questions of random users hang and go on; users come, and fall behind.
-    What each held at each position is what the log says; another table's views miss nothing."""
+    What each held at each position is what the log says; another table's views miss nothing. Also
+    where users rest after each of their questions."""
+    if rests:
+        monkeypatch.setattr(limits, "JOB_LOOP_SECONDS", -1.0)
+        monkeypatch.setattr(limits, "JOB_REST_TIMES", 1e6)
+        monkeypatch.setattr(limits, "JOB_REST_SECONDS_MAX", 0.02)
+        monkeypatch.setattr(limits, "LOOP_TURN_SECONDS", 0.0)
     chance = random.Random(f"{SEED} {mode}")
     order: dict[str, Any] = {} if mode == "streamed" else {"order": ["rank"], "limit": 6}
     async with (
@@ -423,6 +434,48 @@ async def test_a_client_that_leaves_while_a_connection_is_lent(
         await run(connection, "update calm set n = 1")
         await calm.until_rows([{"id": 1, "n": 1}])
         assert (hub.faulted_at, hub.lives.lagging, len(hub.lives.views)) == (None, {}, 1)
+
+
+async def test_a_user_whose_rows_kept_the_loop_busy_rests(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile others have their changes, guarded or not. What has waited is delivered then."""
+    monkeypatch.setattr(limits, "JOB_LOOP_SECONDS", -1.0)
+    rest, busy = SideJobs._rest, (ROLE, user(1).claims)
+
+    def only_one(self: SideJobs, who: Hashable, seconds: float) -> None:
+        if who == busy:
+            rest(self, who, seconds)
+
+    monkeypatch.setattr(SideJobs, "_rest", only_one)
+    async with guarded_notes(url) as connection, Hub(url, settings=asking(url)) as hub:
+        hub.reconciler.seconds = None
+        calm, resting, other, late = (Recorder() for _ in range(4))
+        await hub.live(live("calm"), calm)
+        await hub.live(live("notes"), other, access=user(2))
+        monkeypatch.setattr(limits, "JOB_REST_TIMES", 1e12)
+        monkeypatch.setattr(limits, "JOB_REST_SECONDS_MAX", 3600.0)
+        await hub.live(live("notes"), resting, access=user(1))
+        assert list(hub.side_jobs._resting) == [busy]
+        joining = asyncio.create_task(hub.live(live("notes", limit=3), late, access=user(1)))
+        for turn in range(3):
+            await run(
+                connection,
+                f"insert into notes values ({100 + turn}, 1, 0), ({200 + turn}, 2, 0)",
+                f"update calm set n = {turn + 1}",
+            )
+            await calm.until_rows([{"id": 1, "n": turn + 1}])
+            await other.until(lambda turn=turn: other.replica.row((200 + turn,)))  # type: ignore[misc]
+        assert resting.kinds() == ["snapshot"]
+        assert not joining.done()
+        # Now for no longer than a moment, which ends by itself.
+        monkeypatch.setattr(limits, "JOB_REST_SECONDS_MAX", 0.01)
+        hub.side_jobs._rest(busy, 0.0)
+        await joining
+        own = "select * from notes where owner = 1 order by id"
+        await resting.until_rows(await answer(connection, own))
+        await late.until_rows(await answer(connection, f"{own} limit 3"))
+        assert "reset" not in resting.kinds()
 
 
 async def test_live_queries_that_are_slow_in_memory(

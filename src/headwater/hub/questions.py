@@ -24,6 +24,7 @@ import psycopg
 from headwater import limits
 from headwater.database import PINNED_PATH, Connection
 from headwater.errors import ResultError
+from headwater.hub.loop_time import Turn
 from headwater.hub.tables import KnownTable
 from headwater.live.filter_sql import Sql
 from headwater.live.needs import Need
@@ -193,6 +194,7 @@ async def _ask_together(
 ) -> tuple[list[Answer], _Rewritten]:
     cursors = []
     checking = None
+    turn = Turn()
     async with connection.pipeline():
         await connection.execute("savepoint headwater_questions")
         for question in questions:
@@ -209,13 +211,16 @@ async def _ask_together(
             # Also undoes what the code of the table's owner has set: a policy, or a function of an
             # index, which runs while the statement is planned.
             await connection.execute("rollback to savepoint headwater_questions")
+            await turn.over()
         if oids:
             checking = await connection.execute(_REWRITTEN, (list(oids),))
         await connection.execute(UNLOCK)
         await connection.execute("release savepoint headwater_questions")
-    fetched = [await cursor.fetchall() for cursor in cursors]
-    found = {} if checking is None else dict(await checking.fetchall())
-    return list(map(_decoded, questions, fetched)), found
+    answers = []
+    for question, cursor in zip(questions, cursors, strict=True):
+        answers.append(_decoded(question, await cursor.fetchall()))
+        await turn.over()
+    return answers, {} if checking is None else dict(await checking.fetchall())
 
 
 def _decoded(question: Question, rows: Sequence[tuple[str]]) -> Answer:

@@ -8,6 +8,8 @@ connection to itself, and its views lag. When a job is done, its views are deliv
 position of its flush; what came since waits in their `Lag`, and is the next job.
 
 Connections are given out by turns: the role and claims that were served longest ago come first.
+To look at all rows that a user holds takes time on the event loop, too. It is taken in slices, and
+a role and claims for which it was much rest for a multiple of it: their views lag meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from collections.abc import (
     Callable,
     Hashable,
     Iterable,
-    Iterator,
     Sequence,
 )
 from contextlib import asynccontextmanager
@@ -35,12 +36,14 @@ from headwater import limits
 from headwater.database import Connection
 from headwater.hub.delivery import Flushed
 from headwater.hub.live import LiveView
+from headwater.hub.loop_time import Metered, Turn
 from headwater.hub.question_pool import QuestionPool
 from headwater.hub.questions import Question, ask_in_flush
 from headwater.hub.steps import Step
 from headwater.hub.visibility import guarded, hide
 from headwater.live.needs import Need, Refill
 from headwater.live.streamed import Streamed
+from headwater.live.window import Window
 
 if TYPE_CHECKING:
     from headwater.hub.hub import Hub
@@ -56,11 +59,13 @@ _LOSSES_MAX = 3
 class Unit:
     """The steps of one view in a flush: its own, and those of results that have arrived for it."""
 
-    __slots__ = ("steps", "view")
+    __slots__ = ("seconds", "steps", "view")
 
     def __init__(self, view: LiveView, steps: list[Step]) -> None:
         self.view = view
         self.steps = steps
+        self.seconds = 0.0
+        """How long the loop was busy with its changes."""
 
     @property
     def who(self) -> Hashable:
@@ -72,6 +77,12 @@ class Unit:
     def key(self) -> Hashable:
         """What is asked together, and remembered as quick or slow."""
         return self.who, self.view.known.table.id
+
+    @property
+    def rows(self) -> int:
+        """How many are looked at, about."""
+        held = (step.state.keys for step in self.steps if isinstance(step.state, Window))
+        return sum(map(len, held)) + sum(len(each) for step in self.steps for each in step.changes)
 
 
 def units_of(steps: Iterable[Step]) -> list[Unit]:
@@ -141,6 +152,8 @@ class SideJobs:
         self._slow_tables: set[int] = set()
         self._turns: dict[Hashable, int] = {}
         self._turn = 0
+        self._resting: dict[Hashable, asyncio.TimerHandle] = {}
+        """Roles and claims that kept the loop busy, until their next job may begin."""
         self._patient_after = 0.0
         self._is_closing = False
 
@@ -170,7 +183,10 @@ class SideJobs:
     async def _start(
         self, pool: QuestionPool, units: list[Unit], export: Export, flushed: Flushed
     ) -> list[Unit]:
-        jobs, waiting = self._planned(pool, units, flushed)
+        resting = [unit for unit in units if self._rests(unit)]
+        jobs, waiting = self._planned(
+            pool, [unit for unit in units if not self._rests(unit)], flushed
+        )
         lent: list[Connection | None] = []
         try:
             if jobs:
@@ -181,7 +197,7 @@ class SideJobs:
                     waiting += job.units
                 else:
                     self._run(pool, job, connection)
-            left = [unit for unit in waiting if not self._put_back(unit)]
+            left = [unit for unit in (*waiting, *resting) if not self._put_back(unit)]
         if waiting:
             pool.want(len(waiting))
         return left
@@ -269,6 +285,8 @@ class SideJobs:
     async def close(self) -> None:
         tasks = [job.task for job in self._jobs if job.task is not None]
         self._is_closing = True
+        for timer in self._resting.values():
+            timer.cancel()
         for job in list(self._jobs):
             job.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -283,12 +301,44 @@ class SideJobs:
 
     def _took(self, unit: Unit, *, slow: bool) -> None:
         self._slow.pop(unit.key, None)
-        self._slow[unit.key] = slow
+        self._slow[unit.key] = slow or self._rests(unit)  # with others, they would wait for it
         if len(self._slow) > limits.QUESTION_PACES_MAX:
             del self._slow[next(iter(self._slow))]
         if unit.view.scope is not None:
             change = self._slow_tables.add if slow else self._slow_tables.discard
             change(unit.view.known.table.id)
+
+    # -------------------------------------------------------------------- rest
+
+    def _rests(self, unit: Unit) -> bool:
+        return guarded(unit.view) and unit.who in self._resting
+
+    def _charge(self, job: Job, seconds: float) -> None:
+        """Let those rest for whom a job kept the loop busy. Except for applying changes, what it
+        did for one of them is measured by their rows."""
+        if seconds <= limits.JOB_LOOP_SECONDS or self._is_closing:
+            return
+        rows = sum(unit.rows for unit in job.units) or 1
+        a_row = max(0.0, seconds - sum(unit.seconds for unit in job.units)) / rows
+        spent: dict[Hashable, float] = {}
+        for unit in job.units:
+            if guarded(unit.view):
+                spent[unit.who] = spent.get(unit.who, 0.0) + unit.seconds + unit.rows * a_row
+        for who, its in spent.items():
+            if its > limits.JOB_LOOP_SECONDS:
+                self._rest(who, its * limits.JOB_REST_TIMES)
+
+    def _rest(self, who: Hashable, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        if (timer := self._resting.get(who)) is not None:  # of a job beside this one
+            timer.cancel()
+            seconds += timer.when() - loop.time()
+        seconds = min(seconds, limits.JOB_REST_SECONDS_MAX)
+        self._resting[who] = loop.call_later(seconds, self._rested, who)
+
+    def _rested(self, who: Hashable) -> None:
+        del self._resting[who]
+        self._look()
 
     # -------------------------------------------------------------------- a job
 
@@ -336,30 +386,46 @@ class SideJobs:
 
     def _look(self) -> None:
         """Have a flush begin with what waits."""
-        if any(view.lag is not None and view.lag.job is None for view in self._hub.lives.lagging):
+        if any(
+            view.lag is not None and view.lag.job is None and not self._rests(Unit(view, []))
+            for view in self._hub.lives.lagging
+        ):
             self._hub.wake()
 
     async def _ask(self, job: Job, connection: Connection) -> None:
-        began = time.monotonic()
+        began, turn = time.monotonic(), Turn()
+        work = Metered(self._answer(job, connection))
+        try:
+            units = await work
+        finally:
+            self._charge(job, work.seconds)
+        took = time.monotonic() - began
+        for unit in units:
+            cancelled = any(map(_was_cancelled, unit.steps))
+            if not job.quick or cancelled or unit.key not in self._slow or self._rests(unit):
+                slow = cancelled or (not job.quick and took > limits.QUESTION_QUICK_SECONDS)
+                self._took(unit, slow=slow)
+            self._finish(unit, job)
+            await turn.over()
+
+    async def _answer(self, job: Job, connection: Connection) -> list[Unit]:
+        """Take states to the job's flush. Returns the units whose views are to be delivered."""
         asked = await hide(connection, _steps(job.units), datetime.now(UTC))
         if asked:
             self._hub.metrics.questions.labels("visibility").inc(asked)
         units = [unit for unit in job.units if job.is_for(unit.view)]
         if job.quick:
             units = [unit for unit in units if not self._postponed(unit)]
+        turn = Turn()
         for unit in units:
             if guarded(unit.view):
+                began = time.thread_time()
                 for step in unit.steps:
                     self._hub.delivery.apply(step)
-                await asyncio.sleep(0)  # one of them may take long, and others wait
+                unit.seconds = time.thread_time() - began
+                await turn.over()
         await self.settle(connection, _steps(units))
-        took = time.monotonic() - began
-        for unit in units:
-            cancelled = any(map(_was_cancelled, unit.steps))
-            if not job.quick or cancelled or unit.key not in self._slow:
-                slow = cancelled or (not job.quick and took > limits.QUESTION_QUICK_SECONDS)
-                self._took(unit, slow=slow)
-            self._finish(unit, job)
+        return units
 
     def _postponed(self, unit: Unit) -> bool:
         """Whether it took too long to be asked with others; then it is asked alone, later."""
@@ -380,8 +446,9 @@ class SideJobs:
                 step.error = psycopg.errors.QueryCanceled("to be read beside the flush")
         asking = [step for step in asking if step.need is not None]
         bound = limits.FLUSH_QUESTIONS_SECONDS if seconds is None else seconds
+        turn = Turn()
         while asking:
-            asked = list(self._questions(asking))
+            asked = [each async for each in self._questions(asking, turn)]
             questions = [question for _, _, question in asked]
             answers = await ask_in_flush(connection, questions, seconds=bound)
             for (step, need, _), answer in zip(asked, answers, strict=True):
@@ -390,9 +457,12 @@ class SideJobs:
                     step.error = answer
                 else:
                     self._hub.delivery.attempt(step, partial(step.answer, need, answer))
+                await turn.over()
             asking = [step for step in asking if step.need is not None]
 
-    def _questions(self, asking: Iterable[Step]) -> Iterator[tuple[Step, Need, Question]]:
+    async def _questions(
+        self, asking: Iterable[Step], turn: Turn
+    ) -> AsyncIterator[tuple[Step, Need, Question]]:
         for step in asking:
             need, view = step.need, step.view
             assert need is not None
@@ -400,6 +470,7 @@ class SideJobs:
                 yield step, need, Question.of_need(view.known, view.query, need, view.scope)
             except Exception as error:
                 self._hub.delivery.fault(step, error)
+            await turn.over()
 
     # -------------------------------------------------------------------- its end
 

@@ -8,7 +8,6 @@ it. One question a flush for each scope and table.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import islice
@@ -17,6 +16,7 @@ from headwater import limits
 from headwater.database import Connection
 from headwater.errors import Forbidden
 from headwater.hub.live import LiveView
+from headwater.hub.loop_time import Turn
 from headwater.hub.questions import Question, Scope, ask_in_flush, of_keys
 from headwater.hub.steps import Step
 from headwater.hub.subscriber import Access
@@ -37,35 +37,46 @@ async def hide(connection: Connection, steps: Iterable[Step], now: datetime) -> 
             groups.setdefault((scope, step.view.known.table.id), []).append(step)
     if not groups:
         return 0
-    questions: list[tuple[tuple[Scope, int], Question]] = []
-    for asked, group in groups.items():
-        known = group[0].view.known
-        parts = _parts(_all_held(group))
-        questions += ((asked, of_keys(known, part, asked[0])) for part in parts)
-    answers = await ask_in_flush(connection, [question for _, question in questions])
+    turn = Turn()
     # Once for all steps of a group: of very many views, each by itself would take very long.
-    visible: dict[tuple[Scope, int], set[Key]] = {asked: set() for asked in groups}
-    for (asked, question), answer in zip(questions, answers, strict=True):
+    visible: dict[tuple[Scope, int], dict[Key, None]] = {}
+    asked: list[tuple[tuple[Scope, int], tuple[Key, ...]]] = []
+    questions: list[Question] = []
+    for each, group in groups.items():
+        visible[each] = await _all_held(group, turn)
+        for part in _parts(visible[each]):
+            asked.append((each, part))
+            questions.append(of_keys(group[0].view.known, part, each[0]))
+            await turn.over()
+    answers = await ask_in_flush(connection, questions)
+    for (each, part), question in zip(asked, questions, strict=True):
+        answer = answers.pop(0)  # to free all of them at once would take long, too
         if isinstance(answer, Exception):
-            for step in groups[asked]:
+            for step in groups[each]:
                 step.error = answer
-        else:
-            visible[asked].update(map(question.known.table.key_of, answer))
-            await asyncio.sleep(0)
-    for asked, group in groups.items():
+            continue
+        for key in set(part).difference(map(question.known.table.key_of, answer)):
+            del visible[each][key]
+        await turn.over()
+    hidden: list[tuple[Step, list[Change]]] = []
+    for each, group in groups.items():
         for step in group:
             if step.error is None:
-                step.changes.append(list(_deletes(step, visible[asked], now)))
+                hidden.append((step, list(_deletes(step, visible[each], now))))
+                await turn.over()
+    for step, deletes in hidden:  # all or none: changes may be put back, these deletes never
+        step.changes.append(deletes)
     return len(questions)
 
 
-def _all_held(steps: Iterable[Step]) -> dict[Key, None]:
+async def _all_held(steps: Iterable[Step], turn: Turn) -> dict[Key, None]:
     keys: dict[Key, None] = {}
     for step in steps:
         try:
             keys.update(dict.fromkeys(held_keys(step)))
         except TypeError as error:  # of a composite type
             step.error = error
+        await turn.over()
     return keys
 
 
@@ -75,9 +86,9 @@ def held_keys(step: Step) -> set[Key]:
     return keys.union(step.state.keys) if isinstance(step.state, Window) else keys
 
 
-def _deletes(step: Step, visible: set[Key], now: datetime) -> Iterator[Change]:
+def _deletes(step: Step, visible: dict[Key, None], now: datetime) -> Iterator[Change]:
     table = step.view.known.table
-    for key in held_keys(step) - visible:
+    for key in held_keys(step).difference(visible):
         yield Change(0, 0, now, table, "delete", key)
 
 

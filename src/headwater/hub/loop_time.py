@@ -1,0 +1,50 @@
+"""The time that work beside the flushes takes on the event loop, where everything else waits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Coroutine, Generator
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from headwater import limits
+
+_T = TypeVar("_T")
+
+
+class Turn:
+    """Work in slices: `await turn.over()` after each piece lets others run when it is time."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+
+    async def over(self) -> None:
+        if time.perf_counter() - self._began >= limits.LOOP_TURN_SECONDS:
+            await asyncio.sleep(0)
+            self._began = time.perf_counter()
+
+
+class Metered(Awaitable[_T], Generic[_T]):
+    """Awaits a coroutine, and counts the processor time that it takes between its waits."""
+
+    def __init__(self, work: Coroutine[Any, Any, _T]) -> None:
+        self._work = work
+        self.seconds = 0.0
+
+    def __await__(self) -> Generator[Any, Any, _T]:
+        resume = partial(self._work.send, None)
+        while True:
+            began = time.thread_time()
+            try:
+                waits_for = resume()
+            except StopIteration as end:
+                result: _T = end.value
+                return result
+            finally:
+                self.seconds += time.thread_time() - began
+            try:
+                yield waits_for
+                resume = partial(self._work.send, None)
+            except BaseException as error:
+                resume = partial(self._work.throw, error)
