@@ -1,9 +1,10 @@
-"""Users who see their own rows: the role that they read as, and the one that questions are asked
-over, which has no password here."""
+"""Users who see their own rows of a table: the role that they read as, and the one that questions
+are asked over, which has no password here; and what is written to such a table."""
 
 from __future__ import annotations
 
 import json
+import random
 
 from headwater.hub.subscriber import Access
 from headwater.settings import Settings
@@ -28,3 +29,18 @@ def asking(url: str) -> Settings:
 
 def user(number: int) -> Access:
     return Access(role=ROLE, claims=json.dumps({"sub": number}))
+
+
+def random_write(chance: random.Random, table: str = "notes") -> str:
+    """Of a table of the columns `id`, `owner` and `rank`, and perhaps others."""
+    key, owner, rank = chance.randint(1, 45), chance.randint(0, 3), chance.randint(0, 30)
+    return chance.choice(
+        [
+            f"update {table} set owner = {owner} where id = {key}",
+            f"update {table} set rank = {rank} where id = {key}",
+            f"update {table} set owner = {owner}, rank = {rank} where id % 5 = {key % 5}",
+            f"delete from {table} where id = {key}",
+            f"insert into {table} (id, owner, rank) values ({key}, {owner}, {rank})"
+            " on conflict (id) do update set rank = excluded.rank",
+        ]
+    )

@@ -27,7 +27,7 @@ from headwater.model import Position
 from headwater.status import status
 from tests.conftest import fresh_database
 from tests.generated import first_seed, size
-from tests.guarded import QUESTIONS, READERS, ROLE, asking, user
+from tests.guarded import QUESTIONS, READERS, ROLE, asking, random_write, user
 from tests.hub import (
     Historian,
     Recorder,
@@ -118,20 +118,6 @@ class Locks:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing takes too long, and what was asked with others is soon asked alone."""
     monkeypatch.setattr(limits, "QUESTION_QUICK_SECONDS", 0.03)
-
-
-def random_write(chance: random.Random) -> str:
-    key, owner, rank = chance.randint(1, 45), chance.randint(0, 3), chance.randint(0, 30)
-    return chance.choice(
-        [
-            f"update notes set owner = {owner} where id = {key}",
-            f"update notes set rank = {rank} where id = {key}",
-            f"update notes set owner = {owner}, rank = {rank} where id % 5 = {key % 5}",
-            f"delete from notes where id = {key}",
-            f"insert into notes values ({key}, {owner}, {rank})"
-            " on conflict (id) do update set rank = excluded.rank",
-        ]
-    )
 
 
 @pytest.mark.usefixtures("patient")
