@@ -23,22 +23,27 @@ from headwater.hub.costs import Cost
 from headwater.hub.hub import Hub
 from headwater.hub.question_pool import QuestionPool
 from headwater.hub.side_jobs import SideJobs
-from headwater.hub.subscriber import Access
 from headwater.metrics import Metrics
 from headwater.model import Position
-from headwater.protocol import Frame
-from headwater.settings import Settings
 from headwater.status import status
 from tests.conftest import fresh_database
 from tests.generated import first_seed, size
-from tests.hub import Recorder, answer, live
+from tests.guarded import QUESTIONS, READERS, ROLE, asking, random_write, user
+from tests.hub import (
+    Historian,
+    Recorder,
+    TableHistory,
+    answer,
+    live,
+    logged,
+    present_position,
+)
 from tests.support import enable, rows, run
 
 SEED = first_seed(1)
 ROUNDS = size("lagging", 2, large=100)
 """Histories, on each server."""
 
-ROLE, QUESTIONS = "hw_lag_reader", "hw_lag_questions"
 _LOCK = 7_700_000
 """Of user N, the advisory lock with this key plus N makes the policy wait."""
 
@@ -60,20 +65,13 @@ async def guarded_notes(url: str) -> AsyncIterator[Connection]:
     async with await connect(url, purpose="test", application_path=True) as connection:
         await run(
             connection,
-            *(
-                f"do $$ begin create role {role} {options};"
-                " exception when duplicate_object then null; end $$"
-                for role, options in ((ROLE, "nologin"), (QUESTIONS, "login noinherit"))
-            ),
-            f"grant {ROLE} to {QUESTIONS}",
+            *READERS,
             "create table calm (id int primary key, n int)",
             "insert into calm values (1, 0)",
             "create table notes (id int primary key, owner int, rank int)",
             "insert into notes select i, i % 4, i from generate_series(1, 40) i",
             "create function patient(person int) returns boolean language plpgsql as $$ begin"
             f" perform pg_advisory_xact_lock_shared({_LOCK} + person); return true; end $$",
-            "create function me() returns int language sql stable as"
-            " $$ select (current_setting('request.jwt.claims')::json ->> 'sub')::int $$",
             "alter table notes enable row level security",
             "create policy own on notes for select using (owner = me() and patient(me()))",
             f"grant select on notes to {ROLE}",
@@ -83,32 +81,6 @@ async def guarded_notes(url: str) -> AsyncIterator[Connection]:
             yield connection
         finally:
             await run(connection, f"drop owned by {ROLE}, {QUESTIONS}")
-
-
-def asking(url: str) -> Settings:
-    """Over the question role, which has no password here."""
-    return Settings(question_url=url.replace("postgres@", f"{QUESTIONS}@"))
-
-
-def user(number: int) -> Access:
-    return Access(role=ROLE, claims=json.dumps({"sub": number}))
-
-
-class Historian(Recorder):
-    """Remembers what it held as of every position it was sent, which never goes back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.history: list[tuple[Position, list[dict[str, Any]]]] = []
-
-    def deliver(self, frame: Frame) -> None:
-        super().deliver(frame)
-        assert self.position is not None
-        if getattr(self.messages[-1], "more", False):
-            return
-        position = Position.parse(self.position)
-        assert not self.history or position.covers(self.history[-1][0])
-        self.history.append((position, self.rows))
 
 
 class Locks:
@@ -149,31 +121,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "QUESTION_QUICK_SECONDS", 0.03)
 
 
-def truth(logged: list[tuple[Any, ...]], initial: dict[int, Any], position: Position) -> Any:
-    table = dict(initial)
-    for xid, op, before, after in logged:
-        if position.contains(xid):
-            if op == "D":
-                del table[before["id"]]
-            else:
-                table[after["id"]] = after
-    return table
-
-
-def random_write(chance: random.Random) -> str:
-    key, owner, rank = chance.randint(1, 45), chance.randint(0, 3), chance.randint(0, 30)
-    return chance.choice(
-        [
-            f"update notes set owner = {owner} where id = {key}",
-            f"update notes set rank = {rank} where id = {key}",
-            f"update notes set owner = {owner}, rank = {rank} where id % 5 = {key % 5}",
-            f"delete from notes where id = {key}",
-            f"insert into notes values ({key}, {owner}, {rank})"
-            " on conflict (id) do update set rank = excluded.rank",
-        ]
-    )
-
-
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("mode", "rests"), [("maintained", False), ("streamed", False), ("maintained", True)]
@@ -199,8 +146,7 @@ async def test_lagging_views_are_exact_at_every_position(
         locks = Locks(other)
         calm = Recorder()
         await hub.live(live("calm"), calm)
-        start = await rows(connection, "select id, owner, rank from notes")
-        initial = {row[0]: dict(zip(("id", "owner", "rank"), row, strict=True)) for row in start}
+        initial = await answer(connection, "select * from notes")
         followers: list[tuple[int, Historian, Any]] = []
         for turn in range(ROUNDS):
             await _follow(hub, followers, turn % 4, order, mode)
@@ -218,18 +164,16 @@ async def test_lagging_views_are_exact_at_every_position(
                     chance.choice(followers)[2].resync("overflow")
             for number in list(locks.held):
                 await locks.release(number)
-            position = await _now(connection)
+            position = await present_position(connection)
             for _, _, handle in followers:
                 await hub.reached(position, [handle])
-            logged = await rows(connection, _LOGGED)
+            history = TableHistory(initial, await logged(connection, "notes"))
             for number, recorder, _ in followers:
-                assert recorder.error is None
+                assert (recorder.error, recorder.fault) == (None, None)
                 for at, held in recorder.history:
-                    mine = [
-                        row for row in truth(logged, initial, at).values() if row["owner"] == number
-                    ]
-                    keys = ("id",) if mode == "streamed" else ("rank", "id")
-                    mine.sort(key=lambda row: [row[key] for key in keys])
+                    mine = [row for row in history.at(at) if row["owner"] == number]
+                    if mode == "maintained":
+                        mine.sort(key=lambda row: row["rank"])
                     assert held == mine[: order.get("limit")], f"SEED={SEED}, at {at}"
         assert calm.kinds() == ["snapshot", *["deltas"] * (len(calm.messages) - 1)]
         async with asyncio.timeout(60):
@@ -243,18 +187,6 @@ async def _follow(
     recorder = Historian()
     handle = await hub.live(live("notes", mode=mode, **order), recorder, access=user(number))
     followers.append((number, recorder, handle))
-
-
-async def _now(connection: Connection) -> Position:
-    ((text,),) = await rows(connection, "select headwater.log_id() || '-' || pg_current_snapshot()")
-    return Position.parse(text)
-
-
-_LOGGED = (
-    "select l.xid::text::bigint, l.op, l.before, l.after from headwater.log l"
-    " join headwater.shapes s on s.id = l.shape"
-    " where s.table_name = 'notes' and l.op <> 'R' order by l.seq"
-)
 
 
 @pytest.mark.usefixtures("patient")
@@ -326,7 +258,7 @@ async def test_a_lagging_view_is_counted_and_named(
         assert view.query.table.label == "notes"
         before = recorder.position
         await run(connection, "insert into notes values (101, 1, 1)")
-        position = await _now(connection)
+        position = await present_position(connection)
         waiting = asyncio.create_task(hub.reached(position, [handle]))
         assert await hub.contains(position)
         assert not waiting.done()
@@ -489,8 +421,7 @@ async def test_live_queries_that_are_slow_in_memory(
     chance = random.Random(SEED)
     async with guarded_notes(url) as connection, Hub(url) as hub:
         await run(connection, "alter table notes disable row level security")
-        start = await rows(connection, "select id, owner, rank from notes")
-        initial = {row[0]: dict(zip(("id", "owner", "rank"), row, strict=True)) for row in start}
+        initial = await answer(connection, "select * from notes")
         followers: list[tuple[int, dict[str, Any], Historian, Any]] = []
         for number in range(8):
             query: dict[str, Any] = {"mode": "streamed"} if number < 4 else {"limit": 3}
@@ -505,12 +436,12 @@ async def test_live_queries_that_are_slow_in_memory(
             await hub.next_flush()
             put_off += len(hub.lives.lagging)
         assert put_off
-        position = await _now(connection)
+        position = await present_position(connection)
         await hub.reached(position, [handle for *_, handle in followers])
-        logged = await rows(connection, _LOGGED)
+        history = TableHistory(initial, await logged(connection, "notes"))
         for number, query, recorder, _ in followers:
             assert "reset" not in recorder.kinds()
+            assert recorder.fault is None
             for at, held in recorder.history:
-                table = truth(logged, initial, at)
-                mine = [table[key] for key in sorted(table) if table[key]["owner"] == number]
+                mine = [row for row in history.at(at) if row["owner"] == number]
                 assert held == mine[: query.get("limit")], f"SEED={SEED}, at {at}"

@@ -16,10 +16,8 @@ from headwater.hub.feeds import FeedQuery
 from headwater.hub.hub import Hub
 from headwater.hub.subscriber import Access
 from headwater.live.filter import c
-from headwater.model import Position
-from headwater.protocol import Frame
-from tests.hub import Recorder, live
-from tests.support import enable, rows, run
+from tests.hub import Historian, Recorder, TableHistory, answer, live, logged
+from tests.support import enable, run
 
 ROLE, BYPASSING, STRANGER = "hw_reader", "hw_auditor", "hw_stranger"
 
@@ -52,43 +50,20 @@ def user(number: int, role: str = ROLE) -> Access:
     return Access(role=role, claims=json.dumps({"sub": number}))
 
 
-class Historian(Recorder):
-    """Remembers what it held as of every position it was told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.history: list[tuple[Position, list[dict[str, Any]]]] = []
-
-    def deliver(self, frame: Frame) -> None:
-        super().deliver(frame)
-        assert self.position is not None
-        if not getattr(self.messages[-1], "more", False):
-            self.history.append((Position.parse(self.position), self.rows))
-
-
 async def assert_true_at_every_position(
     connection: Connection,
     recorder: Historian,
-    initial: dict[int, dict[str, Any]],
+    initial: list[dict[str, Any]],
     owner: int,
     limit: int | None,
 ) -> None:
     """What it held as of each position is what the log says that the table was then."""
-    logged = await rows(
-        connection,
-        "select xid::text::bigint, op, before, after from headwater.log"
-        " where op <> 'R' order by seq",
-    )
+    assert recorder.fault is None
+    history = TableHistory(initial, await logged(connection, "notes"))
     for position, held in recorder.history:
-        table = dict(initial)
-        for xid, op, before, after in logged:
-            if position.contains(xid):
-                if op == "D":
-                    del table[before["id"]]
-                else:
-                    table[after["id"]] = after
-        mine = [row for row in table.values() if row["owner"] == owner]
-        mine.sort(key=lambda row: row["id"] if limit is None else (row["rank"], row["id"]))
+        mine = [row for row in history.at(position) if row["owner"] == owner]
+        if limit is not None:
+            mine.sort(key=lambda row: int(row["rank"]))
         assert held == mine[:limit], f"at {position}"
 
 
@@ -124,8 +99,7 @@ async def test_rows_change_owner_under_load(
     if guard == "hook":
         await run(notes, "alter table notes disable row level security")
     order: dict[str, Any] = {} if mode == "streamed" else {"order": ["rank"], "limit": 8}
-    start = await rows(notes, "select id, owner, rank from notes")
-    initial = {row[0]: dict(zip(("id", "owner", "rank"), row, strict=True)) for row in start}
+    initial = await answer(notes, "select * from notes")
     stop = asyncio.Event()
     async with Hub(url) as hub:
         writers = [asyncio.create_task(juggle(url, seed, stop)) for seed in range(4)]

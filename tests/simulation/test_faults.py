@@ -23,7 +23,6 @@ import pytest
 
 from headwater import limits
 from headwater.database import Connection, connect
-from headwater.errors import HeadwaterError
 from headwater.hub import delivery as delivery_module
 from headwater.hub import group as group_module
 from headwater.hub import hub as hub_module
@@ -52,7 +51,7 @@ from headwater.queries.watches import Watches
 from headwater.topics.definitions import TopicDefinition
 from tests.conftest import fresh_database
 from tests.generated import first_seed, size
-from tests.hub import Recorder, answer, live
+from tests.hub import Returning, answer, live
 from tests.support import enable, run
 
 SEED = first_seed(1)
@@ -168,34 +167,12 @@ class _Faulty:
         return await self._connection.execute(*args, **options)
 
 
-class Client(Recorder):
-    """Follows something, and begins again whenever it ends."""
+class Client(Returning):
+    """Raises and leaves where a fault comes."""
 
     def __init__(self, faults: Faults, begin: Callable[[Client], Any]) -> None:
-        super().__init__()
+        super().__init__(begin)
         self._faults = faults
-        self._begin = begin
-        self.handle: Any = None
-
-    async def come(self) -> None:
-        self.error, self._more = None, False
-        self.messages.clear()
-        try:
-            self.handle = await self._begin(self)
-        except HeadwaterError:
-            self.handle = None
-
-    def _had_snapshot(self) -> bool:
-        return False  # it may have one from every time that it came
-
-    @property
-    def follows(self) -> bool:
-        return self.handle is not None and not self.handle.closed and self.error is None
-
-    def leave(self) -> None:
-        if self.handle is not None:
-            self.handle.close()
-        self.handle = None
 
     def deliver(self, frame: Frame) -> None:
         if self._faults.comes(0.3):
@@ -205,10 +182,6 @@ class Client(Recorder):
         if self._faults.comes(0.3):
             self._faults.happened.append("leaves")
             self.leave()
-
-    def failed(self, error: HeadwaterError) -> None:
-        self.error = error
-        self._news.set()
 
 
 class FeedClient(Client):

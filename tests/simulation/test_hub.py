@@ -31,7 +31,7 @@ from headwater.live.filter import Compare, c, conditions
 from headwater.live.query import LiveQuery
 from headwater.model import Position
 from headwater.protocol import Changes, Frame
-from tests.hub import Recorder, live
+from tests.hub import Recorder, TableHistory, live, logged
 from tests.support import enable, rows, run
 
 SEED = int(os.environ.get("SEED") or random.randrange(10_000))
@@ -133,35 +133,14 @@ class Follower(Recorder):
         self.seen_now = set()
 
 
-class Story:
-    """What the log says that a table was."""
-
-    def __init__(self, initial: list[dict[str, Any]], log: list[tuple[Any, ...]]) -> None:
-        self._initial = {row["id"]: row for row in initial}
-        self._log = log
-        self._known: dict[str, list[dict[str, Any]]] = {}
-
-    def at(self, position: Position) -> list[dict[str, Any]]:
-        text = str(position)
-        if text not in self._known:
-            table = dict(self._initial)
-            for _, xid, op, before, after in self._log:
-                if not position.contains(xid):
-                    continue
-                if op == "T":
-                    table.clear()
-                if before is not None:
-                    table.pop(before["id"], None)
-                if after is not None:
-                    table[after["id"]] = {name: after[name] for name in COLUMNS}
-            self._known[text] = list(table.values())
-        return self._known[text]
+class Story(TableHistory):
+    """What the log says that clients see of a table."""
 
     def answer(self, position: Position, query: LiveQuery, access: Access) -> list[dict[str, Any]]:
         equal = (each for each in conditions(query.where) if isinstance(each, Compare))
         region = next((condition.value for condition in equal), None)
         found = [
-            row
+            {name: row[name] for name in COLUMNS}
             for row in self.at(position)
             if region in (None, row["region"]) and owner_of(access) in (None, row["owner"])
         ]
@@ -366,15 +345,7 @@ def told_the_truth(story: dict[str, Story], client: Client) -> None:
 
 async def stories(connection: Connection, initial: dict[str, Any]) -> dict[str, Story]:
     return {
-        table: Story(
-            initial[table],
-            await rows(
-                connection,
-                "select l.seq, l.xid::text::bigint, l.op, l.before, l.after from headwater.log l"
-                " where l.shape in (select id from headwater.shapes"
-                f" where relid = '{table}'::regclass) order by l.seq",
-            ),
-        )
+        table: Story(initial[table], await logged(connection, table))
         for table in ("open", "guarded")
     }
 

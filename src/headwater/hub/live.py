@@ -254,7 +254,7 @@ class Opening:
         self.share: int
         """Of those results that are read in the snapshot of one flush; 0 for none so far."""
         self.told: list[LiveSubscription] = []
-        """Those who are handed a streamed result part by part."""
+        """Those who are handed a streamed result part by part: all who waited when it started."""
         self.again()
 
     def again(self, reason: ResetReason = "resync") -> None:
@@ -273,6 +273,18 @@ class Opening:
         self.told = []
         self.view.weigh()
 
+    def start(self, position: Position, share: int) -> None:
+        """A snapshot was lent to read it in. Those who wait for a streamed result get this one;
+        who comes from here on may have seen more than the snapshot has, and waits for another."""
+        if self.wanted and self.is_for_newcomers:
+            self.told, self.view.waiting = self.view.waiting, []
+        self.started, self.position, self.share = True, position, share
+
+    @property
+    def is_for_newcomers(self) -> bool:
+        """Whether it is a streamed result, which is handed to those who wait as it is read."""
+        return self.view.query.mode == "streamed" and not self.quiet
+
     @property
     def owners(self) -> list[Owner]:
         """Whom reading it counts for: who asked first of those that wait, and the table."""
@@ -286,9 +298,9 @@ class Opening:
         """Whether anybody still waits for it."""
         if self not in self.view.openings:
             return False
-        if self.quiet or self.view.query.mode == "maintained":
+        if not self.is_for_newcomers:
             return bool(self.view.subscribers or self.view.waiting)
-        return any(not each.closed for each in self.told or self.view.waiting)
+        return any(not each.closed for each in (self.told if self.started else self.view.waiting))
 
     def drop(self) -> None:
         """Nobody waits for it any more."""

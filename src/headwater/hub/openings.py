@@ -159,8 +159,6 @@ class Openings:
         if not opening.wanted:  # another has taken its place, and those who wait
             opening.drop()
             return
-        if view.query.mode == "streamed" and not opening.quiet:
-            opening.told, view.waiting = view.waiting, []
         while opening.wanted:
             (need,) = opening.state.needs
             most = limits.OPENING_BYTES_MAX
@@ -274,7 +272,7 @@ class Readers:
             await self._close_all(connections)
             raise
         for opening in share:
-            opening.started, opening.position, opening.share = True, position, number
+            opening.start(position, number)
         for connection, is_ready in zip(connections, ready, strict=True):
             if is_ready:
                 self._spawn(self._work(connection, number))
