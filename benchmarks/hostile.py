@@ -2,7 +2,8 @@
 
 Ann follows a live query, opens new ones and runs mutations, and her latencies are measured alone
 and again under each attack of Eve, who has a token of her own and uses all that it allows: patterns
-over long texts, a slow policy, a locked table, clients that do not read, storms of subscriptions.
+over long texts, a slow policy, large results under a quick one, a locked table, clients that do not
+read, storms of subscriptions.
 Attack and measurement take turns in one run, and the figures are ratios. Eve's clients run in a
 process of their own with a low priority, so that a ratio tells of the gateway and not of the cores.
 """
@@ -66,14 +67,18 @@ TABLES = """
     create function slow() returns boolean language plpgsql as
       $$ begin perform pg_sleep(0.3); return true; end $$;
     create policy slow on guarded using ((select slow()));
+    create table many (id int primary key, note text);
+    insert into many select i, '' from generate_series(1, 110000) i;
+    alter table many enable row level security;
+    create policy quick on many using (true);
     create role web nologin;
     grant web to current_user;
-    grant select on orders, texts, parts, guarded to web;
+    grant select on orders, texts, parts, guarded, many to web;
     grant select, update on calls, parts to web;
     create role questions login noinherit;
     grant web to questions;
 """
-ENABLED = ("orders", "texts", "parts", "guarded")
+ENABLED = ("orders", "texts", "parts", "guarded", "many")
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -179,6 +184,16 @@ async def policies(url: str, count: int) -> None:
     )
 
 
+async def windows(url: str, count: int) -> None:
+    """Large results under row-level security, all of which one change concerns."""
+    count = min(count, 100)
+    queries = [
+        {"table": "many", "where": [["id", ">", number * 1000]], "limit": 1000}
+        for number in range(count)
+    ]
+    await _open_all(url, queries)
+
+
 async def locks(url: str, count: int) -> None:
     """Live queries and mutations that wait for a lock."""
 
@@ -226,6 +241,7 @@ Attack = Callable[[str, int], Awaitable[None]]
 ATTACKS: dict[str, Attack] = {
     "patterns over 1 MB": patterns,
     "a policy of 0.3 s": policies,
+    "large results under a policy": windows,
     "a locked table": locks,
     "clients that do not read": silent_clients,
     "storms of subscriptions": storm,
@@ -246,6 +262,7 @@ def _writing(url: str, locked: bool) -> None:
             time.sleep(3600)
         while True:
             connection.execute("update guarded set note = clock_timestamp()::text where id < 10")
+            connection.execute("update many set note = clock_timestamp()::text where id = 110000")
             connection.execute("update texts set body = reverse(body) || 'a' where id = 4")
             time.sleep(0.2)
 

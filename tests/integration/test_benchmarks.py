@@ -18,7 +18,7 @@ from benchmarks.streaming import has_nchan
         (queries, 7),
         (groups, 16),
         (topics, 5),
-        (hostile, 15),
+        (hostile, 18),
     ],
 )
 def test_runs(module: object, lines: int) -> None:
