@@ -33,13 +33,18 @@ class Demo:
         """Start it, and wait for the page."""
         command = [sys.executable, "-m", "headwater", "demo", "--data-dir", str(self.data)]
         place = [] if port is None else ["--port", str(port)]
-        self.process = subprocess.Popen(
-            [*command, "--no-browser", *place, *self._options],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            env={k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_")},
-        )
+        # Under nohup it would inherit that SIGHUP is ignored, and tests send it.
+        ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        try:
+            self.process = subprocess.Popen(
+                [*command, "--no-browser", *place, *self._options],
+                stderr=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                text=True,
+                env={k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_")},
+            )
+        finally:
+            signal.signal(signal.SIGHUP, ignored)
         self.page = self.wait_for(r"the page +(\S+)")
         self.home = self.page.removesuffix("/demo/")
         self.port = int(self.home.rpartition(":")[2])

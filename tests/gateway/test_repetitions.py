@@ -49,6 +49,27 @@ async def test_over_http(site: Site, connection: Connection) -> None:
     assert await orders(connection) == [7]
 
 
+async def test_a_subscription_is_added_once(site: Site) -> None:
+    """A browser repeats a request by itself when its connection was cut before the answer."""
+    async with site.events("/v1/stream") as stream:
+        session = (await stream.heard())["session"]
+        path = f"/v1/sessions/{session}/subscriptions"
+        wish = {"id": "a", "live": {"table": "orders"}}
+        answers = await asyncio.gather(*(site.post(path, wish) for _ in range(3)))
+        answers.append(await site.post(path, wish))
+        assert [answer.status_code for answer in answers] == [201] * 4
+        (view,) = {answer.json()["view"] for answer in answers}
+        assert (await stream.heard_of("snapshot"))["view"] == view
+        other = await site.post(path, {"id": "a", "live": {"table": "orders", "limit": 3}})
+        assert (other.status_code, other.json()["error"]["code"]) == (400, "invalid_query")
+        wrong = {"id": "b", "live": {"table": "nowhere"}}
+        refused = await asyncio.gather(*(site.post(path, wrong) for _ in range(3)))
+        assert len({(answer.status_code, answer.text) for answer in refused}) == 1
+        assert refused[0].status_code == 404
+        await site.place(1, region=1)
+        assert (await stream.heard())["type"] == "deltas"
+
+
 async def test_over_websocket(site: Site, connection: Connection) -> None:
     call = {"type": "mutate", "name": "place", "args": {"id": 7}, "idempotency_key": "k"}
     answers = []

@@ -17,13 +17,13 @@ const CHANNEL = "room:faults";
  */
 export async function work(connect, options) {
   const { url, transport, name, tabs = false, writes = true, onReady, isOver } = options;
-  /** @type {string[]} */
+  /** @type {[string, string][]} */
   const errors = [];
   const hw = connect(url, {
     transport,
     tabs,
     backoff: { seconds: [0.05, 0.2], failuresMax: 1000 },
-    onError: ({ code }) => void errors.push(code),
+    onError: ({ code, message }) => void errors.push([code, message]),
   });
   const seen = follow(hw);
   /** @type {[string, any, string][]} */

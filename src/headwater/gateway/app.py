@@ -322,7 +322,7 @@ async def subscribe(gateway: Gateway, request: Request) -> Response:
     """Add a subscription. Its messages come through the session's stream."""
     connection = await _connection(gateway, request)
     wish = await read_json(request, Subscribe)
-    await gateway.subscribe(connection, wish, parent=parent_of(request.headers))
+    await gateway.subscribe_once(connection, wish, parent=parent_of(request.headers))
     subscription = connection.session.subscriptions.get(wish.id)
     return json_answer(
         {"id": wish.id, "view": subscription.view if subscription else None}, status=201

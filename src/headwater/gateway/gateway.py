@@ -269,8 +269,27 @@ class Gateway:
 
     # -------------------------------------------------------------------- subscriptions
 
-    async def subscribe(
+    async def subscribe_once(
         self, connection: Connection, wish: Subscribe, *, parent: Context | None = None
+    ) -> None:
+        """The same by a request of its own. Browsers repeat one by themselves when its connection
+        was cut before the answer: it is about the same subscription then."""
+        digest = hash(msgspec.json.encode(wish))
+        known = connection.session.subscriptions.get(wish.id)
+        if known is None or known.digest != digest:
+            await self.subscribe(connection, wish, parent=parent, digest=digest)
+        elif connection.openings and (opening := connection.openings.get(known)) is not None:
+            await asyncio.wait({opening})
+            if not opening.cancelled():
+                opening.result()
+
+    async def subscribe(
+        self,
+        connection: Connection,
+        wish: Subscribe,
+        *,
+        parent: Context | None = None,
+        digest: int | None = None,
     ) -> None:
         """Open a subscription. What comes of it goes through the connection's session; what is
         wrong with it is raised."""
@@ -279,6 +298,7 @@ class Gateway:
             raise no_session()
         session = connection.session
         subscription = _subscription(session, wish)
+        subscription.digest = digest
         # What a filter costs grows with its length, and the request itself is counted already.
         if weight := len(msgspec.json.encode(wish.live)) // SUBSCRIBE_BYTES_PER_REQUEST:
             self.count_request(session.identity.account, connection.address, weight=weight)

@@ -110,8 +110,8 @@ class Subscription:
     """
 
     __slots__ = (
-        "_alone", "_position", "_skipped", "batch", "behind", "give_up", "handle", "id", "lost",
-        "over", "session", "view",
+        "_alone", "_position", "_skipped", "batch", "behind", "digest", "give_up", "handle", "id",
+        "lost", "over", "session", "view",
     )  # fmt: skip
 
     member: str | None = None
@@ -130,6 +130,8 @@ class Subscription:
         """Whether the client named a position that the database does not have; said once."""
         self.give_up: Callable[[], object] | None = None
         """Ends its opening, while there is no handle to close."""
+        self.digest: int | None = None
+        """Of the request that asked for it, if that may be repeated."""
         self._alone = True
         self._position: str | None = None
         self._skipped: str | None = None
