@@ -426,7 +426,7 @@ class Stream:
             # Spark also reports while nothing happens, under the number of the batch to come.
             if latest["timestamp"] <= self._noted or "addBatch" not in latest["durationMs"]:
                 continue
-            self._noted = latest["timestamp"]
+            self._noted, self._noted_batch = latest["timestamp"], latest["batchId"]
             with _unless_odd():
                 self.offset = Offset.from_dict(_end_offset(latest))
             # It goes on: what was wrong is over.
@@ -443,12 +443,12 @@ class Stream:
 
     def _news(self, query: StreamingQuery) -> Sequence[dict[str, Any]]:
         """What Spark has said of batches since the last look, and perhaps more. To fetch all that
-        it remembers takes tens of milliseconds: done only where there are several."""
+        it remembers takes tens of milliseconds: done only where there are several. A report of no
+        batch may be the latest, and the batch before it be new."""
         latest = query.lastProgress
         if latest is None or latest["timestamp"] <= self._noted:
             return ()
         alone = self._noted_batch is not None and latest["batchId"] <= self._noted_batch + 1
-        self._noted_batch = latest["batchId"]
         return (latest,) if alone else query.recentProgress
 
     def progress(self, behind: Behind | None = None) -> StreamProgress:
