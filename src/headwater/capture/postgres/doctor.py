@@ -239,7 +239,7 @@ async def of_questions(connection: Connection, question_url: str | None) -> Find
     if readable:
         found.append(f"may read {readable}")
     if becomes:
-        found.append(f"may become {becomes}, which may read the log or is a superuser")
+        found.append(f"may become {becomes}, which can read the log or get that right")
     if found:
         return Finding(topic, "warn", f"{role} {', '.join(found)}: so may every policy", _MAKE_ROLE)
     if settings:
