@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test sim fuzz check format bench clean
+.PHONY: help install demo unit test sim fuzz check format bench docs clean
 
 help: ## Show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,6 +20,9 @@ $(STAMP): pyproject.toml src/headwater/__init__.py
 demo: install ## Open a small shop in the browser: PostgreSQL, gateway and Spark at work
 	$(BIN)/headwater demo
 
+unit: install ## Run the tests that need no server: no PostgreSQL, Spark, Node or browser
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 2 -q -p no:schemathesis src/headwater tests/unit $(ARGS)
+
 # They start hundreds of programs, each of which would compile all it imports.
 test: install ## Run every test, several files at a time (ARGS="-n 0 -k word" for one after the other)
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 4 $(ARGS)
@@ -28,7 +31,7 @@ sim: install ## Repeat the crash simulation (SEED=8123 SECONDS=60)
 	SEED=$(SEED) SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/simulation -s
 
 fuzz: install ## Run every generator at its full size (SEED=… for another first seed, ARGS="-k capture" for some)
-	HEADWATER_FUZZ=1 SEED=$(SEED) $(BIN)/python -m pytest -s $$(grep -rlE "from tests.(generated|javascript.faults) import" tests --include="test_*.py") $(ARGS)
+	HEADWATER_FUZZ=1 SEED=$(SEED) $(BIN)/python -m pytest -s $$(grep -rlE "from tests.support.generators.(sizes|faults) import" tests --include="test_*.py") $(ARGS)
 
 check: install ## Lint, format check and types
 	$(BIN)/ruff check .
@@ -42,5 +45,8 @@ format: install ## Rewrite the code in the house format
 bench: install ## Run the benchmarks (ARGS="--large" for the full size)
 	$(BIN)/python -m benchmarks $(ARGS)
 
+docs: install ## Build the documentation as a site: build/docs/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -21,10 +21,10 @@ from benchmarks.measure import (
     report,
     scratch_server,
 )
+from headwater import EmbeddedPostgres
 from headwater.capture.postgres import schema
 from headwater.database import connect
-from headwater.embedded import EmbeddedPostgres
-from headwater.log.follow import follow
+from headwater.log.reading.follow import follow
 
 BULK_ROWS = 100_000
 WRITERS = 32
@@ -131,7 +131,7 @@ def _reader(url: str) -> Iterator[None]:
 
 def _follow(url: str, ready: Event) -> None:
     async def run() -> None:
-        async def caught_up(connection: object, position: object, news: bool) -> None:
+        async def caught_up(connection: object, position: object, has_changes: bool) -> None:
             ready.set()
 
         async for _ in follow(url, caught_up=caught_up):

@@ -19,9 +19,8 @@ from typing import Any
 import msgspec
 
 from benchmarks.measure import ORDERS, Result, percentile, report, scratch_server
+from headwater import Live, connect
 from headwater.capture.postgres import schema, triggers
-from headwater.client import connect
-from headwater.client.subscriptions import Live
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.model import Enter, Leave, Move, Update

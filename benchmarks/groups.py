@@ -20,22 +20,19 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.measure import ORDERS, Result, percentile, report, scratch_server
+from headwater import Context, HeadwaterError, Mutation, MutationContext, Query, c
 from headwater.capture.postgres import schema, triggers
 from headwater.database import Connection
 from headwater.database import connect as connect_database
-from headwater.errors import HeadwaterError
 from headwater.hub.hub import Hub
 from headwater.idempotency import Request, new_key
 from headwater.identity import ANONYMOUS
-from headwater.live.filter import c
-from headwater.live.filter_check import check
+from headwater.live.filters.check import check
 from headwater.model import Change, Column, Row, Table
 from headwater.protocol import Frame
-from headwater.queries.context import Context, MutationContext
-from headwater.queries.functions import Mutation, Query
-from headwater.queries.mutations import Mutations
-from headwater.queries.statements import Read
-from headwater.queries.watches import Watches
+from headwater.queries.analysis.statements import Read
+from headwater.queries.analysis.watches import Watches
+from headwater.queries.execution.mutations import MutationRunner
 from headwater.settings import Settings
 
 ROWS_PER_REGION = 5
@@ -203,7 +200,7 @@ class Bench:
     async def subscribe(self, query: Query, regions: range, crowd: Crowd) -> list[Any]:
         """A subscription for each region, as many at a time as the hub takes."""
         joining = [
-            self.hub.groups.subscribe(query, query.bind({"region": region}), ANONYMOUS, crowd)
+            self.hub.reactive.subscribe(query, query.bind({"region": region}), ANONYMOUS, crowd)
             for region in regions
         ]
         handles = await asyncio.gather(*joining)
@@ -212,9 +209,9 @@ class Bench:
 
     async def settle(self) -> None:
         """Wait until nothing is wanted or under way."""
-        await self.hub.next_flush()
-        while any(group.state != "idle" for group in self.hub.groups):
-            await self.hub.next_flush()
+        await self.hub.flushes.next_flush()
+        while any(group.state != "idle" for group in self.hub.reactive):
+            await self.hub.flushes.next_flush()
 
     async def write(self, sql: str, *values: Any) -> None:
         await self.connection.execute(sql.encode(), values, prepare=True)
@@ -263,7 +260,7 @@ _MISSING = {
 async def _flushes(bench: Bench, sql: str, count: int) -> tuple[float, float]:
     """The median of each, in microseconds."""
     hub, shares, wholes = bench.hub, list[float](), list[float]()
-    original, before = hub.groups.flushed, bench.executions()
+    original, before = hub.reactive.flushed, bench.executions()
 
     def timed(transactions: Any) -> None:
         started = time.perf_counter()
@@ -271,15 +268,15 @@ async def _flushes(bench: Bench, sql: str, count: int) -> tuple[float, float]:
         if transactions:
             shares.append((time.perf_counter() - started) * 1e6)
 
-    hub.groups.flushed = timed  # type: ignore[method-assign]
+    hub.reactive.flushed = timed  # type: ignore[method-assign]
     try:
         for _ in range(count):
             seconds, _ = bench.flush_seconds()
             await bench.write(sql)
-            await hub.next_flush()
+            await hub.flushes.next_flush()
             wholes.append((bench.flush_seconds()[0] - seconds) * 1e6)
     finally:
-        hub.groups.flushed = original  # type: ignore[method-assign]
+        hub.reactive.flushed = original  # type: ignore[method-assign]
     assert bench.executions() == before, "a change that concerns nobody had a query executed"
     return median(shares), median(each for each in wholes if each)
 
@@ -363,7 +360,7 @@ async def memory(bench: Bench, size: Size) -> Result:
     gc.collect()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    kept = sum(group.size for group in bench.hub.groups) / count
+    kept = sum(group.size for group in bench.hub.reactive) / count
     for handle in first + handles:
         handle.close()
     each = (after - before) / (count - 1)
@@ -381,7 +378,7 @@ async def memory(bench: Bench, size: Size) -> Result:
 
 async def calls(bench: Bench, size: Size) -> Result:
     """A call that executes, beside one that need not."""
-    groups = bench.hub.groups
+    groups = bench.hub.reactive
 
     async def called() -> float:
         arguments = IN_REGION.bind({"region": 0})
@@ -393,7 +390,7 @@ async def calls(bench: Bench, size: Size) -> Result:
     await called()
     for _ in range(size.repeats):
         await bench.write(_RAISE, 1)
-        await bench.hub.next_flush()
+        await bench.hub.flushes.next_flush()
         cold.append(await called())
         await bench.settle()
         kept.append(await called())
@@ -410,7 +407,7 @@ async def calls(bench: Bench, size: Size) -> Result:
 async def mutations(bench: Bench, url: str, size: Size) -> list[Result]:
     """The same update as a transaction of psycopg, as a mutation, and as one with an idempotency
     key, in turns; and the repetition of that."""
-    runner = Mutations(url, Settings())
+    runner = MutationRunner(url, Settings())
     bare, ours, keyed, again = (list[float]() for _ in range(4))
     arguments = RAISE_AMOUNT.bind({"id": 1})
     request: Request | None = None

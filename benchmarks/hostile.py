@@ -29,12 +29,11 @@ import msgspec
 import psycopg
 
 from benchmarks.measure import Result, execute, percentile, report, scratch_server
-from headwater.client import connect
-from headwater.client.connection import Connection as Client
+from headwater import Connection as Client
+from headwater import HeadwaterError, connect
 from headwater.database import Connection
 from headwater.database import connect as connect_database
-from headwater.errors import HeadwaterError
-from headwater.queries.requests import RIGHTS
+from headwater.queries.execution.idempotent_requests import REQUIRED_FUNCTIONS
 from headwater.testing.served import serving
 
 SECRET = "a secret of the benchmark that is long enough"
@@ -309,7 +308,7 @@ async def _run(size: Size) -> list[Result]:
             writer = await connect_database(server.url, purpose="benchmark", application_path=True)
             for table in ENABLED:
                 await writer.execute("select headwater.enable_reactivity(%s)", (table,))
-            for function in RIGHTS:
+            for function in REQUIRED_FUNCTIONS:
                 await writer.execute(f"grant execute on function {function} to questions".encode())
             results = []
             await measure(gateway.url, writer, size.samples // 3)

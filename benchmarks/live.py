@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from headwater.live.filter import c
-from headwater.live.filter_check import check
-from headwater.live.filter_compile import compile_filter
+from headwater import c
+from headwater.live.filters.check import check
+from headwater.live.filters.compile import compile_filter
 from headwater.live.needs import Refill
 from headwater.live.order import OrderBy
 from headwater.live.query import BoundQuery, LiveQuery
@@ -172,10 +172,18 @@ def views_of(count: int, where: Callable[[int], Any]) -> Views[View]:
     views = Views(View)
     for i in range(count):
         query = BoundQuery(LiveQuery("assets", where(i), (OrderBy("temp"),), 20), ASSETS)
-        view = views.subscribe(query, "tenant", i)
+        view = views.find(query, "tenant")
         (need,) = view.state.needs
         view.state.answer(need, ())
     return views
+
+
+def apply(views: Views[View], changes: list[Change]) -> int:
+    """The number of views that a transaction touches, once they have it."""
+    touched = views.touched(changes)
+    for view, steps in touched.items():
+        view.state.apply(steps)
+    return len(touched)
 
 
 def many_queries(size: Size) -> Iterator[Result]:
@@ -191,7 +199,7 @@ def many_queries(size: Size) -> Iterator[Result]:
             def work(views: Views[View] = views, changes: list[list[Change]] = changes) -> int:
                 total = 0
                 for each in changes:
-                    total += len(views.apply(each))
+                    total += apply(views, each)
                 return total
 
             measured = best(size, work, len(changes))
@@ -213,8 +221,8 @@ def shared_view(size: Size) -> Iterator[Result]:
     count = size.queries[-1] if len(size.queries) < 3 else size.queries[1]
     views = Views(View)
     query = BoundQuery(LiveQuery("assets", c.region == 7, (OrderBy("temp"),), 20), ASSETS)
-    for subscriber in range(count):
-        view = views.subscribe(query, "tenant", subscriber)
+    view = views.find(query, "tenant")
+    view.subscribers.update(range(count))
     (need,) = view.state.needs
     view.state.answer(need, [asset(1)])
     one, other = asset(1), asset(1, status="idle")
@@ -224,7 +232,7 @@ def shared_view(size: Size) -> Iterator[Result]:
     ]
 
     def work() -> int:
-        return sum(len(views.apply(each)) for each in changes)
+        return sum(apply(views, each) for each in changes)
 
     measured = best(size, work, len(changes))
     yield Result(f"one change, {count:,} subscribers of one query", *_with(measured, None))
@@ -239,7 +247,7 @@ def memory(size: Size) -> Iterator[Result]:
     views = Views(View)
     for i in range(count):
         query = BoundQuery(LiveQuery("assets", c.region == i, (OrderBy("temp"),), 20), ASSETS)
-        view = views.subscribe(query, "tenant", i)
+        view = views.find(query, "tenant")
         (need,) = view.state.needs
         assert isinstance(need, Refill)
         rows = [asset(i * 100 + n, region=i, temp=n) for n in range(need.count)]

@@ -14,17 +14,15 @@ from time import thread_time
 from typing import Any, NamedTuple
 
 from benchmarks.measure import Result, report
-from headwater import limits
-from headwater.errors import InvalidQuery
-from headwater.gateway.bodies import check_json_size
-from headwater.gateway.compression import compressor
+from headwater import Column, Identity, InvalidQuery, Position, Table, limits
+from headwater.gateway.http.bodies import check_json_size
+from headwater.gateway.http.compression import compressor
 from headwater.idempotency import Request
-from headwater.identity import Identity
-from headwater.live.like import matcher
+from headwater.live.filters.compile import _LIKE_TEXT_CHARS_MAX
+from headwater.live.filters.like import matcher
 from headwater.live.needs import Undecided
 from headwater.live.query import BoundQuery, LiveQuery
 from headwater.live.router import Router
-from headwater.model import Column, Position, Table
 from headwater.protocol import read_client, result_hash
 from headwater.queries.arguments import Parameter, Signature
 from headwater.topics.patterns import Pattern
@@ -131,7 +129,7 @@ def filters(most: int) -> list[Input]:
 def inputs(scale: float) -> list[Input]:
     generator = random.Random(1)
     most = int((limits.REQUEST_BYTES_MAX - 200) * scale)
-    chars = int(limits.LIKE_TEXT_CHARS_MAX * scale)
+    chars = int(_LIKE_TEXT_CHARS_MAX * scale)
     text, letters = "a" * chars, "".join(generator.choices("ab", k=chars))
     values = list(range(limits.ARGUMENT_VALUES_MAX - 2))
     large = list(range(most // 8))

@@ -14,7 +14,7 @@ import psycopg
 from rich.console import Console
 from rich.table import Table
 
-from headwater.embedded import EmbeddedPostgres
+from headwater import EmbeddedPostgres
 from headwater.embedded.account import account_for
 from headwater.embedded.binaries import find_binaries
 

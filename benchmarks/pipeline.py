@@ -34,14 +34,14 @@ from pyspark.sql import functions as f
 from benchmarks import peers
 from benchmarks.groups import Crowd
 from benchmarks.measure import ORDERS, Result, execute, percentile, report, scratch_server
+from headwater import Lake, Position, spark_session
 from headwater.capture.postgres import schema
 from headwater.database import connect
 from headwater.hub.hub import Hub
 from headwater.live.query import LiveQuery
-from headwater.model import Position
-from headwater.pipeline import jobs, maintenance
-from headwater.pipeline.lake import Lake
-from headwater.pipeline.session import spark_session
+from headwater.pipeline.jobs.pipeline import run as run_pipeline
+from headwater.pipeline.jobs.plan import PipelinePlan
+from headwater.pipeline.lake import maintenance
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -341,7 +341,7 @@ def as_of(spark: SparkSession, url: str, folder: Path, size: Size) -> Result:
 
 
 def run_once(spark: SparkSession, url: str, lake: Lake) -> None:
-    jobs.run(spark, jobs.Plan(url, lake, once=True), Event())
+    run_pipeline(spark, PipelinePlan(url, lake, once=True), Event())
 
 
 def _update(url: str, rng: random.Random, changes: int, rows: int) -> None:

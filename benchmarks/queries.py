@@ -24,11 +24,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from benchmarks.measure import ORDERS, Result, percentile, report, scratch_server
-from headwater.client import connect
-from headwater.client.results import Results
+from headwater import EmbeddedPostgres, Results, connect
 from headwater.database import Connection
 from headwater.database import connect as connect_database
-from headwater.embedded import EmbeddedPostgres
 from headwater.testing.served import Served, serving
 
 PROGRAM = """

@@ -10,8 +10,8 @@ from contextlib import aclosing
 from benchmarks.measure import ORDERS, Result, percentile, report, scratch_server
 from headwater.capture.postgres import schema, triggers
 from headwater.database import Connection, connect
-from headwater.log.follow import follow
-from headwater.log.read import LogReader
+from headwater.log.reading.follow import follow
+from headwater.log.reading.reader import LogReader
 
 
 async def idle_latency(url: str, count: int) -> Result:
@@ -21,7 +21,7 @@ async def idle_latency(url: str, count: int) -> Result:
     arrived: asyncio.Queue[float] = asyncio.Queue()
     ready = asyncio.Event()
 
-    async def caught_up(connection: object, position: object, news: bool) -> None:
+    async def caught_up(connection: object, position: object, has_changes: bool) -> None:
         ready.set()
 
     async def read() -> None:

@@ -23,8 +23,8 @@ from pathlib import Path
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from headwater.gateway.server import new_event_loop, serve
-from headwater.gateway.sinks import Sink, open_stream
+from headwater.gateway.http.server import new_event_loop, serve
+from headwater.gateway.http.transports import Sink, open_stream
 from headwater.model import Update
 from headwater.protocol import Deltas, Frame
 

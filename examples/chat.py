@@ -23,7 +23,6 @@ from starlette.responses import HTMLResponse, PlainTextResponse
 from starlette.routing import Mount, Route
 
 from headwater import Context, Headwater, connect
-from headwater.protocol import Upsert
 
 hw = Headwater()
 
@@ -154,7 +153,8 @@ async def watch(url: str) -> None:
         print("watching chat:1", flush=True)
         tell(chat.rows("messages"))
         async for ops in chat:
-            tell(op.row for op in ops if isinstance(op, Upsert))
+            changed = {op.key for op in ops}
+            tell(row for row in chat.rows("messages") if (row["id"],) in changed)
 
 
 def tell(rows: Iterable[Mapping[str, Any]]) -> None:

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
 import os
 import pwd
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
-import psycopg
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-from headwater.capture.postgres import schema
 from headwater.database import Connection, connect
 from headwater.embedded import EmbeddedPostgres
 from headwater.hub.hub import Hub
 from headwater.metrics import Metrics, total
 from headwater.testing import served
-
-_numbers = itertools.count(1)
+from tests.support.databases import FAST, fresh_database, passable_folder
 
 
 def pytest_configure() -> None:
@@ -53,11 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 _LONG = (
-    "tests/simulation/test_pipeline", "tests/integration/test_pipeline", "tests/spark/test_howto"
+    "tests/simulation/test_pipeline", "tests/integration/commands/test_child",
+    "tests/spark/test_howto",
 )  # fmt: skip
 
-_WITHOUT_SPARK = ("tests/spark/test_howto", "tests/spark/test_planning")
-"""Which have none, or one of their own."""
+_WITHOUT_SPARK = "tests/spark/test_howto"
+"""Which has one of its own."""
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
@@ -67,7 +59,9 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith("tests/spark/") and not nodeid.startswith(_WITHOUT_SPARK):
             return "spark"
-        if nodeid.startswith(("tests/gateway/", "tests/browser/")):
+        if nodeid.startswith(
+            ("tests/gateway/", "tests/browser/", "tests/regressions/test_gateway.py")
+        ):
             return nodeid.partition("::")[0]
         return nodeid
 
@@ -75,10 +69,6 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
     return Together(config, log)
-
-
-# Tests do not crash the machine; without this each commit waits for the disk.
-FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
 @pytest.fixture(autouse=True)
@@ -105,14 +95,6 @@ def reconciled(
 def postgres() -> Iterator[EmbeddedPostgres]:
     with passable_folder() as folder, EmbeddedPostgres(folder / "data", settings=FAST) as server:
         yield server
-
-
-@contextmanager
-def passable_folder() -> Iterator[Path]:
-    """Not pytest's own: as root the server runs as another user, who may not enter that."""
-    with tempfile.TemporaryDirectory(prefix="headwater-") as folder:
-        Path(folder).chmod(0o711)
-        yield Path(folder)
 
 
 @pytest.fixture(scope="session")
@@ -151,53 +133,6 @@ def system_postgres() -> Iterator[str]:
             yield f"postgresql://postgres@:5432/postgres?host={folder}"
         finally:
             run("pg_ctl", "-w", "-m", "immediate", "stop")
-
-
-@contextmanager
-def fresh_database(server_url: str, *, installed: bool) -> Iterator[str]:
-    """The URL of a new database on that server, with or without Headwater's schema."""
-    name = f"test_{next(_numbers)}"
-    template = _template(server_url) if installed else "template0"
-    # As files, which nobody writes meanwhile: the usual way logs every page.
-    _run(server_url, f"create database {name} template {template} strategy file_copy")
-    url = _database_url(server_url, name)
-    if installed:
-        _run(url, "select headwater.adopt()")
-    try:
-        yield url
-    finally:
-        _run(server_url, f"drop database if exists {name} with (force)")
-
-
-@cache
-def _template(server_url: str) -> str:
-    """A database with the schema, made once a server: copying it is quicker than installing."""
-    _run(server_url, "create database headwater_template template template0")
-
-    async def install() -> None:
-        connection = await connect(
-            _database_url(server_url, "headwater_template"), purpose="test", application_path=True
-        )
-        await schema.install(connection)
-        await connection.close()
-
-    finish(install())
-    return "headwater_template"
-
-
-def finish(work: Coroutine[Any, Any, None]) -> None:
-    """Do it here and now; fixtures may run inside an event loop of their own."""
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, work).result()
-
-
-def _run(server_url: str, statement: str) -> None:
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(statement.encode())
-
-
-def _database_url(server_url: str, name: str) -> str:
-    return urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
 
 
 @pytest.fixture

@@ -1,138 +1,43 @@
 """Headwater turns a database into live data.
 
-What is named here is imported when it is first used: a Spark worker needs little of it, and there
-are many of them.
+The public names are those of `__init__.pyi`, and no others. Each is imported when it is first used:
+a Spark worker needs few of them, and Spark starts many workers.
 """
 
+import ast
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from headwater.app import Headwater
-    from headwater.client.connection import connect
-    from headwater.errors import (
-        Behind,
-        CaptureError,
-        ConfigError,
-        ConnectionFailed,
-        DatabaseError,
-        Diverged,
-        EmbeddedError,
-        Forbidden,
-        FunctionFailed,
-        HeadwaterError,
-        InvalidQuery,
-        LimitExceeded,
-        NotFound,
-        NotInstalled,
-        PermissionMissing,
-        Refused,
-        ResultError,
-        ResyncRequired,
-        TimedOut,
-        Unauthorized,
-        Unavailable,
-    )
-    from headwater.gateway.access import AccessRequest, Allow
-    from headwater.identity import Identity
-    from headwater.live.filter import Filter, c
-    from headwater.model import Actor, Change, Column, Position, Table, Transaction
-    from headwater.queries.context import BlockingContext, Context, MutationContext
-    from headwater.queries.events import ChangeEvent, ErrorEvent, GapEvent, QueryEvent
-    from headwater.queries.functions import Mutation, Query
+from pkgutil import get_data
 
 __version__ = "0.1.0.dev0"
 
-__all__ = [
-    "AccessRequest",
-    "Actor",
-    "Allow",
-    "Behind",
-    "BlockingContext",
-    "CaptureError",
-    "Change",
-    "ChangeEvent",
-    "Column",
-    "ConfigError",
-    "ConnectionFailed",
-    "Context",
-    "DatabaseError",
-    "Diverged",
-    "EmbeddedError",
-    "ErrorEvent",
-    "Filter",
-    "Forbidden",
-    "FunctionFailed",
-    "GapEvent",
-    "Headwater",
-    "HeadwaterError",
-    "Identity",
-    "InvalidQuery",
-    "LimitExceeded",
-    "Mutation",
-    "MutationContext",
-    "NotFound",
-    "NotInstalled",
-    "PermissionMissing",
-    "Position",
-    "Query",
-    "QueryEvent",
-    "Refused",
-    "ResultError",
-    "ResyncRequired",
-    "Table",
-    "TimedOut",
-    "Transaction",
-    "Unauthorized",
-    "Unavailable",
-    "__version__",
-    "c",
-    "connect",
-]
 
-_MODULES = {
-    "headwater.app": ("Headwater",),
-    "headwater.client.connection": ("connect",),
-    "headwater.errors": (
-        "Behind",
-        "CaptureError",
-        "ConfigError",
-        "ConnectionFailed",
-        "DatabaseError",
-        "Diverged",
-        "EmbeddedError",
-        "Forbidden",
-        "FunctionFailed",
-        "HeadwaterError",
-        "InvalidQuery",
-        "LimitExceeded",
-        "NotFound",
-        "NotInstalled",
-        "PermissionMissing",
-        "Refused",
-        "ResultError",
-        "ResyncRequired",
-        "TimedOut",
-        "Unauthorized",
-        "Unavailable",
-    ),
-    "headwater.gateway.access": ("AccessRequest", "Allow"),
-    "headwater.identity": ("Identity",),
-    "headwater.live.filter": ("Filter", "c"),
-    "headwater.model": ("Actor", "Change", "Column", "Position", "Table", "Transaction"),
-    "headwater.queries.context": ("BlockingContext", "Context", "MutationContext"),
-    "headwater.queries.events": ("ChangeEvent", "ErrorEvent", "GapEvent", "QueryEvent"),
-    "headwater.queries.functions": ("Mutation", "Query"),
-}
-_PLACES = {name: module for module, names in _MODULES.items() for name in names}
+def _read_public_names() -> dict[str, str]:
+    """The module of every public name."""
+    lines = ast.parse(get_data(__name__, "__init__.pyi") or b"").body
+    imports = [line for line in lines if isinstance(line, ast.ImportFrom)]
+    return {alias.name: line.module or "" for line in imports for alias in line.names}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+_MODULES = _read_public_names()
+
+__all__ = [*sorted(_MODULES), "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_PLACES[name]), name)
+    value: object = getattr(_import(_MODULES[name]), name)
     globals()[name] = value
     return value
+
+
+def _import(module: str) -> object:
+    if not module.startswith("headwater.pipeline."):
+        return import_module(module)
+    from headwater.pipeline.packages import spark_needed
+
+    with spark_needed():
+        return import_module(module)
 
 
 def __dir__() -> list[str]:

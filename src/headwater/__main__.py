@@ -1,5 +1,5 @@
 """`python -m headwater` is `headwater`."""
 
-from headwater.command import main
+from headwater.commands.program import main
 
 main()

@@ -17,24 +17,24 @@ import msgspec
 
 from headwater.capture.postgres import schema, triggers
 from headwater.channels.bus import NOTIFY, Bus
-from headwater.channels.definitions import ChannelDefinition, Channels, message_json, said
+from headwater.channels.definitions import ChannelDefinition, Channels, message_json, published
 from headwater.database import Connection, check_question_url, connect, translated
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import ConfigError, InvalidQuery, Unavailable
 from headwater.identity import ANONYMOUS, Identity, Sharing
-from headwater.limits import CURSOR_IDLE_SAVE_SECONDS, CURSOR_SAVE_SECONDS, WINDOW_ROWS_MAX
-from headwater.live.feed import FeedFilter
-from headwater.live.filter import Filter
+from headwater.limits import CURSOR_SAVE_SECONDS, WINDOW_ROWS_MAX
+from headwater.live.feed import ChangeFilter
+from headwater.live.filters.filter import Filter
 from headwater.live.query import Rules
 from headwater.log import cursors, maintenance
-from headwater.log.follow import follow
-from headwater.log.read import LogReader
+from headwater.log.reading.follow import follow
+from headwater.log.reading.reader import LogReader
 from headwater.model import Position, Table, Transaction
-from headwater.pipeline.views.definitions import View, define
+from headwater.pipeline.views.definitions import StreamingView, define
 from headwater.queries.context import mutation_under_way
 from headwater.queries.events import EventName, Handler
+from headwater.queries.execution.mutations import MutationRunner
 from headwater.queries.functions import Mutation, Query
-from headwater.queries.mutations import Mutations
 from headwater.queries.registry import Functions
 from headwater.settings import Settings, load_settings
 from headwater.tasks import ended
@@ -45,8 +45,12 @@ if TYPE_CHECKING:
     # A program that serves nothing does not wait for a web framework to be imported.
     from starlette.applications import Starlette
 
-    from headwater.gateway.access import Authorize
+    from headwater.gateway.auth.authorize_hook import Authorize
     from headwater.gateway.gateway import Gateway
+
+_CURSOR_IDLE_SAVE_SECONDS = 30.0
+"""A cursor is saved this often while there is nothing new."""
+
 
 HandlerT = TypeVar("HandlerT", bound=Handler)
 ViewFunctionT = TypeVar("ViewFunctionT", bound=Callable[..., Any])
@@ -79,7 +83,7 @@ class Headwater:
         """The declared channels; `channels.find("room:1")` says which one a name belongs to."""
         self._bus: Bus | None = None
         self._functions = Functions()
-        self._views: dict[str, View] = {}
+        self._views: dict[str, StreamingView] = {}
         self._tables: dict[str, Rules] = {}
         self._rules: dict[str, Rules] = {}
         self._authorize: Authorize | None = None
@@ -130,7 +134,7 @@ class Headwater:
         The rule is called with the `Identity` of a session and an `AccessRequest`, what it asks
         for, and says True, False, a filter that the rows must match, or `Allow`.
         """
-        from headwater.gateway.access import check_hook
+        from headwater.gateway.auth.authorize_hook import check_hook
 
         check_hook(rule)
         self._authorize = rule
@@ -185,7 +189,7 @@ class Headwater:
         return self._functions.mutation(given, **options)
 
     @property
-    def views(self) -> Mapping[str, View]:
+    def views(self) -> Mapping[str, StreamingView]:
         """The registered streaming views, by name."""
         return self._views
 
@@ -309,10 +313,10 @@ class Headwater:
             identity=identity,
         )
 
-    def _runner(self) -> Mutations:
+    def _runner(self) -> MutationRunner:
         if self._functions.runner is None:
             raise ConfigError(
-                "a text is streamed while Headwater is not running",
+                "hw.text_stream is used while Headwater is not running",
                 hint="Use it inside `async with hw:`.",
             )
         return self._functions.runner
@@ -342,14 +346,14 @@ class Headwater:
         )
 
     async def publish(self, channel: str, data: Any) -> None:
-        """Publish on a channel, for whoever follows it at any gateway: inside a mutation when that
-        commits, otherwise now. Returns when the database has passed it on."""
+        """Publish on a channel, for its subscribers at all gateways: inside a mutation when that
+        commits, otherwise now. Returns when the database has delivered it."""
         self.channels.find(channel)
-        note, context = said(channel, message_json(data)), mutation_under_way()
+        message, context = published(channel, message_json(data)), mutation_under_way()
         if self._bus is not None and context is not None:
-            await context.execute(NOTIFY, await self._bus.signed(note))
+            await context.execute(NOTIFY, await self._bus.signed(message))
         elif self._bus is not None:
-            await self._bus.send(note)
+            await self._bus.send(message)
         else:
             raise ConfigError(
                 f"channel {channel} is published on while Headwater is not running",
@@ -378,12 +382,12 @@ class Headwater:
         """The gateway as an ASGI app, to be served or mounted. It runs while Headwater does: serve
         it by itself, or give the application that mounts it `lifespan=hw.lifespan`."""
         from headwater.admin.routes import routes
-        from headwater.gateway.app import create_app
+        from headwater.gateway.http.app import create_app
 
         if self._app is None:
             if self._started:
                 raise ConfigError(
-                    "the gateway is asked for too late: Headwater is running",
+                    "hw.asgi() is called too late: Headwater is running",
                     hint="Call hw.asgi() before `async with`.",
                 )
             self._app = create_app(
@@ -453,7 +457,7 @@ class Headwater:
             await self._start_gateway()
 
     async def _start_gateway(self) -> None:
-        from headwater.channels.rooms import Rooms
+        from headwater.channels.registry import ChannelRegistry
         from headwater.gateway.gateway import Gateway
         from headwater.hub.hub import Hub
         from headwater.metrics import Metrics
@@ -472,17 +476,17 @@ class Headwater:
             events=self._functions.events,
         )
         await self._stack.enter_async_context(hub)
-        rooms: Rooms | None = None
+        registry: ChannelRegistry | None = None
         if self._bus is not None:
-            rooms = Rooms(
+            registry = ChannelRegistry(
                 self._bus,
                 period=self.settings.presence_period_seconds,
                 timeout=self.settings.presence_timeout_seconds,
                 metrics=metrics,
-                next_view=hub.lives.views.next_id,
+                next_view=hub.next_view_id,
                 memory=hub.memory,
             )
-            await self._stack.enter_async_context(rooms)
+            await self._stack.enter_async_context(registry)
         gateway = Gateway(
             hub,
             self.settings,
@@ -494,7 +498,7 @@ class Headwater:
             runner=self._functions.runner,
             topics=self.topics,
             channels=self.channels,
-            rooms=rooms,
+            registry=registry,
             declared=self._rules,
         )
         self.gateway = await self._stack.enter_async_context(gateway)
@@ -581,17 +585,17 @@ def _names(what: str, names: Iterable[str] | None) -> frozenset[str] | None:
     return None if names is None else frozenset(names)
 
 
-def _feed_filter(where: Filter | None, tables: list[Table]) -> FeedFilter | None:
+def _feed_filter(where: Filter | None, tables: list[Table]) -> ChangeFilter | None:
     if where is None:
         return None
     if len(tables) != 1:
         raise InvalidQuery(
             "a filter needs exactly one table", path="where", hint='hw.changes("orders", where=…)'
         )
-    return FeedFilter(where, tables[0])
+    return ChangeFilter(where, tables[0])
 
 
-def _filtered(transaction: Transaction, keeps: FeedFilter | None) -> Transaction | None:
+def _filtered(transaction: Transaction, keeps: ChangeFilter | None) -> Transaction | None:
     """The transaction with what the filter leaves of it; None for nothing."""
     if keeps is None:
         return transaction
@@ -635,14 +639,16 @@ class _CursorKeeper:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._news = True
+        self._has_changes = True
         self._saved_at = -math.inf
 
-    async def caught_up(self, connection: Connection, position: Position, news: bool) -> None:
+    async def caught_up(
+        self, connection: Connection, position: Position, has_changes: bool
+    ) -> None:
         """Everything up to the position has been delivered and asked beyond. Without news it is
         saved now and then only, to stay clear of the retention: saving is a transaction too."""
         waited = time.monotonic() - self._saved_at
-        self._news = self._news or news
-        if waited >= (CURSOR_SAVE_SECONDS if self._news else CURSOR_IDLE_SAVE_SECONDS):
+        self._has_changes = self._has_changes or has_changes
+        if waited >= (CURSOR_SAVE_SECONDS if self._has_changes else _CURSOR_IDLE_SAVE_SECONDS):
             await cursors.save(connection, self._name, position)
-            self._news, self._saved_at = False, time.monotonic()
+            self._has_changes, self._saved_at = False, time.monotonic()

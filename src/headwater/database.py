@@ -1,9 +1,9 @@
-"""The edge to PostgreSQL: opens connections and turns the driver's errors into ours, once.
+"""Opens connections to PostgreSQL, and translates the driver's errors into ours.
 
-Statements of ours find names in `pg_catalog` alone, so that no function, operator or type that a
-user made is chosen: that code would run with our rights. The path that the session began with stays
-its default, `set local search_path to default`. Connections that execute the application's own
-statements have that path, `application_path=True`.
+Our own statements find names in `pg_catalog` only. So no function, operator or type of a user is
+chosen, which would run with our rights. The search path that the session began with stays its
+default (`set local search_path to default`). Connections for statements of the application have
+that path (`application_path=True`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from headwater.limits import CONNECT_TIMEOUT_SECONDS, DEAD_PEER_SECONDS
 
 
 class Connection(AsyncConnection[tuple[Any, ...]]):
-    """The driver's, with two faults of it mended: it does not forget that its task was cancelled,
-    and it may be closed while another task waits for what it asked."""
+    """The driver's connection with two faults fixed: a cancelled task stays cancelled, and a
+    connection may be closed while another task waits for a result."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -48,8 +48,8 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
         try:
             return await super().wait(gen, *args, **options)
         except psycopg.Error as error:
-            # It cancels the statement first; if the connection is lost over that, it says no more
-            # than that. Whoever tries again after a loss would never end.
+            # The driver cancels the statement first. If the connection is lost meanwhile, it only
+            # reports that loss, and a caller that retries after a loss would never end.
             if task is not None and task.cancelling() > before:
                 raise asyncio.CancelledError from error
             raise
@@ -60,11 +60,11 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
                 await super().close()
 
     async def close(self) -> None:
-        """Whoever waits for an answer learns that the connection is lost.
+        """Close it. A task that waits for a result gets the error of a lost connection.
 
-        The driver would free what that task reads from as soon as it goes on, and its file
-        descriptor, which may be another connection's by then: a crash, or a stranger that hangs.
-        So the line is cut, and the task that hears of it closes the connection.
+        The driver would free memory that this task still reads, and its file descriptor, which may
+        belong to another connection by then. So the socket is shut down, and the waiting task
+        closes the connection.
         """
         if self._waiting is None or self._waiting is asyncio.current_task():
             await super().close()
@@ -87,8 +87,8 @@ OWN_SCHEMA = "headwater"
 """Where our tables are; with `"$user"` in the path, also where a role of that name looks first."""
 
 _MARK = "headwater.direct"
-"""Set at the start of every session, and by nothing else: where it is missing, a pooler answered
-that leaves out what a session is started with."""
+"""Set as a start option of every session. Where it is missing, the connection is that of a pooler
+that drops start options."""
 
 PIN = (
     f"select pg_catalog.set_config('search_path', '{PINNED_PATH}', false),"
@@ -107,7 +107,7 @@ async def connect(
 ) -> Connection:
     """Open a connection in autocommit mode. `purpose` shows in pg_stat_activity. Where functions
     are executed, the driver must not prepare statements: at a rollback it would remove those of
-    the functions (`queries/sending.py`) with its own.
+    the functions (`queries/execution/chunked_fetch.py`) with its own.
 
     Times are read in UTC and texts in UTF-8, whatever the server's zone and encoding are, and
     backslashes in the texts of statements are backslashes. Names are found in `pg_catalog` alone;
@@ -182,18 +182,18 @@ _SETTINGS = (
 
 
 def _check_direct(row: tuple[Any, ...] | None, url: str) -> None:
-    """ConfigError where the session is a pooler's. It would seem to work: but notifications,
-    session locks and settings would be lost between two transactions."""
+    """ConfigError for a session of a pooler. It would seem to work, but notifications, session
+    locks and settings would be lost between transactions."""
     assert row is not None
     if row[1] != "on":
-        raise _pooled(url, "it leaves out the settings that a session is started with")
+        raise _pooled(url, "it drops the settings that a session is started with")
 
 
 def _pooled(url: str, reason: str) -> ConfigError:
     return ConfigError(
-        f"{without_password(url)} is that of a connection pooler such as PgBouncer: {reason}",
-        hint="Headwater needs sessions of its own: give it the address of PostgreSQL itself, around"
-        " the pooler (docs/howto/pgbouncer.md). Your application may stay behind the pooler.",
+        f"{without_password(url)} is a connection pooler such as PgBouncer: {reason}",
+        hint="Headwater needs its own sessions: give it the address of PostgreSQL itself"
+        " (docs/howto/pgbouncer.md). Your application may keep using the pooler.",
     )
 
 
@@ -277,8 +277,8 @@ async def check_question_url(connection: Connection, question_url: str) -> None:
     async with asking:
         if not await is_same_database(connection, asking):
             raise ConfigError(
-                f"question_url: {without_password(question_url)} is another database than url, and"
-                " what is done as a user's role would be done there",
+                f"question_url: {without_password(question_url)} is another database than url;"
+                " statements with a user's role would run there",
                 hint="Give the same host, port and database in both, also where url comes from the"
                 " command line and question_url from the settings.",
             )
@@ -304,7 +304,7 @@ async def is_same_database(one: Connection, other: Connection) -> bool:
 
 @contextmanager
 def translated(url: str = "") -> Iterator[None]:
-    """Raise our errors for the driver's inside the block."""
+    """Translate errors of the driver inside the block into ours."""
     try:
         yield
     except psycopg.Error as error:
@@ -312,7 +312,7 @@ def translated(url: str = "") -> Iterator[None]:
 
 
 def translate(error: psycopg.Error, url: str = "") -> HeadwaterError:
-    """The error a user should see for one of the driver's."""
+    """Our error for an error of the driver."""
     message = error.diag.message_primary or str(error).strip()
     hint = error.diag.message_hint
     if message.startswith("headwater: "):
@@ -322,7 +322,7 @@ def translate(error: psycopg.Error, url: str = "") -> HeadwaterError:
     match error:
         case errors.InsufficientPrivilege():
             return PermissionMissing(
-                message, hint=hint or "headwater doctor says which right is needed for what."
+                message, hint=hint or "headwater doctor lists the missing rights."
             )
         case errors.InvalidSchemaName() | errors.UndefinedFunction() | errors.UndefinedTable() if (
             "headwater" in message
@@ -341,8 +341,8 @@ def translate(error: psycopg.Error, url: str = "") -> HeadwaterError:
 
 
 def is_refused(error: psycopg.Error) -> bool:
-    """Whether the statement itself is at fault, its values or a row it met: the same again would
-    fail again. What a table lacks since it was altered is not counted: it is looked up again."""
+    """Whether the statement, its values or a row caused the error, so that a repetition would fail,
+    too. A table or column that is missing after a schema change does not count."""
     state = error.sqlstate or ""
     return state[:2] in _STATEMENT_CLASSES and state not in _ALTERED
 

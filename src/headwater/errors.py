@@ -1,27 +1,27 @@
-"""Every error a user can meet.
+"""All errors that a user can meet.
 
     HeadwaterError
     ├── ConfigError            a setting, argument or file is wrong
     ├── DatabaseError          PostgreSQL refused or could not be reached
-    │   └── PermissionMissing  … because the role lacks a right
+    │   └── PermissionMissing  … because the role lacks a privilege
     ├── NotInstalled           the schema `headwater` is missing or of another version
     ├── CaptureError           a table cannot be captured
     ├── InvalidQuery           a filter, order or live query does not fit its table
     ├── ResyncRequired         the log no longer reaches back to a position
     ├── Diverged               a replica no longer equals the result it follows
-    ├── Unauthorized           a token is missing or does not hold
+    ├── Unauthorized           a token is missing or not valid
     ├── Forbidden              the user may not do this
     ├── NotFound               there is no such session or subscription
     ├── LimitExceeded          a quota or a bound is reached
     ├── Unavailable            the gateway cannot serve now
-    │   └── Behind             … what is as new as a position that the client has
-    ├── Refused                a query or mutation says no, for a reason of its own
-    ├── FunctionFailed         a query or mutation failed in a way nobody foresaw
+    │   └── Behind             … a position that the client has already seen
+    ├── Refused                a query or mutation refused, with its own reason
+    ├── FunctionFailed         a query or mutation failed unexpectedly
     ├── ResultError            what a query or mutation returned cannot be sent
     ├── TimedOut               a query or mutation took too long
     ├── ConnectionFailed       a gateway cannot be reached
     ├── EmbeddedError          the embedded PostgreSQL could not be used
-    └── PipelineError          the data pipeline cannot go on
+    └── PipelineError          the data pipeline cannot continue
 
 Each carries a stable `code` for machines, a `hint` that says the way out, and `retryable`. Driver
 errors are translated once, at the edge, with `from`. Assertions are for our own bugs only.
@@ -103,7 +103,7 @@ class PipelineError(HeadwaterError):
 
 
 class Unauthorized(HeadwaterError):
-    """No token, or one that does not hold."""
+    """The token is missing or not valid."""
 
     code = "unauthorized"
 
@@ -141,7 +141,7 @@ class Unavailable(HeadwaterError):
 
 
 class Behind(Unavailable):
-    """This gateway has not read what the client has seen at another one."""
+    """This gateway has not read a position that the client has seen at another gateway."""
 
     code = "behind"
     retry_after = 1.0

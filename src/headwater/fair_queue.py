@@ -1,13 +1,12 @@
-"""A queue in which no owner stands in the way of another. Pure: it starts nothing and waits for
-nothing.
+"""A queue in which no owner can block another. Pure: it starts nothing and waits for nothing.
 
-Every item has owners: the user who asked for it, the table it reads. Of each kind a bound says how
-many items of one owner may run at once; items beyond it wait, and items of others pass them. Among
-items that may run, owners take turns: who has one item waiting is served before the second item of
-who has a thousand. An item runs from `next` until `done`.
+Every item has owners: the user who requested it, the table it reads. A bound for each kind of owner
+says how many items of one owner may run at the same time. Items beyond it wait, and items of other
+owners pass them. Owners take turns: the only item of one owner runs before the second item of an
+owner with a thousand. An item runs from `next` until `done`.
 
-The promises: an item never waits while all its owners are below their bounds and somebody calls
-`next`; and every item that may run is returned after finitely many others.
+The promises: an item never waits while all its owners are below their bounds and `next` is
+called; and every item that may run is returned after finitely many others.
 
     >>> queue = FairQueue[str]({"user": 2})
     >>> for item in ("ann 1", "ann 2", "ann 3", "ann 4", "bob 1"):
@@ -29,7 +28,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 Item = TypeVar("Item", bound=Hashable)
 
 Owner: TypeAlias = tuple[str, Hashable]
-"""Of which kind, and which one: ("user", "ann"), ("table", 16385)."""
+"""The kind and the id: ("user", "ann"), ("table", 16385)."""
 
 
 _REMOVED_MIN = 100

@@ -1,10 +1,10 @@
-"""Requests that may be repeated: what a client's key stands for.
+"""Idempotency keys: a client may repeat a request with the same key.
 
 A client makes a key for each mutation and each message on a channel, and sends it again with every
-repetition. The gateway stores it together with the result, in the same transaction, and answers a
-repetition with what is stored. A key counts for one user only: the scope is a hash of all that the
-token says of who the user is, and a key of another scope is never looked at. Without tokens all
-clients have one scope, so a key must be one that others cannot guess.
+repetition. The gateway stores the key with the result, in the same transaction, and answers a
+repetition with the stored result. A key belongs to one user: its scope is a hash of the tenant,
+user and role of the token, and keys of another scope are never read. Without tokens all clients
+have one scope, so a key must be impossible to guess.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RANDOM_BYTES = 16
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A key as it is stored: whose it is, and the digest of what was asked for."""
+    """A key as it is stored: the scope of its user, and the digest of the request."""
 
     scope: bytes
     key: str
@@ -36,7 +36,7 @@ class Request(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, identity: Identity, key: str, name: str, value: Any) -> Request:
-        """The request of a user to call `name` with a value, which is what JSON can hold."""
+        """The request of a user to call `name` with a JSON value."""
         scope = (identity.tenant, identity.user, identity.role)
         return cls(_hash(scope), key, _hash((name, value)))
 
@@ -46,12 +46,12 @@ def _hash(value: Any) -> bytes:
 
 
 def new_key() -> str:
-    """A key that nobody can guess."""
+    """A key that is impossible to guess."""
     return secrets.token_urlsafe(_RANDOM_BYTES)
 
 
 def check_key(key: object) -> str:
-    """The key as it is; InvalidQuery for one that cannot be stored.
+    """The key, unchanged; InvalidQuery for one that cannot be stored.
 
     >>> check_key("order 7")
     Traceback (most recent call last):
@@ -67,7 +67,7 @@ def check_key(key: object) -> str:
 
 
 def reused(what: str) -> InvalidQuery:
-    """For a key that stands for another request of the same user."""
+    """The error for a key that was used for another request of the same user."""
     error = InvalidQuery(
         f"{what}: the key was used for another request",
         path="idempotency_key",

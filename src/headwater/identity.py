@@ -1,8 +1,7 @@
-"""Who a session is: what a verified token says, and nothing that a client merely claims.
+"""The identity of a session, from a verified token or ticket; never from what a client claims.
 
-An identity is made by the authenticator or read back from a ticket. Everything that decides what a
-session may see hangs on it: the user and tenant that the authorisation hook is asked about, the
-database role and claims that row-level security is asked with, and when it ends.
+It decides what a session may see. The authorize hook gets its user and tenant, row-level security
+its database role and claims. It also has the time when it expires.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ Sharing: TypeAlias = Literal["user", "tenant", "everyone"]
 """Who gets the same result of a query for the same arguments."""
 
 _OF_ONE_TOKEN = frozenset({"exp", "iat", "nbf", "jti"})
-"""Claims about a token rather than its user."""
+"""Claims about the token, not about its user."""
 
 
 class Identity(msgspec.Struct, frozen=True):
     """The user of a session.
 
-    `role` is the database role it reads as, None for Headwater's own. `claims` are all that the
-    token says. From `expires_at` on it no longer holds; None for one that does not end.
+    `role` is the database role it reads as, None for Headwater's own. `claims` are all claims of
+    the token. At `expires_at` it expires; None for an identity that does not expire.
     """
 
     user: str | None = None
@@ -36,10 +35,10 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def claims_json(self) -> str:
-        """The claims as policies find them in `request.jwt.claims`.
+        """The claims as policies read them from `request.jwt.claims`.
 
-        Equal claims give equal text, and what differs from token to token is left out: sessions of
-        one user share their views, also after a refresh.
+        Equal claims give equal text. Claims that differ from token to token are left out, so that
+        sessions of one user share their views, also after a refresh.
 
         >>> Identity(claims={"sub": "ann", "exp": 1, "app": {"b": 2, "a": 1}}).claims_json
         '{"app":{"a":1,"b":2},"sub":"ann"}'
@@ -48,7 +47,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def account(self) -> str | None:
-        """What quotas count by: users of two tenants are two, even if they share a name.
+        """The owner in quotas. Users of different tenants are different, even with the same name.
 
         >>> Identity(user="ann").account, Identity(user="ann", tenant="acme").account
         ('ann', '["acme","ann"]')
@@ -58,7 +57,7 @@ class Identity(msgspec.Struct, frozen=True):
         return msgspec.json.encode([self.tenant, self.user]).decode()
 
     def shared(self, by: Sharing) -> Identity:
-        """What of an identity a query may know whose results are shared.
+        """The part of an identity that a query with shared results may read.
 
         >>> ann = Identity(user="ann", tenant="acme", claims={"sub": "ann"})
         >>> ann.shared("tenant")
@@ -81,5 +80,5 @@ ANONYMOUS = Identity()
 
 
 def anonymous(settings: Settings) -> Identity:
-    """Who everybody is at a gateway that verifies no tokens."""
+    """The identity of all clients at a gateway that verifies no tokens."""
     return ANONYMOUS if settings.auth_role is None else Identity(role=settings.auth_role)

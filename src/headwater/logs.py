@@ -1,4 +1,4 @@
-"""Logs for machines: one JSON object a line."""
+"""Logs for programs: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 import msgspec
 
 
-def log_as_json() -> None:
-    """Write the process's log to standard error as JSON, from INFO on."""
+def log_as_json(level: int = logging.INFO) -> None:
+    """Write the log of the process to standard error as JSON, from this level on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
 class _JsonFormatter(logging.Formatter):

@@ -1,14 +1,14 @@
-"""How many bytes are held, for whom, and who pays when it is too much. Pure.
+"""Counts the memory of subscriptions by owner, and enforces its bounds. Pure.
 
-A *holding* is something that takes memory: the rows of a view, the history of a channel, what waits
-for a client. It counts in full for each owner it is held for, so that the sum of an owner depends
-on its own subscriptions alone, and once in all. A holding that is *idle* waits for its owner to
-come back, and goes first. Then an owner above its bound loses the holding that grew. When all
-together are above theirs, the owner with the most bytes that it holds alone loses the largest of
-them, so that an owner below its share loses nothing to a larger one.
+A *holding* is something that takes memory: the rows of a view, the history of a channel, frames
+that wait for a client. It counts in full for each of its owners, so that the sum of an owner
+depends only on its own subscriptions, and once in the total. A holding that is *idle* has no
+subscription, and is ended first. Then an owner above its bound loses the holding that grew. When
+the total is above its bound, the owner with the most bytes that no other owner shares loses the
+largest of these: an owner below its share loses nothing to a larger one.
 
-Growing only notes who is above a bound, and says so once (`on_over`); `enforce` acts, at a moment
-when subscriptions may end.
+A growing holding only records that a bound is exceeded, and calls `on_over` once. `enforce` acts,
+at a moment when subscriptions may end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headwater.errors import LimitExceeded
 from headwater.limits import QUOTA_RETRY_SECONDS
 
 Holder: TypeAlias = Hashable
-"""Whom bytes count for. None is this process itself: it has no bound, and loses nothing."""
+"""The owner that bytes count for. None is this process itself: it has no bound."""
 
 Shed: TypeAlias = Callable[[Holder, LimitExceeded], None]
 """Ends what an owner has of a holding, for this reason."""
@@ -58,7 +58,7 @@ class Memory:
         return ((owner, account.held) for owner, account in self._accounts.items())
 
     def add(self, bytes: int) -> None:
-        """So many more in all."""
+        """Add bytes to the total."""
         self.total += bytes
         if self.in_all and self.total > self.in_all:
             self._note()
@@ -240,14 +240,15 @@ _WHOSE = {
 _WAY_OUT = {
     "bytes_per_user": "Ask for fewer rows or columns, unsubscribe from what is no longer shown, and"
     " read what is sent.",
-    "bytes_total": "Those who hold most lose something first: ask for fewer rows or columns.",
+    "bytes_total": "The user with the most bytes loses a subscription first: ask for fewer rows or"
+    " columns.",
 }
 
 
 def exceeded(code: str, most: int) -> LimitExceeded:
     """The error that something ends with."""
     return LimitExceeded(
-        f"{_WHOSE[code]} more than {most:,} bytes of memory, which is the most",
+        f"{_WHOSE[code]} more than {most:,} bytes of memory, which is the limit",
         hint=f"{_WAY_OUT[code]} The setting is {code}.",
         code=code,
         retry_after=QUOTA_RETRY_SECONDS,

@@ -32,7 +32,7 @@ class Metrics:
         self.lag_seconds = histogram("lag_seconds", "Time from a change being written to its frame")
         self.changes = counter("changes_total", "Changes read from the log")
         self.questions = counter("questions_total", "Questions put to the database", "kind")
-        self.resyncs = counter("resyncs_total", "Times that views were read anew", "reason")
+        self.resyncs = counter("resyncs_total", "Times that views were read again", "reason")
         self.reconcile_checks = counter(
             "reconcile_checks_total", "Comparisons of what is served with the database", "kind"
         )
@@ -60,15 +60,15 @@ class Metrics:
         self.query_seconds = histogram("query_seconds", "Time of one execution")
         self.query_failures = counter("query_failures_total", "Executions that failed", "code")
         self.query_cache_hits = counter("query_cache_hits_total", "Calls served without execution")
-        self.topics = gauge("topics", "Topics that somebody follows")
-        self.signals = counter("signals_total", "Signals read for topics that somebody follows")
+        self.topics = gauge("topics", "Topics with followers")
+        self.signals = counter("signals_total", "Signals read for topics with followers")
         self.signal_ids_refused = counter(
             "signal_ids_refused_total", "Signalled ids that no key of their table can be"
         )
-        self.channels = gauge("channels", "Channels that somebody follows")
+        self.channels = gauge("channels", "Channels with followers")
         self.channel_members = gauge("channel_members", "Members of channels that are here")
         self.channel_messages = counter(
-            "channel_messages_total", "Messages heard for channels that somebody follows"
+            "channel_messages_total", "Messages received for channels with followers"
         )
         self.bus_up = gauge("bus_up", "1 while other gateways are heard")
         self.bus_refused = counter("bus_refused_total", "Payloads that no gateway can have sent")

@@ -1,7 +1,7 @@
-"""The words everything else is written in: Table, Change, Transaction, Position, Delta.
+"""The types that all other modules use: Table, Change, Transaction, Position, Delta.
 
-This module imports nothing of ours, does no I/O and reads no clock. All values are frozen; the same
-structs travel from the log through the live tier to the client.
+This module imports nothing of ours, does no I/O and reads no clock. All values are frozen. The same
+structs pass from the log through the hub to the client.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Table(msgspec.Struct, frozen=True):
 
     @property
     def is_system(self) -> bool:
-        """Whether it is one of Headwater's own, which nobody hears of who does not name it."""
+        """Whether it is one of Headwater's own tables, which are sent only to those who name it."""
         return self.schema == "headwater"
 
     def key_of(self, row: Row) -> Key:
@@ -96,7 +96,7 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Actor(msgspec.Struct, frozen=True):
-    """Who made a change: set by the writer for its transaction, empty when it did not say."""
+    """Who made a change: set by the writer for its transaction, empty if it was not set."""
 
     user_id: str | None = None
     function_name: str | None = None
@@ -153,7 +153,7 @@ def differ(before: Value, after: Value) -> bool:
 _EXACT = frozenset({str, int, bool, bytes, date, datetime, time, UUID, type(None)})
 
 
-class Mark(msgspec.Struct, frozen=True):
+class PositionMark(msgspec.Struct, frozen=True):
     """Which rows of the log a position was the first to contain, how many, and a digest of them.
 
     The rows are those from transaction `xid` and number `seq` on, in the order of these two, and
@@ -168,7 +168,7 @@ class Mark(msgspec.Struct, frozen=True):
     late: tuple[int, ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> Mark:
+    def parse(cls, text: str) -> PositionMark:
         xid, seq, rows, digest, *late = text.split(".")
         xids = _xids(late[0] if late else "")
         return cls(int(xid), int(seq), int(rows), int(digest, 16), xids)
@@ -209,7 +209,7 @@ class Position(msgspec.Struct, frozen=True, eq=False):
     xmin: int
     xmax: int
     xip: tuple[int, ...] = ()
-    mark: Mark | None = None
+    mark: PositionMark | None = None
 
     @classmethod
     def parse(cls, text: str) -> Position:
@@ -226,7 +226,7 @@ class Position(msgspec.Struct, frozen=True, eq=False):
         position = cls.of_snapshot(match["log"], match["snapshot"])
         if match["mark"] is None:
             return position
-        mark = Mark.parse(match["mark"])
+        mark = PositionMark.parse(match["mark"])
         if not mark.is_of(position):
             raise ValueError(f"{text!r:.100} is not a position: its mark is out of range")
         return msgspec.structs.replace(position, mark=mark)
@@ -331,7 +331,7 @@ def _is_ascending(xids: tuple[int, ...]) -> bool:
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """Changes that became visible together, and a position to resume from once they are dealt with.
+    """Changes that became visible together, and a position to resume from after processing them.
 
     Transactions are read many at a time. The last one of a read carries the position up to which it
     went, those before it the one where it began: resuming from any of them never skips a change,
@@ -380,7 +380,7 @@ class Leave(_Delta, frozen=True):
 
 
 class Move(_Delta, frozen=True):
-    """The row changed and goes elsewhere: remove it from `source`, insert it at `index`."""
+    """The row changed and moved: remove it from `source`, insert it at `index`."""
 
     key: Key
     row: Row
@@ -399,7 +399,7 @@ class Update(_Delta, frozen=True):
 
 
 class Reset(_Delta, frozen=True):
-    """Forget everything; the result is now exactly `rows`. Every snapshot is a reset."""
+    """Discard the old result; the result is now exactly `rows`. Every snapshot is a reset."""
 
     rows: tuple[Enter, ...] = ()
 

@@ -1,9 +1,9 @@
-"""The wire protocol: every message between a gateway and its clients, and how it is written.
+"""The wire protocol: every message between a gateway and its clients, and how it is encoded.
 
 The same messages travel over SSE and WebSocket; docs/reference/protocol.md shows each of them.
-Pure: structs in, bytes out. A `Frame` is one message encoded at most once for all who get it:
-frames of a shared result name its `view`, and `subscribed` has told each client which of its
-subscriptions that is. The `position` of a message is what its receiver is complete up to, and the
+Pure: structs in, bytes out. A `Frame` is one message that is encoded at most once for all
+receivers. Frames of a shared result carry its `view`; `subscribed` says which subscription of a
+client has that view. A receiver has everything up to the `position` of a message, which is also the
 SSE `id`.
 """
 
@@ -53,25 +53,25 @@ class Hello(_Message, frozen=True):
     session: str
     version: int
     keepalive: float
-    """Seconds between keepalives: hear nothing for longer than twice that, and reconnect."""
+    """Seconds between keepalives. A client that receives nothing for twice as long reconnects."""
     expires_at: datetime | None = None
-    """When the token ends, and the connection with it unless it is refreshed."""
+    """When the token expires. The connection ends then, unless a new token is sent."""
 
 
 class Subscribed(_Message, frozen=True):
-    """The subscription `id` is fed by the frames of `view` from here on."""
+    """From here on the subscription `id` gets the frames of `view`."""
 
     id: str
     view: int
     resumed: bool = False
-    """Whether it goes on behind the position that the client named; if not, a snapshot follows."""
+    """Whether it continues after the client's position; if not, a snapshot follows."""
     key: tuple[str, ...] = ()
     """A live query's primary key: what the values in each `key` are called."""
     member: str | None = None
     """Of a channel on which the client is present: which of its members the client is."""
     lost: bool = False
-    """The database does not have the position that the client named (it was restored, or lost it in
-    a crash): forget that, and every other position from before."""
+    """The database does not have the client's position: it was restored, or lost it in a crash. The
+    client must discard that position and all others from before."""
 
 
 class Unsubscribed(_Message, frozen=True):
@@ -112,11 +112,11 @@ ResetReason: TypeAlias = Literal[
 
 
 class Reset(_Message, frozen=True):
-    """Forget the result; it is now `rows`. Why: the client read too slowly (`overflow`), the log
+    """Replace the result by `rows`. The reason: the client read too slowly (`overflow`), the log
     could not be followed (`resync`), the table was truncated, altered or enabled again (`table`),
-    the client's rights changed (`access`), it slid its window (`window`), so much of a query's
-    result changed, or it had failed, that it is sent whole (`result`), or what was sent turned out
-    not to be what the database has (`drift`)."""
+    the client's access changed (`access`), the client moved its window (`window`), a query's result
+    is sent whole because much of it changed or the query had failed (`result`), or the sent rows
+    differed from the database (`drift`)."""
 
     view: int
     position: str
@@ -227,7 +227,7 @@ class Topic(_Message, frozen=True):
 
 
 class Poke(_Message, frozen=True):
-    """Something changed that this topic stands for: pull."""
+    """The data behind this topic changed: read it again."""
 
     view: int
     position: str
@@ -235,12 +235,12 @@ class Poke(_Message, frozen=True):
 
 
 class Message(_Message, frozen=True):
-    """Something was published on a channel. Only the last few are kept; a newcomer is sent those
-    first."""
+    """A message was published on a channel. Only the last few are stored; a new subscriber gets
+    those first."""
 
     view: int
     id: str
-    """The same for everybody, whatever gateway they are at: who comes back may get it again."""
+    """The same at all gateways. A client that reconnects may get the message again."""
     data: Any
     at: datetime
     user: str | None = None
@@ -250,7 +250,7 @@ class Message(_Message, frozen=True):
 
 
 class Member(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One who is present on a channel: one session of a user, with a state of its own choice."""
+    """A member of a channel: one session of a user, with a state that the client sets."""
 
     member: str
     user: str | None = None
@@ -258,7 +258,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Presence(_Message, frozen=True):
-    """Who is on a channel. With `whole`, `joined` is everybody, and replaces what was known;
+    """The members of a channel. With `whole`, `joined` are all members and replaces the list;
     otherwise `joined` came or changed their state, and `left` went. With `missed`, messages from
     before may be missing."""
 
@@ -270,8 +270,8 @@ class Presence(_Message, frozen=True):
 
 
 class Error(_Message, frozen=True):
-    """With `id`, that subscription or request is over. Without, it is about something that nobody
-    named, or about the connection when that is closed next."""
+    """With `id`, that subscription or request has ended. Without, it is about a message without an
+    id, or about the connection if that is closed next."""
 
     code: str
     message: str
@@ -282,11 +282,11 @@ class Error(_Message, frozen=True):
 
 
 class Keepalive(_Message, frozen=True):
-    """Nothing happened, and all is well. Over SSE a comment."""
+    """The connection is alive and nothing happened. A comment over SSE."""
 
 
 class Authenticated(_Message, frozen=True):
-    """The new token holds."""
+    """The new token is accepted."""
 
     expires_at: datetime | None = None
 
@@ -315,7 +315,7 @@ class QueryCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     name: str
     args: dict[str, Any] = {}
     delta: bool = False
-    """Have rows sent as deltas by their key, as a live query's are, instead of whole results."""
+    """Send rows as deltas by their key, like a live query, instead of whole results."""
 
 
 class ChannelCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -341,12 +341,10 @@ class Subscribe(_Message, frozen=True, forbid_unknown_fields=True):
     """The position up to which the client has the query's result, or the topic's signals."""
     after: str | None = None
     """A position that what the subscription begins with must contain. `since` implies it."""
-    batch: bool = True
-    """False: one message per delta instead of one per flush."""
     overflow: Overflow | None = None
     """Left out: `conflate` for a live query, `pause` for a change feed."""
     verify: bool = False
-    """Have every batch carry the hash of the result."""
+    """Whether every batch carries the hash of the result."""
 
 
 class Unsubscribe(_Message, frozen=True, forbid_unknown_fields=True):
@@ -363,13 +361,13 @@ class Reanchor(_Message, frozen=True, forbid_unknown_fields=True):
 
 
 class Authenticate(_Message, frozen=True, forbid_unknown_fields=True):
-    """Go on with a new token, of the same user and tenant."""
+    """Replace the token by a new one of the same user and tenant."""
 
     token: str
 
 
 class Ask(_Message, frozen=True, forbid_unknown_fields=True, tag="query"):
-    """Have a reactive query's result once. With `after`, one that contains that position."""
+    """Get a reactive query's result once. With `after`, one that contains that position."""
 
     id: str
     name: str
@@ -388,8 +386,8 @@ class Mutate(_Message, frozen=True, forbid_unknown_fields=True):
 
 
 class Wait(_Message, frozen=True, forbid_unknown_fields=True):
-    """Be answered once everything up to a position has been sent: a mutation's, to read one's own
-    writes."""
+    """Get an answer once everything up to a position has been sent. With the position of a
+    mutation, a client reads its own writes."""
 
     id: str
     position: str
@@ -397,8 +395,8 @@ class Wait(_Message, frozen=True, forbid_unknown_fields=True):
 
 class Publish(_Message, frozen=True, forbid_unknown_fields=True):
     """Publish on the channel of the subscription `id`. With `request`, the answer has that id: it
-    comes when the message was passed on to all gateways. A message with the same `idempotency_key`
-    is a repetition, and is not passed on again."""
+    comes when the message was delivered to all gateways. A message with the same `idempotency_key`
+    is a repetition, and is not delivered again."""
 
     id: str
     data: Any
@@ -595,7 +593,7 @@ class Frame:
         message = self.message
         if isinstance(message, Keepalive):
             return KEEPALIVE_SSE
-        # Whoever is cut off between the parts of a result has nothing to resume from.
+        # A client that is cut off between the parts of a result has nothing to resume from.
         id = self.position if self.has_id and not getattr(message, "more", False) else None
         return _event(type(message).__name__.lower(), self.json, id)
 
@@ -632,21 +630,6 @@ class Frame:
         """The line of NDJSON as a chunk of an HTTP/1.1 body."""
         return as_chunk(self.line)
 
-    @cached_property
-    def each(self) -> tuple[Frame, ...]:
-        """For those who did not want batches: one frame per delta. Only the last carries the
-        position, or who is cut off in between would resume behind what it has not seen."""
-        message = self.message
-        if not isinstance(message, Deltas):
-            return (self,)
-        last = len(message.deltas) - 1
-        frames = tuple(
-            _DeltaFrame(message, delta, i == last) for i, delta in enumerate(message.deltas)
-        )
-        if not self.has_id:
-            frames[last].has_id = False
-        return frames
-
     @property
     def size(self) -> int:
         return len(self.json)
@@ -668,34 +651,6 @@ class Mark(Frame):
     @cached_property
     def event(self) -> bytes:
         return f"id: {self.position}\n\n".encode()
-
-
-class _DeltaFrame(Frame):
-    def __init__(self, batch: Deltas, delta: Step, last: bool) -> None:
-        super().__init__(batch)
-        self.position = batch.position if last else None
-        self._delta = delta
-
-    @cached_property
-    def json(self) -> bytes:
-        assert isinstance(self.message, Deltas)
-        fields = msgspec.to_builtins(self._delta, builtin_types=(datetime,), str_keys=False)
-        name = fields.pop("delta")
-        common: dict[str, Any] = {"view": self.message.view, "at": self.message.at}
-        if self.position is not None:
-            common["position"] = self.position
-            if self.message.hash is not None:
-                common["hash"] = self.message.hash
-        return _encode({"type": name, **common, **fields})
-
-    @cached_property
-    def sse(self) -> bytes:
-        id = self.position if self.has_id else None
-        return _event(type(self._delta).__name__.lower(), self.json, id)
-
-    @cached_property
-    def event(self) -> bytes:
-        return _event(type(self._delta).__name__.lower(), self.json, None)
 
 
 def _event(name: str, data: bytes, id: str | None) -> bytes:

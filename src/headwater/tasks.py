@@ -1,4 +1,4 @@
-"""Tasks that are ended by whoever started them."""
+"""Ends asyncio tasks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 
 async def ended(task: asyncio.Task[Any]) -> None:
-    """Cancel it, and wait until it has ended; what it raised is raised. Whoever waits here may be
-    cancelled as well, which is not mistaken for the end of the other."""
+    """Cancel a task and wait until it has ended; its error is raised. If the caller is cancelled
+    meanwhile, that is not mistaken for the end of the task."""
     task.cancel()
     await asyncio.wait({task})
     if not task.cancelled():

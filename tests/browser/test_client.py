@@ -13,7 +13,7 @@ from playwright.async_api import BrowserContext, Page
 
 from headwater.database import Connection
 from headwater.testing.served import Served, serving
-from tests.javascript.stage import APPLICATION, TABLES
+from tests.support.stage import APPLICATION, TABLES
 
 TABS = 10
 CONNECT = """async (transport) => {

@@ -17,9 +17,9 @@ from starlette.routing import Mount
 from headwater import Headwater
 from headwater.database import Connection
 from headwater.testing.served import Served, serving
-from tests.browser.busy import STREAMS, busy
 from tests.browser.conftest import SIZES, overflow
-from tests.serving import ours
+from tests.support.applications.busy_gateway import STREAMS, busy
+from tests.support.servers import ours
 
 SECRET = "a secret that is long enough for SHA-256 and more"
 
@@ -117,7 +117,7 @@ async def test_what_is_shown_is_followed(
     await expect(row).to_contain_text("Basel")
     await page.get_by_label("Rewind").press("End")
     await expect(row).to_contain_text("it was deleted")
-    await page.get_by_text("Ask the lake").click()
+    await page.get_by_text("Read the lake").click()
     await expect(page.locator("code")).to_have_text("headwater history customers 7")
 
     await opened(page, served, "pipeline")
@@ -152,12 +152,12 @@ async def test_the_history_goes_on_where_its_time_was_over(
         if "before=" in route.request.url:
             await route.continue_()
         else:
-            log = {"changes": [], "looked_at": 9, "before": "999999999.1", "searched_to": None}
-            await route.fulfill(json={"log": log, "lake": None, "command": "", "trouble": None})
+            log = {"changes": [], "scanned": 9, "before": "999999999.1", "searched_to": None}
+            await route.fulfill(json={"log": log, "lake": None, "command": "", "lake_error": None})
 
     await page.route("**/v1/admin/history/**", first_part)
     await opened(page, served, "history?table=customers&key=9")
-    await expect(page.locator("main")).to_contain_text("the log has more to look at")
+    await expect(page.locator("main")).to_contain_text("the log has more to search")
     await page.get_by_role("button", name="Older changes").click()
     await expect(page.locator("ins")).to_have_text("Olten")
     await expect(page.locator("main")).to_contain_text("1 version in the log.")
@@ -193,7 +193,7 @@ async def test_the_change_log(served: Served, page: Page, connection: Connection
     await expect(page.locator("main")).to_contain_text("50 changes, the newest first.")
     await page.get_by_label("Text").fill("nowhere")
     await page.get_by_role("button", name="Older changes").click()
-    await expect(page.locator("main")).to_contain_text("these are all")
+    await expect(page.locator("main")).to_contain_text("there are no more")
     assert await changes.count() > 80  # of 39 rows, twice, and some
 
     # What is in a row is text, whatever it looks like.

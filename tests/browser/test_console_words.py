@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import headwater
-from tests.node import node
+from tests.support.node import node
 
 SOURCES = Path(headwater.__file__).parent
 

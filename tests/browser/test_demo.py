@@ -18,12 +18,11 @@ import psycopg
 import pytest
 from playwright.async_api import Browser, BrowserContext, Error, Locator, Page, expect
 
-from headwater import Forbidden
-from headwater.client import connect
+from headwater import Forbidden, connect
 from tests.browser.conftest import SIZES, overflow
-from tests.browser.demo import Demo, opened
-from tests.conftest import passable_folder
-from tests.gateway.shop import until
+from tests.support.applications.demo import Demo, opened
+from tests.support.applications.shop import until
+from tests.support.databases import passable_folder
 
 ORDER = """
     insert into orders (item, customer, region, status, amount)

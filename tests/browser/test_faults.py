@@ -10,9 +10,9 @@ import pytest
 from playwright.async_api import BrowserContext, Page
 
 from headwater.database import Connection
-from tests.generated import size
-from tests.javascript.faults import judge, staged, storm
 from tests.javascript.test_client import CLIENT
+from tests.support.generators.faults import judge, staged, storm
+from tests.support.generators.sizes import size
 
 FAULTS = size("faults", 6, large=40)
 TABS = {"alone": ("ws", False), "one": ("sse", "ann"), "two": ("sse", "ann")}

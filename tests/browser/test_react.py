@@ -18,11 +18,11 @@ import pytest
 from playwright.async_api import Page, expect
 
 from tests.browser.conftest import SIZES, overflow
-from tests.node import INSTALL_SECONDS, alone, node, npm, on_path, packages
+from tests.support.node import INSTALL_SECONDS, alone, node, npm, on_path, packages
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.timeout(INSTALL_SECONDS + 120)
 
-ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "react"
 CLIENT = ROOT / "clients" / "js"
 REGIONS = ("North", "East", "South", "West")

@@ -1,4 +1,4 @@
-"""PySpark: how its Java is started with its output elsewhere (`pipeline/session.py`)."""
+"""PySpark: how its Java is started with its output elsewhere (`pipeline/spark/session.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `gateway/server.py` relies on in uvicorn beyond its documentation.
+"""What `gateway/http/server.py` relies on in uvicorn beyond its documentation.
 
 When one of these fails after an upgrade, uvicorn has changed: read `StreamingProtocol` and
 `_Server` against the new version, and move the bounds in pyproject.toml.
@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
-from headwater.gateway.server import StreamingProtocol
+from headwater.gateway.http.server import StreamingProtocol
 
 
 async def app(scope: object, receive: object, send: object) -> None: ...

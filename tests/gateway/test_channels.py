@@ -22,8 +22,8 @@ import jwt
 import pytest
 from websockets.asyncio.client import connect as connect_socket
 
+from headwater import connect, connect_sync
 from headwater.capture.postgres import schema
-from headwater.client import connect, connect_sync
 from headwater.client.channels import Channel
 from headwater.database import Connection
 from headwater.database import connect as connect_database
@@ -31,9 +31,9 @@ from headwater.embedded import EmbeddedPostgres
 from headwater.errors import Forbidden, InvalidQuery, LimitExceeded, NotFound, Unavailable
 from headwater.limits import CHANNEL_MESSAGE_BYTES_MAX
 from headwater.testing.served import Served, serving
-from tests.conftest import FAST, passable_folder
-from tests.gateway.shop import until
 from tests.gateway.test_oracle import LENIENT, quick
+from tests.support.applications.shop import until
+from tests.support.databases import FAST, passable_folder
 
 PROGRAM = """
     from headwater import Headwater, Refused
@@ -221,7 +221,7 @@ async def test_a_large_message_comes_in_parts_and_one_that_is_too_large_does_not
     ann, bob = await guests.join(one.url), await guests.join(other.url)
     largest = "é" * ((CHANNEL_MESSAGE_BYTES_MAX - 2) // 2)
     await ann.channel.publish(largest)
-    with pytest.raises(InvalidQuery, match="65,537 bytes as JSON, and 65,536 is the most"):
+    with pytest.raises(InvalidQuery, match="65,537 bytes as JSON; the limit is 65,536"):
         await ann.channel.publish("x" * (CHANNEL_MESSAGE_BYTES_MAX - 1))
     with pytest.raises(InvalidQuery, match="4,097 bytes"):
         async with connect(one.url) as hw, hw.channel("room:1", state="x" * 4095):
@@ -341,9 +341,9 @@ async def test_what_cannot_be_asked_of_a_channel(
 ) -> None:
     gateway, _ = gateways
     ann = await guests.join(gateway.url)
-    with pytest.raises(InvalidQuery, match="only who is present has a state"):
+    with pytest.raises(InvalidQuery, match="only a present member has a state"):
         await ann.channel.set_state("here")
-    with pytest.raises(InvalidQuery, match="nobody is present on channel wire:1"):
+    with pytest.raises(InvalidQuery, match="channel wire:1 has no presence"):
         await guests.join(gateway.url, "wire:1", present=True)
     async with (
         httpx.AsyncClient(base_url=gateway.url, trust_env=False) as http,
@@ -546,7 +546,7 @@ async def test_a_restarted_database(
             await until(lambda: len(ann.states) == len(bob.states) == 3)
             await ann.channel.publish("before")
             await asyncio.to_thread(server.stop_now, "fast")
-            with pytest.raises(Unavailable, match="did not pass this on"):
+            with pytest.raises(Unavailable, match="did not deliver this"):
                 await ann.channel.publish("lost")
         # Who comes and goes meanwhile is known where it does so.
         await until(lambda: bob.states == ["ann", "bob"])

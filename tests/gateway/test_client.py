@@ -12,13 +12,13 @@ from typing import Any
 import jwt
 import pytest
 
-from headwater.client import Backoff, connect, connect_sync
+from headwater import Backoff, connect, connect_sync
 from headwater.database import Connection
 from headwater.errors import CaptureError, InvalidQuery, Unauthorized
-from headwater.live.filter import c
+from headwater.live.filters.filter import c
 from headwater.testing.link import cutting
 from headwater.testing.served import serving
-from tests.support import run
+from tests.support.log_probe import run
 
 SECRET = "a secret that is long enough for everyone"
 WAIT_SECONDS = 30.0

@@ -22,18 +22,18 @@ from typing import Any
 
 import pytest
 
-from headwater.channels.notes import signed
-from headwater.client import BlockingConnection, connect
-from headwater.client import Connection as Client
+from headwater import BlockingConnection, connect
+from headwater import Connection as Client
+from headwater.channels.bus_messages import signed
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.errors import Refused
 from headwater.testing.link import Cutter, cutting
 from headwater.testing.served import Served, serving
-from tests.conftest import fresh_database
-from tests.gateway.shop import until
 from tests.gateway.test_oracle import LENIENT, quick
-from tests.generated import first_seed, size
+from tests.support.applications.shop import until
+from tests.support.databases import fresh_database
+from tests.support.generators.sizes import first_seed, size
 
 CALLS = size("calls", 60, large=2_000)
 SEED = first_seed(15)

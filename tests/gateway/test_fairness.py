@@ -9,10 +9,10 @@ import pytest
 
 from headwater.database import Connection
 from headwater.database import connect as connect_database
-from tests.gateway.functions import Site, running
-from tests.gateway.shop import open_shop, until
-from tests.gateway.test_tokens import SECRET, token
-from tests.support import enable, run
+from tests.gateway.auth.test_tokens import SECRET, token
+from tests.support.applications.query_functions import Site, running
+from tests.support.applications.shop import open_shop, until
+from tests.support.log_probe import enable, run
 
 
 def bearer(user: str) -> dict[str, str]:

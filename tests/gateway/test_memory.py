@@ -19,9 +19,9 @@ from headwater.database import Connection, connect
 from headwater.embedded import EmbeddedPostgres
 from headwater.limits import SESSION_CHANNEL_SUBSCRIPTIONS_MAX
 from headwater.testing.served import Served, serving
-from tests.conftest import finish, fresh_database
-from tests.gateway.shop import until
-from tests.support import enable, run
+from tests.support.applications.shop import until
+from tests.support.databases import finish, fresh_database
+from tests.support.log_probe import enable, run
 
 MIB = 1024 * 1024
 SECRET = "a secret that is long enough for SHA-256 and more"

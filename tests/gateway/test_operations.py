@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from headwater.client import connect
+from headwater import connect
 from headwater.database import Connection
 from headwater.testing.served import serving
-from tests.gateway.shop import open_shop, until
+from tests.support.applications.shop import open_shop, until
 
 QUERY = {"table": "orders", "limit": 3}
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from headwater.client import Backoff, connect
+from headwater import Backoff, connect
 from headwater.client.subscriptions import Live
 from headwater.database import Connection
 from headwater.testing.link import cutting
 from headwater.testing.served import serving
-from tests.gateway.shop import Truth, open_shop, random_query, until, writing
+from tests.support.applications.shop import Truth, open_shop, random_query, until, writing
 
 QUERIES = 200
 CLIENTS = 20

@@ -11,15 +11,15 @@ from urllib.parse import quote
 
 import pytest
 
-from headwater.client import Backoff, connect
+from headwater import Backoff, connect
 from headwater.database import Connection
 from headwater.gateway import gateway as gateway_module
-from headwater.log import read as read_module
+from headwater.log.reading import reader as reader_module
 from headwater.model import Position
 from headwater.testing.link import Holder, holding
 from headwater.topics.definitions import TopicDefinition
-from tests.gateway.functions import Site, Socket, running
-from tests.support import run
+from tests.support.applications.query_functions import Site, Socket, running
+from tests.support.log_probe import run
 
 KINDS: dict[str, dict[str, Any]] = {
     "live": {"live": {"table": "orders", "order": [["id", "desc"]], "limit": 3}},
@@ -211,7 +211,7 @@ async def test_behind_a_backlog_every_subscription_shows_it_before_the_answer(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch, window: str
 ) -> None:
     """More changes than a flush takes: everything is read again beside it."""
-    monkeypatch.setattr(read_module, "LOG_PAGE_CHANGES", 50)
+    monkeypatch.setattr(reader_module, "_LOG_PAGE_CHANGES", 50)
     async with site_of(url, topic_window=window) as site, site.socket() as socket:
         await follow_all(socket)
         views: dict[str, int] = {
@@ -243,15 +243,15 @@ async def test_a_wait_covers_a_view_that_is_read_again(
         await socket.heard_of("hello")
         await socket.send(type="subscribe", id="s", **KINDS["live"])
         await socket.heard_of("snapshot")
-        lives = site.gateway.hub.lives
-        opened = lives.openings._read
+        lives = site.gateway.hub.live_views
+        opened = lives.snapshots._read
         gate = asyncio.Event()
 
         async def gated(*arguments: Any) -> None:
             await gate.wait()
             await opened(*arguments)
 
-        monkeypatch.setattr(lives.openings, "_read", gated)
+        monkeypatch.setattr(lives.snapshots, "_read", gated)
         (view,) = lives
         lives.read_again(view, "resync")
         position = await write(orders, 99)

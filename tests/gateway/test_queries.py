@@ -20,11 +20,11 @@ from headwater.identity import ANONYMOUS
 from headwater.limits import SESSION_QUEUE_BYTES_MAX, SESSION_REQUESTS_MAX
 from headwater.protocol import Ask, Error, Mutate, QueryCall, Subscribe, Wait
 from headwater.testing.served import serving
-from tests.gateway.functions import EventStream, Site, running
-from tests.gateway.shop import open_shop, until
+from tests.gateway.auth.test_tokens import SECRET, token
 from tests.gateway.test_operations import TRACED
 from tests.gateway.test_subscriptions import Sink
-from tests.gateway.test_tokens import SECRET, token
+from tests.support.applications.query_functions import EventStream, Site, running
+from tests.support.applications.shop import open_shop, until
 
 AHEAD = "ffffffff-1:1:"
 
@@ -186,18 +186,15 @@ async def test_a_stream_is_resumed_from_positions_of_what_it_began_with(site: Si
         assert [id for id in stream.ids if id is not None] == [position]
 
 
-@pytest.mark.parametrize("batch", [True, False])
-async def test_rows_by_their_key(site: Site, batch: bool) -> None:
-    options = {"delta": "true", "batch": json.dumps(batch)}
+async def test_rows_by_their_key(site: Site) -> None:
     async with site.events(
-        "/v1/query/open_orders/subscribe", "POST", params=options, json={"region": 1}
+        "/v1/query/open_orders/subscribe", "POST", params={"delta": "true"}, json={"region": 1}
     ) as stream:
         assert (await stream.heard_of("subscribed"))["key"] == ["id"]
         snapshot = await stream.heard()
         assert [row["key"] for row in snapshot["rows"]] == [[1], [6]]
         await site.place(60, region=1)
-        message = await stream.heard()
-        (delta,) = message["deltas"] if batch else [message]
+        (delta,) = (await stream.heard())["deltas"]
         assert (delta["key"], delta["index"]) == ([60], 2)
 
 

@@ -14,9 +14,9 @@ from websockets.asyncio.client import connect as connect_websocket
 
 from headwater.database import Connection
 from headwater.testing.served import serving
-from tests.gateway.functions import Site, running
-from tests.gateway.shop import open_shop, until
-from tests.gateway.test_tokens import SECRET, token
+from tests.gateway.auth.test_tokens import SECRET, token
+from tests.support.applications.query_functions import Site, running
+from tests.support.applications.shop import open_shop, until
 
 
 @pytest.fixture

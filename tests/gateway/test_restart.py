@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from headwater import connect
 from headwater.capture.postgres import schema
-from headwater.client import connect
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.embedded import EmbeddedPostgres
 from headwater.testing.served import Served, serving
-from tests.conftest import FAST, passable_folder
-from tests.gateway.shop import Truth, open_shop, random_query, until, writing
 from tests.gateway.test_oracle import LENIENT, Followers, quick
+from tests.support.applications.shop import Truth, open_shop, random_query, until, writing
+from tests.support.databases import FAST, passable_folder
 
 
 @pytest.fixture

@@ -13,14 +13,13 @@ from urllib.parse import quote, urlsplit
 import msgspec
 import pytest
 
-from headwater import model
-from headwater.client import connect
-from headwater.client.replica import Replica
+from headwater import connect, model
+from headwater.client.state.replica import Replica
 from headwater.database import Connection
 from headwater.protocol import Deltas, Reset, ServerMessage, Snapshot
 from headwater.testing.served import Served, serving
-from tests.gateway.shop import Truth, until
 from tests.gateway.test_oracle import LENIENT, quick
+from tests.support.applications.shop import Truth, until
 
 MIB = 1024 * 1024
 WINDOW = {"table": "pages", "order": [["id", "asc"]], "limit": 100}

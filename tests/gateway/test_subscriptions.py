@@ -11,16 +11,16 @@ import pytest
 
 from headwater.database import Connection
 from headwater.errors import Forbidden, NotFound, Unavailable
-from headwater.gateway.access import AccessRequest
-from headwater.gateway.connection import Connection as Client
+from headwater.gateway.auth.authorize_hook import AccessRequest
+from headwater.gateway.connection import GatewayConnection as Client
 from headwater.gateway.gateway import Gateway
-from headwater.gateway.session import FeedSubscription
-from headwater.hub.feeds import FeedQuery
+from headwater.gateway.session import SessionFeed
+from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.hub import Hub
 from headwater.identity import ANONYMOUS, Identity
 from headwater.protocol import ChangesQuery, Frame, Subscribe
 from headwater.settings import Settings
-from tests.gateway.shop import open_shop, until
+from tests.support.applications.shop import open_shop, until
 
 LIVE = {"table": "orders", "limit": 3}
 
@@ -164,9 +164,9 @@ async def test_a_rule_that_fails_in_a_new_way_allows_nothing(
                 raise LookupError("not foreseen")
             raise Forbidden("no more")
 
-        monkeypatch.setattr(gateway._rights, "of", fails)
-        assert await gateway._rights.recheck(it)
-        assert await gateway._rights.recheck(other)
+        monkeypatch.setattr(gateway._authorization, "of", fails)
+        assert await gateway._authorization.recheck(it)
+        assert await gateway._authorization.recheck(other)
         assert [sink.got[-1].code, others.got[-1].code] == ["forbidden", "forbidden"]
         assert held(gateway) == 0
 
@@ -175,9 +175,12 @@ async def test_nobody_is_told_where_the_database_is(caplog: pytest.LogCaptureFix
     """Everybody was, by /readyz and by every refusal."""
     url = "postgresql://keeper@127.0.0.1:1/vault"
     async with Hub(url) as hub, Gateway(hub, Settings(), url=url) as gateway:
-        assert gateway.trouble == "the database does not answer; the log says why"
+        assert (
+            gateway.not_ready_reason
+            == "the database does not answer; the gateway's log has the reason"
+        )
         with pytest.raises(Unavailable) as refused:
-            await hub.feed(FeedQuery(("orders",)), FeedSubscription(None, "a", "pause"))  # type: ignore[arg-type]
+            await hub.feed(FeedQuery(("orders",)), SessionFeed(None, "a", "pause"))  # type: ignore[arg-type]
         assert "vault" not in str(refused.value)
     assert "keeper@127.0.0.1:1/vault" in caplog.text
 

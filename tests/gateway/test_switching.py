@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from headwater.client import Backoff, connect
+from headwater import Backoff, connect
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.errors import ConnectionFailed, DatabaseError, TimedOut, Unavailable
 from headwater.protocol import Upsert
 from headwater.testing.link import Cutter, Holder, cutting, holding
 from headwater.testing.served import serving
-from tests.conftest import fresh_database
-from tests.gateway.shop import until
-from tests.generated import first_seed, size
-from tests.support import run
+from tests.support.applications.shop import until
+from tests.support.databases import fresh_database
+from tests.support.generators.sizes import first_seed, size
+from tests.support.log_probe import run
 
 SEED = first_seed(15)
 SWITCHES = size("switches", 3, large=100)

@@ -15,9 +15,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from headwater import Forbidden, Headwater, HeadwaterError, InvalidQuery
+from headwater import Forbidden, Headwater, HeadwaterError, InvalidQuery, connect_sync
 from headwater.capture.postgres import schema
-from headwater.client import connect_sync
 from headwater.client.connection import Transport
 from headwater.database import Connection
 from headwater.database import connect as connect_database
@@ -25,13 +24,20 @@ from headwater.embedded import EmbeddedPostgres
 from headwater.protocol import Remove, Upsert
 from headwater.testing.link import cutting
 from headwater.testing.served import Served, serving
-from tests.conftest import FAST, passable_folder
-from tests.gateway.chat import Client, EventSource, connect, following, open_chat, quick
-from tests.gateway.shop import until
+from tests.gateway.auth.test_authorization import SECRET, token
 from tests.gateway.test_oracle import LENIENT
-from tests.gateway.test_rights import SECRET, token
-from tests.node import node
-from tests.support import rows
+from tests.support.applications.chat import (
+    Client,
+    EventSource,
+    connect,
+    following,
+    open_chat,
+    quick,
+)
+from tests.support.applications.shop import until
+from tests.support.databases import FAST, passable_folder
+from tests.support.log_probe import rows
+from tests.support.node import node
 
 GENEROUS = LENIENT | {"subscriptions_per_user": 10_000, "sessions_per_user": 1000}
 

@@ -22,8 +22,8 @@ from headwater import (
 from headwater.capture.postgres import schema
 from headwater.database import Connection, connect
 from headwater.model import Change
-from tests.conftest import passable_folder
-from tests.support import rows, run
+from tests.support.databases import passable_folder
+from tests.support.log_probe import rows, run
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from headwater.database import Connection, connect
-from tests.gateway.shop import until
+from tests.support.applications.shop import until
 
 
 async def test_a_cancelled_task_whose_connection_is_lost_is_still_cancelled(

@@ -36,19 +36,18 @@ from typing import Any, NamedTuple
 import httpx
 import psycopg
 import pytest
-from typer.main import get_command
 
 import headwater
 from headwater import Forbidden, Headwater, HeadwaterError, Refused, connect, limits
-from headwater.cli import app
 from headwater.embedded import EmbeddedPostgres
 from headwater.embedded.binaries import _find_package
 from headwater.metrics import Metrics, PipelineMetrics
 from headwater.settings import Settings
 from headwater.testing.served import serving
-from tests.node import node
+from tests.support.command_tree import COMMANDS, options_of
+from tests.support.node import node
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 WAIT_SECONDS = 30.0
@@ -264,14 +263,17 @@ def reader(tmp_path: Path, postgres: EmbeddedPostgres) -> Iterator[Reader]:
     reader.leaves()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+FOR_NEW_USERS = ["README.md", "docs/tutorial.md", "docs/howto/terminal.md"]
+
+
+@pytest.mark.parametrize("page", FOR_NEW_USERS)
 def test_a_new_user_works_through(page: str, reader: Reader) -> None:
     for block in blocks(ROOT / page):
         reader.does(block)
-    assert len(reader.started) >= 2
+    assert reader.started
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+@pytest.mark.parametrize("page", FOR_NEW_USERS)
 def test_every_program_for_new_users_is_run(page: str) -> None:
     started = " ".join(b.text for b in blocks(ROOT / page) if b.mark in ("start", "client"))
     for block in blocks(ROOT / page):
@@ -475,22 +477,6 @@ CLI = sections(REFERENCE / "cli.md")
 COMMON_OPTIONS = set(re.findall(r"--[a-z][a-z-]*", CLI["Options of every command"]))
 
 
-def commands_of(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands_of(command, f"{prefix}{name} ")
-        else:
-            yield f"{prefix}{name}", command
-
-
-COMMANDS = dict(commands_of(get_command(app)))
-
-
-def options_of(command: str) -> set[str]:
-    parameters = COMMANDS[command].params
-    return {name for p in parameters for name in p.opts if name.startswith("--")} | {"--help"}
-
-
 def test_every_command_has_a_section_and_the_reverse() -> None:
     documented = {
         title.removeprefix("headwater ") for title in CLI if title.startswith("headwater ")
@@ -511,24 +497,24 @@ def test_options_of_a_command(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_is_in_the_readme_and_has_an_example(command: str) -> None:
-    if command != "demo":  # there it is `make demo`
-        assert f"`headwater {command}" in (ROOT / "README.md").read_text()
+def test_a_command_is_in_the_table_and_has_an_example(command: str) -> None:
+    assert any(
+        f"{cell} ".startswith(f"headwater {command} ") for cell in first_cells(CLI["Commands"])
+    )
     assert "```sh" in CLI[f"headwater {command}"]
-    assert "Example: `" in (COMMANDS[command].help or "")
 
 
-@pytest.mark.parametrize("name", headwater.__all__)
-def test_public_names(name: str) -> None:
-    page = sections(REFERENCE / "python.md")
-    titles = {title.replace("\\", "") for title in page}
-    assert name in titles or name in first_cells(page["Errors"])
-
-
-def test_the_python_page_names_nothing_that_is_not_public() -> None:
-    page = sections(REFERENCE / "python.md")
-    titles = {title.replace("\\", "") for title in page} - {"Errors", "headwater.embedded"}
+def test_public_names() -> None:
+    """The reference has every public name, and no other."""
+    page, client = sections(REFERENCE / "python.md"), sections(REFERENCE / "client.md")
+    titles = {title.replace("\\", "") for title in (*page, *client)} - {"Errors"}
     assert titles | set(first_cells(page["Errors"])) == set(headwater.__all__)
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "examples").rglob("*.py"))], ids=name_of)
+def test_users_import_public_names_only(page: Path) -> None:
+    pattern = r"^ *(?:from headwater\.[\w.]+ import|import headwater\.).*$"
+    assert re.findall(pattern, page.read_text(), re.M) == []
 
 
 def test_settings() -> None:
@@ -541,8 +527,45 @@ def test_settings() -> None:
 
 
 def test_limits() -> None:
+    """Every limit has a row, with its value."""
     public = [name for name in vars(limits) if name.isupper()]
-    assert sorted(first_cells((REFERENCE / "limits.md").read_text())) == sorted(public)
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", (REFERENCE / "limits.md").read_text(), re.M)
+    documented = {name: value for name, value in rows if re.match(r"`[A-Z]", name)}
+    names = [re.findall(r"`(\w+)`", cell) for cell in documented]
+    assert sorted(name for each in names for name in each) == sorted(public)
+    for each, value in zip(names, documented.values(), strict=True):
+        assert value == ", ".join(map(shown_limit, each)), each
+
+
+def shown_limit(name: str) -> str:
+    """The value of a limit as people write it."""
+    value = getattr(limits, name)
+    if name == "SERVER_VERSION_MIN":
+        return str(value // 10_000)
+    if isinstance(value, str):
+        return value
+    values = value if isinstance(value, tuple) else (value,)
+    if "SECONDS" in name.split("_"):
+        return " to ".join(map(shown_seconds, values))
+    if "BYTES" in name.split("_"):
+        return " to ".join(map(shown_bytes, values))
+    return f"{value:.0%}" if isinstance(value, float) and value <= 1 else f"{value:,}"
+
+
+def shown_seconds(value: float) -> str:
+    units = {"year": 365 * 86_400, "day": 86_400, "hour": 3_600, "minute": 60, "second": 1}
+    for unit, seconds in units.items():
+        if value >= seconds and value % seconds == 0 and (value, unit) != (60, "minute"):
+            count = round(value / seconds)
+            return f"{count:,} {unit}{'' if count == 1 else 's'}"
+    return f"{value:g} seconds" if value > 1 else f"{value * 1000:g} ms"
+
+
+def shown_bytes(value: int) -> str:
+    for unit, size in (("MB", 1024 * 1024), ("KB", 1024)):
+        if value % size == 0:
+            return f"{value // size:,} {unit}"
+    return f"{value:,} bytes"
 
 
 def errors(base: type[HeadwaterError] = HeadwaterError) -> Iterator[type[HeadwaterError]]:
@@ -616,6 +639,34 @@ def test_links(page: Path) -> None:
         linked = page.parent / path if path else page
         assert linked.is_file(), target
         assert not anchor or anchor in anchors(linked), target
+
+
+def test_the_tree_in_contributing() -> None:
+    """Every folder has a line, and the tests that it names exist."""
+    page = sections(ROOT / "CONTRIBUTING.md")["The tree"]
+    source = ROOT / "src" / "headwater"
+    folders = {f"{path.name}/" for path in source.iterdir() if path.is_dir()} - {"__pycache__/"}
+    assert set(first_cells(page)) - {"src/headwater"} == folders
+    for name in re.findall(r"`((?:tests|clients)/[\w/]*)`", page):
+        assert (ROOT / name).is_dir(), name
+
+
+SOURCES = (ROOT, ROOT / "src", ROOT / "src" / "headwater", ROOT / "src" / "headwater" / "demo")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    for name in re.findall(r"`(\w[\w.-]*/[\w./-]*\w\.(?:py|js|jsx|sql|md))`", prose(page)):
+        assert any((folder / name).is_file() for folder in SOURCES), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_tables_are_whole(page: Path) -> None:
+    """Every line of a table has as many cells as its head."""
+    for table in re.findall(r"(?:^\|.*\n)+", prose(page), re.M):
+        rows = [re.sub(r"`[^`]*`", "", row) for row in table.splitlines()]
+        assert all(row.endswith("|") for row in rows), table
+        assert len({row.count("|") for row in rows}) == 1, table
 
 
 def test_every_page_can_be_reached_from_the_map() -> None:

@@ -20,10 +20,11 @@ import httpx
 import pytest
 
 from headwater import Refused, Unauthorized, connect
-from tests.gateway.chat import EventSource, following
-from tests.gateway.shop import until
+from tests.support.applications.chat import EventSource, following
+from tests.support.applications.shop import until
+from tests.support.paths import ROOT
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 WAIT_SECONDS = 60.0
 
 

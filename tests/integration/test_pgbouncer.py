@@ -19,8 +19,8 @@ from headwater.database import connect, connect_blocking, translated
 from headwater.embedded import EmbeddedPostgres
 from headwater.embedded.account import account_for
 from headwater.errors import ConfigError
-from tests.conftest import passable_folder
-from tests.integration.test_cli import headwater
+from tests.integration.commands.test_cli import headwater
+from tests.support.databases import passable_folder
 
 PROGRAM = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
 pytestmark = pytest.mark.skipif(
@@ -88,7 +88,7 @@ def test_a_pooled_address_is_refused_by_name(form: str, pooled: Callable[[str], 
         plain.execute("select 1")
     with pytest.raises(ConfigError, match="PgBouncer") as caught:
         asyncio.run(connect(address, purpose="test"))
-    assert "around the pooler" in str(caught.value.hint)
+    assert "address of PostgreSQL itself" in str(caught.value.hint)
     with pytest.raises(ConfigError, match="PgBouncer"), translated(address):
         connect_blocking(address, purpose="test")
 

@@ -1,4 +1,4 @@
 import pytest
 
 # The judge of a storm is no test file; its assertions are to show what they compare.
-pytest.register_assert_rewrite("tests.javascript.faults")
+pytest.register_assert_rewrite("tests.support.generators.faults")

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from headwater.embedded import EmbeddedPostgres
-from tests.conftest import FAST, fresh_database, passable_folder
-from tests.javascript.stage import staged
-from tests.node import node, packages
+from tests.support.databases import FAST, fresh_database, passable_folder
+from tests.support.node import node, packages
+from tests.support.paths import ROOT
+from tests.support.stage import staged
 
-CLIENT = Path(__file__).parents[2] / "clients" / "js"
+CLIENT = ROOT / "clients" / "js"
 
 ALONE = (
     "values", "connection", "topics", "subscriptions", "slides", "tabs", "positions", "release"

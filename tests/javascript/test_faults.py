@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from headwater.database import Connection
-from tests.javascript.faults import FAULTS, judge, staged, storm
 from tests.javascript.test_client import CLIENT
-from tests.node import node
+from tests.support.generators.faults import FAULTS, judge, staged, storm
+from tests.support.node import node
 
 EXIT_SECONDS = 20
 """A closed client keeps no process alive; this leaves room for a busy machine."""

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from headwater.embedded import EmbeddedPostgres
-from tests.conftest import fresh_database
-from tests.javascript.stage import staged
 from tests.javascript.test_client import CLIENT, run
-from tests.node import INSTALL_SECONDS, packages
+from tests.support.databases import fresh_database
+from tests.support.node import INSTALL_SECONDS, packages
+from tests.support.stage import staged
 
 pytestmark = pytest.mark.timeout(INSTALL_SECONDS + 120)
 

@@ -15,9 +15,9 @@ import pytest
 
 from headwater.database import Connection
 from tests.gateway.test_switching import Two, two_gateways
-from tests.generated import first_seed, size
-from tests.javascript.faults import APPLICATION, TABLES, all_get_on, executed, judge
 from tests.javascript.test_faults import begin, end
+from tests.support.generators.faults import APPLICATION, TABLES, all_get_on, executed, judge
+from tests.support.generators.sizes import first_seed, size
 
 SWITCHES = size("switches", 3, large=50)
 MOVING = ("ws", "sse")

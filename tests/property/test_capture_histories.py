@@ -12,10 +12,10 @@ import pytest
 
 from headwater.database import connect
 from headwater.hub.hub import Hub
-from tests.conftest import fresh_database
-from tests.generated import first_seed, size
-from tests.hub import Recorder, answer, live
-from tests.property.histories import Connection, Player, Wrong, make, play, shrink
+from tests.support.databases import fresh_database
+from tests.support.generators.histories import Connection, Player, Wrong, make, play, shrink
+from tests.support.generators.sizes import first_seed, size
+from tests.support.subscribers import Recorder, answer, live
 
 STATEMENTS = size("statements", 40, large=5_000)
 SEED = first_seed(1)

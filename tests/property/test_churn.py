@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headwater.client.replica import Replica
+from headwater.client.state.replica import Replica
 from headwater.live.needs import Outcome, Refill
 from headwater.live.order import OrderBy
 from headwater.live.query import BoundQuery, LiveQuery

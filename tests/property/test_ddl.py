@@ -12,12 +12,11 @@ import pytest
 from headwater.database import Connection, connect
 from headwater.errors import HeadwaterError
 from headwater.hub.hub import Hub
-from headwater.hub.recheck import recheck
-from tests.generated import first_seed, size
-from tests.hub import Recorder, answer, live
-from tests.integration.test_groups import Follower, query
-from tests.property import ddl
-from tests.support import enable, rows, run
+from tests.integration.hub.test_reactive import Follower, query
+from tests.support.generators import ddl
+from tests.support.generators.sizes import first_seed, size
+from tests.support.log_probe import enable, rows, run
+from tests.support.subscribers import Recorder, answer, live
 
 HISTORIES = size("ddl", 1, large=100)
 FIRST = first_seed(0)
@@ -92,7 +91,7 @@ async def test_the_log_ends_in_the_tables_rows(
         await run(connection, "select headwater.sync_tables()")
         assert await rows(connection, "select headwater.sync_tables()") == [(0,)]
         await follower.expect_the_tables_rows(";\n".join(story))
-        await recheck(hub)
+        await hub.recheck()
         expected = await answer(connection, await images(connection))
         told = ";\n".join(story)
         await same(client, lambda: client.rows, expected, told)

@@ -13,16 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headwater import limits
-from headwater.live.filter import Filter, c, canonical, from_json, to_json
-from headwater.live.filter_check import check
-from headwater.live.filter_compile import compile_filter
-from headwater.live.filter_sql import Sql, filter_sql
+from headwater.live.filters.check import check
+from headwater.live.filters.compile import compile_filter
+from headwater.live.filters.filter import Filter, c, canonical, from_json, to_json
+from headwater.live.filters.sql import Sql, filter_sql
 from headwater.live.needs import Undecided
 from headwater.live.router import Router
 from headwater.log.images import ImageDecoder
 from headwater.model import Change, Column, Row, Table
 from headwater.testing.oracle import SAMPLES, Connection, ask, connect
-from tests.generated import first_seed, size
+from tests.support.generators.sizes import first_seed, size
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 WORDS = (

@@ -18,7 +18,7 @@ from headwater.testing.oracle import (
     connect,
     play,
 )
-from tests.generated import size
+from tests.support.generators.sizes import size
 
 HISTORIES = size("histories", 120, large=20_000)
 FLUSHES = 60
@@ -125,14 +125,9 @@ def histories(
     flush = st.one_of(transaction.map(lambda one: (one,)), st.tuples(transaction, transaction))
     keys = ("k", "k2") if composite else ("k",)
     query = draw(queries(columns, keys))
-    slides: list[Any] = []
-    if "order" in query:
-        slide = st.tuples(st.integers(0, FLUSHES - 1), st.none() | cursors(query, keys))
-        slides = draw(st.lists(slide, max_size=3))
     return History(
         columns=columns,
         query=query,
-        slides=tuple(slides),
         flushes=tuple(draw(st.lists(flush, min_size=FLUSHES, max_size=FLUSHES))),
         rows=tuple(draw(st.lists(number, max_size=12))),
         cushion=draw(st.integers(0, 3)),

@@ -24,10 +24,10 @@ from headwater.identity import Identity
 from headwater.model import Position
 from headwater.queries.context import Context
 from headwater.queries.functions import Query
-from tests.generated import first_seed, size
-from tests.integration.test_groups import Follower
-from tests.property.test_reads import SCHEMA, SHAPES, TABLES, Shop, Written
-from tests.support import enable, run
+from tests.integration.hub.test_reactive import Follower
+from tests.property.test_analysis import SCHEMA, SHAPES, TABLES, Shop, Written
+from tests.support.generators.sizes import first_seed, size
+from tests.support.log_probe import enable, run
 
 HISTORIES = size("queries", 1, large=40)
 FIRST = first_seed(0)
@@ -121,7 +121,7 @@ async def compare(
     cursor = await connection.execute("select headwater.log_id() || '-' || pg_current_snapshot()")
     ((position,),) = await cursor.fetchall()
     async with asyncio.timeout(60):
-        await hub.until_ready()
+        await hub.flushes.until_ready()
         await hub.reached(Position.parse(position), [each.handle for *_, each in followed])
     for query, identity, follower in followed:
         assert follower.failure is None, (seed, query.__doc__, follower.failure)

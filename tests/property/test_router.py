@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from headwater.live.filter import Filter, from_json
-from headwater.live.filter_check import check
-from headwater.live.filter_compile import Matches, compile_filter
+from headwater.live.filters.check import check
+from headwater.live.filters.compile import Matches, compile_filter
+from headwater.live.filters.filter import Filter, from_json
 from headwater.live.intervals import Intervals
 from headwater.live.needs import Undecided
 from headwater.live.router import Router

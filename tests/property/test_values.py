@@ -18,24 +18,24 @@ from headwater.errors import HeadwaterError, InvalidQuery
 from headwater.hub.hub import Hub
 from headwater.hub.tables import FORMATS
 from headwater.live import kinds
-from headwater.live.filter import Filter, from_json
-from headwater.live.filter_check import check
-from headwater.live.filter_compile import compile_filter
-from headwater.live.filter_sql import filter_sql
-from headwater.live.filter_terms import terms
+from headwater.live.filters.check import check
+from headwater.live.filters.compile import compile_filter
+from headwater.live.filters.filter import Filter, from_json
+from headwater.live.filters.sql import filter_sql
+from headwater.live.filters.terms import terms
 from headwater.live.needs import Undecided
 from headwater.live.order import OrderBy, Ordering, check_order
 from headwater.live.query import BoundQuery
 from headwater.live.router import Router
 from headwater.live.statements import page
-from headwater.log.read import LogReader
+from headwater.log.reading.reader import LogReader
 from headwater.model import Change, Row, Table
 from headwater.protocol import Wire
 from headwater.testing.values import MAKERS, prepare, types, values
-from tests.conftest import fresh_database
-from tests.generated import first_seed, size
-from tests.hub import Recorder, live
-from tests.support import enable, run
+from tests.support.databases import fresh_database
+from tests.support.generators.sizes import first_seed, size
+from tests.support.log_probe import enable, run
+from tests.support.subscribers import Recorder, live
 
 SEED = first_seed(15)
 VALUES = size("values", 120, large=20_000)

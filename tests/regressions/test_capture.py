@@ -13,12 +13,12 @@ from headwater.capture.postgres import triggers
 from headwater.database import Connection, connect
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import CaptureError
-from headwater.log import read as read_module
-from headwater.log.follow import follow
-from headwater.log.read import LogReader
+from headwater.log.reading import reader as reader_module
+from headwater.log.reading.follow import follow
+from headwater.log.reading.reader import LogReader
 from headwater.model import Change, Table
-from tests.conftest import passable_folder
-from tests.support import LogProbe, enable, probing, rows, run
+from tests.support.databases import passable_folder
+from tests.support.log_probe import LogProbe, enable, probing, rows, run
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ async def following(url: str, count: int, **options: Any) -> list[Change]:
 class TestBacklogs:
     @pytest.fixture(autouse=True)
     def small_pages(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(read_module, "LOG_PAGE_CHANGES", 10)
+        monkeypatch.setattr(reader_module, "_LOG_PAGE_CHANGES", 10)
 
     async def test_a_transaction_left_over_for_the_second(
         self, url: str, connection: Connection, other: Connection, probe: LogProbe
@@ -371,14 +371,14 @@ async def test_a_page_larger_than_the_server_can_send(
 ) -> None:
     """A gigabyte would be slow to make: the server's refusal is raised for pages of over 3 rows."""
     await captured(connection, probe, "create table t (id int primary key)")
-    fetch = read_module._fetch_page
+    fetch = reader_module._fetch_page
 
     async def refusing(*arguments: Any) -> bytes:
         if arguments[-1] > 3:
             raise psycopg.errors.ProgramLimitExceeded("out of memory")
         return await fetch(*arguments)
 
-    monkeypatch.setattr(read_module, "_fetch_page", refusing)
+    monkeypatch.setattr(reader_module, "_fetch_page", refusing)
     await run(connection, *(f"insert into t values ({i})" for i in range(20)))
     until = await probe.reader.now(probe.connection)
     found = [

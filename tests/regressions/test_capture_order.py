@@ -1,6 +1,7 @@
 """Statements whose changes were once logged in the wrong order, each as the shortest story.
 
-The judge is the one of tests/property/histories.py: the log chains, and ends in the table's state.
+The judge is the one of tests/support/generators/histories.py: the log chains, and ends in the
+table's state.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from tests.conftest import fresh_database
-from tests.property.histories import Connection, History, Step, Wrong, play, shrink
+from tests.support.databases import fresh_database
+from tests.support.generators.histories import Connection, History, Step, Wrong, play, shrink
 
 PLAIN = "create table t (id int primary key, n int, flag bool)"
 PARTS = (

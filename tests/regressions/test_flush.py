@@ -10,24 +10,26 @@ import psycopg
 import pytest
 
 from headwater.database import Connection
-from headwater.hub import flush, side_jobs
-from headwater.hub import live as live_module
-from headwater.hub.feeds import FeedQuery, FeedView
-from headwater.hub.groups import Groups
+from headwater.hub.feeds.view import FeedQuery, FeedView
 from headwater.hub.hub import Hub
-from headwater.hub.lives import Lives
+from headwater.hub.live_views import background
+from headwater.hub.live_views import view as live_module
+from headwater.hub.live_views.part import LivePart
+from headwater.hub.live_views.registry import LiveViews
+from headwater.hub.reactive.registry import ReactiveQueries
 from headwater.identity import ANONYMOUS
-from headwater.live import filter_compile, kinds, layout, order
+from headwater.live import kinds, layout, order
+from headwater.live.filters import compile
 from headwater.live.window import Window
-from headwater.log import pace
-from headwater.log import read as read_module
+from headwater.log.reading import reader as reader_module
+from headwater.log.waking import pace
 from headwater.protocol import Frame
 from headwater.queries.context import Context
 from headwater.queries.events import ChangeEvent, Events, GapEvent
 from headwater.queries.functions import Query
-from tests.hub import Recorder, answer, live
-from tests.integration.test_groups import executions, settle
-from tests.support import enable, run
+from tests.integration.hub.test_reactive import executions, settle
+from tests.support.log_probe import enable, run
+from tests.support.subscribers import Recorder, answer, live
 
 
 @pytest.fixture
@@ -80,11 +82,11 @@ def beyond_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def beyond(text: str) -> Any:
         raise ValueError(text)
 
-    caches = (filter_compile._factory, order._entries, order.ordering, layout.layout)
+    caches = (compile._factory, order._entries, order.ordering, layout.layout)
     for cache in caches:
         cache.cache_clear()
     monkeypatch.setitem(kinds.NAMES, "far_moment", beyond)
-    monkeypatch.setitem(filter_compile._NAMES, "far_moment", beyond)
+    monkeypatch.setitem(compile._NAMES, "far_moment", beyond)
     yield
     for cache in caches:
         cache.cache_clear()
@@ -156,12 +158,12 @@ async def test_a_lost_reader_while_others_leave_loses_no_deltas(
             monkeypatch.undo()
             for each in leaving:
                 each.close()
-            for view in list(hub.lives):
+            for view in list(hub.live_views):
                 if not view.followers:
-                    hub.lives._remove(view)
+                    hub.live_views._remove(view)
             raise psycopg.OperationalError("server closed the connection unexpectedly")
 
-        monkeypatch.setattr(side_jobs, "ask_in_flush", lost)
+        monkeypatch.setattr(background, "ask_in_flush", lost)
         await run(
             two, "begin", "delete from notes where id < 4", "update notes set n = 9", "commit"
         )
@@ -198,14 +200,14 @@ async def test_a_flush_that_always_fails_is_passed_over(
     url: str, two: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was not foreseen, before any view has taken a change."""
-    route = flush.Flusher._route
+    route = LivePart._route
 
-    def faulty(flusher: Any, new: Any) -> Any:
+    def faulty(part: Any, new: Any) -> Any:
         if any(change.table.name == "calm" for each in new for change in each.changes):
             raise RuntimeError("not foreseen")
-        return route(flusher, new)
+        return route(part, new)
 
-    monkeypatch.setattr(flush.Flusher, "_route", faulty)
+    monkeypatch.setattr(LivePart, "_route", faulty)
     async with Hub(url) as hub:
         calm, moments, feed = Recorder(), Recorder(), Recorder()
         await hub.live(live("calm"), calm)
@@ -247,7 +249,7 @@ async def test_a_fault_in_one_feed_reads_it_from_the_log(
 ) -> None:
     seen, faults = FeedView.seen, iter(range(100))
 
-    def faulty(view: FeedView, transaction: Any) -> Any:
+    def faulty(view: FeedView[Any], transaction: Any) -> Any:
         if view.everything and next(faults) == 1:
             raise RuntimeError("not foreseen")
         return seen(view, transaction)
@@ -307,7 +309,7 @@ async def of_calm(ctx: Context) -> Any:
 async def test_a_backlog_concerns_only_its_tables(
     url: str, two: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_module, "LOG_PAGE_CHANGES", 50)
+    monkeypatch.setattr(reader_module, "_LOG_PAGE_CHANGES", 50)
     query = Query("of_calm", of_calm)
     async with Hub(url) as hub:
         calm, streamed, moments, value = Recorder(), Recorder(), Recorder(), Recorder()
@@ -315,7 +317,7 @@ async def test_a_backlog_concerns_only_its_tables(
         await hub.live(live("calm"), calm)
         await hub.live(live("calm", mode="streamed"), streamed)
         await hub.live(live("moments", limit=500), moments)
-        await hub.groups.subscribe(query, query.bind({}), ANONYMOUS, value)
+        await hub.reactive.subscribe(query, query.bind({}), ANONYMOUS, value)
         await hub.feed(FeedQuery(("calm",)), feed)
         await hub.feed(FeedQuery(("moments",)), other)
         await settle(hub)
@@ -334,22 +336,22 @@ async def test_a_backlog_concerns_only_its_tables(
         await feed.until(lambda: _notes(feed, "n") == [0])
 
 
-@pytest.mark.parametrize("part", [Lives, Groups])
+@pytest.mark.parametrize("part", [LiveViews, ReactiveQueries])
 async def test_a_fault_in_a_backlog_loses_it_for_no_other_part(
     url: str, two: Connection, part: type[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Live queries, reactive queries, feeds and handlers all pass over the same changes."""
-    monkeypatch.setattr(read_module, "LOG_PAGE_CHANGES", 50)
+    monkeypatch.setattr(reader_module, "_LOG_PAGE_CHANGES", 50)
     events, called, query = Events(), list[Any](), Query("of_calm", of_calm)
     events.on("change", lambda event: called.append(event.key[0]))
     async with Hub(url, events=events) as hub:
         calm, value, feed = Recorder(), Recorder(), Recorder()
         await hub.live(live("calm", limit=500), calm)
-        await hub.groups.subscribe(query, query.bind({}), ANONYMOUS, value)
+        await hub.reactive.subscribe(query, query.bind({}), ANONYMOUS, value)
         await hub.feed(FeedQuery(("calm",)), feed)
         await settle(hub)
         failed = asyncio.Event()
-        name = {Lives: "reshape", Groups: "_altered"}[part]
+        name = {LiveViews: "reshape", ReactiveQueries: "_altered"}[part]
         act = getattr(part, name)
 
         def faulty(*args: Any) -> Any:
@@ -373,14 +375,14 @@ async def test_a_fault_in_a_backlog_loses_it_for_no_other_part(
 async def test_queries_are_executed_after_a_backlog_though_nothing_else_is_written(
     url: str, two: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_module, "LOG_PAGE_CHANGES", 50)
+    monkeypatch.setattr(reader_module, "_LOG_PAGE_CHANGES", 50)
     query = Query("of_calm", of_calm)
     async with Hub(url) as hub:
         value = Recorder()
-        await hub.groups.subscribe(query, query.bind({}), ANONYMOUS, value)
+        await hub.reactive.subscribe(query, query.bind({}), ANONYMOUS, value)
         await settle(hub)
-        monkeypatch.setattr(pace, "SAFETY_POLL_SECONDS", 3600.0)
-        await hub.next_flush()
+        monkeypatch.setattr(pace, "_SAFETY_POLL_SECONDS", 3600.0)
+        await hub.flushes.next_flush()
         await run(two, "insert into calm select i, i from generate_series(10, 200) i")
         true = await answer(two, "select * from calm order by id")
         await value.until(lambda: value.value == true)
@@ -390,7 +392,7 @@ async def test_queries_are_executed_after_a_backlog_though_nothing_else_is_writt
 async def test_handlers_are_called_with_every_change_of_a_backlog(
     url: str, two: Connection, is_async: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_module, "LOG_PAGE_CHANGES", 50)
+    monkeypatch.setattr(reader_module, "_LOG_PAGE_CHANGES", 50)
     events, called, done = Events(), list[Any](), asyncio.Event()
 
     def handle(event: ChangeEvent) -> None:

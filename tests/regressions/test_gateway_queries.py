@@ -17,8 +17,7 @@ import httpx
 import pytest
 from pydantic import BaseModel, Field, SecretStr
 
-from headwater import Headwater
-from headwater.client import connect
+from headwater import Headwater, connect
 from headwater.database import Connection
 from headwater.errors import ConfigError
 from headwater.hub.flush import Flusher
@@ -28,10 +27,10 @@ from headwater.model import Position
 from headwater.protocol import QueryCall, Subscribe, Wait
 from headwater.queries.arguments import Parameter, Signature, key_of
 from headwater.queries.functions import Query
-from tests.gateway.functions import GENEROUS, running
-from tests.gateway.shop import open_shop, until
 from tests.gateway.test_subscriptions import Sink
-from tests.serving import ours
+from tests.support.applications.query_functions import GENEROUS, running
+from tests.support.applications.shop import open_shop, until
+from tests.support.servers import ours
 
 
 @pytest.fixture
@@ -304,7 +303,7 @@ async def test_another_gateway_shows_nothing_older(
 
     async with running(url) as site, site.events(path, "POST", json={"region": 1}) as before:
         await before.heard_of("snapshot")
-        await until(lambda: all(group.is_fresh for group in site.gateway.hub.groups))
+        await until(lambda: all(group.is_fresh for group in site.gateway.hub.reactive))
         monkeypatch.setattr(Flusher, "flush", gated)
         await connection.execute("insert into orders (id, region, status) values (60, 1, 'new')")
         now = await connection.execute("select headwater.log_id(), pg_current_snapshot()::text")
@@ -362,7 +361,7 @@ async def test_a_wait_is_not_answered_by_the_loss_of_the_database(hw: Headwater)
 
     async with served(hw) as http, connect(str(http.base_url)) as client:
         assert hw.gateway is not None
-        groups = hw.gateway.hub.groups
+        groups = hw.gateway.hub.reactive
         async with client.subscribe("count") as counted:
             await until(lambda: all(group.is_fresh for group in groups))
             gate.clear()

@@ -13,16 +13,16 @@ from headwater import limits
 from headwater.database import Connection
 from headwater.errors import Forbidden, HeadwaterError, InvalidQuery
 from headwater.hub import flush
-from headwater.hub.feeds import FeedQuery
+from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.hub import Hub
-from headwater.hub.openings import Openings
+from headwater.hub.live_views.initial_snapshots import _OPENING_CONNECTIONS, InitialSnapshots
 from headwater.hub.subscriber import Access
-from headwater.live.filter import c
+from headwater.live.filters.filter import c
 from headwater.live.query import Rules
 from headwater.model import Position
-from tests.hub import Recorder, answer, live
-from tests.integration.test_visibility import ROLE, notes, user
-from tests.support import enable, rows, run
+from tests.integration.hub.test_visibility import ROLE, notes, user
+from tests.support.log_probe import enable, rows, run
+from tests.support.subscribers import Recorder, answer, live
 
 __all__ = ["notes"]
 
@@ -83,9 +83,9 @@ async def test_moved_while_its_table_was_looked_up_again(
         await hub.live(live("orders", mode=mode), other)
         view = subscription.target
         assert view is not None
-        hub.lives.reopen(view)
+        hub.live_views.reopen(view)
         await subscription.change_access(Access(where=c.owner == 1))
-        await asyncio.gather(*(t for t in hub._tasks if "_rejoin" in str(t)))
+        await asyncio.gather(*(t for t in hub._resources._tasks if "_rejoin" in str(t)))
         await run(orders, "insert into orders values (8, 0, 1), (9, 1, 1)")
         await recorder.until(lambda: {"id": 9, "owner": 1, "amount": 1} in recorder.rows)
         await other.until(lambda: len(other.rows) == 7)
@@ -177,7 +177,7 @@ async def test_a_view_that_cannot_take_its_rows_harms_nobody_else(
     async with Hub(url) as hub:
         untouched = Recorder()
         await hub.live(live("orders"), untouched)
-        for i in range(limits.OPENING_CONNECTIONS + 1):
+        for i in range(_OPENING_CONNECTIONS + 1):
             recorder = Recorder()
             query = live("t", mode=mode, where=[["n", "<", 1 + i]])
             if empty:
@@ -209,15 +209,15 @@ async def test_one_leaves_while_a_part_is_handed_over(
         leaver, recorder = Leaver(), Recorder()
         with monkeypatch.context() as held:
             # Nobody is served before both wait.
-            held.setattr(Openings, "can_start", False)
+            held.setattr(InitialSnapshots, "can_start", False)
             task = asyncio.create_task(hub.live(query, leaver))
             other = asyncio.create_task(hub.live(query, recorder))
-            while not (len(hub.lives.views) and next(iter(hub.lives.views)).waiting[1:]):
-                await hub.next_flush()
+            while not (len(hub.live_views.views) and next(iter(hub.live_views.views)).waiting[1:]):
+                await hub.flushes.next_flush()
         leaving = next(
-            each for each in next(iter(hub.lives.views)).waiting if each.subscriber is leaver
+            each for each in next(iter(hub.live_views.views)).waiting if each.subscriber is leaver
         )
-        hub.wake()
+        hub.flushes.wake()
         await other
         assert len(recorder.rows) == 5
 
@@ -225,17 +225,17 @@ async def test_one_leaves_while_a_part_is_handed_over(
 async def test_who_has_a_part_of_a_result_is_told_that_it_failed(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "STREAMED_PAGE_ROWS", 2)
+    monkeypatch.setattr("headwater.live.streamed._STREAMED_PAGE_ROWS", 2)
     async with Hub(url) as hub:
         recorder = Recorder()
         recorder.reads.clear()
         subscription = await hub.live(live("orders", mode="streamed"), recorder)
         assert recorder.messages[-1].more
         assert subscription.target is not None
-        hub.lives.fail_all(subscription.target, Forbidden("no longer"))
+        hub.live_views.fail_all(subscription.target, Forbidden("no longer"))
         assert isinstance(recorder.error, Forbidden)
         recorder.reads.set()
-        await hub.next_flush()
+        await hub.flushes.next_flush()
         assert hub.describe() == []
 
 
@@ -325,8 +325,8 @@ async def test_a_gap_while_paused_is_told_later(url: str, orders: Connection) ->
         recorder = Recorder()
         feed = await hub.feed(FeedQuery(("orders",)), recorder)
         feed.pause()
-        hub.feeds.gap()
-        await hub.next_flush()
+        hub.feeds.resync()
+        await hub.flushes.next_flush()
         feed.resume()
         await recorder.until(lambda: "gap" in recorder.kinds())
         await run(orders, "insert into orders values (9, 9, 9)")
@@ -351,15 +351,15 @@ async def test_paused_while_it_waits_for_room(url: str, orders: Connection) -> N
     async with Hub(url) as hub:
         since = hub.position
         await run(orders, "insert into orders values (9, 9, 9)")
-        await hub.next_flush()
+        await hub.flushes.next_flush()
         asked, recorder = asyncio.Event(), Narrow()
         recorder.reads.clear()
         feed = await hub.feed(FeedQuery(("orders",), since=since), recorder)
         await asked.wait()
         feed.pause()
         recorder.reads.set()
-        await hub.next_flush()
-        await hub.next_flush()
+        await hub.flushes.next_flush()
+        await hub.flushes.next_flush()
         assert recorder.messages == []
         feed.resume()
         await run(orders, "insert into orders values (10, 9, 9)")
@@ -373,22 +373,22 @@ async def test_paused_while_it_waits_to_join(
     async with Hub(url) as hub:
         since = hub.position
         await run(orders, "insert into orders values (9, 9, 9)")
-        await hub.next_flush()
-        recorder, paused, real = Recorder(), asyncio.Event(), hub.between
+        await hub.flushes.next_flush()
+        recorder, paused, real = Recorder(), asyncio.Event(), hub.flushes.between
 
         async def paused_meanwhile() -> None:
             await real()
             if seqs(recorder) and not paused.is_set():
                 await run(orders, "insert into orders values (10, 9, 9)")
-                await hub.next_flush()
-                await hub.next_flush()
+                await hub.flushes.next_flush()
+                await hub.flushes.next_flush()
                 feed.pause()
                 paused.set()
 
-        monkeypatch.setattr(hub, "between", paused_meanwhile)
+        monkeypatch.setattr(hub.flushes, "between", paused_meanwhile)
         feed = await hub.feed(FeedQuery(("orders",), since=since), recorder)
         await paused.wait()
-        await hub.next_flush()
+        await hub.flushes.next_flush()
         assert len(seqs(recorder)) == 1
         feed.resume()
         await run(orders, "insert into orders values (11, 9, 9)")
@@ -424,14 +424,14 @@ async def test_truncated_between_the_snapshot_and_a_question(
         recorder = Recorder()
         await hub.live(live("orders", order=["amount desc"], limit=1), recorder)
 
-        export = flush.Flusher._export
+        export = flush._Flush.export
 
-        async def truncated_first(flusher: flush.Flusher) -> str:
-            monkeypatch.setattr(flush.Flusher, "_export", export)
+        async def truncated_first(one: flush._Flush) -> str:
+            monkeypatch.setattr(flush._Flush, "export", export)
             await run(other, "truncate orders")
-            return await export(flusher)
+            return await export(one)
 
-        monkeypatch.setattr(flush.Flusher, "_export", truncated_first)
+        monkeypatch.setattr(flush._Flush, "export", truncated_first)
         await run(orders, "insert into orders select i, 0, i from generate_series(6, 40) i")
         # In one flush with the insert, the delete would leave nothing to ask.
         await recorder.until(lambda: recorder.rows[0]["id"] == 40)

@@ -1,6 +1,7 @@
 """Marks of capture that the writer set itself: they end in a reset at worst, never in a wrong log.
 
-The generator is tests/property/histories.py with `forging`; these are its shortest stories.
+The generator is tests/support/generators/histories.py with `forging`; these are its shortest
+stories.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from tests.conftest import fresh_database
-from tests.property.histories import FORGE, Connection, History, Step, play
+from tests.support.databases import fresh_database
+from tests.support.generators.histories import FORGE, Connection, History, Step, play
 
 PLAIN = "create table t (id int primary key, n int)"
 PARTS = (

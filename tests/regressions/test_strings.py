@@ -11,8 +11,8 @@ from headwater.database import Connection, connect
 from headwater.hub.hub import Hub
 from headwater.queries.context import Context
 from headwater.queries.functions import Query
-from tests.integration.test_groups import Follower
-from tests.support import enable, probing, run
+from tests.integration.hub.test_reactive import Follower
+from tests.support.log_probe import enable, probing, run
 
 OLD = "standard_conforming_strings = off"
 # With names that must be quoted in every way there is.

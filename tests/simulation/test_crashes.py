@@ -23,8 +23,8 @@ from headwater.capture.postgres import schema
 from headwater.database import Connection, connect
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import DatabaseError
-from tests.conftest import passable_folder
-from tests.support import enable, rows, run
+from tests.support.databases import passable_folder
+from tests.support.log_probe import enable, rows, run
 
 SEED = int(os.environ.get("SEED") or random.randrange(10_000))
 SECONDS = float(os.environ.get("SECONDS") or 12)
@@ -87,10 +87,10 @@ async def one_statement(connection: Connection, chance: random.Random) -> None:
 
 
 class Consumer:
-    """The process of `tests.simulation.consumer`, killed and started again."""
+    """The process of `tests.support.consumer`, killed and started again."""
 
     def __init__(self, url: str, path: Path) -> None:
-        self._command = [sys.executable, "-m", "tests.simulation.consumer", url, "sim", str(path)]
+        self._command = [sys.executable, "-m", "tests.support.consumer", url, "sim", str(path)]
         self.kills = 0
         self._process = subprocess.Popen(self._command)
 

@@ -23,36 +23,38 @@ import pytest
 
 from headwater import limits
 from headwater.database import Connection, connect
-from headwater.hub import delivery as delivery_module
-from headwater.hub import group as group_module
 from headwater.hub import hub as hub_module
-from headwater.hub import side_jobs as side_jobs_module
-from headwater.hub.feeds import FeedQuery, Feeds, FeedView
-from headwater.hub.groups import Groups
+from headwater.hub.feeds.registry import FeedRegistry
+from headwater.hub.feeds.view import FeedQuery, FeedView
 from headwater.hub.hub import Hub
-from headwater.hub.live import LiveView
-from headwater.hub.lives import Lives
-from headwater.hub.openings import Openings
-from headwater.hub.questions import Question
-from headwater.hub.steps import Step
-from headwater.hub.topic import Gathering, TopicView
-from headwater.hub.topics import Topics
+from headwater.hub.live_views import background as side_jobs_module
+from headwater.hub.live_views import delivery as delivery_module
+from headwater.hub.live_views.initial_snapshots import InitialSnapshots
+from headwater.hub.live_views.registry import LiveViews
+from headwater.hub.live_views.steps import ViewStep
+from headwater.hub.live_views.view import LiveView
+from headwater.hub.reactive import group as group_module
+from headwater.hub.reactive.registry import ReactiveQueries
+from headwater.hub.snapshot_queries import SnapshotQuery
+from headwater.hub.topics.registry import TopicRegistry
+from headwater.hub.topics.topic import Gathering, TopicView
 from headwater.identity import ANONYMOUS
 from headwater.live.view import Views
-from headwater.log import follow as follow_module
-from headwater.log import read as read_module
+from headwater.log import reconnect
 from headwater.log.images import ImageDecoder
-from headwater.log.progress import Progress
+from headwater.log.reading import follow as follow_module
+from headwater.log.reading import reader as reader_module
+from headwater.log.reading.progress import Progress
 from headwater.model import Position
 from headwater.protocol import Changes, Frame, Gap, Topic, Upsert
+from headwater.queries.analysis.watches import Watches
 from headwater.queries.context import Context
 from headwater.queries.functions import Query
-from headwater.queries.watches import Watches
 from headwater.topics.definitions import TopicDefinition
-from tests.conftest import fresh_database
-from tests.generated import first_seed, size
-from tests.hub import Returning, answer, live
-from tests.support import enable, run
+from tests.support.databases import fresh_database
+from tests.support.generators.sizes import first_seed, size
+from tests.support.log_probe import enable, run
+from tests.support.subscribers import Returning, answer, live
 
 SEED = first_seed(1)
 FAULTS = size("failures", 40, large=1_000)
@@ -60,13 +62,14 @@ FAULTS = size("failures", 40, large=1_000)
 
 ROOM = TopicDefinition("room:{region}", table="orders")
 STEPS: tuple[tuple[Any, str], ...] = (
-    (Step, "apply"), (Step, "answer"), (LiveView, "frame"), (LiveView, "rows"),
-    (FeedView, "seen"), (Feeds, "frame"), (Feeds, "flushed"), (Gathering, "take"),
-    (TopicView, "frame"), (Topics, "_late"), (Watches, "touched"), (Views, "touched"),
-    (Question, "of_need"), (ImageDecoder, "__call__"), (Lives, "make_live"), (Lives, "welcome"),
-    (Lives, "reshape"), (Lives, "leapt"), (Groups, "leapt"), (Feeds, "fell_behind"),
-    (Groups, "_hand_out"), (Groups, "_learn"), (Progress, "advance"),
-    (Openings, "start"), (side_jobs_module, "hide"), (delivery_module, "fan_out"),
+    (ViewStep, "apply"), (ViewStep, "answer"), (LiveView, "frame"), (LiveView, "rows"),
+    (FeedView, "seen"), (FeedRegistry, "frame"), (FeedRegistry, "flushed"), (Gathering, "take"),
+    (TopicView, "frame"), (TopicRegistry, "_late"), (Watches, "touched"), (Views, "touched"),
+    (SnapshotQuery, "of_need"), (ImageDecoder, "__call__"), (LiveViews, "make_live"),
+    (LiveViews, "welcome"), (LiveViews, "reshape"), (LiveViews, "skipped"),
+    (ReactiveQueries, "skipped"), (FeedRegistry, "skipped"),
+    (ReactiveQueries, "_hand_out"), (ReactiveQueries, "_learn"), (Progress, "advance"),
+    (InitialSnapshots, "start"), (side_jobs_module, "hide"), (delivery_module, "fan_out"),
 )  # fmt: skip
 
 
@@ -130,14 +133,14 @@ class Faults:
             else:
                 wrapped = self._around(label, original)
             monkeypatch.setattr(owner, name, wrapped)
-        link = follow_module.link
+        session = follow_module.reading_session
 
         @asynccontextmanager
         async def faulty(*args: Any, **options: Any) -> AsyncIterator[Any]:
-            async with link(*args, **options) as (connection, reader, waker):
+            async with session(*args, **options) as (connection, reader, waker):
                 yield _Faulty(connection, self), reader, waker
 
-        monkeypatch.setattr(hub_module, "link", faulty)
+        monkeypatch.setattr(hub_module, "reading_session", faulty)
 
     def _around(self, label: str, original: Any) -> Any:
         def before(*args: Any, **options: Any) -> Any:
@@ -258,9 +261,9 @@ class Stage:
     def _someone_leaves(self) -> None:
         for client in self.chance.sample(self.clients, 4):
             client.leave()
-        for view in list(self.hub.lives):  # as if they had been left for long enough
+        for view in list(self.hub.live_views):  # as if they had been left for long enough
             if not view.followers and view.live:
-                self.hub.lives._remove(view)
+                self.hub.live_views._remove(view)
 
     def open(self) -> None:
         hub, faults = self.hub, self.faults
@@ -278,7 +281,7 @@ class Stage:
                 self.expected.append((Client(faults, begin), sql))
             args = IN_REGION.bind({"region": region})
             for delta in (False, True):
-                ask = lambda client, args=args, delta=delta: hub.groups.subscribe(  # noqa: E731
+                ask = lambda client, args=args, delta=delta: hub.reactive.subscribe(  # noqa: E731
                     IN_REGION, args, ANONYMOUS, client, delta=delta
                 )
                 sql = f"select * from orders {where} order by id"
@@ -301,7 +304,7 @@ class Stage:
         """Until every client follows; faults may end what has just begun."""
         async with asyncio.timeout(60):
             while not all(client.follows for client in self.clients):
-                await self.hub.until_ready()
+                await self.hub.flushes.until_ready()
                 await self.come()
 
     async def agree(self) -> None:
@@ -394,7 +397,7 @@ async def test_every_client_equals_the_database_after_faults_at_every_step(
 ) -> None:
     chance = random.Random(SEED)
     faults = Faults(chance, database)
-    monkeypatch.setattr(follow_module, "RECONNECT_SECONDS", (0.01, 0.05))
+    monkeypatch.setattr(reconnect, "RECONNECT_SECONDS", (0.01, 0.05))
     monkeypatch.setattr(limits, "RECONNECT_SECONDS", (0.01, 0.05))
     monkeypatch.setattr(group_module, "_RETRY_FIRST", 0.01)
     async with await connect(database, purpose="test", application_path=True) as connection:
@@ -407,7 +410,7 @@ async def test_every_client_equals_the_database_after_faults_at_every_step(
             for number in range(10_000):
                 # A backlog now and then: more than a page is passed over.
                 page = chance.choice((50_000, 50_000, 50_000, 3))
-                monkeypatch.setattr(read_module, "LOG_PAGE_CHANGES", page)
+                monkeypatch.setattr(reader_module, "_LOG_PAGE_CHANGES", page)
                 faults.share = chance.choice((0.002, 0.01, 0.05))
                 for _ in range(chance.randint(1, 12)):
                     writes = [random_write(chance) for _ in range(chance.choice((1, 1, 2, 6)))]

@@ -22,17 +22,17 @@ import pytest
 
 from headwater.database import Connection, connect
 from headwater.errors import HeadwaterError
-from headwater.hub.catch_up import FeedSubscription
-from headwater.hub.feeds import FeedQuery
+from headwater.hub.feeds.subscription import FeedSubscription
+from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.hub import Hub
-from headwater.hub.live import LiveSubscription
+from headwater.hub.live_views.view import LiveSubscription
 from headwater.hub.subscriber import Access
-from headwater.live.filter import Compare, c, conditions
+from headwater.live.filters.filter import Compare, c, conditions
 from headwater.live.query import LiveQuery
 from headwater.model import Position
 from headwater.protocol import Changes, Frame
-from tests.hub import Recorder, TableHistory, live, logged
-from tests.support import enable, rows, run
+from tests.support.log_probe import enable, rows, run
+from tests.support.subscribers import Recorder, TableHistory, live, logged
 
 SEED = int(os.environ.get("SEED") or random.randrange(10_000))
 SECONDS = float(os.environ.get("SECONDS") or 8)
@@ -281,7 +281,7 @@ class Simulation:
                 [
                     f"alter table {table} add column if not exists extra int",
                     f"alter table {table} drop column if exists extra",
-                    *(cut(purpose) for purpose in ("reader", "opening", "tables", "catch-up")),
+                    *(cut(purpose) for purpose in ("reader", "snapshot", "tables", "catch-up")),
                 ]
             )
             with suppress(psycopg.Error):

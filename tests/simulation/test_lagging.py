@@ -23,19 +23,21 @@ import pytest
 from headwater import limits
 from headwater.database import Connection
 from headwater.errors import HeadwaterError
-from headwater.hub import side_jobs as side_jobs_module
-from headwater.hub import visibility as visibility_module
 from headwater.hub.costs import Cost
 from headwater.hub.hub import Hub
-from headwater.hub.live import Opening
-from headwater.hub.openings import Openings
+from headwater.hub.live_views import background as side_jobs_module
+from headwater.hub.live_views import visibility as visibility_module
+from headwater.hub.live_views.initial_snapshots import InitialSnapshots
+from headwater.hub.live_views.view import InitialSnapshot
 from headwater.hub.subscriber import Access
 from headwater.live.query import LiveQuery
-from headwater.log import follow as follow_module
+from headwater.log import reconnect
 from headwater.model import Position
-from tests.generated import first_seed, size
-from tests.guarded import QUESTIONS, READERS, ROLE, asking, random_write, user
-from tests.hub import (
+from tests.simulation.test_hub import cut
+from tests.support.generators.sizes import first_seed, size
+from tests.support.log_probe import enable, rows, run
+from tests.support.row_policies import QUESTIONS, READERS, ROLE, asking, random_write, user
+from tests.support.subscribers import (
     Historian,
     Returning,
     TableHistory,
@@ -44,8 +46,6 @@ from tests.hub import (
     logged,
     present_position,
 )
-from tests.simulation.test_hub import cut
-from tests.support import enable, rows, run
 
 SEED = first_seed(1)
 ROUNDS = size("lagging_rounds", 6, large=100)
@@ -173,13 +173,15 @@ class Disturbance:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in (side_jobs_module, visibility_module):
             monkeypatch.setattr(module, "ask_in_flush", self._around(module.ask_in_flush))
-        read = Openings._read
+        read = InitialSnapshots._read
 
-        async def late(openings: Openings, connection: Connection, opening: Opening) -> None:
+        async def late(
+            openings: InitialSnapshots, connection: Connection, opening: InitialSnapshot
+        ) -> None:
             await self.delay(0.4)
             await read(openings, connection, opening)
 
-        monkeypatch.setattr(Openings, "_read", late)
+        monkeypatch.setattr(InitialSnapshots, "_read", late)
 
     def _around(self, original: Any) -> Any:
         async def ask(connection: Connection, questions: Any, **options: Any) -> Any:
@@ -228,11 +230,11 @@ class Storm:
         try:
             for _ in range(TRANSACTIONS):
                 await self._write()
-                self.lagged += len(self.hub.lives.lagging)
+                self.lagged += len(self.hub.live_views.lagging)
                 for client in self.chance.sample(self.clients, 2):
                     self._act(client)
                 if self.disturbance.comes("cut", 0.02):
-                    purpose = self.chance.choice(("reader", "opening", "questions", "tables"))
+                    purpose = self.chance.choice(("reader", "snapshot", "questions", "tables"))
                     await run(self.connection, cut(purpose))
         finally:
             self.disturbance.end()
@@ -246,7 +248,7 @@ class Storm:
             # Bounded, since a flush that asks by itself may wait for the next transaction.
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.05):
-                    await self.hub.next_flush()
+                    await self.hub.flushes.next_flush()
 
     def _act(self, client: Client) -> None:
         if client in self._joining and not self._joining[client].done():
@@ -269,7 +271,7 @@ class Storm:
             await asyncio.gather(*self._joining.values())
             position = await present_position(self.connection)
             while not await self._has_settled(position):
-                await self.hub.until_ready()
+                await self.hub.flushes.until_ready()
                 for client in self.clients:
                     if not client.follows:
                         await client.come()
@@ -310,27 +312,27 @@ class Storm:
         try:
             async with asyncio.timeout(60):
                 while leftovers(self.hub):
-                    self.hub.lives.sweep()
-                    await self.hub.next_flush()
+                    self.hub.live_views.sweep()
+                    await self.hub.flushes.next_flush()
         except TimeoutError as error:
             raise AssertionError(f"left: {leftovers(self.hub)}") from error
 
 
 def leftovers(hub: Hub) -> dict[str, int]:
     """Of what is counted, all that is not zero."""
-    lives, jobs = hub.lives, hub.side_jobs
+    lives, jobs = hub.live_views, hub.live_part.background
     counts = {
         "views": len(lives.views),
         "lagging": len(lives.lagging),
-        "arrived results": len(lives.openings.arrived),
+        "arrived results": len(lives.snapshots.arrived),
         "jobs": len(jobs._jobs),
         "bytes": hub.memory.total,
         "owners": len(list(hub.memory.owners)),
     }
     for name, pool in (("own", jobs._own), ("scoped", jobs._scoped)):
-        counts[f"{name} question connections in use"] = pool._open - pool.idle
-    for number, readers in enumerate(lives.openings._all):
-        counts[f"reading connections in use {number}"] = readers._connections - len(readers._idle)
+        counts[f"{name} question connections in use"] = pool.in_use
+    for number, readers in enumerate(lives.snapshots._all):
+        counts[f"reading connections in use {number}"] = readers._pool.in_use
         counts[f"results being read {number}"] = readers._queue.running
         counts[f"results waiting {number}"] = len(readers._queue)
     return {name: count for name, count in counts.items() if count}
@@ -384,10 +386,10 @@ async def test_lagging_views_are_exact_whatever_fails(
     chance = random.Random(f"{SEED} {puts_off}")
     for name, value in LIMITS.items():
         monkeypatch.setattr(limits, name, value)
-    monkeypatch.setattr(follow_module, "RECONNECT_SECONDS", limits.RECONNECT_SECONDS)
+    monkeypatch.setattr(reconnect, "RECONNECT_SECONDS", limits.RECONNECT_SECONDS)
     if puts_off:
         monkeypatch.setattr(limits, "APPLY_QUICK_SECONDS", -1.0)
-        monkeypatch.setattr(limits, "FLUSH_APPLY_SECONDS", 0.0)
+        monkeypatch.setattr("headwater.hub.live_views.part._FLUSH_APPLY_SECONDS", 0.0)
         monkeypatch.setattr(Cost, "is_slow", lambda _, **__: chance.random() < 0.6)
     disturbance = Disturbance(chance)
     disturbance.install(monkeypatch)
@@ -402,7 +404,7 @@ async def test_lagging_views_are_exact_whatever_fails(
             except BaseException as error:
                 error.add_note(f"SEED={SEED}, round {number}: {dict(disturbance.happened)}")
                 raise
-        monkeypatch.setattr(limits, "VIEW_LINGER_SECONDS", -1.0)
+        monkeypatch.setattr("headwater.hub.live_views.registry._VIEW_LINGER_SECONDS", -1.0)
         await storm.end()
     await run(connection, f"drop owned by {ROLE}, {QUESTIONS}")
     assert storm.lagged

@@ -25,10 +25,10 @@ import psycopg
 import pytest
 from deltalake import DeltaTable
 
-from headwater.pipeline import delta
-from headwater.pipeline.checkpoints import Checkpoint
-from headwater.pipeline.lake import Lake
-from tests.spark.lakes import execute, in_lake, logged, make_orders
+from headwater.pipeline.lake import delta
+from headwater.pipeline.reading.lake import Lake
+from headwater.pipeline.stream.checkpoints import Checkpoint
+from tests.support.lake.tables import execute, in_lake, logged, make_orders
 
 SEED = int(os.environ.get("SEED") or random.randrange(10_000))
 KILLS = int(os.environ.get("HEADWATER_KILLS") or 2)
@@ -141,7 +141,7 @@ class Pipeline:
     def start(self, *options: str, crash_at: str = "") -> subprocess.Popen[bytes]:
         environment = dict(os.environ) | {"HEADWATER_LAKE_INTERVAL": "0.2 seconds"}
         if crash_at:
-            environment["HEADWATER_CRASH_AT"] = crash_at
+            environment["HEADWATER_FAILPOINT"] = crash_at
         with self._log.open("ab") as output:
             return subprocess.Popen(
                 [*self._command, *options],

@@ -23,13 +23,13 @@ from headwater.capture.postgres import schema
 from headwater.database import Connection, connect
 from headwater.errors import ResyncRequired
 from headwater.log import cursors
-from headwater.log.read import LogReader
+from headwater.log.reading.reader import LogReader
 from headwater.model import Position
-from headwater.pipeline.offsets import Offset
-from headwater.pipeline.planning import Planner
-from tests.cluster import Cluster, StopMode, releases, running
-from tests.generated import first_seed, size
-from tests.support import enable, rows, run
+from headwater.pipeline.stream.offsets import Offset
+from headwater.pipeline.stream.planning import Planner
+from tests.support.cluster import Cluster, StopMode, releases, running
+from tests.support.generators.sizes import first_seed, size
+from tests.support.log_probe import enable, rows, run
 
 SEED = first_seed(1)
 HISTORIES = size("rollbacks", 2, large=50)

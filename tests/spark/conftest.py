@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from headwater.pipeline.session import spark_session
-from tests.conftest import passable_folder
+from headwater.pipeline.spark.session import spark_session
+from tests.support.databases import passable_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

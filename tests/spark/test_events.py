@@ -19,14 +19,19 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headwater import limits
 from headwater.errors import ConfigError, PipelineError, ResyncRequired
-from headwater.pipeline import delta, events, jobs, maintenance
-from headwater.pipeline.checkpoints import Checkpoint, LakeLock
-from headwater.pipeline.files import Place
-from headwater.pipeline.lake import Lake
-from headwater.pipeline.offsets import Offset
-from headwater.pipeline.progress import StreamProgress
-from headwater.pipeline.sink import Sink
-from tests.spark.lakes import execute, files_of, in_lake, logged, make_orders, run_once
+from headwater.pipeline.jobs.events_sink import EventsSink
+from headwater.pipeline.jobs.pipeline import run
+from headwater.pipeline.jobs.plan import EVENTS, PipelinePlan, StreamJob
+from headwater.pipeline.lake import delta, maintenance
+from headwater.pipeline.lake.events import last_offset
+from headwater.pipeline.lake.parquet import write_files
+from headwater.pipeline.reading.lake import Lake
+from headwater.pipeline.stream.checkpoints import Checkpoint, LakeLock
+from headwater.pipeline.stream.offsets import Offset
+from headwater.pipeline.stream.planning import _SPARK_PART_CHANGES
+from headwater.pipeline.stream.progress import StreamProgress
+from headwater.pipeline.stream.sink import StreamSink
+from tests.support.lake.tables import execute, files_of, in_lake, logged, make_orders, run_once
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -67,7 +72,7 @@ def test_events_are_the_log(spark: SparkSession, orders: str, lake: Lake) -> Non
 
 
 def test_large_batches_are_written_by_tasks(spark: SparkSession, orders: str, lake: Lake) -> None:
-    execute(orders, insert(1, limits.SPARK_PART_CHANGES + 10))
+    execute(orders, insert(1, _SPARK_PART_CHANGES + 10))
     run_once(spark, orders, lake)
     assert in_lake(lake) == logged(orders)
     assert len(files_of(lake.events_path)) > 1
@@ -107,7 +112,7 @@ def test_readers_can_pass_over_files(spark: SparkSession, orders: str, lake: Lak
 def test_commits_say_how_far_they_go(spark: SparkSession, orders: str, lake: Lake) -> None:
     execute(orders, insert(1, 10))
     (stream,) = run_once(spark, orders, lake)
-    last = events.last_offset(lake)
+    last = last_offset(lake.events_path)
     assert last is not None
     assert str(last.position) == stream.position
 
@@ -135,7 +140,7 @@ def test_our_own_tables_are_left_out(
     """The progress of the pipeline may be followed as any table, without waking it for ever."""
     monkeypatch.setattr(limits, "PIPELINE_REPORT_SECONDS", 0.1)
     execute(orders, "select headwater.enable_reactivity('headwater.pipeline')", insert(1, 3))
-    running = Running(spark, jobs.Plan(orders, lake, seconds=0.05))
+    running = Running(spark, PipelinePlan(orders, lake, seconds=0.05))
     try:
         until(lambda: state_of(orders, "events")[3::2] == (0, len(logged(orders))))
         until(lambda: _is_quiet(orders))
@@ -181,10 +186,10 @@ def test_a_lake_without_its_checkpoint(
     """It goes on after what is in the lake, also where that ends inside a read of the log."""
     execute(orders, insert(1, 30))
     stop_after = _Stops(2)
-    job = _job(sink=stop_after.around(events.EventsSink))
+    job = _job(sink=stop_after.around(EventsSink))
     with pytest.raises(PipelineError, match="enough"):
         run_once(spark, orders, lake, rows_max=7, jobs=(job,))
-    last = events.last_offset(lake)
+    last = last_offset(lake.events_path)
     assert last is not None
     assert last.until is not None
     assert len(in_lake(lake)) == 14
@@ -213,12 +218,12 @@ def test_a_checkpoint_that_was_put_back(
     assert in_lake(lake) == logged(orders)
 
 
-def _job(**fields: Any) -> jobs.Job:
+def _job(**fields: Any) -> StreamJob:
     given: dict[str, Any] = {
         "name": "events",
-        "sink": events.EventsSink,
+        "sink": EventsSink,
     }
-    return jobs.Job(**(given | {"begin": events.last_offset} | fields))
+    return StreamJob(**(given | {"begin": lambda lake: last_offset(lake.events_path)} | fields))
 
 
 class _Stops:
@@ -228,12 +233,12 @@ class _Stops:
         self.left = batches
         self.error = error or PipelineError("enough")
 
-    def around(self, sink: Callable[..., Sink]) -> Callable[..., Sink]:
+    def around(self, sink: Callable[..., StreamSink]) -> Callable[..., StreamSink]:
         return lambda *arguments: _Stopping(self, sink(*arguments))
 
 
-class _Stopping(Sink):
-    def __init__(self, stops: _Stops, inner: Sink) -> None:
+class _Stopping(StreamSink):
+    def __init__(self, stops: _Stops, inner: StreamSink) -> None:
         self._stops = stops
         self._inner = inner
 
@@ -247,7 +252,7 @@ class _Stopping(Sink):
         self._inner.close()
 
 
-class Nowhere(Sink):
+class Nowhere(StreamSink):
     def write(self, batch: DataFrame, batch_id: int) -> int | None:
         return None
 
@@ -258,11 +263,11 @@ class Nowhere(Sink):
 class Running:
     """A pipeline in a thread."""
 
-    def __init__(self, spark: SparkSession, plan: jobs.Plan) -> None:
+    def __init__(self, spark: SparkSession, plan: PipelinePlan) -> None:
         self._stop = threading.Event()
         self.ended: list[StreamProgress] = []
         self._thread = threading.Thread(
-            target=lambda: self.ended.extend(jobs.run(spark, plan, self._stop))
+            target=lambda: self.ended.extend(run(spark, plan, self._stop))
         )
         self._thread.start()
 
@@ -297,7 +302,7 @@ def test_a_stream_that_fails_is_started_again(
     execute(orders, insert(1, 5))
     trouble = _Stops(0, OSError("the printer is on fire"))
     shaky = _job(name="shaky", sink=trouble.around(lambda *_: Nowhere()), begin=_none)
-    running = Running(spark, jobs.Plan(orders, lake, jobs=(jobs.EVENTS, shaky), seconds=0.05))
+    running = Running(spark, PipelinePlan(orders, lake, jobs=(EVENTS, shaky), seconds=0.05))
     try:
         until(lambda: in_lake_or_none(lake) == logged(orders))
         until(lambda: (state_of(orders, "shaky")[1] or 0) >= 2)
@@ -343,7 +348,7 @@ def test_a_batch_that_takes_too_long_closes_its_sink_itself(
     slow = _job(name="slow", sink=lambda *_: sink, begin=_none)
     execute(orders, insert(1, 5))
     spark.conf.set("spark.sql.streaming.stopTimeout", "100ms")  # a pipeline's own has 30 s
-    running = Running(spark, jobs.Plan(orders, lake, jobs=(slow,), seconds=0.05))
+    running = Running(spark, PipelinePlan(orders, lake, jobs=(slow,), seconds=0.05))
     assert sink.begun.wait(60)
     try:
         assert [each.state for each in running.stop()] == ["stopped"]
@@ -371,7 +376,7 @@ def test_one_that_cannot_go_on_says_so(spark: SparkSession, orders: str, lake: L
     )
     execute(orders, insert(6, 7), insert(8, 9))
     with pytest.raises(ResyncRequired, match="trimmed") as caught:
-        jobs.run(spark, jobs.Plan(orders, lake), threading.Event())
+        run(spark, PipelinePlan(orders, lake), threading.Event())
     assert f"headwater pipeline resnapshot --lake {lake.root}" in (caught.value.hint or "")
     assert state_of(orders, "events")[0] == "failed"
 
@@ -390,7 +395,7 @@ def test_two_writers_of_one_batch(lake: Lake) -> None:
     rows = _some_rows()
     delta.create(lake.events_path, rows.schema)
     one, two = DeltaTable(lake.events_path), DeltaTable(lake.events_path)
-    files = [list(delta._write(Place.of(lake.events_path), rows, [])) for _ in "12"]
+    files = [write_files(lake.events_path, rows, []) for _ in "12"]
     assert delta._commit(one, files[0], "app", 1, None)
     assert not delta._commit(two, files[1], "app", 1, None)
     assert delta._commit(two, files[1], "app", 2, None)
@@ -459,7 +464,7 @@ def test_a_full_disk(spark: SparkSession, orders: str, tiny_disk: Path) -> None:
 def test_small_files_are_joined(
     spark: SparkSession, orders: str, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "LAKE_COMPACT_COMMITS", 4)
+    monkeypatch.setattr(maintenance, "_LAKE_COMPACT_COMMITS", 4)
     execute(orders, insert(1, 40))
     run_once(spark, orders, lake, rows_max=4)
     assert DeltaTable(lake.events_path).version() > 10

@@ -14,18 +14,18 @@ import pytest
 from typer.testing import CliRunner
 
 from headwater.admin.history import from_lake
-from headwater.cli import app
+from headwater.commands.cli import app
 from headwater.errors import ConfigError, InvalidQuery
 from headwater.model import Position
-from headwater.pipeline import audit
-from headwater.pipeline.answers import answering
-from headwater.pipeline.standing import Service, announced, private_socket
-from tests.spark.truth import Database, copy, fill, lake_at, opened
+from headwater.pipeline.lake import audit
+from headwater.pipeline.reading.request_server import serving
+from headwater.pipeline.spark.shared_session import PipelineService, announced, private_socket
+from tests.support.lake.truth import Database, copy, fill, lake_at, opened
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headwater.pipeline.lake import Lake
+    from headwater.pipeline.reading.lake import Lake
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -99,14 +99,14 @@ def test_history(shop: Shop) -> None:
 
 
 def test_the_console_asks_a_running_pipeline(shop: Shop) -> None:
-    root, turns = shop.lake.root, asyncio.Semaphore(1)
-    assert asyncio.run(from_lake(root, "orders", ("42",), turns)) is None
+    root, slots = shop.lake.root, asyncio.Semaphore(1)
+    assert asyncio.run(from_lake(root, "orders", ("42",), slots)) is None
     with (
         private_socket() as path,
-        answering(shop.lake, path, shop.url),
-        announced(root, Service(os.getpid(), path)),
+        serving(shop.lake, path, shop.url),
+        announced(root, PipelineService(os.getpid(), path)),
     ):
-        found = asyncio.run(from_lake(root, "orders", ("42",), turns))
+        found = asyncio.run(from_lake(root, "orders", ("42",), slots))
         assert found is not None
         assert [(version.op, version.user) for version in found[:3]] == [
             ("truncate", None), ("insert", "ann"), ("delete", "bob"),
@@ -114,7 +114,7 @@ def test_the_console_asks_a_running_pipeline(shop: Shop) -> None:
         assert found[1].after is not None
         assert b'"amount":9.00' in bytes(found[1].after)
         with pytest.raises(InvalidQuery, match="the key of orders"):
-            asyncio.run(from_lake(root, "orders", ("42", "43"), turns))
+            asyncio.run(from_lake(root, "orders", ("42", "43"), slots))
 
 
 def test_rows_from_before_capture(shop: Shop) -> None:
@@ -141,7 +141,7 @@ def test_audit(shop: Shop) -> None:
         ("bob", "insert"): 1,
     }
     counted = audit.counted([lake.events().toArrow()])
-    rolled = audit.RollUps(lake.audit_path)
+    rolled = audit.AuditTable(lake.audit_path)
     for batch, added in ((1, True), (1, False), (2, True)):
         assert rolled.add(counted, app_id="audit", batch_id=batch, offset="") is added
     (total,) = lake.audit([]).toArrow().to_pylist()
@@ -151,7 +151,7 @@ def test_audit(shop: Shop) -> None:
     assert whole["changes"] == 2 * 6
     assert lake.audit(["table"], since=total["last_at"]).collect()[0]["changes"] == 1
     assert lake.audit(["table"], until=day).collect() == []
-    with pytest.raises(InvalidQuery, match="not counted by 'colour'"):
+    with pytest.raises(InvalidQuery, match="cannot be counted by 'colour'"):
         lake.audit(["colour"])
 
 
@@ -164,7 +164,7 @@ def test_commands(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return done.stdout
 
     then = str(shop.then)
-    lines = run("asof", "orders", then, "--where", "amount > 2", "--format", "json").splitlines()
+    lines = run("asof", "orders", then, "--where", "amount > 2", "--json").splitlines()
     assert sorted(map(json.loads, lines), key=lambda row: int(row["id"])) == [
         {"id": 1, "amount": 5.50, "note": "old"},
         {"id": 42, "amount": 7.00, "note": None},
@@ -181,7 +181,9 @@ def test_commands(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert 'note: null → "a"' in told
     assert "bob" in told
     assert "ann" in run("audit", "--today", "--by", "user")
-    kept = runner.invoke(app, ["snapshot", "orders", "--url", shop.url, "--json", *lake])
+    kept = runner.invoke(
+        app, ["pipeline", "snapshot", "orders", "--url", shop.url, "--json", *lake]
+    )
     assert json.loads(kept.stdout)["rows"] == 0
     # Without the option it is the setting, as for the pipeline.
     del lake[:]
@@ -194,5 +196,5 @@ def test_commands(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         run("asof", "orders", "yesterday")
     with pytest.raises(ConfigError, match="--today and --since"):
         run("audit", "--today", "--since", "2026-01-01")
-    with pytest.raises(ConfigError, match="not for the screen"):
+    with pytest.raises(ConfigError, match="parquet cannot be printed"):
         run("asof", "orders", then, "--format", "parquet")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import psycopg
 
-from tests.integration.test_docs import ROOT, blocks
+from tests.integration.test_docs import blocks
+from tests.support.paths import ROOT
 
 
 def test_the_program_prints_every_change(

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from headwater import Headwater, render
-from headwater.cli import app
+from headwater import Headwater
+from headwater.commands.cli import app
+from headwater.commands.output import change_as_json
 from headwater.errors import ConfigError, PipelineError, ResyncRequired
 from headwater.model import Position
-from headwater.pipeline import changes, replay
-from headwater.pipeline.lake import Lake
-from headwater.pipeline.targets import Run, Target
-from tests.spark.lakes import execute
-from tests.spark.truth import Database, copy, fill, lake_at, opened, position, rows_of
+from headwater.pipeline.reading import changes
+from headwater.pipeline.reading.lake import Lake
+from headwater.pipeline.replay import replay
+from headwater.pipeline.replay.targets import ReplayRun, ReplayTarget
+from tests.support.lake.tables import execute
+from tests.support.lake.truth import Database, copy, fill, lake_at, opened, position, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,21 +109,21 @@ class Interrupted(Exception):
     pass
 
 
-def interrupt_after(chunks: int) -> replay.Told:
+def interrupt_after(chunks: int) -> replay.ProgressCallback:
     seen = []
 
-    def told(done: int, total: int) -> None:
+    def progress(done: int, total: int) -> None:
         seen.append(done)
         if len(seen) == chunks:
             raise Interrupted
 
-    return told
+    return progress
 
 
 def test_a_table_is_rebuilt_as_it_was(
     url: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay, "REPLAY_CHUNK_ROWS", 3)
+    monkeypatch.setattr(replay, "_REPLAY_CHUNK_ROWS", 3)
     lake = lake_at(tmp_path, spark)
     with opened(url) as database:
         make_everything(database)
@@ -135,11 +137,11 @@ def test_a_table_is_rebuilt_as_it_was(
         database.execute("delete from everything where id < 9")
         fill(lake, url)
 
-        def rebuild(into: str = "restored", **more: Any) -> Run:
+        def rebuild(into: str = "restored", **more: Any) -> ReplayRun:
             return replay.rebuild(lake, url, "everything", into=into, until=then, **more)
 
         with pytest.raises(Interrupted):
-            rebuild(told=interrupt_after(2))
+            rebuild(progress=interrupt_after(2))
         half = as_texts(database, "restored")
         assert len(half) == 6
         with pytest.raises(ConfigError, match="that of another replay, a rebuild of everything"):
@@ -148,7 +150,7 @@ def test_a_table_is_rebuilt_as_it_was(
             rebuild("copied", restart=True)
         written = dict(database.execute("select id, xmin::text from restored").fetchall())
         done: list[int] = []
-        run = rebuild(told=lambda count, total: done.append(count))
+        run = rebuild(progress=lambda count, total: done.append(count))
         assert (run.count, run.done, done) == (11, True, [9, 11])
         assert str(Position.parse(run.end)) == run.end
         assert as_texts(database, "restored") == as_texts(database, "copied")
@@ -156,7 +158,7 @@ def test_a_table_is_rebuilt_as_it_was(
         assert written.items() <= now.items()
         assert described(database, "restored") == described(database, "everything")
         assert rebuild() == run
-        told = CliRunner().invoke(
+        progress = CliRunner().invoke(
             app,
             [
                 "replay",
@@ -174,12 +176,12 @@ def test_a_table_is_rebuilt_as_it_was(
             catch_exceptions=False,
         )
         document = {"table": "everything", "into": "restored", "rows": 11, "position": run.end}
-        assert json.loads(told.stdout) == document
+        assert json.loads(progress.stdout) == document
         # A second one that began beside the first finds out.
-        target = Target(database, "restored")
+        target = ReplayTarget(database, "restored")
         with (
             pytest.raises(PipelineError, match="another replay"),
-            target.step(Run("orders", "rebuild", None, None, None, "")),
+            target.step(ReplayRun("orders", "rebuild", None, None, None, "")),
         ):
             pass
 
@@ -206,9 +208,7 @@ async def tailed(url: str, table: str, since: Position) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     async with Headwater(url) as hw:
         async for transaction in hw.changes(table, since=since):
-            lines += (
-                json.loads(render.change_as_json(c, transaction)) for c in transaction.changes
-            )
+            lines += (json.loads(change_as_json(c, transaction)) for c in transaction.changes)
             if any(change.op == "truncate" for change in transaction.changes):
                 return lines
     return lines
@@ -282,18 +282,18 @@ async def test_changes_are_made_again(
         assert [c.seq for t in [first[0], *rest] for c in t.changes] == [r["seq"] for r in later]
 
         # Into a table, which begins as it was; its followers see the same history.
-        def again(into: str, **more: Any) -> Run:
+        def again(into: str, **more: Any) -> ReplayRun:
             return replay.reapply(lake, url, "orders", into=into, **more)
 
         monkeypatch.setattr(changes, "TRANSACTION_PART_CHANGES", 2)
         with pytest.raises(Interrupted):
-            again("again", until=truth.position, told=interrupt_after(2))
+            again("again", until=truth.position, progress=interrupt_after(2))
         run = again("again", until=truth.position)
         assert run.done
         assert copy(database, "again").rows == truth.rows
         with pytest.raises(ConfigError, match="that of another replay"):
             again("again")
-        again("followed", since=middle.at, until=None, told=lambda done, total: None)
+        again("followed", since=middle.at, until=None, progress=lambda done, total: None)
         assert copy(database, "followed").rows == []
         database.execute("select headwater.enable_reactivity('followed')")
         mark = execute(url, "select max(seq) from headwater.log")[0][0]

@@ -10,8 +10,8 @@ import pytest
 from pyspark.errors import PySparkException
 
 from headwater.errors import ConfigError
-from headwater.pipeline.source import HeadwaterSource, Options
-from tests.spark.test_planning import trim
+from headwater.pipeline.stream.source import HeadwaterSource, Options
+from tests.integration.pipeline.test_planning import trim
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,14 +11,14 @@ import psycopg
 import pytest
 
 from headwater.errors import ConfigError, InvalidQuery, ResyncRequired, Unavailable
-from headwater.live.filter import Filter, c
-from headwater.pipeline.state import Moment
-from tests.spark.truth import Copy, Database, copy, fill, lake_at, opened, position, rows_of
+from headwater.live.filters.filter import Filter, c
+from headwater.pipeline.lake.moments import Moment
+from tests.support.lake.truth import Copy, Database, copy, fill, lake_at, opened, position, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headwater.pipeline.lake import Lake
+    from headwater.pipeline.reading.lake import Lake
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -182,7 +182,7 @@ def test_schema_changes(url: str, spark: SparkSession, tmp_path: Path) -> None:
         database.execute("update items set amount = amount + 1 where id = 7")
         copies.append(copy(database, "items"))
         fill(lake, url)
-        with pytest.raises(ResyncRequired, match=r"that the log does not tell \(a reset\)"):
+        with pytest.raises(ResyncRequired, match=r"without changes in the log \(a reset\)"):
             lake.as_of("items", copies[-1].position).collect()
         database.execute("update items set extra = 5, tag = 'some' where id = 8")
         lake.snapshot(url, "items")
@@ -214,10 +214,10 @@ def test_what_is_not_known_is_said(url: str, spark: SparkSession, tmp_path: Path
         fill(lake, url)
         with pytest.raises(ResyncRequired, match="no snapshot") as caught:
             lake.as_of("items", before.position)
-        assert "headwater snapshot items" in str(caught.value.hint)
+        assert "headwater pipeline snapshot items" in str(caught.value.hint)
         database.execute("update items set region = 5")
         lake.snapshot(url, "items")
-        with pytest.raises(Unavailable, match="the lake has come to position"):
+        with pytest.raises(Unavailable, match="the lake has changes up to position"):
             lake.as_of("items", before.at)
         database.execute("truncate items")
         fill(lake, url)
@@ -238,7 +238,7 @@ def test_what_is_not_known_is_said(url: str, spark: SparkSession, tmp_path: Path
         assert rows_of(lake.as_of("items", taken.position)) == after.rows
         fill(lake, url)
         assert rows_of(lake.as_of("items", after.position)) == after.rows
-    with pytest.raises(ConfigError, match="knows no table nothing"):
+    with pytest.raises(ConfigError, match="has no table nothing"):
         lake.as_of("nothing", after.at)
     with pytest.raises(ConfigError, match="has no column x"):
         lake.as_of("items", after.at, as_text=["x"])

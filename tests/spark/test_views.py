@@ -16,22 +16,23 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from headwater import limits, views
+from headwater import views
 from headwater.database import connect
 from headwater.errors import ConfigError, PipelineError
 from headwater.hub.hub import Hub
 from headwater.model import Column, Table
-from headwater.pipeline import jobs
-from headwater.pipeline.checkpoints import Checkpoint
-from headwater.pipeline.lake import Lake
-from headwater.pipeline.offsets import Offset
-from headwater.pipeline.planning import Planner
+from headwater.pipeline.jobs.pipeline import run
+from headwater.pipeline.jobs.plan import PipelinePlan, view_job
+from headwater.pipeline.reading.lake import Lake
+from headwater.pipeline.stream.checkpoints import Checkpoint
+from headwater.pipeline.stream.offsets import Offset
+from headwater.pipeline.stream.planning import _SPARK_PART_CHANGES, Planner
 from headwater.pipeline.views import catalog as view_catalog
-from headwater.pipeline.views.definitions import View, define
-from headwater.pipeline.views.function import Function
+from headwater.pipeline.views.definitions import StreamingView, define
+from headwater.pipeline.views.function import ViewFunction
 from headwater.pipeline.views.sink import ViewSink
-from tests.hub import Recorder, live
-from tests.spark.lakes import execute
+from tests.support.lake.tables import execute
+from tests.support.subscribers import Recorder, live
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -126,21 +127,21 @@ VIEWS = (
 )
 
 
-def plan(url: str, lake: Lake, *kept: View, once: bool = False) -> jobs.Plan:
-    return jobs.Plan(url, lake, jobs=tuple(map(jobs.view_job, kept)), once=once)
+def plan(url: str, lake: Lake, *kept: StreamingView, once: bool = False) -> PipelinePlan:
+    return PipelinePlan(url, lake, jobs=tuple(map(view_job, kept)), once=once)
 
 
-def keep(spark: SparkSession, url: str, lake: Lake, *kept: View) -> None:
+def keep(spark: SparkSession, url: str, lake: Lake, *kept: StreamingView) -> None:
     """Run the views' streams until they have everything."""
-    jobs.run(spark, plan(url, lake, *kept, once=True), Event())
+    run(spark, plan(url, lake, *kept, once=True), Event())
 
 
 @contextmanager
-def kept_up(spark: SparkSession, url: str, lake: Lake, *kept: View) -> Iterator[None]:
+def kept_up(spark: SparkSession, url: str, lake: Lake, *kept: StreamingView) -> Iterator[None]:
     """The views' streams, running."""
     stop = Event()
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(jobs.run, spark, plan(url, lake, *kept), stop)
+        running = thread.submit(run, spark, plan(url, lake, *kept), stop)
         try:
             yield
         finally:
@@ -277,9 +278,9 @@ async def test_a_changed_function(spark: SparkSession, url: str, lake: Lake) -> 
     async with Hub(url) as hub:
         await hub.live(live("totals", order=["region"], columns=["region", "n"]), recorder)
         await recorder.until(lambda: [row["n"] for row in recorder.rows] == [2, 3])
-        execute(url, f"{INSERT}(6, {limits.SPARK_PART_CHANGES + 10}) i")
+        execute(url, f"{INSERT}(6, {_SPARK_PART_CHANGES + 10}) i")
         await asyncio.to_thread(keep, spark, url, lake, first)
-        half = (limits.SPARK_PART_CHANGES + 10) // 2
+        half = (_SPARK_PART_CHANGES + 10) // 2
         await recorder.until(lambda: [row["n"] for row in recorder.rows] == [half, half])
         ((seq,),) = execute(url, "select max(seq) from headwater.log")
         later = define(by_region_later, key="region", name="totals")
@@ -314,7 +315,7 @@ async def test_a_changed_function(spark: SparkSession, url: str, lake: Lake) -> 
 def test_a_batch_is_in_once(spark: SparkSession, url: str, lake: Lake, tmp_path: Path) -> None:
     make_tables(url)
     view = define(by_region, key="region", name="totals")
-    with pytest.raises(PipelineError, match="view orders: there is a table of that name"):
+    with pytest.raises(PipelineError, match="view orders: a table of that name exists"):
         keep(spark, url, lake, define(by_country, key="country", name="orders"))
     keep(spark, url, lake, view)
     sink = ViewSink(view, lake, url, Checkpoint(str(tmp_path / "none")))
@@ -355,7 +356,7 @@ class Noted(Checkpoint):
 WRONG: list[tuple[Any, str]] = [
     (lambda orders: orders.groupBy("day").agg(views.count().alias("n")), "no column region"),
     (lambda orders: orders.groupBy("region").agg(f.sum("items").alias("n")), "column n is neither"),
-    (lambda orders: orders.groupBy("region").agg(views.sum("note").alias("n")), "is no number"),
+    (lambda orders: orders.groupBy("region").agg(views.sum("note").alias("n")), "is not a number"),
     (
         lambda orders: orders.select("region").groupBy("region").agg(views.count().alias("n")),
         "the column weight is missing",
@@ -386,7 +387,7 @@ WRONG: list[tuple[Any, str]] = [
     ),
     (
         lambda orders: orders.where(f.rand() < 0.5).groupBy("region").agg(views.count().alias("n")),
-        "something random",
+        "a random value",
     ),
     (
         lambda orders: (
@@ -416,10 +417,10 @@ def test_functions_that_cannot_be_views(spark: SparkSession) -> None:
     for function, message in WRONG:
         view = define(function, key="region", name="wrong")
         with pytest.raises(ConfigError, match=message) as error:
-            Function(view, spark).result({"orders": table})
+            ViewFunction(view, spark).result({"orders": table})
         assert str(error.value).startswith("view wrong")
         assert error.value.hint
-    used = Function(define(by_region_later, key="region"), spark)
+    used = ViewFunction(define(by_region_later, key="region"), spark)
     used.result({"orders": table})
     assert used.used["orders"] >= {"region", "items"}
     assert not used.used["orders"] & {"id", "day", "note"}

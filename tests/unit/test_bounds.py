@@ -9,14 +9,14 @@ import pytest
 
 from headwater import limits
 from headwater.errors import InvalidQuery, ResultError
-from headwater.gateway.bodies import check_json_size
-from headwater.hub.live import LiveView
+from headwater.gateway.http.bodies import check_json_size
+from headwater.hub.live_views.view import LiveView
 from headwater.live.query import BoundQuery, LiveQuery
 from headwater.live.window import Window
 from headwater.model import Column, Position, Table
 from headwater.protocol import Wire
 from headwater.queries.arguments import Parameter, Signature
-from headwater.queries.rows import rows_of
+from headwater.queries.row_deltas import rows_of
 
 ORDERS = Table(
     1, "s", "t", (Column("id", "integer", "integer"), Column("a", "text", "text")), ("id",)

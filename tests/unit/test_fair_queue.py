@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from headwater.fair_queue import FairQueue, Owner
-from tests.generated import first_seed, size
+from tests.support.generators.sizes import first_seed, size
 
 BOUNDS = {"user": 2, "table": 3}
 

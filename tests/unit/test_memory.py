@@ -11,7 +11,7 @@ from headwater.errors import LimitExceeded
 from headwater.gateway.backlog import Backlog
 from headwater.memory import Holder, Holding, Memory
 from headwater.protocol import Shared
-from tests.generated import first_seed, size
+from tests.support.generators.sizes import first_seed, size
 
 
 class World:

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
@@ -16,7 +15,6 @@ from headwater.model import Column, Enter, Leave, Match, Move, Table, Unmatch, U
 from headwater.protocol import (
     Answer,
     ClientMessage,
-    Deltas,
     Failed,
     Frame,
     Hello,
@@ -28,8 +26,9 @@ from headwater.protocol import (
     read_client,
     read_server,
 )
+from tests.support.paths import ROOT
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "protocol.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "protocol.md").read_text()
 EXAMPLES = [
     (kind, json.loads(text))
     for kind, text in re.findall(r"^```json (server|client)\n(.*?)^```$", PAGE, re.M | re.S)
@@ -95,16 +94,6 @@ class TestFrames:
         frame = Frame(Snapshot(1, "p", ()))
         assert frame.sse is frame.sse
         assert frame.json is frame.json
-
-    def test_without_batches_only_the_last_delta_carries_the_position(self) -> None:
-        batch = Deltas(3, "p", AT, (Leave((1,), 0), Match((2,), {"id": 2})), hash=7)
-        first, last = (events(frame.sse)[0] for frame in Frame(batch).each)
-        assert (first["event"], last["event"]) == ("leave", "match")
-        assert ("id" in first, last["id"]) == (False, "p")
-        assert json.loads(first["data"]) == {
-            "type": "leave", "view": 3, "at": "2026-01-02T00:00:00Z", "key": [1], "index": 0,
-        }  # fmt: skip
-        assert json.loads(last["data"])["hash"] == 7
 
 
 TABLE = Table(

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.client.feed_state import FeedState
-from headwater.client.rows_state import LiveState
-from headwater.client.session import Failed, Received, Send, Session
+from headwater.client.session import ClientSession, Send, SubscriptionFailed, TransactionsReceived
+from headwater.client.state.feed import FeedState
+from headwater.client.state.rows import LiveState
 from headwater.embedded import EmbeddedPostgres
 from headwater.protocol import ChangesQuery, Subscribe, read_server
 from headwater.testing.oracle import connect
 from tests.javascript.test_client import run
-from tests.vectors.recording import record
+from tests.support.generators.vectors import record
 
 STREAMS = 1_000
 
@@ -49,7 +49,7 @@ class _Driver:
     def __init__(self, vector: dict[str, Any], name: str) -> None:
         self._vector = vector
         self._name = name
-        self._session = Session()
+        self._session = ClientSession()
         self._state: LiveState | FeedState
         if "live" in vector:
             self._state = LiveState(vector["live"], vector["verify"])
@@ -83,9 +83,9 @@ class _Driver:
             match event:
                 case Send(Subscribe() as asked):
                     self._asked = asked
-                case Received(_, transactions):
+                case TransactionsReceived(_, transactions):
                     self._seqs += [c.seq for each in transactions for c in each.changes]
-                case Failed(_, error):
+                case SubscriptionFailed(_, error):
                     raise error
 
     def _compare(self, step: dict[str, Any], where: str) -> None:

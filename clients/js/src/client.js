@@ -1,64 +1,65 @@
 /**
- * A client of a gateway: one connection with every subscription and call on it. `connection.js`
- * keeps it open, `session.js` has the subscriptions, `calls.js` what is asked once.
+ * A client of a gateway: one connection with every subscription and call on it. `connection/` keeps
+ * it open and repeats calls, `subscriptions/` has the subscriptions.
  *
  * @typedef {import("./protocol.js").LiveQuery} LiveQuery
  * @typedef {import("./protocol.js").Row} Row
  * @typedef {import("./errors.js").HeadwaterError} HeadwaterErrorType
  *
- * @typedef {object} Setup
+ * @typedef {object} ClientSetup
  * @property {string[]} urls
- * @property {import("./connection.js").Token} token
- * @property {import("./links.js").Opener} open
- * @property {() => import("./backoff.js").Backoff} newBackoff
+ * @property {import("./connection/connection.js").Token} token
+ * @property {import("./transports/transport.js").OpenTransport} open
+ * @property {() => import("./connection/backoff.js").Backoff} newBackoff
  * @property {(error: HeadwaterErrorType) => void} onError
  */
 
-import { Calls, newKey } from "./calls.js";
-import { ChannelCalls } from "./channel-calls.js";
-import { ChannelState } from "./channel-state.js";
-import { Connection } from "./connection.js";
+import { PendingCalls, newKey } from "./connection/calls.js";
+import { ChannelCalls } from "./connection/channel-calls.js";
+import { ChannelState } from "./state/channel.js";
+import { Connection } from "./connection/connection.js";
 import { configError, connectionFailed, HeadwaterError } from "./errors.js";
-import { FeedState } from "./feed-state.js";
-import { plain } from "./json.js";
-import { covers } from "./position.js";
-import { QueryState } from "./query-state.js";
-import { QueryRowsState } from "./rows-state.js";
-import { Session } from "./session.js";
-import { called, Value } from "./store.js";
-import { Channel, Feed, Live, Subscription, Topic } from "./subscriptions.js";
-import { TopicState } from "./topic-state.js";
+import { FeedState } from "./state/feed.js";
+import { jsonCopy } from "./json.js";
+import { covers } from "./state/position.js";
+import { QueryState } from "./state/query.js";
+import { QueryRowsState } from "./state/rows.js";
+import { Session } from "./subscriptions/session.js";
+import { callSafely, ValueStore } from "./store.js";
+import { Channel, Feed, Live, Subscription, Topic } from "./subscriptions/handles.js";
+import { TopicState } from "./state/topic.js";
 
 export class Client {
-  /** The latest position that this user is known to have written, in any tab. */
-  written = new Value(/** @type {string | undefined} */ (undefined));
+  /** A store: the latest position that this user has written, in any tab. */
+  written = new ValueStore(/** @type {string | undefined} */ (undefined));
   #connection;
   #calls;
   #channelCalls;
   #session;
-  /** @type {import("./subscriptions.js").Owner} */
+  /** @type {import("./subscriptions/handles.js").SubscriptionOwner} */
   #owner;
   #onError;
   /** @type {HeadwaterErrorType | undefined} */
   #error;
 
-  /** @param {Setup} setup */
-  constructor({ urls, token, open, newBackoff, onError: hear }) {
-    const onError = (/** @type {HeadwaterErrorType} */ error) => void called(hear, error);
+  /** @param {ClientSetup} setup */
+  constructor({ urls, token, open, newBackoff, onError: listener }) {
+    const onError = (/** @type {HeadwaterErrorType} */ error) => void callSafely(listener, error);
     const send = (/** @type {import("./protocol.js").ClientMessage} */ message) =>
       this.#connection.send(message);
     this.#onError = onError;
-    this.#calls = new Calls(send, newBackoff);
-    const onBehind = (/** @type {HeadwaterErrorType} */ error) => this.#connection.leave(error);
+    this.#calls = new PendingCalls(send, newBackoff);
+    const onBehind = (/** @type {HeadwaterErrorType} */ error) =>
+      this.#connection.switchGateway(error);
     const session = new Session({ send, onError, onBehind, newBackoff });
     this.#session = session;
-    this.#channelCalls = new ChannelCalls(session, (message) => this.#ask(message));
+    this.#channelCalls = new ChannelCalls(session, (message) => this.#call(message));
     this.#owner = {
-      leave: (source) => session.leave(source),
+      release: (source) => session.release(source),
       pause: (source) => session.pause(source),
       resume: (source) => session.resume(source),
       reanchor: (source, after) => session.reanchor(source, after),
-      say: (source, message) => this.#say(source, message),
+      sendToChannel: (source, message) => this.#sendToChannel(source, message),
     };
     this.#connection = new Connection(urls, token, open, newBackoff, {
       connected: () => {
@@ -70,8 +71,8 @@ export class Client {
         session.lost();
         this.#calls.lost();
       },
-      doubt: onError,
-      over: (error) => this.#over(error),
+      retrying: onError,
+      gaveUp: (error) => this.#gaveUp(error),
     });
   }
 
@@ -80,7 +81,7 @@ export class Client {
     return this.#connection.status;
   }
 
-  /** Why there will be no other connection. */
+  /** Why the client gave up or was closed. */
   get error() {
     return this.#error;
   }
@@ -90,22 +91,25 @@ export class Client {
     return this.#connection.reconnects;
   }
 
-  /** How often a replica was not what it should be, and was read anew. Expected: 0. */
+  /** How often a result did not match the gateway's and was read again. Expected: 0. */
   get diverged() {
     return this.#session.diverged;
   }
 
-  /** End the connection and all that is on it. */
+  /** End the connection with all its subscriptions and calls. */
   close() {
     this.#connection.close();
-    const error = connectionFailed("the connection was closed", { retryable: false });
+    const error = connectionFailed("the client was closed", {
+      hint: "Call connect() for a new client.",
+      retryable: false,
+    });
     this.#error ??= error;
     this.#session.close(error);
-    this.#calls.over(error);
+    this.#calls.fail(error);
   }
 
   /**
-   * Follow a live query. With `verify`, every batch carries the hash of the result, and is checked
+   * Follow a live query. With `verify`, every batch has the hash of the result and is checked
    * against it.
    *
    * @param {LiveQuery | string} query
@@ -113,9 +117,10 @@ export class Client {
    * @param {{verify?: boolean}} [options]
    */
   live(query, onRows, { verify = false } = {}) {
-    const whole = plain(typeof query === "string" ? { table: query } : query);
+    const whole = jsonCopy(typeof query === "string" ? { table: query } : query);
     if (typeof whole?.table !== "string") {
-      throw configError("a live query names its table", 'hw.live({ table: "orders", limit: 20 })');
+      const hint = 'Name one: hw.live({ table: "orders", limit: 20 }).';
+      throw configError("the live query has no table", hint);
     }
     const live = new Live(this.#owner, this.#session.live(whole, verify));
     if (onRows) live.onValue(onRows);
@@ -123,7 +128,7 @@ export class Client {
   }
 
   /**
-   * Follow a reactive query. With `delta`, its rows travel as what changed in them.
+   * Follow a reactive query. With `delta`, only the changes of its rows are sent.
    *
    * @param {string} name
    * @param {Record<string, any>} [args]
@@ -142,10 +147,10 @@ export class Client {
   }
 
   /**
-   * Follow a topic: from now on, or from a position.
+   * Follow a topic, from now on or from a position.
    *
    * @param {string} name
-   * @param {(ops: import("./topic-state.js").TopicOp[], topic: Topic) => void} [onOps]
+   * @param {(ops: import("./state/topic.js").TopicOp[], topic: Topic) => void} [onOps]
    * @param {{since?: string}} [options]
    */
   topic(name, onOps, { since } = {}) {
@@ -157,19 +162,19 @@ export class Client {
   }
 
   /**
-   * Follow the changes of tables, none for all: from now on, or from a position. A callback that
-   * gives a promise is waited for before the next transaction.
+   * Follow the changes of tables (without `tables`, of all), from now on or from a position. If the
+   * callback returns a promise, the next transaction waits for it.
    *
    * @param {import("./protocol.js").ChangesQuery} query
-   * @param {(transaction: import("./feed-state.js").Transaction) => unknown} onTransaction
+   * @param {(transaction: import("./state/feed.js").Transaction) => unknown} onTransaction
    */
   changes(query, onTransaction) {
-    const source = this.#session.follow(new FeedState(plain(query)));
+    const source = this.#session.add(new FeedState(jsonCopy(query)));
     return new Feed(this.#owner, source, onTransaction);
   }
 
   /**
-   * Be on a channel; with `present`, seen by the others, with a state.
+   * Follow a channel. With `present`, or a state, as a member that the other clients see.
    *
    * @param {string} name
    * @param {{state?: any, present?: boolean,
@@ -177,16 +182,16 @@ export class Client {
    */
   channel(name, { state, present = state !== undefined, onMessage } = {}) {
     checkName(name, "channel");
-    const call = plain({ name, ...(present && { present, state }) });
-    const source = this.#session.follow(new ChannelState(call));
+    const call = jsonCopy({ name, ...(present && { present, state }) });
+    const source = this.#session.add(new ChannelState(call));
     const channel = new Channel(this.#owner, source);
     if (onMessage) channel.onMessage(onMessage);
     return channel;
   }
 
   /**
-   * A reactive query's result, once. It contains what this user's own mutations have written; with
-   * `after`, that position instead.
+   * The result of a reactive query, once. It contains what this user's mutations have written, or
+   * with `after` what that position contains.
    *
    * @param {string} name
    * @param {Record<string, any>} [args]
@@ -197,12 +202,12 @@ export class Client {
     const wanted = after ?? this.written.value;
     const call = namedCall(name, args);
     try {
-      return (await this.#ask({ type: "query", ...call, after: wanted })).value ?? null;
+      return (await this.#call({ type: "query", ...call, after: wanted })).value ?? null;
     } catch (error) {
-      const isOver = error instanceof HeadwaterError && error.code === "resync";
-      if (after !== undefined || wanted === undefined || !isOver) throw error;
+      const isLost = error instanceof HeadwaterError && error.code === "resync";
+      if (after !== undefined || wanted === undefined || !isLost) throw error;
     }
-    // The database was restored, or lost what we wrote: there is nothing left to wait for.
+    // The database was restored, and no longer has what this user wrote: do not wait for that.
     if (this.written.value === wanted) this.written.set(undefined);
     return this.query(name, call.args);
   }
@@ -210,7 +215,7 @@ export class Client {
   /**
    * Run a mutation, once: after a lost connection it is sent again with the same idempotency key.
    * It rejects with the code `outcome_unknown` if it was sent and no gateway can be reached again.
-   * A program that repeats a call itself, perhaps in another process, gives it a key of its own.
+   * A program that repeats a call itself, perhaps in another process, passes its own key.
    *
    * @param {string} name
    * @param {Record<string, any>} [args]
@@ -220,7 +225,7 @@ export class Client {
   async mutate(name, args = {}, { idempotencyKey = newKey() } = {}) {
     checkKey(idempotencyKey);
     const call = { ...namedCall(name, args), idempotency_key: idempotencyKey };
-    const { value = null, position } = await this.#ask({ type: "mutate", ...call });
+    const { value = null, position } = await this.#call({ type: "mutate", ...call });
     this.#wrote(position);
     return { value, position };
   }
@@ -228,36 +233,37 @@ export class Client {
   /** Wait until every subscription has what the position contains. @param {string} position */
   async waitFor(position) {
     if (typeof position !== "string") {
-      throw configError("a position is a text", "await hw.waitFor(placed.position)");
+      const hint = "Pass the position of a mutation: await hw.waitFor(placed.position).";
+      throw configError("waitFor() needs a position, which is a text", hint);
     }
-    await this.#session.caughtUp(() => this.#ask({ type: "wait", position }));
+    await this.#session.waitForAll(() => this.#call({ type: "wait", position }));
   }
 
-  // ------------------------------------------------------------------ within
+  // ------------------------------------------------------------------ private
 
   /** @param {import("./protocol.js").ServerMessage} message */
   #receive(message) {
-    if ("position" in message && message.position) this.#session.saw(message.position);
+    if ("position" in message && message.position) this.#session.sawPosition(message.position);
     if (message.type === "written") this.#wrote(message.position);
-    else if (!isEnd(message) || !this.#calls.received(message)) this.#session.receive(message);
+    else if (!isAnswer(message) || !this.#calls.received(message)) this.#session.receive(message);
   }
 
   /** @param {HeadwaterErrorType} error */
-  #over(error) {
+  #gaveUp(error) {
     this.#error = error;
-    this.#session.over(error);
-    this.#calls.over(error);
+    this.#session.fail(error);
+    this.#calls.fail(error);
     this.#onError(error);
   }
 
-  /** @param {Parameters<Calls["ask"]>[0]} call */
-  async #ask(call) {
+  /** @param {Parameters<PendingCalls["call"]>[0]} call */
+  async #call(call) {
     if (this.#error) throw this.#error;
-    return this.#calls.ask(plain(call));
+    return this.#calls.call(jsonCopy(call));
   }
 
-  /** @type {import("./subscriptions.js").Owner["say"]} */
-  async #say(source, message) {
+  /** @type {import("./subscriptions/handles.js").SubscriptionOwner["sendToChannel"]} */
+  async #sendToChannel(source, message) {
     try {
       await this.#channelCalls.send(source, message);
     } catch (error) {
@@ -267,7 +273,7 @@ export class Client {
   }
 
   /**
-   * Mutations beside each other may be answered in any order: the latest counts.
+   * Concurrent mutations may be answered in any order: the latest position counts.
    *
    * @param {string} position
    */
@@ -278,25 +284,25 @@ export class Client {
 }
 
 /**
- * Whether it may be the end of a call.
+ * Whether it may be the answer to a call.
  *
  * @param {import("./protocol.js").ServerMessage} message
  */
-const isEnd = (message) => message.type === "answer" || message.type === "error";
+const isAnswer = (message) => message.type === "answer" || message.type === "error";
 
 /**
- * A reactive query or a mutation, by its name.
+ * The name and arguments of a reactive query or a mutation.
  *
  * @param {string} name
  * @param {Record<string, any>} args
  * @returns {{name: string, args: Record<string, any>}}
  */
 function namedCall(name, args) {
-  const call = plain({ name, args });
+  const call = jsonCopy({ name, args });
   if (typeof call.name === "string" && isObject(call.args)) return call;
   throw configError(
-    "a query or a mutation has a name, and its arguments are an object",
-    'hw.query("open_orders", { region: 7 })',
+    "a query or mutation needs its name, which is a text, and its arguments, which are an object",
+    'For example: hw.query("open_orders", { region: 7 }).',
   );
 }
 
@@ -307,12 +313,13 @@ const isObject = (value) => typeof value === "object" && value !== null && !Arra
 function checkKey(key) {
   if (typeof key === "string" && /^[!-~]{1,128}$/.test(key)) return;
   throw configError(
-    "an idempotency key is a text of 1 to 128 printable ASCII characters",
-    "A random one, such as crypto.randomUUID(), made once for each call.",
+    "idempotencyKey is not a text of 1 to 128 printable ASCII characters without spaces",
+    "Make one for each call, for example with crypto.randomUUID(), or leave it out.",
   );
 }
 
 /** @param {unknown} name @param {"topic" | "channel"} kind */
 function checkName(name, kind) {
-  if (typeof name !== "string") throw configError(`a ${kind} has a name`, `hw.${kind}("room:1")`);
+  if (typeof name === "string") return;
+  throw configError(`the name of a ${kind} is a text`, `For example: hw.${kind}("room:1").`);
 }

@@ -1,6 +1,6 @@
 /**
- * What can go wrong, and how a gateway says it. The `code` is for programs, `message` and `hint`
- * are for people; `retryable` says whether the same may go well later.
+ * The client's errors, and how they are made from a gateway's answers. `code` is for programs;
+ * `message` and `hint` are for people.
  *
  * @typedef {{hint?: string, retryable?: boolean, retryAfter?: number, cause?: unknown}} Details
  * @typedef {{code: string, message: string, hint?: string | null, retryable?: boolean,
@@ -12,23 +12,23 @@ export class HeadwaterError extends Error {
   constructor(code, message, { hint, retryable = false, retryAfter, cause } = {}) {
     super(message, cause === undefined ? undefined : { cause });
     this.name = "HeadwaterError";
-    /** Stable, for programs: docs/reference/errors.md has them all. */
+    /** Stable, for programs: docs/reference/errors.md lists them. */
     this.code = code;
-    /** The way out. */
+    /** What to do about it. */
     this.hint = hint;
-    /** Whether the same may go well later. */
+    /** Whether the same request may succeed later. */
     this.retryable = retryable;
-    /** When to try again, in seconds, where the gateway said so. */
+    /** After how many seconds to try again, if the gateway says so. */
     this.retryAfter = retryAfter;
   }
 }
 
-/** What a gateway says went wrong. @param {Refusal} said */
-export function errorOf(said) {
-  return new HeadwaterError(said.code, said.message, {
-    hint: said.hint ?? undefined,
-    retryable: said.retryable ?? false,
-    retryAfter: said.retry_after_secs ?? undefined,
+/** The error of a gateway's answer. @param {Refusal} refusal */
+export function errorOf(refusal) {
+  return new HeadwaterError(refusal.code, refusal.message, {
+    hint: refusal.hint ?? undefined,
+    retryable: refusal.retryable ?? false,
+    retryAfter: refusal.retry_after_secs ?? undefined,
   });
 }
 
@@ -38,17 +38,23 @@ export function connectionFailed(message, details = {}) {
 }
 
 /** @param {string} message @param {string} [hint] */
-export function diverged(message, hint = "The result is read anew.") {
+export function diverged(message, hint = "The client reads the result again.") {
   return new HeadwaterError("diverged", message, { hint, retryable: true });
 }
 
-/** What a gateway sent is older than what was shown. @param {string} name */
+/** The gateway sent an older result than the one that is shown. @param {string} name */
 export function behind(name) {
-  const message = `the gateway has sent an older result of ${name} than the one that is shown`;
+  const message = `the gateway sent an older result of ${name} than the one that is shown`;
   return new HeadwaterError("behind", message, {
-    hint: "It is asked for again, until the gateway has caught up.",
+    hint: "The client subscribes again until the gateway has caught up.",
     retryable: true,
   });
+}
+
+/** The program closed a subscription that it still uses. */
+export function subscriptionClosed() {
+  const hint = "Subscribe again instead of using a handle after its close().";
+  return connectionFailed("the subscription was closed", { hint, retryable: false });
 }
 
 /** @param {string} message @param {string} [hint] */
@@ -56,22 +62,24 @@ export function configError(message, hint) {
   return new HeadwaterError("config", message, { hint });
 }
 
-const LOOK_FIRST = "It may have happened or not: look before you call it again.";
+const CHECK_FIRST = "Check whether it was executed before you call it again.";
 
 /** @param {string} what @param {HeadwaterError} cause */
 export function outcomeUnknown(what, cause) {
   if (cause.code === "outcome_unknown") return cause;
-  const message = `it is not known whether ${what} has happened: ${cause.message}`;
-  return new HeadwaterError("outcome_unknown", message, { hint: LOOK_FIRST, cause });
+  const message = `it is not known whether ${what} was executed: ${cause.message}`;
+  return new HeadwaterError("outcome_unknown", message, { hint: CHECK_FIRST, cause });
 }
 
 const DENIED = /^(unauthorized|forbidden|access_changed|token_.*|ticket|origin|host)$/;
 
-/** Whether it is about who asks, and not about what. @param {HeadwaterError} error */
+/** Whether access was denied, for any request. @param {HeadwaterError} error */
 export const isDenied = (error) => DENIED.test(error.code);
 
-/** Whether another token may help. @param {HeadwaterError} error */
+/** Whether a new token may help. @param {HeadwaterError} error */
 export const isAboutToken = (error) => /^(unauthorized|token_.*)$/.test(error.code);
+
+const PROXY = "A proxy may have answered. Check the URL, and that the gateway is running.";
 
 /** @type {Record<number, string>} */
 const CODES = {
@@ -85,22 +93,23 @@ const CODES = {
 };
 
 /**
- * What an answer with this status says; something sensible for a proxy's page.
+ * The refusal in a response; made from the status if a proxy answered, and not the gateway.
  *
  * @param {number} status
  * @param {string} body
  * @returns {Refusal}
  */
 export function refusalIn(status, body) {
-  const said = parsed(body);
-  if (said) return said;
+  const refusal = parsed(body);
+  if (refusal) return refusal;
   const code = CODES[status] ?? (status >= 502 ? "unavailable" : "headwater_error");
   const retryable = status === 429 || status >= 500;
-  return { code, message: `the gateway answered with status ${status}`, retryable };
+  const message = `the response has status ${status} and no error of a gateway`;
+  return { code, message, hint: PROXY, retryable };
 }
 
 /**
- * The same for a mutation: a proxy that failed has told nobody what became of it.
+ * The same for a mutation: if a proxy failed, the mutation may have been executed.
  *
  * @param {number} status
  * @param {string} body
@@ -108,17 +117,17 @@ export function refusalIn(status, body) {
  */
 export function mutationRefusalIn(status, body) {
   if (status < 500 || parsed(body)) return refusalIn(status, body);
-  const message = `the mutation was answered with status ${status}, and not by the gateway`;
-  return { code: "outcome_unknown", message, hint: LOOK_FIRST };
+  const message = `a proxy answered the mutation with status ${status}: it may have been executed`;
+  return { code: "outcome_unknown", message, hint: CHECK_FIRST };
 }
 
 /** @param {string} body @returns {Refusal | undefined} */
 function parsed(body) {
   try {
-    const said = JSON.parse(body).error;
-    if (typeof said?.code === "string" && typeof said.message === "string") return said;
+    const refusal = JSON.parse(body).error;
+    if (typeof refusal?.code === "string" && typeof refusal.message === "string") return refusal;
   } catch {
-    // Not ours: a proxy's page.
+    // Not a gateway's answer: a proxy's page.
   }
   return undefined;
 }
@@ -139,7 +148,8 @@ export function errorOfClose(code, reason, url) {
     const why = reason || `code ${code}`;
     return connectionFailed(`the connection to ${url} was lost: ${why}`);
   }
-  return new HeadwaterError(known[0], reason || `closed with code ${code}`, {
+  const message = reason || `the gateway ${url} closed the connection with code ${code}`;
+  return new HeadwaterError(known[0], message, {
     retryable: known[1],
   });
 }

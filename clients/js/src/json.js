@@ -1,19 +1,19 @@
 /**
- * JSON without loss. A `bigint` column may hold what a Number cannot: integers beyond 2⁵³ are read
- * as BigInt, and written as the digits they are. Texts are compared by code point, as PostgreSQL's
- * collation "C" and Python do; JavaScript itself compares UTF-16 units.
+ * JSON without loss of digits. A `bigint` column may have values that a Number cannot hold: integers
+ * beyond 2⁵³ are read as BigInt, and written with all their digits. Texts are compared by code
+ * point, as PostgreSQL's collation "C" and Python do; JavaScript itself compares UTF-16 units.
  */
 
 import { configError } from "./errors.js";
 
-// Unguessable, so that no text of the data is ever taken for a number.
+// Random, so that no text in the data is mistaken for a number.
 const TAG = `headwater-bigint-${Math.random().toString(36).slice(2)}-`;
 const MAY_HOLD_BIG = /[0-9]{16}/;
 const QUOTE_OR_NUMBER = /"|-?[0-9]{16,}(?![0-9.eE])|-?[0-9]+\.[0-9]+/g;
 
-/** Read JSON. Throws SyntaxError for what is none. @param {string} text @returns {any} */
+/** Parse JSON. Throws SyntaxError. @param {string} text @returns {any} */
 export function parse(text) {
-  // Times and digests have long runs of digits too, but this is rare enough to look closer then.
+  // Some texts have long runs of digits too. They are rare, so the slower path below is acceptable.
   if (!MAY_HOLD_BIG.test(text)) return JSON.parse(text);
   const parts = [];
   let from = 0;
@@ -30,7 +30,7 @@ export function parse(text) {
 }
 
 /**
- * Behind the quote that ends a text; an expression for that would overflow on large ones.
+ * The index after the quote that ends a text. A regular expression would overflow on large texts.
  *
  * @param {string} text
  * @param {number} begin
@@ -57,19 +57,19 @@ export function stringify(value, sorted = false) {
 }
 
 /**
- * What JSON makes of a value: a copy that nobody else changes, and that a tab can pass on. Throws
- * `config` for what is none.
+ * A copy of a value as JSON has it: the caller cannot change it later, and it can be posted to
+ * another tab. Throws `config` for a value that JSON cannot represent.
  *
  * @template T
  * @param {T} value
  * @returns {T}
  */
-export function plain(value) {
+export function jsonCopy(value) {
   try {
     return value === undefined ? value : parse(stringify(value));
   } catch (cause) {
-    const hint = "Pass plain values, no events or elements.";
-    throw configError(`this cannot be written as JSON: ${cause}`, hint);
+    const hint = "Pass objects, arrays, texts, numbers, booleans and null; no events or elements.";
+    throw configError(`an argument cannot be written as JSON: ${cause}`, hint);
   }
 }
 

@@ -1,20 +1,20 @@
 /**
- * Every bound that the client keeps; docs/reference/limits.md says the same of the Python one.
+ * Every limit of the client; docs/reference/limits.md has those of the Python client.
  */
 
 /** First and longest pause before the next connection, in seconds; doubled in between. */
 export const BACKOFF_SECONDS = /** @type {const} */ ([1, 30]);
 
-/** Failures in a row after which it gives up; any message begins the count again. */
+/** Failures in a row after which the client gives up; any message resets the count. */
 export const FAILURES_MAX = 10;
 
-/** How long a gateway may take to let us in and to greet. */
+/** How long a gateway may take to accept a connection and to send its hello. */
 export const CONNECT_SECONDS = 10;
 
-/** How long the tab that leads may take to react; then another takes over, in time to greet. */
+/** How long the leading tab may take to respond; then another takes over. Below CONNECT_SECONDS. */
 export const LEADER_SECONDS = 4;
 
-/** How long a gateway may take to confirm that a WebSocket is closed; then Node hangs up. */
+/** How long a gateway may take to confirm that a WebSocket is closed; then Node disconnects. */
 export const CLOSE_SECONDS = 1;
 
 /**
@@ -23,22 +23,22 @@ export const CLOSE_SECONDS = 1;
  */
 export const REQUEST_KEEPALIVES = /** @type {const} */ ({ call: 2, session: 4 });
 
-/** Requests under way over SSE; more wait for one to be answered. */
+/** Requests under way over SSE; further ones wait. */
 export const REQUESTS_AT_ONCE = 16;
 
-/** Queries, mutations and waits under way; more wait for one to be answered. */
+/** Queries, mutations and waits under way; further ones wait. */
 export const CALLS_AT_ONCE = 32;
 
 /**
- * Calls of all tabs under way on a connection that they share; more wait for one to be answered.
- * The gateway takes 64 of a session.
+ * Calls of all tabs under way on a connection that they share; further ones wait. The gateway
+ * accepts 64 of a session.
  */
 export const SHARED_CALLS_AT_ONCE = 60;
 
-/** How often a call is asked whose connection is lost each time. */
+/** How often a call is sent if the connection is lost each time. */
 export const CALL_ATTEMPTS_MAX = 10;
 
-/** How long a mutation is asked again that is refused for now. */
+/** How long a mutation that is refused temporarily is repeated. */
 export const REFUSED_SECONDS_MAX = 30;
 
 /**
@@ -48,35 +48,35 @@ export const REFUSED_SECONDS_MAX = 30;
 export const REPEAT_SECONDS_MAX = 3_600;
 export const PUBLISH_SECONDS_MAX = 300;
 
-/** How often a new subscription is asked for that is refused for now. */
+/** How often a new subscription that is refused temporarily is tried. */
 export const SUBSCRIBE_ATTEMPTS_MAX = 3;
 
 /** Deltas that may arrive between the parts of a result. */
 export const BATCHES_MAX = 1_000;
 
-/** Transactions that wait for the callback of a feed; beyond that the feed is left for a while. */
+/** Transactions that wait for the callback of a feed; with more, the feed is paused. */
 export const TRANSACTIONS_MAX = 1_000;
 
-/** Transactions beyond its position that a feed remembers, so as not to deliver them twice. */
+/** Transactions after its position that a feed remembers, so as not to deliver them twice. */
 export const DELIVERED_MAX = 100_000;
 
-/** A result that diverges so often in a row, each time from a fresh snapshot, has failed. */
+/** A result that diverges this many times in a row, each time after a new snapshot, has failed. */
 export const DIVERGED_MAX = 3;
 
-/** A token is renewed so long before it ends, or when half of its time is left. */
+/** How long before its end a token is renewed; a short one at half of its time. */
 export const REFRESH_SECONDS = 30;
 
-/** The largest message that is taken over SSE, in characters. */
+/** The largest message over SSE, in characters. */
 export const MESSAGE_CHARS_MAX = 64 * 1024 * 1024;
 
-/** Rows of one table that a topic holds; the oldest are forgotten first. */
+/** Rows of one table that a topic holds; the oldest are removed first. */
 export const TOPIC_ROWS_MAX = 10_000;
 
 /** Messages of a channel that are remembered, so as not to deliver them twice. */
 export const MESSAGES_SEEN_MAX = 1_000;
 
-/** How long a subscription is kept after the last component that used it. */
+/** How long a subscription stays open after its last component was unmounted. */
 export const LINGER_SECONDS = 2;
 
-/** How long a value stands still below an optimistic patch whose mutation is under way. */
+/** How long a value is frozen below an optimistic patch whose mutation is under way. */
 export const HOLD_SECONDS = 1;

@@ -1,5 +1,5 @@
 /**
- * The messages, as docs/reference/protocol.md describes them: types, and nothing else.
+ * The types of the messages that docs/reference/protocol.md describes. No code.
  *
  * @typedef {any} Json what JSON can hold; integers beyond 2⁵³ are BigInt
  * @typedef {Record<string, any>} Row
@@ -44,7 +44,7 @@
  * @typedef {{op: "upsert", entity: string, key: Key, row: Row}} Upsert
  * @typedef {{op: "remove", entity: string, key: Key}} Remove
  * @typedef {{type: "topic", view: number, position: string, at: string,
- *   ops: readonly (Upsert | Remove)[]}} TopicNews
+ *   ops: readonly (Upsert | Remove)[]}} TopicMessage
  * @typedef {{type: "poke", view: number, position: string, at: string}} Poke
  * @typedef {{type: "message", view: number, id: string, data: Json, at: string,
  *   user?: string | null, member?: string | null}} ChannelMessage
@@ -54,9 +54,9 @@
  * @typedef {{type: "error"} & import("./errors.js").Refusal} ErrorMessage
  * @typedef {{type: "keepalive"}} Keepalive
  * @typedef {{type: "authenticated", expires_at?: string | null}} Authenticated
- * @typedef {{type: "written", position: string}} Written another tab has written: never on the wire
+ * @typedef {{type: "written", position: string}} Written a mutation of another tab; never on the wire
  *
- * @typedef {Snapshot | Deltas | Reset | Gap | Changes | Result | Failed | TopicNews | Poke
+ * @typedef {Snapshot | Deltas | Reset | Gap | Changes | Result | Failed | TopicMessage | Poke
  *   | ChannelMessage | Presence} ViewMessage about one subscription, by its view
  * @typedef {Hello | Subscribed | Unsubscribed | ViewMessage | Answer | ErrorMessage | Keepalive
  *   | Authenticated | Written} ServerMessage

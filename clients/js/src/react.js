@@ -1,8 +1,8 @@
 /**
- * Hooks for React. A component names what it shows, and is rendered again when that changes and
- * not otherwise. Questions are compared by value, so they may be written where they are used. What
- * several components ask for is asked for once. Hooks cannot be called conditionally: for something
- * that is not to be asked for yet, give them null.
+ * Hooks for React. A component names what it shows, and is rendered again only when that changes.
+ * Queries are compared by value, so they may be written inline. Components with the same query share
+ * one subscription. Hooks cannot be called conditionally: pass null while there is nothing to
+ * subscribe to.
  *
  * ```jsx
  * import { connect } from "headwater";
@@ -25,12 +25,12 @@
  * @typedef {import("./protocol.js").LiveQuery} LiveQuery
  * @typedef {import("./protocol.js").Member} Member
  * @typedef {import("./protocol.js").Row} Row
- * @typedef {import("./questions.js").Question} Question
- * @typedef {import("./source.js").Status} Status
- * @typedef {import("./topic-state.js").TopicOp} TopicOp
- * @typedef {import("./topic-state.js").TopicValue} TopicValue
+ * @typedef {import("./hooks/subscription-requests.js").SubscriptionRequest} SubscriptionRequest
+ * @typedef {import("./subscriptions/source.js").Status} Status
+ * @typedef {import("./state/topic.js").TopicOp} TopicOp
+ * @typedef {import("./state/topic.js").TopicValue} TopicValue
  * @typedef {null | undefined | false} Nothing
- * @typedef {() => void} Tell what React gives a store to be called after a change
+ * @typedef {() => void} Listener what React has a store call after a change
  */
 
 import {
@@ -48,20 +48,20 @@ import {
 
 import { configError } from "./errors.js";
 import { stringify } from "./json.js";
-import { NOTHING } from "./kept.js";
-import { mutateWith } from "./optimism.js";
+import { ComponentSubscription } from "./hooks/component-subscription.js";
+import { mutateOptimistically } from "./hooks/optimistic-updates.js";
+import { WAITING } from "./hooks/subscription-cache.js";
 import {
-  channelQuestion,
-  liveQuestion,
-  queryQuestion,
-  tellState,
-  topicQuestion,
-} from "./questions.js";
-import { View } from "./view.js";
+  channelRequest,
+  liveRequest,
+  queryRequest,
+  sendState,
+  topicRequest,
+} from "./hooks/subscription-requests.js";
 
 const Context = createContext(/** @type {Client | undefined} */ (undefined));
 
-/** Gives the components below it their client. @param {{client: Client, children?: any}} props */
+/** Provides the client to the components below. @param {{client: Client, children?: any}} props */
 export function HeadwaterProvider({ client, children }) {
   return createElement(Context.Provider, { value: client }, children);
 }
@@ -78,24 +78,26 @@ export function useHeadwater() {
   return client;
 }
 
-/** How the connection is: "connecting", "open", "closed" or "failed". */
+/** The status of the connection: "connecting", "open", "closed" or "failed". */
 export function useStatus() {
   const { status } = useHeadwater();
-  const subscribe = useCallback((/** @type {Tell} */ tell) => status.subscribe(tell), [status]);
+  const subscribe = useCallback((/** @type {Listener} */ listener) => status.subscribe(listener), [
+    status,
+  ]);
   return useSyncExternalStore(subscribe, () => status.value, () => CONNECTING);
 }
 
 /**
- * The rows of a live query, in order; undefined before the first. Rows that have not changed are
- * the same objects as before: `memo` keeps what shows them from being rendered again. With `keep`,
- * the rows of the query before are shown until those of another are there.
+ * The rows of a live query, in order; undefined until they have arrived. Rows that have not changed
+ * are the same objects as before, so that `memo` skips the components that show them. With `keep`,
+ * the rows of the previous query are shown until those of a new one have arrived.
  *
  * @param {LiveQuery | string | Nothing} query
  * @param {{keep?: boolean}} [options]
  * @returns {{rows: readonly Row[] | undefined, status: Status, error: HeadwaterError | undefined}}
  */
 export function useLiveQuery(query, { keep = false } = {}) {
-  const { value, status, error } = useSnapshot(useKept(query && liveQuestion(query)));
+  const { value, status, error } = useShown(useSubscription(query && liveRequest(query)));
   return { rows: useLast(value, keep), status, error };
 }
 
@@ -106,31 +108,32 @@ export function useLiveQuery(query, { keep = false } = {}) {
  * @returns {readonly Key[]}
  */
 export function useLiveKeys(query) {
-  const view = useKept(query && liveQuestion(query));
-  return useSyncExternalStore(view.subscribe, () => view.kept?.keys ?? NONE, () => NONE);
+  const live = useSubscription(query && liveRequest(query));
+  return useSyncExternalStore(live.subscribe, () => live.cached?.keys ?? NONE, () => NONE);
 }
 
 /**
- * One row of a live query; undefined while it has none of that key. Rendered again when that row
- * changes, and not when others do.
+ * One row of a live query; undefined while no row has that key. Rendered again only when that row
+ * changes.
  *
  * @param {LiveQuery | string | Nothing} query
  * @param {Key | string | number | bigint} key
  * @returns {Row | undefined}
  */
 export function useLiveRow(query, key) {
-  const view = useKept(query && liveQuestion(query));
+  const live = useSubscription(query && liveRequest(query));
   const whole = useSame(Array.isArray(key) ? key : [key]);
   const subscribe = useCallback(
-    (/** @type {Tell} */ tell) => view.during((kept) => kept.row(whole).subscribe(tell)),
-    [view, whole],
+    (/** @type {Listener} */ listener) =>
+      live.use((cached) => cached.row(whole).subscribe(listener)),
+    [live, whole],
   );
-  return useSyncExternalStore(subscribe, () => view.kept?.row(whole).value, () => undefined);
+  return useSyncExternalStore(subscribe, () => live.cached?.row(whole).value, () => undefined);
 }
 
 /**
- * The value of a reactive query; undefined before the first. With `keep`, the value before is shown
- * until that of another is there.
+ * The value of a reactive query; undefined until it has arrived. With `keep`, the value of the
+ * previous query is shown until that of a new one has arrived.
  *
  * @param {string | Nothing} name
  * @param {Record<string, any>} [args]
@@ -138,65 +141,69 @@ export function useLiveRow(query, key) {
  * @returns {{value: any, status: Status, error: HeadwaterError | undefined}}
  */
 export function useQuery(name, args, { keep = false } = {}) {
-  const { value, status, error } = useSnapshot(useKept(name && queryQuestion(name, args)));
+  const { value, status, error } = useShown(useSubscription(name && queryRequest(name, args)));
   return { value: useLast(value, keep), status, error };
 }
 
 /**
- * What a topic has told since it was begun, by table. `onOps` is called with each of its flushes.
+ * The rows that a topic has sent since it was first mounted, by table. `onOps` is called with the
+ * operations of each flush.
  *
  * @param {string | Nothing} name
  * @param {{onOps?: (ops: TopicOp[]) => void}} [options]
  * @returns {{value: TopicValue | undefined, status: Status, error: HeadwaterError | undefined}}
  */
 export function useTopic(name, { onOps } = {}) {
-  const view = useKept(name && topicQuestion(name));
+  const topic = useSubscription(name && topicRequest(name));
   const call = useLatest(onOps);
-  useEffect(() => view.during(({ handle }) => handle.onOps(call)), [view, call]);
-  return useSnapshot(view);
+  useEffect(() => topic.use(({ handle }) => handle.onOps(call)), [topic, call]);
+  return useShown(topic);
 }
 
 /**
- * Be on a channel. With a state one is seen by the others, as the one of the members that `member`
- * names; without, one sees them. `onMessage` is called with what is published.
+ * Follow a channel. With a state the client is a member that the other clients see; `member` is its
+ * id. Without, it only sees the members. `onMessage` is called with every published message.
  *
  * @param {string | Nothing} channel
  * @param {any} [state]
  * @param {{onMessage?: (message: ChannelMessage) => void}} [options]
  */
 export function usePresence(channel, state, { onMessage } = {}) {
-  const view = useKept(channel && channelQuestion(channel, state));
+  const presence = useSubscription(channel && channelRequest(channel, state));
   const call = useLatest(onMessage);
-  const mine = useSame(state);
-  useEffect(() => view.during(({ handle }) => handle.onMessage(call)), [view, call]);
+  const ownState = useSame(state);
+  useEffect(() => presence.use(({ handle }) => handle.onMessage(call)), [presence, call]);
   useEffect(() => {
-    if (mine !== undefined && view.kept) void tellState(view.kept.handle, mine);
-  }, [view, mine]);
+    if (ownState !== undefined && presence.cached) {
+      void sendState(presence.cached.handle, ownState);
+    }
+  }, [presence, ownState]);
   const { subscribe, publish, setState } = useMemo(
     () => ({
-      subscribe: (/** @type {Tell} */ tell) =>
-        view.during(({ handle }) => handle.members.subscribe(tell)),
-      publish: (/** @type {any} */ data) => view.kept?.handle.publish(data),
-      setState: (/** @type {any} */ other) => view.kept && tellState(view.kept.handle, other),
+      subscribe: (/** @type {Listener} */ listener) =>
+        presence.use(({ handle }) => handle.members.subscribe(listener)),
+      publish: (/** @type {any} */ data) => presence.cached?.handle.publish(data),
+      setState: (/** @type {any} */ other) =>
+        presence.cached && sendState(presence.cached.handle, other),
     }),
-    [view],
+    [presence],
   );
-  const present = () => view.kept?.handle.members.value ?? NONE;
+  const current = () => presence.cached?.handle.members.value ?? NONE;
   /** @type {readonly Member[]} */
-  const members = useSyncExternalStore(subscribe, present, () => NONE);
-  const { status, error } = useSnapshot(view);
-  return { members, member: view.kept?.handle.member, publish, setState, status, error };
+  const members = useSyncExternalStore(subscribe, current, () => NONE);
+  const { status, error } = useShown(presence);
+  return { members, member: presence.cached?.handle.member, publish, setState, status, error };
 }
 
 /**
- * A mutation: the function that runs it, and how that stands. With `optimistic`, components show
- * what it is expected to change at once: until the server's rows are there, or it fails.
+ * A mutation: the function that runs it, and its state. With `optimistic`, components show at once
+ * what the mutation is expected to change, until the rows that it wrote arrive or it fails.
  *
- * The function gives a promise of `{value, position}`. Whoever does not wait for it finds what went
- * wrong in `error`, until the next call.
+ * The function returns a promise of `{value, position}`. The error of the last call that failed is
+ * also in `error`, until the next call.
  *
  * @param {string} name
- * @param {{optimistic?: import("./optimism.js").Optimistic}} [options]
+ * @param {{optimistic?: import("./hooks/optimistic-updates.js").Optimistic}} [options]
  * @returns {[(args?: Record<string, any>) => Promise<{value: any, position: string}>,
  *   {pending: boolean, error: HeadwaterError | undefined}]}
  */
@@ -208,10 +215,10 @@ export function useMutation(name, { optimistic } = {}) {
   const mutate = useCallback(
     (/** @type {Record<string, any>} */ args = {}) => {
       setState((before) => ({ running: before.running + 1, error: undefined }));
-      const over = (/** @type {HeadwaterError | undefined} */ failure) =>
+      const finished = (/** @type {HeadwaterError | undefined} */ failure) =>
         setState((before) => ({ running: before.running - 1, error: failure ?? before.error }));
-      const done = mutateWith(client, name, args, isOptimistic ? call : undefined);
-      done.then(() => over(undefined), over);
+      const done = mutateOptimistically(client, name, args, isOptimistic ? call : undefined);
+      done.then(() => finished(undefined), finished);
       return done;
     },
     [client, name, call, isOptimistic],
@@ -229,33 +236,34 @@ const NONE = Object.freeze([]);
 /** @type {{running: number, error: HeadwaterError | undefined}} */
 const IDLE = Object.freeze({ running: 0, error: undefined });
 
-/** @param {Question | Nothing | ""} question */
-function useKept(question) {
+/** @param {SubscriptionRequest | Nothing | ""} request */
+function useSubscription(request) {
   const client = useHeadwater();
-  const asked = question || undefined;
-  // The text stands for all of the question.
-  return useMemo(() => new View(client, asked), [client, asked?.text]);
+  const given = request || undefined;
+  // Requests with the same key are the same.
+  return useMemo(() => new ComponentSubscription(client, given), [client, given?.key]);
 }
 
-/** @param {View} view */
-function useSnapshot(view) {
-  return useSyncExternalStore(view.subscribe, () => view.kept?.snapshot ?? NOTHING, () => NOTHING);
+/** @param {ComponentSubscription} subscription */
+function useShown(subscription) {
+  const shown = () => subscription.cached?.shown ?? WAITING;
+  return useSyncExternalStore(subscription.subscribe, shown, () => WAITING);
 }
 
-/** The last value that there was, if it is to be kept. @param {any} value @param {boolean} keep */
+/** With `keep`, the last value while there is none. @param {any} value @param {boolean} keep */
 function useLast(value, keep) {
   const [last, setLast] = useState(value);
   if (keep && value !== undefined && value !== last) setLast(() => value);
   return value === undefined && keep ? last : value;
 }
 
-/** The value as it was, while it equals that. @template T @param {T} value @returns {T} */
+/** The same object while the value is equal. @template T @param {T} value @returns {T} */
 function useSame(value) {
   return useMemo(() => value, [value === undefined ? undefined : stringify(value, true)]);
 }
 
 /**
- * A function that is always the same, and calls the one that was rendered last.
+ * A function with a stable identity that calls the callback of the last render.
  *
  * @template {any[]} A
  * @param {((...args: A) => void) | undefined} callback

@@ -1,6 +1,6 @@
 /**
- * A value that changes, and who wants to know: made for `useSyncExternalStore`. Listeners are
- * called without arguments, once for all that changed since the last time, in a microtask.
+ * A value that changes, with listeners, as `useSyncExternalStore` expects it. Listeners are called
+ * without arguments, in a microtask, once for all changes since the last call.
  */
 
 /** @typedef {() => void} Listener */
@@ -11,18 +11,19 @@ export class Store {
   #isScheduled = false;
 
   /**
-   * Be called after every change; gives what ends that.
+   * Call a listener after every change; returns the function that stops it.
    *
    * @param {Listener} listener
    * @returns {() => void}
    */
   subscribe(listener) {
+    // Its own function each time: the same listener may be added twice.
     const own = () => listener();
     this.#listeners.add(own);
     return () => void this.#listeners.delete(own);
   }
 
-  get isWatched() {
+  get hasListeners() {
     return this.#listeners.size > 0;
   }
 
@@ -32,17 +33,17 @@ export class Store {
     this.#isScheduled = true;
     queueMicrotask(() => {
       this.#isScheduled = false;
-      for (const listener of [...this.#listeners]) called(listener);
+      for (const listener of [...this.#listeners]) callSafely(listener);
     });
   }
 }
 
 /**
- * A store that is told its value.
+ * A store whose value is set.
  *
  * @template T
  */
-export class Value extends Store {
+export class ValueStore extends Store {
   #value;
 
   /** @param {T} value */
@@ -64,14 +65,14 @@ export class Value extends Store {
 }
 
 /**
- * Call a program's function. What it throws is the program's, and reported as such; it must not
- * keep the client from going on.
+ * Call a function of the program. If it throws, the error is reported as uncaught and the client
+ * continues.
  *
  * @template {any[]} A
  * @param {(...args: A) => unknown} listener
  * @param {A} args
  */
-export function called(listener, ...args) {
+export function callSafely(listener, ...args) {
   try {
     return listener(...args);
   } catch (error) {

@@ -1,20 +1,20 @@
 /**
- * Keeps the cache of TanStack Query up to date, so that an application goes on with `useQuery`.
- * Each function gives what ends it.
+ * Keeps the cache of TanStack Query up to date, so that an application can keep using `useQuery`.
+ * Each function returns the function that stops it.
  *
  * @typedef {import("@tanstack/query-core").QueryClient} QueryClient
  * @typedef {import("@tanstack/query-core").QueryKey} QueryKey
  * @typedef {import("./client.js").Client} Client
  * @typedef {import("./protocol.js").Row} Row
- * @typedef {import("./topic-state.js").TopicOp} TopicOp
+ * @typedef {import("./state/topic.js").TopicOp} TopicOp
  * @typedef {import("./protocol.js").Upsert | import("./protocol.js").Remove} RowOp
  */
 
-import { keyText } from "./replica.js";
+import { keyText } from "./state/replica.js";
 
 /**
- * Keep the rows of a live query under a query key. `useQuery({ queryKey })` needs no function of
- * its own: it waits for the first rows, and is never out of date.
+ * Store the rows of a live query as the data of a query key. `useQuery({ queryKey })` needs no
+ * `queryFn`: it waits for the first rows, and is never out of date.
  *
  * @param {QueryClient} queryClient
  * @param {QueryKey} queryKey
@@ -35,58 +35,58 @@ export function syncLive(queryClient, queryKey, hw, query) {
 }
 
 /**
- * Fold what a topic tells into the rows that were fetched under a query key: rows are replaced,
- * added at the end and removed by their key. What the topic cannot tell as rows (a poke, a gap) has
- * them fetched again.
+ * Apply the operations of a topic to the rows that were fetched for a query key: rows are replaced,
+ * added at the end and removed by their key. After a poke or a gap, which have no rows, they are
+ * fetched again.
  *
  * @param {QueryClient} queryClient
  * @param {QueryKey} queryKey
  * @param {Client} hw
  * @param {string} topic
- * @param {{entity?: string, key?: readonly string[]}} [options] of which table the rows are, if the
- *   topic tells of several; the columns of their key
+ * @param {{entity?: string, key?: readonly string[]}} [options] `entity`: the table of the rows, if
+ *   the topic has several; `key`: the columns of their key
  */
 export function syncTopic(queryClient, queryKey, hw, topic, { entity, key = ["id"] } = {}) {
-  /** What was told during a fetch, whose result may be older. @type {Map<string, RowOp>} */
-  const meanwhile = new Map();
+  /** Received during a fetch, whose result may be older. @type {Map<string, RowOp>} */
+  const duringFetch = new Map();
   const isFetching = () => queryClient.getQueryState(queryKey)?.fetchStatus === "fetching";
-  const fold = (/** @type {readonly RowOp[]} */ ops) => {
+  const apply = (/** @type {readonly RowOp[]} */ ops) => {
     if (!ops.length) return;
     const isInvalidated = queryClient.getQueryState(queryKey)?.isInvalidated;
     queryClient.setQueryData(queryKey, (/** @type {readonly Row[] | undefined} */ rows) =>
-      rows && folded(rows, ops, key),
+      rows && applied(rows, ops, key),
     );
-    // What is set counts as fresh, but what was to be fetched again still is.
+    // Setting data marks it as fresh; data that was to be fetched again must still be.
     const refetchType = /** @type {const} */ ("none");
     if (isInvalidated) void queryClient.invalidateQueries({ queryKey, exact: true, refetchType });
   };
-  /** Whether what is being fetched may lack what the topic did not tell as rows. */
-  let isOld = false;
+  /** Whether a poke or a gap came during the fetch, so that its result may be out of date. */
+  let mustRefetch = false;
   const refetch = () => {
-    // A fetch that is under way is not repeated by itself: it goes on, and then there is another.
-    isOld = isFetching();
-    if (!isOld) void queryClient.invalidateQueries({ queryKey, exact: true });
+    // TanStack does not repeat a fetch that is under way: wait for it, then fetch again.
+    mustRefetch = isFetching();
+    if (!mustRefetch) void queryClient.invalidateQueries({ queryKey, exact: true });
   };
   const handle = hw.topic(topic, (all) => {
     if (all.some(({ op }) => op === "poke" || op === "gap")) refetch();
     const ops = all.filter(isRow).filter((op) => !entity || op.entity === entity);
-    if (isFetching()) for (const op of ops) meanwhile.set(keyText(op.key), op);
-    fold(ops);
+    if (isFetching()) for (const op of ops) duringFetch.set(keyText(op.key), op);
+    apply(ops);
   });
-  // What happened after a fetch and before the topic began, it does not tell.
-  const isAsked = () => isFetching() || queryClient.getQueryData(queryKey) !== undefined;
+  // The topic does not send what was written after a fetch and before the topic began.
+  const wasFetched = () => isFetching() || queryClient.getQueryData(queryKey) !== undefined;
   handle.ready.then(
-    () => handle.status !== "closed" && isAsked() && refetch(),
-    () => {}, // `onError` has heard of it
+    () => handle.status !== "closed" && wasFetched() && refetch(),
+    () => {}, // `onError` was called with it
   );
   const stop = queryClient.getQueryCache().subscribe(({ query, type }) => {
-    if (type !== "updated" || !(meanwhile.size || isOld) || isFetching()) return;
+    if (type !== "updated" || !(duringFetch.size || mustRefetch) || isFetching()) return;
     if (query !== queryClient.getQueryCache().find({ queryKey, exact: true })) return;
-    if (isOld) queueMicrotask(refetch);
-    isOld = false;
-    const ops = [...meanwhile.values()];
-    meanwhile.clear();
-    fold(ops);
+    if (mustRefetch) queueMicrotask(refetch);
+    mustRefetch = false;
+    const ops = [...duringFetch.values()];
+    duringFetch.clear();
+    apply(ops);
   });
   return () => {
     stop();
@@ -98,7 +98,7 @@ export function syncTopic(queryClient, queryKey, hw, topic, { entity, key = ["id
 const isRow = (op) => op.op === "upsert" || op.op === "remove";
 
 /** @param {readonly Row[]} rows @param {Iterable<RowOp>} ops @param {readonly string[]} columns */
-function folded(rows, ops, columns) {
+function applied(rows, ops, columns) {
   const byKey = new Map(rows.map((row) => [keyText(columns.map((column) => row[column])), row]));
   for (const op of ops) {
     if (op.op === "upsert") byKey.set(keyText(op.key), op.row);

@@ -58,8 +58,8 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
       const live = hw.live({ ...TOP, limit: 2 });
       await live.ready;
       /** @type {string[][]} */
-      const told = [];
-      live.deltas(({ deltas }) => told.push(deltas.map((delta) => delta.delta)));
+      const batches = [];
+      live.deltas(({ deltas }) => batches.push(deltas.map((delta) => delta.delta)));
       const [first, second] = [live.row([5]), live.row([4])];
       let firstChanged = 0;
       let secondChanged = 0;
@@ -68,7 +68,7 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
       await sql("update orders set status = 'paid' where id = 5");
       await until(() => first.value?.status === "paid");
       assert.deepEqual([firstChanged, secondChanged], [1, 0]);
-      assert.deepEqual(told, [["reset"], ["update"]]);
+      assert.deepEqual(batches, [["reset"], ["update"]]);
       await live.reanchor(live.cursor([4]) ?? null);
       assert.deepEqual(live.keys, [[3], [2]]);
       assert.equal(first.value, undefined);
@@ -207,8 +207,8 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
       await written("insert into orders (region, amount) values (7, 1), (7, 2)");
       const hw = client(t, url, { transport });
       /** @type {string[]} */
-      const told = [];
-      const topic = hw.topic("region:7", (ops) => told.push(...ops.map(({ op }) => op)));
+      const batches = [];
+      const topic = hw.topic("region:7", (ops) => batches.push(...ops.map(({ op }) => op)));
       await topic.ready;
       await until(() => topic.position);
       topic.fill("orders", await sql("select id::int, region, amount::text from orders"));
@@ -222,27 +222,27 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
         topic.value?.orders.map((row) => row.id),
         [1, 3],
       );
-      assert.deepEqual(told, ["upsert", "remove"]);
+      assert.deepEqual(batches, ["upsert", "remove"]);
     });
 
-    test("a channel has members, who hear each other", async (t) => {
+    test("a channel has members, who receive each other’s messages", async (t) => {
       const [ann, ben] = [client(t, url, { transport }), client(t, url, { transport })];
       /** @type {any[]} */
-      const heard = [];
+      const received = [];
       const first = ann.channel("room:1", { state: { name: "Ann" } });
       await first.ready;
       const second = ben.channel("room:1", {
         present: true,
-        onMessage: ({ data }) => heard.push(data),
+        onMessage: ({ data }) => received.push(data),
       });
       await second.ready;
       await until(() => first.members.value.length === 2);
       await first.publish({ text: "hello" });
       await first.setState({ name: "Ann", typing: true });
-      await until(() => heard.length === 1);
+      await until(() => received.length === 1);
       const states = () => second.members.value.map((each) => each.state);
       await until(() => states().some((state) => state?.typing));
-      assert.deepEqual(heard, [{ text: "hello" }]);
+      assert.deepEqual(received, [{ text: "hello" }]);
       assert.ok(second.members.value.some((each) => each.member === second.member));
       await assert.rejects(first.publish("x".repeat(100_000)), { code: "invalid_query" });
       first.close();

@@ -9,17 +9,17 @@ import { client, Gateway } from "./gateway.js";
 import { until } from "./stage.js";
 
 describe("a client", () => {
-  test("gives up after ten failures in a row, and tells everybody why", async (t) => {
+  test("gives up after ten failures in a row, and every call and subscription fails with the reason", async (t) => {
     const gateway = new Gateway();
     const hw = client(t, gateway);
     const live = hw.live("orders");
     await live.ready;
     gateway.isUp = false;
-    for (const link of gateway.links) link.cut();
+    for (const transport of gateway.transports) transport.cut();
     const asked = hw.query("count");
     await assert.rejects(asked, {
       code: "connection",
-      message: /gave up after 10 failures in a row: nobody is there/,
+      message: /gave up after 10 failures in a row: the gateway is down/,
     });
     assert.equal(hw.status.value, "failed");
     assert.equal(live.status, "failed");
@@ -36,7 +36,7 @@ describe("a client", () => {
     for (let round = 1; round <= 3; round++) {
       await until(() => hw.status.value === "open");
       gateway.isUp = false;
-      for (const link of [...gateway.links]) link.cut();
+      for (const transport of [...gateway.transports]) transport.cut();
       const { length } = hw.errors;
       await until(() => hw.errors.length >= length + 6);
       gateway.isUp = true;
@@ -49,18 +49,18 @@ describe("a client", () => {
     const gateway = new Gateway();
     const hw = client(t, gateway);
     const cut = new Set();
-    gateway.instead = (message, link) => {
+    gateway.instead = (message, transport) => {
       if (cut.has(message.type)) return false;
       cut.add(message.type);
-      link.cut();
+      transport.cut();
       return true;
     };
     assert.equal(await hw.query("count"), 0);
     assert.equal((await hw.mutate("place", { id: 1 })).value, 1);
     assert.equal((await hw.mutate("place", { id: 2 })).value, 2);
-    const told = gateway.heard.map((message) => message.type);
-    assert.deepEqual(told, ["query", "query", "mutate", "mutate", "mutate"]);
-    const [first, second, third] = gateway.heard
+    const types = gateway.received.map((message) => message.type);
+    assert.deepEqual(types, ["query", "query", "mutate", "mutate", "mutate"]);
+    const [first, second, third] = gateway.received
       .filter((message) => message.type === "mutate")
       .map((message) => message.idempotency_key);
     assert.match(first, /^[0-9a-f]{32}$/);
@@ -72,12 +72,12 @@ describe("a client", () => {
     const gateway = new Gateway();
     const hw = client(t, gateway);
     await hw.mutate("place", { id: 1 }, { idempotencyKey: "order:7" });
-    assert.equal(gateway.heard[0].idempotency_key, "order:7");
+    assert.equal(gateway.received[0].idempotency_key, "order:7");
     for (const idempotencyKey of ["", "x".repeat(129), "ä", "a\nb", /** @type {any} */ (7)]) {
       const refused = hw.mutate("place", { id: 1 }, { idempotencyKey });
       await assert.rejects(refused, { code: "config" });
     }
-    assert.equal(gateway.heard.length, 1);
+    assert.equal(gateway.received.length, 1);
   });
 
   describe("the outcome of a mutation that was sent is unknown", () => {
@@ -86,14 +86,14 @@ describe("a client", () => {
       gateway.instead = (message) => message.type === "mutate";
       const hw = client(t, gateway);
       const sent = hw.mutate("place", { id: 1 });
-      await until(() => gateway.heard.length === 1);
+      await until(() => gateway.received.length === 1);
       return { gateway, hw, sent };
     };
 
     test("when no gateway can be reached again; of one that was not sent it is known", async (t) => {
       const { gateway, hw, sent } = await unanswered(t);
       gateway.isUp = false;
-      for (const link of [...gateway.links]) link.cut();
+      for (const transport of [...gateway.transports]) transport.cut();
       await until(() => hw.status.value === "connecting");
       const unsent = hw.mutate("place", { id: 2 });
       await Promise.all([
@@ -110,18 +110,18 @@ describe("a client", () => {
 
     test("when its connection is lost each time", async (t) => {
       const { gateway, sent } = await unanswered(t);
-      gateway.instead = (message, link) => message.type === "mutate" && (link.cut(), true);
-      for (const link of [...gateway.links]) link.cut();
+      gateway.instead = (message, transport) => message.type === "mutate" && (transport.cut(), true);
+      for (const transport of [...gateway.transports]) transport.cut();
       await assert.rejects(sent, { code: "outcome_unknown", message: /lost 10 times/ });
-      assert.equal(gateway.heard.length, 10);
+      assert.equal(gateway.received.length, 10);
     });
 
     test("when the gateway may have forgotten its key", async (t) => {
       const { gateway, sent } = await unanswered(t);
       t.mock.timers.enable({ apis: ["Date"], now: Date.now() + 24 * 3_600_000 });
-      for (const link of [...gateway.links]) link.cut();
-      await assert.rejects(sent, { code: "outcome_unknown", message: /for too long/ });
-      assert.equal(gateway.heard.length, 1);
+      for (const transport of [...gateway.transports]) transport.cut();
+      await assert.rejects(sent, { code: "outcome_unknown", message: /lost for more than 3600 seconds/ });
+      assert.equal(gateway.received.length, 1);
     });
 
     test("when it is then refused before its key is looked up; but not when it has run", async (t) => {
@@ -135,12 +135,12 @@ describe("a client", () => {
         ["idempotency_key_reused", "idempotency_key_reused"],
       ]) {
         const { gateway, sent } = await unanswered(t);
-        gateway.instead = ({ type, id }, link) => {
+        gateway.instead = ({ type, id }, transport) => {
           const retryable = code === "timed_out";
-          if (type === "mutate") link.say({ type: "error", id, code, message: "no", retryable });
+          if (type === "mutate") transport.deliver({ type: "error", id, code, message: "no", retryable });
           return true;
         };
-        for (const link of [...gateway.links]) link.cut();
+        for (const transport of [...gateway.transports]) transport.cut();
         await assert.rejects(sent, { code: expected });
       }
     });
@@ -150,28 +150,28 @@ describe("a client", () => {
     const gateway = new Gateway();
     const hw = client(t, gateway);
     let refusals = 3;
-    gateway.instead = (message, link) => {
+    gateway.instead = (message, transport) => {
       if (message.type !== "mutate" || !refusals--) return false;
       const fields = [
         { code: "unavailable", retryable: true },
         { code: "outcome_unknown" },
         { code: "limit", retryable: true, retry_after_secs: 0.01 },
       ][refusals];
-      link.say({ type: "error", id: message.id, message: "later", ...fields });
+      transport.deliver({ type: "error", id: message.id, message: "later", ...fields });
       return true;
     };
     assert.equal((await hw.mutate("place", { id: 1 })).value, 1);
-    assert.equal(new Set(gateway.heard.map((message) => message.idempotency_key)).size, 1);
-    assert.equal(gateway.heard.length, 4);
+    assert.equal(new Set(gateway.received.map((message) => message.idempotency_key)).size, 1);
+    assert.equal(gateway.received.length, 4);
     refusals = 1;
-    gateway.instead = ({ id }, link) => {
+    gateway.instead = ({ id }, transport) => {
       const later = { code: "limit", message: "later", retryable: true, retry_after_secs: 3600 };
-      link.say({ type: "error", id, ...later });
+      transport.deliver({ type: "error", id, ...later });
       return true;
     };
     await assert.rejects(hw.mutate("place", { id: 2 }), { code: "limit", retryAfter: 3600 });
-    gateway.instead = ({ id }, link) => {
-      link.say({ type: "error", id, code: "conflict", message: "x", retryable: true });
+    gateway.instead = ({ id }, transport) => {
+      transport.deliver({ type: "error", id, code: "conflict", message: "x", retryable: true });
       return true;
     };
     await assert.rejects(hw.mutate("place", { id: 3 }), { code: "conflict" });
@@ -181,19 +181,19 @@ describe("a client", () => {
     const gateway = new Gateway();
     const hw = client(t, gateway);
     const refusals = ["lost", "still_running", "still_running"];
-    gateway.instead = (message, link) => {
+    gateway.instead = (message, transport) => {
       const code = message.type === "mutate" && refusals.shift();
       if (!code) return false;
-      if (code === "lost") link.cut();
-      else link.say({ type: "error", id: message.id, code, message: "x", retryable: true });
+      if (code === "lost") transport.cut();
+      else transport.deliver({ type: "error", id: message.id, code, message: "x", retryable: true });
       return true;
     };
     assert.equal((await hw.mutate("place", { id: 1 })).value, 1);
-    assert.equal(gateway.heard.length, 4);
-    assert.equal(new Set(gateway.heard.map((message) => message.idempotency_key)).size, 1);
-    gateway.instead = ({ id }, link) => {
+    assert.equal(gateway.received.length, 4);
+    assert.equal(new Set(gateway.received.map((message) => message.idempotency_key)).size, 1);
+    gateway.instead = ({ id }, transport) => {
       const running = { code: "still_running", message: "x", retryable: true };
-      link.say({ type: "error", id, ...running, retry_after_secs: 3600 });
+      transport.deliver({ type: "error", id, ...running, retry_after_secs: 3600 });
       return true;
     };
     const sent = hw.mutate("place", { id: 2 });
@@ -207,25 +207,25 @@ describe("a client", () => {
     const live = hw.live("orders");
     await live.ready;
     const { position } = live;
-    for (const link of gateway.links) link.cut();
+    for (const transport of gateway.transports) transport.cut();
     await until(() => gateway.opened === 2 && live.status === "live");
-    const [first, second] = gateway.heard.filter((message) => message.type === "subscribe");
+    const [first, second] = gateway.received.filter((message) => message.type === "subscribe");
     assert.equal(first.since, undefined);
     assert.equal(second.since, position);
     assert.notEqual(first.id, second.id);
   });
 
-  test("reads anew what does not fit, and fails what never does", async (t) => {
+  test("reads rows again after a delta that does not fit, and fails after several", async (t) => {
     const gateway = new Gateway();
     gateway.place(1);
     const hw = client(t, gateway);
     const live = hw.live("orders");
     const rows = await live.ready;
     const misfit = () => {
-      const [link] = gateway.links;
-      const [view] = link.views.values();
+      const [transport] = gateway.transports;
+      const [view] = transport.views.values();
       const deltas = [{ delta: "leave", key: [9], index: 0 }];
-      link.say({ type: "deltas", view, position: "ab-200:200:", at: "", deltas });
+      transport.deliver({ type: "deltas", view, position: "ab-200:200:", at: "", deltas });
     };
     /** @type {any[]} */
     const shown = [];
@@ -253,16 +253,16 @@ describe("a client", () => {
     const second = hw.live("orders");
     assert.deepEqual(second.value, []);
     await hw.query("count");
-    assert.equal(gateway.heard.filter((message) => message.type === "subscribe").length, 1);
+    assert.equal(gateway.received.filter((message) => message.type === "subscribe").length, 1);
     second.close();
     await until(() => gateway.subscriptions === 0);
   });
 
   test("a new subscription that is refused for now is asked for three times", async (t) => {
     const gateway = new Gateway();
-    gateway.instead = (message, link) => {
+    gateway.instead = (message, transport) => {
       if (message.type !== "subscribe") return false;
-      link.say({
+      transport.deliver({
         type: "error",
         id: message.id,
         code: "limit",
@@ -275,7 +275,7 @@ describe("a client", () => {
     const hw = client(t, gateway);
     const live = hw.live("orders");
     await assert.rejects(live.ready, { code: "limit" });
-    assert.equal(gateway.heard.length, 3);
+    assert.equal(gateway.received.length, 3);
     assert.equal(live.status, "failed");
   });
 
@@ -290,8 +290,8 @@ describe("a client", () => {
       },
     });
     await until(() => hw.status.value === "open");
-    assert.equal([...gateway.links][0].token, "t");
-    assert.match(hw.errors[0].message, /a token could not be had: Error: offline/);
+    assert.equal([...gateway.transports][0].token, "t");
+    assert.match(hw.errors[0].message, /the token function failed: Error: offline/);
   });
 
   test("what was refused before a connection was lost is no reason to stay away", async (t) => {
@@ -299,10 +299,10 @@ describe("a client", () => {
     const hw = client(t, gateway);
     const live = hw.live("orders");
     await live.ready;
-    const [link] = gateway.links;
-    link.say({ type: "error", code: "subscription_unknown", message: "no subscription '7'" });
+    const [transport] = gateway.transports;
+    transport.deliver({ type: "error", code: "subscription_unknown", message: "no subscription '7'" });
     await until(() => hw.errors.length === 1);
-    link.cut();
+    transport.cut();
     await until(() => gateway.opened === 2 && live.status === "live");
   });
 
@@ -310,10 +310,10 @@ describe("a client", () => {
     const gateway = new Gateway();
     const hw = client(t, gateway);
     await until(() => hw.status.value === "open");
-    const [link] = gateway.links;
-    link.say({ type: "error", code: "token_expired", message: "the token has expired" });
+    const [transport] = gateway.transports;
+    transport.deliver({ type: "error", code: "token_expired", message: "the token has expired" });
     await until(() => hw.errors.length === 1);
-    link.cut();
+    transport.cut();
     await until(() => gateway.opened === 2 && hw.status.value === "open");
     assert.deepEqual(
       hw.errors.map(({ code }) => code),
@@ -325,15 +325,15 @@ describe("a client", () => {
     const gateway = new Gateway();
     const hw = client(t, gateway, { token: "t" });
     await until(() => hw.status.value === "open");
-    const [link] = gateway.links;
-    link.say({ type: "error", code: "token_expired", message: "the token has expired" });
+    const [transport] = gateway.transports;
+    transport.deliver({ type: "error", code: "token_expired", message: "the token has expired" });
     await until(() => hw.errors.length === 1);
-    link.cut();
+    transport.cut();
     await until(() => hw.status.value === "failed");
     assert.equal(gateway.opened, 1);
     const last = hw.errors[hw.errors.length - 1];
     assert.equal(last.code, "token_expired");
-    assert.match(last.hint ?? "", /function that brings a token/);
+    assert.match(last.hint ?? "", /function that returns a new token/);
   });
 
   test("a function is asked for another token, once", async (t) => {
@@ -342,23 +342,23 @@ describe("a client", () => {
     const hw = client(t, gateway, { token: () => `t${++tokens}` });
     for (const time of [1, 2]) {
       await until(() => gateway.opened === time && hw.status.value === "open");
-      const [link] = gateway.links;
-      const heard = hw.errors.length;
-      link.say({ type: "error", code: "token_expired", message: "the token has expired" });
-      await until(() => hw.errors.length > heard);
-      link.cut();
+      const [transport] = gateway.transports;
+      const received = hw.errors.length;
+      transport.deliver({ type: "error", code: "token_expired", message: "the token has expired" });
+      await until(() => hw.errors.length > received);
+      transport.cut();
     }
     await until(() => hw.status.value === "failed");
     assert.equal(tokens, 2);
   });
 
-  test("closed by who hears of an error, it asks for no other token", async (t) => {
+  test("closed in onError, it calls no token function again", async (t) => {
     t.mock.timers.enable({ apis: ["setTimeout"] });
     let tokens = 0;
     const hw = connect("http://memory", {
       token: () => `t${++tokens}`,
       transport: (_url, _token, { onClose }) => {
-        queueMicrotask(() => onClose(connectionFailed("nobody is there")));
+        queueMicrotask(() => onClose(connectionFailed("the gateway is down")));
         return { send() {} };
       },
       onError: () => hw.close(),
@@ -380,8 +380,8 @@ describe("a client", () => {
     await assert.rejects(waiting.ready, { code: "connection" });
     await assert.rejects(hw.query("count"), {
       code: "connection",
-      message: "the connection was closed",
+      message: "the client was closed",
     });
-    await until(() => gateway.links.size === 0);
+    await until(() => gateway.transports.size === 0);
   });
 });

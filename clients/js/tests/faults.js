@@ -1,7 +1,7 @@
 /**
  * A client at work while its connection is damaged, in Node and in a browser. It writes down what
  * its callers got, what each subscription showed, and which of them `waitFor` did not wait for;
- * tests/javascript/faults.py compares that with the database. It stops when it is asked to.
+ * tests/support/generators/faults.py compares that with the database. It stops when it is asked to.
  *
  * @typedef {import("../src/index.js").Options} Options
  */
@@ -31,10 +31,10 @@ export async function work(connect, options) {
   /** @type {string[]} */
   const published = [];
   /** @type {string[]} */
-  const heard = [];
+  const received = [];
   /** @type {string[]} */
   const early = [];
-  const room = hw.channel(CHANNEL, { onMessage: ({ data }) => void heard.push(data) });
+  const room = hw.channel(CHANNEL, { onMessage: ({ data }) => void received.push(data) });
   await Promise.all([seen.ready, room.ready]);
   onReady();
   if (!writes) {
@@ -75,7 +75,7 @@ export async function work(connect, options) {
   const { reconnects, diverged } = hw;
   hw.close();
   const { backwards } = seen;
-  return { results, published, heard, early, errors, shown, reconnects, diverged, backwards };
+  return { results, published, received, early, errors, shown, reconnects, diverged, backwards };
 }
 
 /**
@@ -152,7 +152,7 @@ const waited = (hw, position) =>
     () => false,
   );
 
-/** @param {import("../src/subscriptions.js").Subscription<any>} subscription */
+/** @param {import("../src/subscriptions/handles.js").Subscription<any>} subscription */
 const readyOf = (subscription) => subscription.ready;
 
 /** @param {number} milliseconds */

@@ -1,6 +1,6 @@
 /**
  * A gateway in memory, for what needs no real one: a table of numbers, live queries over all of it
- * or what lies behind a cursor, and one mutation. A link may be cut, and what is sent to it looked
+ * or what lies behind a cursor, and one mutation. A transport may be cut, and what is sent to it looked
  * at.
  */
 
@@ -8,7 +8,7 @@ import { connectionFailed } from "../src/errors.js";
 import { client as clientOf } from "./stage.js";
 
 /**
- * A client of it, which ends with its test and tries again at once.
+ * A client of it, that is closed after its test and tries again at once.
  *
  * @param {import("node:test").TestContext} test
  * @param {Gateway} gateway
@@ -22,18 +22,18 @@ export const client = (test, { open }, options) =>
   });
 
 export class Gateway {
-  /** @type {Set<MemoryLink>} */
-  links = new Set();
-  /** How many links there have been. */
+  /** @type {Set<MemoryTransport>} */
+  transports = new Set();
+  /** How many transports there have been. */
   opened = 0;
   /** @type {number[]} */
   ids = [];
   /** Everything that clients have said. @type {any[]} */
-  heard = [];
+  received = [];
   /**
    * Called with what a client says; true if that is all.
    *
-   * @type {(message: any, link: MemoryLink) => unknown}
+   * @type {(message: any, transport: MemoryTransport) => unknown}
    */
   instead = () => false;
   /** Whether it lets anybody in. */
@@ -41,17 +41,17 @@ export class Gateway {
   #number = 100;
   #views = 0;
 
-  /** @type {import("../src/links.js").Opener} */
-  open = (_url, token, ends) => {
-    const link = new MemoryLink(this, ends, token);
+  /** @type {import("../src/transports/transport.js").OpenTransport} */
+  open = (_url, token, handlers) => {
+    const transport = new MemoryTransport(this, handlers, token);
     setTimeout(() => {
-      if (ends.signal.aborted) return;
-      if (!this.isUp) return ends.onClose(connectionFailed("nobody is there"));
+      if (handlers.signal.aborted) return;
+      if (!this.isUp) return handlers.onClose(connectionFailed("the gateway is down"));
       this.opened += 1;
-      this.links.add(link);
-      link.say({ type: "hello", session: `s${this.opened}`, version: 1, keepalive: 15 });
+      this.transports.add(transport);
+      transport.deliver({ type: "hello", session: `s${this.opened}`, version: 1, keepalive: 15 });
     });
-    return link;
+    return transport;
   };
 
   get position() {
@@ -59,7 +59,7 @@ export class Gateway {
   }
 
   get subscriptions() {
-    return [...this.links].reduce((sum, link) => sum + link.views.size, 0);
+    return [...this.transports].reduce((sum, transport) => sum + transport.views.size, 0);
   }
 
   /** @param {number} id */
@@ -67,9 +67,9 @@ export class Gateway {
     this.ids.push(id);
     this.#number += 1;
     const index = this.ids.length - 1;
-    for (const link of this.links) {
-      for (const view of link.views.values()) {
-        link.say({
+    for (const transport of this.transports) {
+      for (const view of transport.views.values()) {
+        transport.deliver({
           type: "deltas",
           view,
           position: this.position,
@@ -80,36 +80,36 @@ export class Gateway {
     }
   }
 
-  /** @param {any} message @param {MemoryLink} link */
-  hear(message, link) {
-    this.heard.push(message);
-    if (this.instead(message, link)) return;
+  /** @param {any} message @param {MemoryTransport} transport */
+  receive(message, transport) {
+    this.received.push(message);
+    if (this.instead(message, transport)) return;
     const { position } = this;
     switch (message.type) {
       case "subscribe": {
         const view = --this.#views; // as of those that a session has more than once
-        link.views.set(message.id, view);
-        link.say({ type: "subscribed", id: message.id, view, key: ["id"] });
-        link.say({ type: "snapshot", view, position, rows: this.#rows(message.live?.after) });
+        transport.views.set(message.id, view);
+        transport.deliver({ type: "subscribed", id: message.id, view, key: ["id"] });
+        transport.deliver({ type: "snapshot", view, position, rows: this.#rows(message.live?.after) });
         break;
       }
       case "reanchor": {
         const { request: id, after } = message;
-        const view = link.views.get(message.id);
+        const view = transport.views.get(message.id);
         if (typeof after?.[0] === "string") {
-          link.say({ type: "error", id, code: "invalid_query", message: "expected a number" });
+          transport.deliver({ type: "error", id, code: "invalid_query", message: "expected a number" });
           break;
         }
-        link.say({ type: "reset", view, position, reason: "window", rows: this.#rows(after) });
-        link.say({ type: "answer", id, position });
+        transport.deliver({ type: "reset", view, position, reason: "window", rows: this.#rows(after) });
+        transport.deliver({ type: "answer", id, position });
         break;
       }
       case "unsubscribe":
-        link.views.delete(message.id);
+        transport.views.delete(message.id);
         break;
       case "mutate":
         this.place(message.args.id);
-        link.say({
+        transport.deliver({
           type: "answer",
           id: message.id,
           position: this.position,
@@ -117,10 +117,10 @@ export class Gateway {
         });
         break;
       case "query":
-        link.say({ type: "answer", id: message.id, position, value: this.ids.length });
+        transport.deliver({ type: "answer", id: message.id, position, value: this.ids.length });
         break;
       case "wait":
-        link.say({ type: "answer", id: message.id, position });
+        transport.deliver({ type: "answer", id: message.id, position });
         break;
     }
   }
@@ -138,38 +138,38 @@ export class Gateway {
   }
 }
 
-class MemoryLink {
+class MemoryTransport {
   /** Of its subscriptions. @type {Map<string, number>} */
   views = new Map();
   #gateway;
-  #ends;
+  #handlers;
 
   /**
    * @param {Gateway} gateway
-   * @param {import("../src/links.js").Ends} ends
+   * @param {import("../src/transports/transport.js").TransportHandlers} handlers
    * @param {string | undefined} token
    */
-  constructor(gateway, ends, token) {
+  constructor(gateway, handlers, token) {
     this.#gateway = gateway;
-    this.#ends = ends;
+    this.#handlers = handlers;
     this.token = token;
-    ends.signal.addEventListener("abort", () => gateway.links.delete(this));
+    handlers.signal.addEventListener("abort", () => gateway.transports.delete(this));
   }
 
   /** @param {any} message */
-  say(message) {
-    setTimeout(() => this.#ends.signal.aborted || this.#ends.onMessage(message));
+  deliver(message) {
+    setTimeout(() => this.#handlers.signal.aborted || this.#handlers.onMessage(message));
   }
 
   /** @param {any} message */
   send(message) {
     const text = JSON.parse(JSON.stringify(message));
-    setTimeout(() => this.#ends.signal.aborted || this.#gateway.hear(text, this));
+    setTimeout(() => this.#handlers.signal.aborted || this.#gateway.receive(text, this));
   }
 
   /** @param {import("../src/errors.js").HeadwaterError} [error] */
-  cut(error = connectionFailed("the link was cut")) {
-    this.#gateway.links.delete(this);
-    this.#ends.onClose(error);
+  cut(error = connectionFailed("the transport was cut")) {
+    this.#gateway.transports.delete(this);
+    this.#handlers.onClose(error);
   }
 }

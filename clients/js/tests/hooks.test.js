@@ -8,12 +8,12 @@ import { createElement, useState } from "react";
 import { render } from "./screen.js";
 import { until } from "./stage.js";
 import { wired } from "./wire.js";
-import { keeperOf } from "../src/kept.js";
-import { mutateWith } from "../src/optimism.js";
-import { liveQuestion } from "../src/questions.js";
+import { cacheOf } from "../src/hooks/subscription-cache.js";
+import { mutateOptimistically } from "../src/hooks/optimistic-updates.js";
+import { liveRequest } from "../src/hooks/subscription-requests.js";
 import { useLiveQuery, useMutation, usePresence, useTopic } from "../src/react.js";
 
-/** @typedef {import("../src/optimism.js").Local} Local */
+/** @typedef {import("../src/hooks/optimistic-updates.js").OptimisticUpdates} OptimisticUpdates */
 
 const $ = createElement;
 /** @param {number} n */
@@ -41,46 +41,46 @@ async function list(t) {
   };
   const page = render(t, wire.hw, $(List));
   const { id } = await wire.next("subscribe");
-  wire.say({ type: "subscribed", id, view: 1, key: ["id"] });
-  wire.say({ type: "snapshot", view: 1, position: position(10), rows: [enter(1, 0)] });
+  wire.deliver({ type: "subscribed", id, view: 1, key: ["id"] });
+  wire.deliver({ type: "snapshot", view: 1, position: position(10), rows: [enter(1, 0)] });
   await until(() => page.text === "1");
   shown.splice(0, shown.length, "1");
   const deltas = (/** @type {number} */ n, /** @type {any[]} */ ...deltas) =>
-    wire.say({ type: "deltas", view: 1, position: position(n), at, deltas });
+    wire.deliver({ type: "deltas", view: 1, position: position(n), at, deltas });
   const answer = ({ id = "" }, /** @type {number} */ n) =>
-    wire.say({ type: "answer", id, position: position(n), value: null });
+    wire.deliver({ type: "answer", id, position: position(n), value: null });
   return { ...wire, page, shown, add: (/** @type {string} */ id) => add({ id }), deltas, answer };
 }
 
 test("a patch that throws later keeps no other from being lifted", async (t) => {
   /** @type {any[]} */
   const thrown = [];
-  const { hw, next, say } = wired(t);
-  const local = (/** @type {any} */ change) => (/** @type {Local} */ each) => {
+  const { hw, next, deliver } = wired(t);
+  const local = (/** @type {any} */ change) => (/** @type {OptimisticUpdates} */ each) => {
     for (const table of ["a", "b"]) each.table(table, change);
   };
-  const kept = ["a", "b"].map((table) => keeperOf(hw).hold(hw, liveQuestion(table)));
+  const cached = ["a", "b"].map((table) => cacheOf(hw).hold(hw, liveRequest(table)));
   for (const view of [1, 2]) {
     const { id } = await next("subscribe");
-    say({ type: "subscribed", id, view, key: ["id"] });
-    say({ type: "snapshot", view, position: position(10), rows: [enter(1, 0)] });
+    deliver({ type: "subscribed", id, view, key: ["id"] });
+    deliver({ type: "snapshot", view, position: position(10), rows: [enter(1, 0)] });
   }
-  const shown = () => kept.map(({ snapshot }) => ids(snapshot.value));
+  const shown = () => cached.map(({ shown }) => ids(shown.value));
   await until(() => shown().join() === "1,1");
-  // What throws there is the page's to hear of; here it would end the process.
+  // A page would report this as an uncaught error; here it would end the process.
   t.mock.method(globalThis, "queueMicrotask", (/** @type {() => void} */ task) =>
     Promise.resolve().then(task).catch((error) => thrown.push(error.message)),
   );
   const draft = local((/** @type {any[]} */ rows) => [...rows, { id: "draft" }]);
-  const good = mutateWith(hw, "good", {}, draft);
+  const good = mutateOptimistically(hw, "good", {}, draft);
   const needy = local((/** @type {any[]} */ rows) => {
     if (rows.length < 2) throw new Error("the row is gone");
     return rows;
   });
-  mutateWith(hw, "needy", {}, needy).catch(() => {});
+  mutateOptimistically(hw, "needy", {}, needy).catch(() => {});
   assert.deepEqual(shown(), ["1 draft", "1 draft"]);
   const { id } = await next("mutate");
-  say({ type: "error", id, code: "sold_out", message: "none is left" });
+  deliver({ type: "error", id, code: "sold_out", message: "none is left" });
   await assert.rejects(good, { code: "sold_out" });
   assert.deepEqual(shown(), ["1", "1"]);
   assert.deepEqual(new Set(thrown), new Set(["the row is gone"]));
@@ -122,13 +122,13 @@ test("the answer's position has more than the row that came: the wait says that 
 });
 
 test("two mutations, one of them refused", async (t) => {
-  const { page, shown, add, next, deltas, answer, say } = await list(t);
+  const { page, shown, add, next, deltas, answer, deliver } = await list(t);
   add("new");
   const first = await next("mutate");
   add("newer").catch(() => {});
   const second = await next("mutate");
   await until(() => page.text === "1 new newer …");
-  say({ type: "error", id: second.id, code: "refused", message: "no" });
+  deliver({ type: "error", id: second.id, code: "refused", message: "no" });
   await until(() => page.text === "1 new …");
   deltas(12, enter(2, 1));
   answer(first, 12);
@@ -137,7 +137,7 @@ test("two mutations, one of them refused", async (t) => {
 });
 
 test("a topic, and its flushes", async (t) => {
-  const { hw, next, say } = wired(t);
+  const { hw, next, deliver } = wired(t);
   /** @type {any[]} */
   const flushes = [];
   const Topic = () => {
@@ -147,52 +147,52 @@ test("a topic, and its flushes", async (t) => {
   const page = render(t, hw, $(Topic));
   const { id, topic } = await next("subscribe");
   assert.equal(topic, "chat:1");
-  say({ type: "subscribed", id, view: 1 });
+  deliver({ type: "subscribed", id, view: 1 });
   await until(() => page.text === "live ");
   const ops = [{ op: "upsert", entity: "messages", key: [7], row: { id: 7 } }];
-  say({ type: "topic", view: 1, position: position(11), at, ops });
+  deliver({ type: "topic", view: 1, position: position(11), at, ops });
   await until(() => page.text === "live 7");
   assert.deepEqual(flushes, [ops]);
 });
 
 test("presence: who is there, one's own state, and messages", async (t) => {
-  const { hw, sent, next, say } = wired(t);
+  const { hw, sent, next, deliver } = wired(t);
   /** @type {any} */
   let hook;
   /** @type {any} */
   let set;
   /** @type {any[]} */
-  const heard = [];
+  const received = [];
   const Room = () => {
     const [state, setState] = useState({ typing: false });
     set = setState;
     // Another object each time, and the same state.
-    hook = usePresence("room:1", { ...state }, { onMessage: ({ data }) => heard.push(data) });
+    hook = usePresence("room:1", { ...state }, { onMessage: ({ data }) => received.push(data) });
     return hook.members.map((/** @type {any} */ each) => `${each.user}:${each.state.typing}`).join(" ");
   };
   const page = render(t, hw, $(Room));
   const { id, channel } = await next("subscribe");
   assert.deepEqual(channel, { name: "room:1", present: true, state: { typing: false } });
-  say({ type: "subscribed", id, view: 1 });
+  deliver({ type: "subscribed", id, view: 1 });
   const ann = { member: "a", user: "ann", state: { typing: false } };
   const bob = { member: "b", user: "bob", state: { typing: true } };
-  say({ type: "presence", view: 1, joined: [ann, bob], whole: true });
+  deliver({ type: "presence", view: 1, joined: [ann, bob], whole: true });
   await until(() => page.text === "ann:false bob:true");
   assert.deepEqual(sent, [], "the state is known");
   set({ typing: true });
-  const told = await next("state");
-  assert.deepEqual(told.state, { typing: true });
-  say({ type: "answer", id: told.request, position: position(11) });
-  say({ type: "presence", view: 1, joined: [{ ...ann, state: { typing: true } }], left: ["b"] });
+  const sentState = await next("state");
+  assert.deepEqual(sentState.state, { typing: true });
+  deliver({ type: "answer", id: sentState.request, position: position(11) });
+  deliver({ type: "presence", view: 1, joined: [{ ...ann, state: { typing: true } }], left: ["b"] });
   await until(() => page.text === "ann:true");
   const published = hook.publish("hello");
   const publish = await next("publish");
   assert.equal(publish.data, "hello");
-  say({ type: "answer", id: publish.request, position: position(11) });
+  deliver({ type: "answer", id: publish.request, position: position(11) });
   await published;
-  say({ type: "message", view: 1, id: "m1", data: "hi", at });
-  await until(() => heard.length);
-  assert.deepEqual(heard, ["hi"]);
+  deliver({ type: "message", view: 1, id: "m1", data: "hi", at });
+  await until(() => received.length);
+  assert.deepEqual(received, ["hi"]);
   assert.deepEqual(sent, [], "nothing more was said");
 });
 

@@ -13,11 +13,11 @@ import { rows, wired } from "./wire.js";
 const at = (n) => `ab-${n}:${n}:`;
 
 /** A live query that was begun. @param {ReturnType<typeof wired>} wire */
-async function begun({ hw, next, say }, view = 1, position = at(10)) {
+async function begun({ hw, next, deliver }, view = 1, position = at(10)) {
   const live = hw.live({ table: `t${view}` });
   const { id } = await next("subscribe");
-  say({ type: "subscribed", id, view, key: ["id"] });
-  say({ type: "snapshot", view, position, rows: rows(1, 2) });
+  deliver({ type: "subscribed", id, view, key: ["id"] });
+  deliver({ type: "snapshot", view, position, rows: rows(1, 2) });
   await live.ready;
   return live;
 }
@@ -28,7 +28,7 @@ const ids = (live) => live.value?.map(({ id }) => id);
 describe("a subscription begins no earlier than what was seen", () => {
   test("in any message, on any connection", async (t) => {
     const wire = wired(t);
-    const { hw, next, say, lose } = wire;
+    const { hw, next, deliver, lose } = wire;
     await begun(wire);
     const seen = [at(10)];
     const check = async () => {
@@ -37,13 +37,13 @@ describe("a subscription begins no earlier than what was seen", () => {
       feed.close();
     };
     await check();
-    say({ type: "deltas", view: 1, position: at(12), at: "", deltas: [] });
+    deliver({ type: "deltas", view: 1, position: at(12), at: "", deltas: [] });
     seen.push(at(12));
     await check();
-    say({ type: "deltas", view: 1, position: at(11), at: "", deltas: [] });
+    deliver({ type: "deltas", view: 1, position: at(11), at: "", deltas: [] });
     await check();
     const mutating = hw.mutate("place");
-    say({ type: "answer", id: (await next("mutate")).id, position: at(15), value: 1 });
+    deliver({ type: "answer", id: (await next("mutate")).id, position: at(15), value: 1 });
     await mutating;
     seen.push(at(15));
     await check();
@@ -57,19 +57,19 @@ describe("a subscription begins no earlier than what was seen", () => {
   });
 
   test("a feed begins when it knows where", async (t) => {
-    const { hw, next, say, lose, errors } = wired(t);
+    const { hw, next, deliver, lose, errors } = wired(t);
     /** @type {number[]} */
     const got = [];
     const feed = hw.changes({ tables: ["a"] }, ({ xid }) => void got.push(xid));
-    say({ type: "subscribed", id: (await next("subscribe")).id, view: 1 });
+    deliver({ type: "subscribed", id: (await next("subscribe")).id, view: 1 });
     assert.equal(feed.status, "waiting");
     lose();
     const again = await next("subscribe");
     assert.equal(again.changes.since, undefined);
-    say({ type: "subscribed", id: again.id, view: 2 });
-    say({ type: "changes", view: 2, position: at(10), transactions: [] });
+    deliver({ type: "subscribed", id: again.id, view: 2 });
+    deliver({ type: "changes", view: 2, position: at(10), transactions: [] });
     await feed.ready;
-    say({
+    deliver({
       type: "changes",
       view: 2,
       position: at(10),
@@ -84,8 +84,8 @@ describe("a subscription begins no earlier than what was seen", () => {
     wire.lose();
     const { id, after } = await wire.next("subscribe");
     assert.equal(after, at(10));
-    wire.say({ type: "subscribed", id, view: 2, key: ["id"], lost: true });
-    wire.say({ type: "snapshot", view: 2, position: at(5), rows: rows(7) });
+    wire.deliver({ type: "subscribed", id, view: 2, key: ["id"], lost: true });
+    wire.deliver({ type: "snapshot", view: 2, position: at(5), rows: rows(7) });
     await until(() => live.status === "live");
     assert.deepEqual(ids(live), [7]);
     wire.hw.live({ table: "b" });
@@ -102,11 +102,11 @@ describe("a subscription begins no earlier than what was seen", () => {
       const refused = await wire.next("subscribe");
       const { length } = opened;
       const behind = { code: "behind", message: "later", retryable: true, retry_after_secs: 0.01 };
-      wire.say({ type: "error", id: refused.id, ...behind });
+      wire.deliver({ type: "error", id: refused.id, ...behind });
       const { id } = await wire.next("subscribe");
       assert.equal(live.status, "stale");
       assert.equal(opened.length, urls.length > 1 ? length + 1 : length);
-      wire.say({ type: "subscribed", id, view: 2, resumed: true });
+      wire.deliver({ type: "subscribed", id, view: 2, resumed: true });
       await until(() => live.status === "live");
     }
   });
@@ -116,17 +116,17 @@ describe("what is older than what is shown is not shown", () => {
   for (const kind of ["rows", "deltas", "value"]) {
     test(`of ${kind}`, async (t) => {
       const wire = wired(t);
-      const { hw, next, say, lose } = wire;
+      const { hw, next, deliver, lose } = wire;
       const delta = kind === "deltas";
       const shown = kind === "rows" ? hw.live("a") : hw.subscribe("q", {}, undefined, { delta });
       const send = (/** @type {number} */ view, /** @type {string} */ position, id = 0) =>
         kind === "value"
-          ? say({ type: "result", view, position, value: id })
-          : say({ type: "snapshot", view, position, rows: rows(id) });
+          ? deliver({ type: "result", view, position, value: id })
+          : deliver({ type: "snapshot", view, position, rows: rows(id) });
       const value = () => (kind === "value" ? shown.value : shown.value?.[0].id);
       const begin = async (/** @type {number} */ view) => {
         const { id } = await next("subscribe");
-        say({ type: "subscribed", id, view, key: ["id"] });
+        deliver({ type: "subscribed", id, view, key: ["id"] });
         return id;
       };
       await begin(1);
@@ -140,7 +140,7 @@ describe("what is older than what is shown is not shown", () => {
       await begin(3);
       send(3, at(146), 146);
       await until(() => shown.status === "live");
-      say({ type: "reset", view: 3, position: at(27), reason: "drift", rows: rows(27) });
+      deliver({ type: "reset", view: 3, position: at(27), reason: "drift", rows: rows(27) });
       send(3, at(150), 150);
       if (kind !== "value") {
         await begin(4);
@@ -154,34 +154,34 @@ describe("what is older than what is shown is not shown", () => {
 describe("waitFor waits for", () => {
   test("a subscription that is refused for now", async (t) => {
     const wire = wired(t);
-    const { hw, next, say, sent } = wire;
+    const { hw, next, deliver, sent } = wire;
     await begun(wire);
     const late = hw.live("late");
     const refused = await next("subscribe");
     const limit = { code: "limit", message: "later", retryable: true, retry_after_secs: 0.05 };
-    say({ type: "error", id: refused.id, ...limit });
+    deliver({ type: "error", id: refused.id, ...limit });
     let isOver = false;
     const waiting = hw.waitFor(at(20)).then(() => (isOver = true));
     const { id } = await next("subscribe");
     assert.ok(!sent.some(({ type }) => type === "wait"), "the gateway could not know of it");
-    say({ type: "subscribed", id, view: 2, key: ["id"] });
-    say({ type: "snapshot", view: 2, position: at(20), rows: rows(1) });
+    deliver({ type: "subscribed", id, view: 2, key: ["id"] });
+    deliver({ type: "snapshot", view: 2, position: at(20), rows: rows(1) });
     const wait = await next("wait");
     assert.ok(!isOver);
     assert.deepEqual(ids(late), [1]);
-    say({ type: "answer", id: wait.id, position: at(20) });
+    deliver({ type: "answer", id: wait.id, position: at(20) });
     await waiting;
   });
 
   test("a subscription that is asked for again meanwhile, of every kind", async (t) => {
     const wire = wired(t);
-    const { hw, next, say, lose } = wire;
+    const { hw, next, deliver, lose } = wire;
     await begun(wire);
     const begin = async (/** @type {number} */ view, isResumed = false) => {
       const { id, topic, changes } = await next("subscribe");
-      say({ type: "subscribed", id, view, resumed: isResumed, key: ["id"] });
-      if (topic) say({ type: "topic", view, position: at(12), at: "", ops: [] });
-      if (changes) say({ type: "changes", view, position: at(12), transactions: [] });
+      deliver({ type: "subscribed", id, view, resumed: isResumed, key: ["id"] });
+      if (topic) deliver({ type: "topic", view, position: at(12), at: "", ops: [] });
+      if (changes) deliver({ type: "changes", view, position: at(12), transactions: [] });
     };
     const [topic, feed] = [hw.topic("x"), hw.changes({}, () => {})];
     await begin(2);
@@ -192,7 +192,7 @@ describe("waitFor waits for", () => {
     await next("wait");
     lose();
     const again = await next("wait");
-    say({ type: "answer", id: again.id, position: at(20) });
+    deliver({ type: "answer", id: again.id, position: at(20) });
     for (const view of [4, 5, 6]) {
       await settled(() => wire.sent.length);
       assert.ok(!isOver);
@@ -200,7 +200,7 @@ describe("waitFor waits for", () => {
     }
     const last = await next("wait");
     assert.ok(!isOver);
-    say({ type: "answer", id: last.id, position: at(20) });
+    deliver({ type: "answer", id: last.id, position: at(20) });
     await waiting;
   });
 });

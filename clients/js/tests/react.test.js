@@ -105,7 +105,7 @@ test("components that ask for the same share it, and find it again", async (t) =
   await until(() => seen.length);
   assert.equal(seen[0], "1:10.00", "its rows are there at the first render");
   page.show(null);
-  await until(async () => (await subscriptions()) === before, "it ends when nobody came back");
+  await until(async () => (await subscriptions()) === before, "it ends when no component was mounted again");
 });
 
 test("another question is another subscription; the old one is left", async (t) => {
@@ -175,7 +175,7 @@ test("a topic's rows", async (t) => {
   /** @type {any[]} */
   const ops = [];
   const Topic = () => {
-    const { value, status } = useTopic("region:7", { onOps: (told) => ops.push(...told) });
+    const { value, status } = useTopic("region:7", { onOps: (batch) => ops.push(...batch) });
     return `${status} ${listed(value?.orders)}`;
   };
   const page = render(t, client(t, url), $(Topic));
@@ -189,11 +189,11 @@ test("a topic's rows", async (t) => {
 
 test("two people in a room", async (t) => {
   /** @type {any[]} */
-  const heard = [];
+  const received = [];
   /** @type {any} */
   let ann;
   const Room = (/** @type {{name: string, isMine?: boolean}} */ { name, isMine }) => {
-    const onMessage = (/** @type {any} */ { data }) => heard.push([name, data]);
+    const onMessage = (/** @type {any} */ { data }) => received.push([name, data]);
     const room = usePresence("room:1", { name }, { onMessage });
     if (isMine) ann = room;
     return room.members.map(({ state }) => state.name).sort().join(" ");
@@ -204,8 +204,8 @@ test("two people in a room", async (t) => {
   const own = ann.members.find((/** @type {any} */ { state }) => state.name === "ann");
   assert.equal(ann.member, own.member);
   await ann.publish("hello");
-  await until(() => heard.length === 2);
-  assert.deepEqual(heard.sort(), [["ann", "hello"], ["bob", "hello"]]);
+  await until(() => received.length === 2);
+  assert.deepEqual(received.sort(), [["ann", "hello"], ["bob", "hello"]]);
   first.show($(Room, { name: "anna" }));
   await until(() => second.text === "anna bob");
   first.show(null);
@@ -303,7 +303,7 @@ test("it is taken back when the mutation is refused", async (t) => {
   await until(() => page.text === "1:10.00 3:20.00 " || page.text === "1:10.00 2:20.00 ");
 });
 
-test("a refused mutation that nobody waits for is no unhandled rejection", async (t) => {
+test("a refused mutation that is not awaited is no unhandled rejection", async (t) => {
   await fresh();
   await written("insert into orders (region, amount) values (1, 10)");
   const { page, place } = await board(t, append);

@@ -14,13 +14,13 @@ const ids = (live) => live.value?.map(({ id }) => id);
 /** @param {import("node:test").TestContext} t */
 function windows(t) {
   const wire = wired(t);
-  const { hw, next, say } = wire;
+  const { hw, next, deliver } = wire;
   let views = 0;
   const begin = async (/** @type {number[]} */ ...held) => {
     const { id, live } = await next("subscribe");
     const view = ++views;
-    say({ type: "subscribed", id, view, key: ["id"] });
-    say({ type: "snapshot", view, position: POSITION, rows: rows(...held) });
+    deliver({ type: "subscribed", id, view, key: ["id"] });
+    deliver({ type: "snapshot", view, position: POSITION, rows: rows(...held) });
     return { id, view, live };
   };
   /** A live query with two rows. @param {string} table */
@@ -30,10 +30,10 @@ function windows(t) {
     return { live, view };
   };
   const move = (/** @type {number} */ view, /** @type {number[]} */ ...held) =>
-    say({ type: "reset", view, position: POSITION, reason: "window", rows: rows(...held) });
+    deliver({ type: "reset", view, position: POSITION, reason: "window", rows: rows(...held) });
   const refuse = ({ request: id = "" }) =>
-    say({ type: "error", id, code: "invalid_query", message: "after: expected 1 value" });
-  const answer = ({ request: id = "" }) => say({ type: "answer", id, position: POSITION });
+    deliver({ type: "error", id, code: "invalid_query", message: "after: expected 1 value" });
+  const answer = ({ request: id = "" }) => deliver({ type: "answer", id, position: POSITION });
   return { ...wire, begin, open, move, refuse, answer };
 }
 
@@ -112,14 +112,14 @@ test("a slide that a lost connection interrupts is done by the next", async (t) 
 });
 
 test("of several slides of a shared window the last one counts", async (t) => {
-  const { hw, open, next, say } = windows(t);
+  const { hw, open, next, deliver } = windows(t);
   const { live } = await open("a");
   hw.live({ table: "a", limit: 2 });
   const slides = [live.reanchor([2]), live.reanchor([4])];
   const [first, last] = [await next("subscribe"), await next("subscribe")];
   const come = ({ id = "" }, /** @type {number} */ view, /** @type {number[]} */ ...held) => {
-    say({ type: "subscribed", id, view, key: ["id"] });
-    say({ type: "snapshot", view, position: POSITION, rows: rows(...held) });
+    deliver({ type: "subscribed", id, view, key: ["id"] });
+    deliver({ type: "snapshot", view, position: POSITION, rows: rows(...held) });
   };
   come(last, 8, 5, 6);
   await slides[1];
@@ -130,19 +130,19 @@ test("of several slides of a shared window the last one counts", async (t) => {
 });
 
 test("a row's store goes along with the window", async (t) => {
-  const { hw, open, begin, say } = windows(t);
+  const { hw, open, begin, deliver } = windows(t);
   const { live } = await open("a");
   hw.live({ table: "a", limit: 2 });
   const store = live.row([1]);
-  let told = 0;
-  const end = store.subscribe(() => (told += 1));
+  let calls = 0;
+  const end = store.subscribe(() => (calls += 1));
   const sliding = live.reanchor([0]);
   const { view } = await begin(1, 7);
   await sliding;
-  await until(() => told === 1);
+  await until(() => calls === 1);
   const update = { delta: "update", key: [1], row: { id: 1, x: 2 }, index: 0, cursor: [1] };
-  say({ type: "deltas", view, position: "ab-3:3:", at: "", deltas: [update] });
-  await until(() => told === 2);
+  deliver({ type: "deltas", view, position: "ab-3:3:", at: "", deltas: [update] });
+  await until(() => calls === 2);
   assert.deepEqual(store.value, { id: 1, x: 2 });
   end();
 });

@@ -1,5 +1,5 @@
 /**
- * The stage that tests/javascript/stage.py sets: a database and a gateway, to be told what to do.
+ * The stage that tests/support/stage.py sets: a database and a gateway, controlled over HTTP.
  */
 
 import { connect } from "../src/index.js";

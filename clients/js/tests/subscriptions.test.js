@@ -4,11 +4,11 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 
 import { parse, stringify } from "../src/json.js";
-import { shared } from "../src/shared.js";
+import { reuseEqual } from "../src/state/structural-sharing.js";
 import { client, Gateway } from "./gateway.js";
 import { until } from "./stage.js";
 
-describe("what a program does wrong harms nobody", () => {
+describe("mistakes of a program do not break the client", () => {
   test("an argument that is no JSON is refused, and the client goes on", async (t) => {
     const gateway = new Gateway();
     const hw = client(t, gateway);
@@ -18,7 +18,7 @@ describe("what a program does wrong harms nobody", () => {
     await assert.rejects(hw.mutate("place", endless), { code: "config" });
     assert.throws(() => hw.subscribe("count", endless), { code: "config" });
     await until(() => hw.status.value === "open");
-    for (const link of [...gateway.links]) link.cut();
+    for (const transport of [...gateway.transports]) transport.cut();
     assert.equal(await hw.query("count"), 0);
     assert.equal(gateway.opened, 2);
   });
@@ -42,7 +42,7 @@ describe("what a program does wrong harms nobody", () => {
     const placed = hw.mutate("place", args);
     args.id = 8;
     assert.equal((await placed).value, 7);
-    const [{ args: sent }] = gateway.heard;
+    const [{ args: sent }] = gateway.received;
     assert.deepEqual(sent, { id: 7, at: "1970-01-01T00:00:00.000Z" });
   });
 
@@ -50,7 +50,7 @@ describe("what a program does wrong harms nobody", () => {
     const gateway = new Gateway();
     /** @type {any[]} */
     const thrown = [];
-    // What throws there is the page's to hear of; here it would end the process.
+    // A page would report this as an uncaught error; here it would end the process.
     t.mock.method(globalThis, "queueMicrotask", (/** @type {() => void} */ task) =>
       Promise.resolve().then(task).catch((error) => thrown.push(error.message)),
     );
@@ -59,28 +59,28 @@ describe("what a program does wrong harms nobody", () => {
     };
     const hw = client(t, gateway, { onError });
     await until(() => hw.status.value === "open");
-    for (const link of [...gateway.links]) link.cut();
+    for (const transport of [...gateway.transports]) transport.cut();
     await until(() => gateway.opened === 2 && hw.status.value === "open");
     assert.deepEqual(thrown, ["mine"]);
   });
 });
 
 describe("rows that several look at", () => {
-  test("two stores of a row are both told", async (t) => {
+  test("both stores of a row call their listeners", async (t) => {
     const gateway = new Gateway();
     gateway.ids = [1];
     const live = client(t, gateway).live("orders");
     await live.ready;
-    const told = [0, 0];
+    const calls = [0, 0];
     const stores = [live.row([1]), live.row([1])];
-    stores.forEach((store, i) => store.subscribe(() => (told[i] += 1)));
+    stores.forEach((store, i) => store.subscribe(() => (calls[i] += 1)));
     const update = { delta: "update", key: [1], row: { id: 1, z: 2 }, index: 0, cursor: [1] };
-    for (const link of gateway.links) {
-      for (const view of link.views.values()) {
-        link.say({ type: "deltas", view, position: "ab-200:200:", at: "", deltas: [update] });
+    for (const transport of gateway.transports) {
+      for (const view of transport.views.values()) {
+        transport.deliver({ type: "deltas", view, position: "ab-200:200:", at: "", deltas: [update] });
       }
     }
-    await until(() => told[0] === 1 && told[1] === 1);
+    await until(() => calls[0] === 1 && calls[1] === 1);
   });
 
   test("one that is ended twice ends no other", async (t) => {
@@ -90,14 +90,14 @@ describe("rows that several look at", () => {
     await live.ready;
     const end = live.row([1]).subscribe(() => {});
     end();
-    let told = 0;
-    live.row([1]).subscribe(() => (told += 1));
+    let calls = 0;
+    live.row([1]).subscribe(() => (calls += 1));
     end();
-    const [link] = gateway.links;
-    const [view] = link.views.values();
+    const [transport] = gateway.transports;
+    const [view] = transport.views.values();
     const deltas = [{ delta: "leave", key: [1], index: 0 }];
-    link.say({ type: "deltas", view, position: "ab-200:200:", at: "", deltas });
-    await until(() => told === 1);
+    transport.deliver({ type: "deltas", view, position: "ab-200:200:", at: "", deltas });
+    await until(() => calls === 1);
   });
 
   test("what is ended before the first call is not called", async (t) => {
@@ -135,7 +135,7 @@ describe("rows that several look at", () => {
 
   test("a name that objects have of themselves is a name like others", () => {
     const text = (/** @type {number} */ x) => `{"a":1,"data":{"__proto__":{"admin":true},"x":${x}}}`;
-    const merged = shared(parse(text(1)), parse(text(2)));
+    const merged = reuseEqual(parse(text(1)), parse(text(2)));
     assert.equal(stringify(merged), text(2));
     assert.equal(/** @type {any} */ (merged).data.admin, undefined);
   });

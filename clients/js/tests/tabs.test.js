@@ -8,7 +8,7 @@ import { setMaxListeners } from "node:events";
 import { test } from "node:test";
 
 import { connect, HeadwaterError } from "../src/index.js";
-import { groupOf, identityOf, sharedByTabs } from "../src/tabs.js";
+import { groupOf, identityOf, sharedByTabs } from "../src/transports/shared-tabs.js";
 import { Gateway } from "./gateway.js";
 import { until } from "./stage.js";
 
@@ -79,12 +79,12 @@ function open(t, gateway, count) {
 /** @param {import("../src/index.js").Live} live */
 const ids = (live) => live.value?.map((row) => row.id);
 
-test("tabs share one link", async (t) => {
+test("tabs share one transport", async (t) => {
   const gateway = new Gateway();
   const { tabs } = open(t, gateway, 5);
   const lives = tabs.map((tab) => tab.live("orders"));
   await Promise.all(lives.map((live) => live.ready));
-  assert.equal(gateway.links.size, 1);
+  assert.equal(gateway.transports.size, 1);
   const placed = await tabs[3].mutate("place", { id: 7 });
   assert.equal(placed.value, 7);
   await until(() => lives.every((live) => ids(live)?.length === 1));
@@ -109,7 +109,7 @@ test("another tab takes over when the leader closes", async (t) => {
   for (let round = 1; round < 4; round++) {
     // The first that is open leads: locks are given in order.
     tabs[round - 1].close();
-    await until(() => gateway.links.size === 1 && gateway.opened === round + 1);
+    await until(() => gateway.transports.size === 1 && gateway.opened === round + 1);
     gateway.place(round);
     const left = lives.slice(round);
     await until(() => left.every((live) => live.status === "live" && ids(live)?.length === round));
@@ -155,7 +155,7 @@ test("what is said before a new leader has greeted is not asked for twice", asyn
   assert.equal(gateway.subscriptions, lives.length);
 });
 
-test("of tabs that slide at once, each hears what became of its own", async (t) => {
+test("tabs that slide at the same time each get their own answer", async (t) => {
   const gateway = new Gateway();
   gateway.ids = [1, 2, 3];
   const { tabs } = open(t, gateway, 3);
@@ -169,15 +169,15 @@ test("of tabs that slide at once, each hears what became of its own", async (t) 
   assert.deepEqual(lives.map(ids), [[1, 2, 3], [2, 3], [3]]);
 });
 
-test("when the link is lost all tabs connect again, over one", async (t) => {
+test("when the transport is lost all tabs connect again, over one", async (t) => {
   const gateway = new Gateway();
   const { tabs } = open(t, gateway, 4);
   const lives = tabs.map((tab) => tab.live("orders"));
   await Promise.all(lives.map((live) => live.ready));
-  for (const link of [...gateway.links]) link.cut();
+  for (const transport of [...gateway.transports]) transport.cut();
   await until(() => tabs.every((tab) => tab.reconnects === 1));
   await until(() => lives.every((live) => live.status === "live"));
-  assert.equal(gateway.links.size, 1);
+  assert.equal(gateway.transports.size, 1);
   gateway.place(1);
   await until(() => lives.every((live) => ids(live)?.length === 1));
 });
@@ -215,7 +215,7 @@ test("without an identity nothing is shared: a cookie may be another user's by n
   const transport = sharedByTabs(gateway.open, "test", new Locks());
   const tabs = [1, 2].map(() => connect("http://cookie", { transport, onError: () => {} }));
   t.after(() => tabs.forEach((tab) => tab.close()));
-  await until(() => gateway.links.size === 2);
+  await until(() => gateway.transports.size === 2);
   assert.notEqual(
     groupOf("test", "http://cookie", undefined, "ann"),
     groupOf("test", "http://cookie", undefined, "ben"),
@@ -231,14 +231,14 @@ test("where locks are refused a tab connects alone", async (t) => {
   assert.equal((await hw.mutate("place", { id: 7 })).value, 7);
 });
 
-test("a tab that goes does not take the link with it while changes are under way", async (t) => {
+test("a tab that goes does not take the transport with it while changes are under way", async (t) => {
   const gateway = new Gateway();
   const { tabs } = open(t, gateway, 3);
   const lives = tabs.map((tab) => tab.live("orders"));
   await Promise.all(lives.map((live) => live.ready));
   gateway.instead = (message) => message.type === "unsubscribe";
   tabs[1].close();
-  await until(() => gateway.heard.some((message) => message.type === "unsubscribe"));
+  await until(() => gateway.received.some((message) => message.type === "unsubscribe"));
   gateway.place(1);
   await until(() => ids(lives[0])?.length === 1 && ids(lives[2])?.length === 1);
   assert.equal(gateway.opened, 1);
@@ -251,7 +251,7 @@ test("mutations are sent again through the next leader, each with its key", asyn
   gateway.instead = (message) => message.type === "mutate";
   const ids = Array.from({ length: 40 }, (_, id) => id);
   const outcomes = ids.map((id) => tabs[1].mutate("place", { id }));
-  const sent = () => gateway.heard.filter(({ type }) => type === "mutate");
+  const sent = () => gateway.received.filter(({ type }) => type === "mutate");
   await until(() => sent().length === 32);
   gateway.instead = () => false;
   tabs[0].close();
@@ -271,7 +271,7 @@ test("a leader that freezes after it has greeted is relieved", { timeout: 30_000
   const room = new BroadcastChannel(group);
   t.after(() => room.close());
   let greeted = 0;
-  // It greets, and that is all that is ever heard of it.
+  // It sends a hello, and nothing after that.
   room.onmessage = (/** @type {any} */ { data }) => {
     if (greeted++) return;
     const inbox = new BroadcastChannel(`${group} ${data.from}`);
@@ -291,9 +291,9 @@ test("tabs together have no more calls under way than a session may", async (t) 
   await until(() => tabs.every((tab) => tab.status.value === "open"));
   /** @type {(() => void)[]} */
   const held = [];
-  gateway.instead = ({ type, id }, link) =>
+  gateway.instead = ({ type, id }, transport) =>
     type === "query" &&
-    held.push(() => link.say({ type: "answer", id, position: gateway.position, value: 1 }));
+    held.push(() => transport.deliver({ type: "answer", id, position: gateway.position, value: 1 }));
   const asked = tabs.flatMap((tab) => Array.from({ length: 30 }, () => tab.query("count")));
   await until(() => held.length === 60);
   await tabs[1].live("orders").ready;
@@ -310,7 +310,7 @@ test("tabs that follow send what one that leads does", async (t) => {
   await until(() => tabs.every((tab) => tab.status.value === "open"));
   const money = { cents: 1250, toJSON: () => "12.50" };
   for (const tab of tabs) await tab.mutate("place", { id: 1, money, f: () => {} });
-  const sent = gateway.heard.map(({ args }) => args);
+  const sent = gateway.received.map(({ args }) => args);
   assert.deepEqual(sent, [1, 2].map(() => ({ id: 1, money: "12.50" })));
 });
 
@@ -321,10 +321,10 @@ test("a tab whose token has ended does not end the others", async (t) => {
   const [old, fresh] = [1, 2].map((exp) => token({ sub: "ann", exp }));
   const refusal = new HeadwaterError("token_expired", "it has ended");
   let hasEnded = false;
-  /** @type {import("../src/links.js").Opener} */
-  const opener = (url, own, ends) => {
-    if (!hasEnded || own !== old) return gateway.open(url, own, ends);
-    setTimeout(() => ends.signal.aborted || ends.onClose(refusal), 20);
+  /** @type {import("../src/transports/transport.js").OpenTransport} */
+  const opener = (url, own, handlers) => {
+    if (!hasEnded || own !== old) return gateway.open(url, own, handlers);
+    setTimeout(() => handlers.signal.aborted || handlers.onClose(refusal), 20);
     return { send() {} };
   };
   const transport = sharedByTabs(opener, "test", new Locks());
@@ -336,7 +336,7 @@ test("a tab whose token has ended does not end the others", async (t) => {
   });
   await until(() => [first, second].every((tab) => tab.status.value === "open"));
   hasEnded = true;
-  for (const link of [...gateway.links]) link.cut(refusal);
+  for (const transport of [...gateway.transports]) transport.cut(refusal);
   await until(() => gateway.opened >= 2 && second.status.value === "open");
   assert.equal((await second.mutate("place", { id: 7 })).value, 7);
 });

@@ -65,7 +65,7 @@ const remove = (/** @type {number} */ id) => ({ op: "remove", entity: "messages"
  * @param {{isFollowed?: boolean}} [options] whether it is before anything is fetched
  */
 async function chat(t, { isFollowed = true } = {}) {
-  const { hw, next, say } = wired(t);
+  const { hw, next, deliver } = wired(t);
   const cache = new QueryClient();
   /** @type {((rows: any[]) => void)[]} */
   const fetches = [];
@@ -74,7 +74,7 @@ async function chat(t, { isFollowed = true } = {}) {
   let shown = isFollowed ? undefined : show();
   t.after(syncTopic(cache, ["chat"], hw, "chat:1", { entity: "messages" }));
   const { id } = await next("subscribe");
-  const begin = () => say({ type: "subscribed", id, view: 1 });
+  const begin = () => deliver({ type: "subscribed", id, view: 1 });
   if (isFollowed) {
     begin();
     await hw.topic("chat:1").ready;
@@ -82,9 +82,9 @@ async function chat(t, { isFollowed = true } = {}) {
   }
   const at = "2026-01-31T12:00:00Z";
   const tell = (/** @type {any[]} */ ...ops) =>
-    say({ type: "topic", view: 1, position: "1-9:9:", at, ops });
+    deliver({ type: "topic", view: 1, position: "1-9:9:", at, ops });
   const texts = () => shown?.get().data?.map((/** @type {any} */ row) => row.text).join(" ");
-  const poke = () => say({ type: "poke", view: 1, position: "1-9:9:", at });
+  const poke = () => deliver({ type: "poke", view: 1, position: "1-9:9:", at });
   return { fetches, begin, tell, poke, texts };
 }
 
@@ -96,7 +96,7 @@ test("rows of a topic are replaced, added and removed in what was fetched", asyn
   await until(() => texts() === "B c d");
 });
 
-test("what is told during a fetch is not lost by its result", async (t) => {
+test("operations during a fetch are applied to its result", async (t) => {
   const { fetches, tell, texts } = await chat(t);
   tell(upsert(1, "A"), upsert(2, "b"));
   tell(remove(3));
@@ -123,24 +123,24 @@ test("a poke during a fetch has one more follow", async (t) => {
   await until(() => texts() === "A");
 });
 
-test("what is to be fetched again still is, whatever is told before somebody looks", async (t) => {
-  const { hw, next, say } = wired(t);
+test("data that is to be fetched again still is after operations arrive", async (t) => {
+  const { hw, next, deliver } = wired(t);
   const cache = new QueryClient();
   const queryKey = ["chat"];
   cache.setQueryData(queryKey, [{ id: 1, text: "a" }]);
   t.after(syncTopic(cache, queryKey, hw, "chat:1"));
   const { id } = await next("subscribe");
   const isInvalidated = () => cache.getQueryState(queryKey)?.isInvalidated;
-  say({ type: "subscribed", id, view: 1 });
+  deliver({ type: "subscribed", id, view: 1 });
   await until(isInvalidated);
   const at = "2026-01-31T12:00:00Z";
-  say({ type: "topic", view: 1, position: "1-9:9:", at, ops: [upsert(2, "b")] });
+  deliver({ type: "topic", view: 1, position: "1-9:9:", at, ops: [upsert(2, "b")] });
   await until(() => /** @type {any} */ (cache.getQueryData(queryKey)).length === 2);
   assert.ok(isInvalidated());
   // As a fetch would.
   cache.setQueryData(queryKey, [{ id: 1, text: "a" }]);
   assert.ok(!isInvalidated());
-  say({ type: "gap", view: 1, position: "1-9:9:", since: null, reason: "resync" });
+  deliver({ type: "gap", view: 1, position: "1-9:9:", since: null, reason: "resync" });
   await until(isInvalidated);
 });
 

@@ -7,30 +7,30 @@ import { client, Gateway } from "./gateway.js";
 import { until } from "./stage.js";
 
 describe("a topic", () => {
-  test("folds what it is told, beside what was read", async (t) => {
+  test("applies operations to the rows that were read", async (t) => {
     const gateway = new Gateway();
-    gateway.instead = (message, link) => {
-      if (message.type === "subscribe") link.say({ type: "subscribed", id: message.id, view: 1 });
+    gateway.instead = (message, transport) => {
+      if (message.type === "subscribe") transport.deliver({ type: "subscribed", id: message.id, view: 1 });
       return message.type === "subscribe";
     };
     const hw = client(t, gateway);
     /** @type {string[][]} */
-    const told = [];
-    const topic = hw.topic("chat:1", (ops) => told.push(ops.map(({ op }) => op)));
+    const batches = [];
+    const topic = hw.topic("chat:1", (ops) => batches.push(ops.map(({ op }) => op)));
     await topic.ready;
-    const [link] = gateway.links;
+    const [transport] = gateway.transports;
     const at = "2026-01-31T12:00:00Z";
-    const say = (/** @type {any[]} */ ops) =>
-      link.say({ type: "topic", view: 1, position: "ab-1:1:", at, ops });
+    const deliver = (/** @type {any[]} */ ops) =>
+      transport.deliver({ type: "topic", view: 1, position: "ab-1:1:", at, ops });
     const upsert = (/** @type {number} */ id, /** @type {string} */ text) => ({
       op: "upsert",
       entity: "messages",
       key: [id],
       row: { id, text },
     });
-    say([]);
-    say([upsert(2, "b"), upsert(3, "c")]);
-    await until(() => told.length === 1);
+    deliver([]);
+    deliver([upsert(2, "b"), upsert(3, "c")]);
+    await until(() => batches.length === 1);
     const [second] = topic.value?.messages ?? [];
     topic.fill("messages", [
       { id: 1, text: "a" },
@@ -41,11 +41,11 @@ describe("a topic", () => {
       ["a", "b", "c"],
     );
     assert.equal(topic.value?.messages[1], second);
-    say([{ op: "remove", entity: "messages", key: [3] }]);
-    link.say({ type: "poke", view: 1, position: "ab-2:2:", at });
-    link.say({ type: "gap", view: 1, position: "ab-3:3:", since: null, reason: "resync" });
-    await until(() => told.length === 4);
-    assert.deepEqual(told, [["upsert", "upsert"], ["remove"], ["poke"], ["gap"]]);
+    deliver([{ op: "remove", entity: "messages", key: [3] }]);
+    transport.deliver({ type: "poke", view: 1, position: "ab-2:2:", at });
+    transport.deliver({ type: "gap", view: 1, position: "ab-3:3:", since: null, reason: "resync" });
+    await until(() => batches.length === 4);
+    assert.deepEqual(batches, [["upsert", "upsert"], ["remove"], ["poke"], ["gap"]]);
     assert.deepEqual(
       topic.value?.messages.map((row) => row.id),
       [1, 2],
@@ -67,40 +67,40 @@ describe("a channel", () => {
       user: "ann",
       member: "m1",
     };
-    gateway.instead = (message, link) => {
+    gateway.instead = (message, transport) => {
       if (message.type === "subscribe") {
-        link.say({ type: "subscribed", id: message.id, view: 1, member: "m1" });
-        link.say({ type: "presence", view: 1, joined: [ann], whole: true });
-        link.say(old);
+        transport.deliver({ type: "subscribed", id: message.id, view: 1, member: "m1" });
+        transport.deliver({ type: "presence", view: 1, joined: [ann], whole: true });
+        transport.deliver(old);
       }
       if (message.type === "publish") {
-        link.say({ ...old, id: "a:2", data: message.data });
-        link.say({ type: "answer", id: message.request, position: "" });
+        transport.deliver({ ...old, id: "a:2", data: message.data });
+        transport.deliver({ type: "answer", id: message.request, position: "" });
       }
-      if (message.type === "state") link.say({ type: "answer", id: message.request, position: "" });
+      if (message.type === "state") transport.deliver({ type: "answer", id: message.request, position: "" });
       return true;
     };
     const hw = client(t, gateway);
     /** @type {any[]} */
-    const heard = [];
+    const received = [];
     const room = hw.channel("room:1", {
       state: { name: "Ann" },
-      onMessage: ({ data }) => heard.push(data),
+      onMessage: ({ data }) => received.push(data),
     });
     await room.ready;
     assert.deepEqual([room.member, room.members.value], ["m1", [ann]]);
     await room.publish({ text: "hello" });
     await room.setState({ name: "Ann", typing: true });
-    assert.deepEqual(heard, ["hi", { text: "hello" }]);
+    assert.deepEqual(received, ["hi", { text: "hello" }]);
     const [{ state }] = room.members.value;
-    for (const link of gateway.links) link.cut();
+    for (const transport of gateway.transports) transport.cut();
     await until(() => gateway.opened === 2 && room.status === "live");
     assert.equal(room.members.value[0].state, state);
-    const [first, second] = gateway.heard.filter((message) => message.type === "subscribe");
+    const [first, second] = gateway.received.filter((message) => message.type === "subscribe");
     assert.deepEqual(first.channel, { name: "room:1", present: true, state: { name: "Ann" } });
     assert.deepEqual(second.channel.state, { name: "Ann", typing: true });
-    await until(() => heard.length >= 2);
-    assert.deepEqual(heard, ["hi", { text: "hello" }]);
+    await until(() => received.length >= 2);
+    assert.deepEqual(received, ["hi", { text: "hello" }]);
   });
 
   test("what is said is said again after a lost connection: in order, with its keys", async (t) => {
@@ -109,14 +109,14 @@ describe("a channel", () => {
     /** @type {any[]} */
     const passed = [];
     let isDeaf = true;
-    gateway.instead = (message, link) => {
+    gateway.instead = (message, transport) => {
       const { type, id, request } = message;
       if (type === "subscribe") {
-        link.say({ type: "subscribed", id, view: ++views });
-        link.say({ type: "presence", view: views, whole: true });
+        transport.deliver({ type: "subscribed", id, view: ++views });
+        transport.deliver({ type: "presence", view: views, whole: true });
       } else if (!isDeaf && request) {
         passed.push(message);
-        link.say({ type: "answer", id: request, position: "" });
+        transport.deliver({ type: "answer", id: request, position: "" });
       }
       return true;
     };
@@ -124,24 +124,24 @@ describe("a channel", () => {
     const room = hw.channel("room:1");
     await room.ready;
     const [one, two] = [room.publish("one"), room.publish("two")];
-    await until(() => gateway.heard.length === 3);
+    await until(() => gateway.received.length === 3);
     isDeaf = false;
-    for (const link of [...gateway.links]) link.cut();
+    for (const transport of [...gateway.transports]) transport.cut();
     const three = room.publish("three");
     await Promise.all([one, two, three]);
     assert.deepEqual(
       passed.map(({ data }) => data),
       ["one", "two", "three"],
     );
-    const before = gateway.heard.slice(1, 3);
+    const before = gateway.received.slice(1, 3);
     assert.deepEqual(
       passed.slice(0, 2).map((message) => message.idempotency_key),
       before.map((message) => message.idempotency_key),
     );
     assert.notEqual(passed[0].id, before[0].id);
     isDeaf = true;
-    const [sent, { length }] = [room.publish("four"), gateway.heard];
-    await until(() => gateway.heard.length > length);
+    const [sent, { length }] = [room.publish("four"), gateway.received];
+    await until(() => gateway.received.length > length);
     hw.close();
     await assert.rejects(sent, { code: "outcome_unknown" });
   });
@@ -149,22 +149,22 @@ describe("a channel", () => {
 
 test("what is said on a channel while there is no connection goes to the next", async (t) => {
   const gateway = new Gateway();
-  gateway.instead = ({ type, id, request }, link) => {
+  gateway.instead = ({ type, id, request }, transport) => {
     if (type === "subscribe") {
-      link.say({ type: "subscribed", id, view: 1, member: "m1" });
-      link.say({ type: "presence", view: 1, whole: true });
+      transport.deliver({ type: "subscribed", id, view: 1, member: "m1" });
+      transport.deliver({ type: "presence", view: 1, whole: true });
     }
-    if (request) link.say({ type: "answer", id: request, position: "" });
+    if (request) transport.deliver({ type: "answer", id: request, position: "" });
     return true;
   };
   const room = client(t, gateway).channel("room:1");
   await room.ready;
   // It is there unseen, and no state makes it a member.
   await room.setState(undefined);
-  for (const link of [...gateway.links]) link.cut();
+  for (const transport of [...gateway.transports]) transport.cut();
   await until(() => room.status === "stale");
   await room.publish("after");
-  const of = (/** @type {string} */ type) => gateway.heard.filter((each) => each.type === type);
+  const of = (/** @type {string} */ type) => gateway.received.filter((each) => each.type === type);
   assert.deepEqual(
     of("publish").map(({ id, data }) => [id, data]),
     [[of("subscribe")[1].id, "after"]],
@@ -178,10 +178,10 @@ test("what is said on a channel while there is no connection goes to the next", 
 
 test("a feed waits for whatever can be waited for", async (t) => {
   const gateway = new Gateway();
-  gateway.instead = ({ type, id }, link) => {
+  gateway.instead = ({ type, id }, transport) => {
     if (type !== "subscribe") return false;
-    link.say({ type: "subscribed", id, view: 1 });
-    link.say({ type: "changes", view: 1, position: "ab-1:1:", transactions: [] });
+    transport.deliver({ type: "subscribed", id, view: 1 });
+    transport.deliver({ type: "changes", view: 1, position: "ab-1:1:", transactions: [] });
     return true;
   };
   /** @type {number[]} */
@@ -193,9 +193,9 @@ test("a feed waits for whatever can be waited for", async (t) => {
     return { then: (/** @type {() => void} */ resolve) => void done.push(resolve) };
   });
   await feed.ready;
-  const [link] = gateway.links;
+  const [transport] = gateway.transports;
   const transactions = [1, 2].map((xid) => ({ xid, at: "", changes: [{ seq: xid }] }));
-  link.say({ type: "changes", view: 1, position: "ab-3:3:", transactions });
+  transport.deliver({ type: "changes", view: 1, position: "ab-3:3:", transactions });
   await until(() => done.length === 1);
   assert.deepEqual(begun, [1]);
   done[0]();

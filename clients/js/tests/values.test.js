@@ -3,16 +3,16 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 
-import { Backoff } from "../src/backoff.js";
-import { crc32 } from "../src/crc32.js";
+import { Backoff } from "../src/connection/backoff.js";
+import { crc32 } from "../src/state/crc32.js";
 import { connect } from "../src/index.js";
 import { compareKeys, compareText, parse, stringify } from "../src/json.js";
-import { gatewayUrl } from "../src/links.js";
-import { contains, covers, isBefore, parsePosition } from "../src/position.js";
-import { Replica } from "../src/replica.js";
-import { shared } from "../src/shared.js";
-import { SseParser } from "../src/sse-parser.js";
-import { Value } from "../src/store.js";
+import { gatewayUrl } from "../src/transports/transport.js";
+import { contains, covers, isBefore, parsePosition } from "../src/state/position.js";
+import { Replica } from "../src/state/replica.js";
+import { reuseEqual } from "../src/state/structural-sharing.js";
+import { SseParser } from "../src/transports/sse-parser.js";
+import { ValueStore } from "../src/store.js";
 
 describe("JSON", () => {
   test("integers beyond a Number are BigInt, and nothing else is", () => {
@@ -117,16 +117,16 @@ test("what is equal keeps its identity", () => {
     { id: 3, data: {} },
   ];
   const copy = structuredClone(before);
-  assert.equal(shared(before, copy), before);
+  assert.equal(reuseEqual(before, copy), before);
   const changed = [{ id: 0, data: 1 }, ...structuredClone(before).slice(0, 2)];
-  const result = shared(before, changed);
+  const result = reuseEqual(before, changed);
   assert.deepEqual(result, changed);
   assert.equal(result[1], before[0]);
   assert.equal(result[2], before[1]);
-  const inner = shared(before[0], { id: 9, data: { a: [1] } });
+  const inner = reuseEqual(before[0], { id: 9, data: { a: [1] } });
   assert.equal(inner.data, before[0].data);
-  assert.deepEqual(shared({ a: 1 }, { a: 1, b: undefined }), { a: 1, b: undefined });
-  assert.equal(shared([1], "text"), "text");
+  assert.deepEqual(reuseEqual({ a: 1 }, { a: 1, b: undefined }), { a: 1, b: undefined });
+  assert.equal(reuseEqual([1], "text"), "text");
 });
 
 test("a batch that does not fit leaves the rows as they were", () => {
@@ -193,7 +193,7 @@ test("URLs of gateways", () => {
 });
 
 test("listeners are called once for all that changed", async () => {
-  const value = new Value(0);
+  const value = new ValueStore(0);
   /** @type {number[]} */
   const seen = [];
   const end = value.subscribe(() => seen.push(value.value));

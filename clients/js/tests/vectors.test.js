@@ -1,6 +1,6 @@
 /**
  * The streams of tests/vectors: after each step the client shows what is true, as the Python one
- * does. A link that the test itself plays stands between the two.
+ * does. A transport that the test itself plays stands between the two.
  */
 
 import assert from "node:assert/strict";
@@ -18,11 +18,11 @@ const HELLO = /** @type {const} */ ({ type: "hello", session: "s", version: 1, k
 function playing() {
   /** @type {any[]} */
   const sent = [];
-  /** @type {import("../src/links.js").Ends | undefined} */
-  let ends;
+  /** @type {import("../src/transports/transport.js").TransportHandlers | undefined} */
+  let handlers;
   const hw = connect("http://vectors", {
     transport: (_url, _token, given) => {
-      ends = given;
+      handlers = given;
       return { send: (message) => void sent.push(message) };
     },
     backoff: { seconds: [0, 0] },
@@ -34,15 +34,15 @@ function playing() {
     sent,
     /** How it was last asked for the subscription. */
     asked: () => sent.findLast((message) => message.type === "subscribe"),
-    receive: (/** @type {any} */ message) => ends?.onMessage(message),
+    receive: (/** @type {any} */ message) => handlers?.onMessage(message),
     async greet() {
-      await settled(() => ends && !ends.signal.aborted);
-      ends?.onMessage(HELLO);
+      await settled(() => handlers && !handlers.signal.aborted);
+      handlers?.onMessage(HELLO);
     },
     async lose() {
-      const before = ends;
-      ends?.onClose(connectionFailed("lost"));
-      await settled(() => ends !== before);
+      const before = handlers;
+      handlers?.onClose(connectionFailed("lost"));
+      await settled(() => handlers !== before);
       await this.greet();
     },
   };

@@ -16,7 +16,7 @@ export function wired(test, { urls = ["http://gateway"], onOpen, ...options } = 
   /** @type {any[]} */
   const sent = [];
   /** @type {(message: any) => void} */
-  let say = () => {};
+  let deliver = () => {};
   let lose = () => {};
   /** @type {string[]} */
   const errors = [];
@@ -27,9 +27,9 @@ export function wired(test, { urls = ["http://gateway"], onOpen, ...options } = 
     ...options,
     transport: (url, _token, { onMessage, onClose }) => {
       onOpen?.(url);
-      say = onMessage;
+      deliver = onMessage;
       lose = () => onClose(connectionFailed("the connection was lost"));
-      queueMicrotask(() => say({ type: "hello", session: "s", version: 1, keepalive: 60 }));
+      queueMicrotask(() => deliver({ type: "hello", session: "s", version: 1, keepalive: 60 }));
       return { send: (message) => void sent.push(message) };
     },
   });
@@ -38,7 +38,7 @@ export function wired(test, { urls = ["http://gateway"], onOpen, ...options } = 
     hw,
     sent,
     errors,
-    say: (/** @type {any} */ message) => say(message),
+    deliver: (/** @type {any} */ message) => deliver(message),
     lose: () => lose(),
     /** Wait for the next message of a type; it is not found again. @param {string} type */
     async next(type) {

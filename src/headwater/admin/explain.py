@@ -17,9 +17,9 @@ from headwater.database import Connection
 from headwater.errors import Forbidden
 from headwater.hub.hub import Hub
 from headwater.hub.subscriber import Access
-from headwater.live.filter import EVERYTHING
-from headwater.live.filter_sql import Sql
-from headwater.live.filter_terms import HIGHEST, LOWEST, Between, Equal, Term, terms
+from headwater.live.filters.filter import EVERYTHING
+from headwater.live.filters.sql import Sql
+from headwater.live.filters.terms import HIGHEST, LOWEST, Between, Equal, Term, terms
 from headwater.live.order import OrderBy
 from headwater.live.query import BoundQuery, LiveQuery
 from headwater.live.statements import statement
@@ -35,7 +35,7 @@ class Filed(msgspec.Struct, frozen=True):
     text: str
 
 
-class Plan(msgspec.Struct, frozen=True):
+class QueryPlan(msgspec.Struct, frozen=True):
     """What the planner would do now."""
 
     scan: str
@@ -54,7 +54,7 @@ class Explained(msgspec.Struct, frozen=True):
     filed: list[Filed] | None
     sql: str
     values: list[str]
-    plan: Plan
+    plan: QueryPlan
     index: str | None
     serves_filter: bool
     serves_order: bool
@@ -64,7 +64,7 @@ class Explained(msgspec.Struct, frozen=True):
 async def explain(hub: Hub, connection: Connection, query: LiveQuery) -> Explained:
     """Raises what subscribing would, but for what it says of the subscriber's rights: no row is
     read."""
-    _, bound, known = await hub.lives.check(query, Access())
+    _, bound, known = await hub.live_views.check(query, Access())
     (need, *_) = new_state(bound).needs
     first = statement(bound, need)
     try:
@@ -155,13 +155,13 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _nodes(child)
 
 
-def _read(plan: dict[str, Any]) -> Plan:
+def _read(plan: dict[str, Any]) -> QueryPlan:
     nodes = list(_nodes(plan))
     scans = [node for node in nodes if "Scan" in node["Node Type"]]
     names = [
         f"{node['Node Type']} {node.get('Index Name', '')}".strip() for node in scans or nodes[:1]
     ]
-    return Plan(
+    return QueryPlan(
         ", ".join(dict.fromkeys(names)),
         any("Sort" in node["Node Type"] for node in nodes),
         plan["Plan Rows"],

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from headwater.admin.search import Found
+from headwater.admin.search import SearchResult
 from headwater.errors import TimedOut
 from headwater.limits import ADMIN_HISTORY_ROWS_MAX, ADMIN_LAKE_SECONDS_MAX
-from headwater.pipeline import standing
-from headwater.pipeline.questions import History, ask
+from headwater.pipeline.reading.requests import RowHistoryRequest, send_request
+from headwater.pipeline.spark import shared_session
 
 
 class Version(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -36,10 +36,10 @@ class Record(msgspec.Struct, frozen=True):
     """`log` is None where it was not asked; `lake` has what the lake knows, where it was asked and
     could answer; `command` is how to ask it otherwise."""
 
-    log: Found | None
+    log: SearchResult | None
     lake: list[Version] | None
     command: str
-    trouble: str | None = None
+    lake_error: str | None = None
 
 
 def command(table: str, key: tuple[str, ...]) -> str:
@@ -52,25 +52,25 @@ def command(table: str, key: tuple[str, ...]) -> str:
 
 
 async def from_lake(
-    lake: str, table: str, key: tuple[str, ...], turns: asyncio.Semaphore
+    lake: str, table: str, key: tuple[str, ...], slots: asyncio.Semaphore
 ) -> list[Version] | None:
     """What the lake knows of a record, newest first; None where no pipeline answers. `turns` are of
     those who ask it: each keeps a thread for as long as it takes."""
     try:
-        async with asyncio.timeout(ADMIN_LAKE_SECONDS_MAX), turns:
-            return await asyncio.to_thread(_ask, lake, History(table, key, plain=True))
+        async with asyncio.timeout(ADMIN_LAKE_SECONDS_MAX), slots:
+            return await asyncio.to_thread(_ask, lake, RowHistoryRequest(table, key, plain=True))
     except TimeoutError:
         raise TimedOut(
             f"the lake did not answer within {ADMIN_LAKE_SECONDS_MAX:.0f} seconds",
-            hint=f"Ask it by itself: {command(table, key)}",
+            hint=f"On the command line it may take longer: {command(table, key)}",
         ) from None
 
 
-def _ask(lake: str, question: History) -> list[Version] | None:
-    service = standing.find(lake)
+def _ask(lake: str, request: RowHistoryRequest) -> list[Version] | None:
+    service = shared_session.find(lake)
     if service is None:
         return None
-    found = ask(service, question, patience=ADMIN_LAKE_SECONDS_MAX)
+    found = send_request(service, request, patience=ADMIN_LAKE_SECONDS_MAX)
     newest = found.slice(max(0, found.num_rows - ADMIN_HISTORY_ROWS_MAX))
     return [_version(row) for row in reversed(newest.to_pylist())]
 

@@ -14,19 +14,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from headwater import status
 from headwater.admin.explain import explain as explained
 from headwater.admin.history import Record, command, from_lake
 from headwater.admin.search import Search, search
+from headwater.admin.status import LogStatus, log_status
 from headwater.admin.tables import list_tables
 from headwater.capture.postgres import doctor, triggers
 from headwater.capture.postgres.doctor import Finding
 from headwater.database import Connection, connect, translated
 from headwater.errors import HeadwaterError, InvalidQuery, TimedOut
-from headwater.gateway.admins import is_admin, not_admin
-from headwater.gateway.app import Endpoint, GatewayOf, Handler, json_answer
+from headwater.gateway.auth.admins import is_admin, not_admin
 from headwater.gateway.gateway import Gateway
-from headwater.gateway.requests import Caller, admit, flag, parameter, parse_json
+from headwater.gateway.http.app import Endpoint, GatewayOf, Handler, json_answer
+from headwater.gateway.http.requests import HttpCaller, admit, flag, parameter, parse_json
 from headwater.limits import (
     ADMIN_HISTORY_ROWS_MAX,
     ADMIN_LAKE_REQUESTS_AT_ONCE,
@@ -36,9 +36,8 @@ from headwater.limits import (
 from headwater.live.query import LiveQuery
 from headwater.log import cursors
 from headwater.log.cursors import Cursor
-from headwater.status import LogStatus
 
-Answering: TypeAlias = Callable[["Asking"], Awaitable[object]]
+AdminHandler: TypeAlias = Callable[["AdminRequest"], Awaitable[object]]
 """What answers a question, with something that can be JSON."""
 
 Finishing: TypeAlias = Callable[[Gateway, Request, object], Awaitable[object]]
@@ -52,10 +51,10 @@ def routes(gateway_of: GatewayOf) -> list[BaseRoute]:
 
     async def with_lake(gateway: Gateway, request: Request, answer: object) -> object:
         assert isinstance(answer, Record)
-        return await ask_lake(gateway, request, answer, lake_turns)
+        return await query_lake(gateway, request, answer, lake_turns)
 
-    def route(path: str, answering: Answering, finishing: Finishing | None = None) -> Route:
-        endpoint = Endpoint(gateway_of, _for_admins(answering, at_once, finishing))
+    def route(path: str, handler: AdminHandler, finishing: Finishing | None = None) -> Route:
+        endpoint = Endpoint(gateway_of, _for_admins(handler, at_once, finishing))
         return Route(f"/v1/admin{path}", endpoint, methods=["GET"])
 
     return [
@@ -67,11 +66,11 @@ def routes(gateway_of: GatewayOf) -> list[BaseRoute]:
     ]
 
 
-class Asking:
+class AdminRequest:
     """A question of an admin, and a connection to answer it by."""
 
     def __init__(
-        self, gateway: Gateway, request: Request, caller: Caller, connection: Connection
+        self, gateway: Gateway, request: Request, caller: HttpCaller, connection: Connection
     ) -> None:
         self.gateway = gateway
         self.request = request
@@ -82,26 +81,26 @@ class Asking:
         """A parameter of the URL; None when it is missing or empty."""
         found: str | None = parameter(self.request, name)
         if found is not None and "\0" in found:
-            raise InvalidQuery("a NUL is in it, which is in no row", path=name)
+            raise InvalidQuery("it has a NUL, which no row can have", path=name)
         return found
 
 
 def _for_admins(
-    answering: Answering, at_once: asyncio.Semaphore, finishing: Finishing | None
+    handler: AdminHandler, at_once: asyncio.Semaphore, finishing: Finishing | None
 ) -> Handler:
     async def handle(gateway: Gateway, request: Request) -> Response:
         caller = await admit(gateway, request)
-        if not is_admin(gateway.settings, caller.identity, here=caller.here):
+        if not is_admin(gateway.settings, caller.identity, local=caller.local):
             raise not_admin(gateway.settings, "the console's data")
         async with at_once, _connected(gateway.hub.url) as connection:
             try:
                 with translated():
-                    answer = await answering(Asking(gateway, request, caller, connection))
+                    answer = await handler(AdminRequest(gateway, request, caller, connection))
             except HeadwaterError as error:
                 if isinstance(error.__cause__, psycopg.errors.QueryCanceled):
                     raise TimedOut(
                         f"the database took longer than {2 * ADMIN_SECONDS_MAX:.0f} seconds",
-                        hint="It is busy; ask again.",
+                        hint="It is busy. Try again.",
                     ) from error
                 raise
         if finishing is not None:
@@ -138,10 +137,10 @@ class Overview(msgspec.Struct, frozen=True):
     findings: list[Finding]
 
 
-async def overview(asking: Asking) -> Overview:
+async def overview(call: AdminRequest) -> Overview:
     """What the console shows first. It also has the tables captured that its live queries are
     over, unless somebody disabled them."""
-    gateway, connection = asking.gateway, asking.connection
+    gateway, connection = call.gateway, call.connection
     findings = await doctor.examine(connection)
     findings.append(await doctor.of_questions(connection, gateway.settings.question_url))
     findings.append(doctor.of_clients(gateway.settings, gateway.has_hook))
@@ -151,11 +150,11 @@ async def overview(asking: Asking) -> Overview:
     return Overview(
         version("headwater"),
         gateway.activity.gateway,
-        asking.caller.identity.user,
+        call.caller.identity.user,
         gateway.settings.has_auth,
         gateway.settings.activity_period.total_seconds(),
         gateway.settings.lake,
-        await status.log_status(connection),
+        await log_status(connection),
         await cursors.list_all(connection),
         findings,
     )
@@ -174,39 +173,39 @@ async def _captured(connection: Connection, name: str) -> list[Finding]:
     return []
 
 
-async def tables(asking: Asking) -> object:
+async def tables(call: AdminRequest) -> object:
     """Every table, captured or not."""
-    return await list_tables(asking.connection)
+    return await list_tables(call.connection)
 
 
-async def log(asking: Asking) -> object:
+async def log(call: AdminRequest) -> object:
     """The newest changes that fit."""
     names = ("table", "op", "key", "user", "text", "before")
-    wish = Search(**{name: asking.parameter(name) for name in names}, limit=_limit(asking, 100))
-    return await search(asking.connection, wish)
+    wish = Search(**{name: call.parameter(name) for name in names}, limit=_limit(call, 100))
+    return await search(call.connection, wish)
 
 
-def _limit(asking: Asking, default: int) -> int:
-    text = asking.parameter("limit")
+def _limit(call: AdminRequest, default: int) -> int:
+    text = call.parameter("limit")
     if text is not None and not text.isdecimal():
         raise InvalidQuery(f"expected a number, got {text!r:.100}", path="limit")
     return default if text is None else int(text[:9])
 
 
-async def history(asking: Asking) -> Record:
+async def history(call: AdminRequest) -> Record:
     """What became of a record, as the log knows it; with `log=false`, it is not asked."""
-    table, key = asking.request.path_params["table"], asking.request.path_params["key"]
+    table, key = call.request.path_params["table"], call.request.path_params["key"]
     if "\0" in table + key:
-        raise InvalidQuery("a NUL is in it, which is in no row", path="key")
-    limit = _limit(asking, ADMIN_HISTORY_ROWS_MAX)
-    wish = Search(table=table, key=key, before=asking.parameter("before"), limit=limit)
-    flag(asking.request, "lake", False)  # What is wrong with it is said at once.
-    asks_log = flag(asking.request, "log", True)
-    found = await search(asking.connection, wish) if asks_log else None
+        raise InvalidQuery("it has a NUL, which no row can have", path="key")
+    limit = _limit(call, ADMIN_HISTORY_ROWS_MAX)
+    wish = Search(table=table, key=key, before=call.parameter("before"), limit=limit)
+    flag(call.request, "lake", False)  # What is wrong with it is said at once.
+    searches_log = flag(call.request, "log", True)
+    found = await search(call.connection, wish) if searches_log else None
     return Record(found, None, command(table, tuple(key.split(","))))
 
 
-async def ask_lake(
+async def query_lake(
     gateway: Gateway, request: Request, record: Record, turns: asyncio.Semaphore
 ) -> Record:
     """With `lake=true`, also what only the lake knows. It may take a minute, for which no database
@@ -217,15 +216,15 @@ async def ask_lake(
     try:
         lake = await from_lake(gateway.settings.lake, table, key, turns)
     except HeadwaterError as error:
-        return msgspec.structs.replace(record, trouble=str(error))
-    trouble = None if lake is not None else "no pipeline runs here that could answer"
-    return msgspec.structs.replace(record, lake=lake, trouble=trouble)
+        return msgspec.structs.replace(record, lake_error=str(error))
+    reason = None if lake is not None else "this gateway has no pipeline that could answer"
+    return msgspec.structs.replace(record, lake=lake, lake_error=reason)
 
 
-async def explain(asking: Asking) -> object:
+async def explain(call: AdminRequest) -> object:
     """How a live query is served."""
-    text = asking.parameter("q")
+    text = call.parameter("q")
     if text is None:
         raise InvalidQuery("a live query in JSON is expected", path="q")
     query = LiveQuery.from_json(parse_json(text, dict, path="q"))
-    return await explained(asking.gateway.hub, asking.connection, query)
+    return await explained(call.gateway.hub, call.connection, query)

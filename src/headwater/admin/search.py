@@ -20,11 +20,18 @@ from headwater.limits import (
     ADMIN_IMAGE_CHARS_MAX,
     ADMIN_LOG_BYTES_MAX,
     ADMIN_LOG_ROWS_MAX,
-    ADMIN_LOG_STEP_ROWS,
-    ADMIN_LOG_STEP_ROWS_MAX,
-    ADMIN_LOG_STEP_ROWS_MIN,
     ADMIN_SECONDS_MAX,
 )
+
+_ADMIN_LOG_STEP_ROWS_MIN = 50
+"""Changes that a search in the log looks at in one step where these are large."""
+
+_ADMIN_LOG_STEP_ROWS = 500
+"""Changes that it looks at in its first step."""
+
+_ADMIN_LOG_STEP_ROWS_MAX = 20_000
+"""Changes that it looks at in one step where these are small."""
+
 
 _CODES = {"insert": "I", "update": "U", "delete": "D", "truncate": "T", "reset": "R"}
 _OPS = {code: op for op, code in _CODES.items()}
@@ -60,45 +67,45 @@ class Logged(msgspec.Struct, frozen=True, omit_defaults=True):
     cut: bool = False
 
 
-class Found(msgspec.Struct, frozen=True):
+class SearchResult(msgspec.Struct, frozen=True):
     """What was found. With `before`, there is more to look at: `searched_to` is how far it came."""
 
     changes: list[Logged]
-    looked_at: int
+    scanned: int
     before: str | None
     searched_to: datetime | None
 
 
-async def search(connection: Connection, wish: Search) -> Found:
+async def search(connection: Connection, criteria: Search) -> SearchResult:
     """The newest changes that fit. InvalidQuery for what makes no sense, CaptureError for a table
     that the log does not know."""
-    if not 1 <= wish.limit <= ADMIN_LOG_ROWS_MAX:
+    if not 1 <= criteria.limit <= ADMIN_LOG_ROWS_MAX:
         raise InvalidQuery(f"expected 1 to {ADMIN_LOG_ROWS_MAX}", path="limit")
-    conditions, values = await _conditions(connection, wish)
+    conditions, values = await _conditions(connection, criteria)
     found: list[Logged] = []
-    upper, looked_at = _cursor(wish.before), 0
-    room, step = ADMIN_LOG_BYTES_MAX, ADMIN_LOG_STEP_ROWS
+    upper, scanned = _cursor(criteria.before), 0
+    bytes_left, step = ADMIN_LOG_BYTES_MAX, _ADMIN_LOG_STEP_ROWS
     until = time.monotonic() + ADMIN_SECONDS_MAX
     while True:
         began = time.monotonic()
         lower, at, count = await _step(connection, upper, step)
-        looked_at += count
-        values |= {"upper": upper, "lower": lower, "limit": wish.limit - len(found)}
+        scanned += count
+        values |= {"upper": upper, "lower": lower, "limit": criteria.limit - len(found)}
         bounds = [_BELOW] if upper else []
         where = sql.SQL(" and ").join([*bounds, *([_ABOVE] if lower else []), *conditions])
         cursor = await connection.execute(_FOUND.format(where=where, **_IMAGES), _flat(values))
         for row in await cursor.fetchall():
             found.append(_logged(*row))
-            room -= _size(found[-1])
-            if room <= 0:
+            bytes_left -= _size(found[-1])
+            if bytes_left <= 0:
                 break
-        if room <= 0 or len(found) == wish.limit:
-            return Found(found, looked_at, found[-1].cursor, found[-1].at)
+        if bytes_left <= 0 or len(found) == criteria.limit:
+            return SearchResult(found, scanned, found[-1].cursor, found[-1].at)
         if lower is None:
-            return Found(found, looked_at, None, None)
+            return SearchResult(found, scanned, None, None)
         upper, now = lower, time.monotonic()
         if now > until:
-            return Found(found, looked_at, f"{upper[0]}.{upper[1]}", at)
+            return SearchResult(found, scanned, f"{upper[0]}.{upper[1]}", at)
         step = next_step(step, now - began)
 
 
@@ -109,8 +116,8 @@ def next_step(step: int, seconds: float) -> int:
     (1000, 500, 125, 50)
     """
     if seconds < 0.25:
-        return min(step * 2, ADMIN_LOG_STEP_ROWS_MAX)
-    return max(step // 4, ADMIN_LOG_STEP_ROWS_MIN) if seconds > 1 else step
+        return min(step * 2, _ADMIN_LOG_STEP_ROWS_MAX)
+    return max(step // 4, _ADMIN_LOG_STEP_ROWS_MIN) if seconds > 1 else step
 
 
 def _size(logged: Logged) -> int:
@@ -153,40 +160,40 @@ def _cursor(text: str | None) -> Mark | None:
     match = re.fullmatch(r"(\d{1,19})\.(\d{1,18})", text)
     if match is None:
         raise InvalidQuery(
-            f"{text!r:.100} is no cursor", path="before", hint="Use `before` of an answer."
+            f"{text!r:.100} is not a cursor", path="before", hint="Use `before` of an answer."
         )
     return int(match[1]), int(match[2])
 
 
 async def _conditions(
-    connection: Connection, wish: Search
+    connection: Connection, criteria: Search
 ) -> tuple[list[sql.Composable], dict[str, Any]]:
     conditions: list[sql.Composable] = []
     values: dict[str, Any] = {"cut": ADMIN_IMAGE_CHARS_MAX}
-    if wish.table is None:
+    if criteria.table is None:
         conditions.append(sql.SQL("s.schema_name <> 'headwater'"))
     else:
         conditions.append(sql.SQL("l.shape = any(%(shapes)s)"))
-        values["shapes"] = await _shapes(connection, wish.table)
-    if wish.op is not None:
-        if wish.op not in _CODES:
+        values["shapes"] = await _shapes(connection, criteria.table)
+    if criteria.op is not None:
+        if criteria.op not in _CODES:
             raise InvalidQuery(
-                f"there is no operation {wish.op!r:.100}",
+                f"there is no operation {criteria.op!r:.100}",
                 path="op",
                 hint=f"Use: {', '.join(_CODES)}.",
             )
         conditions.append(sql.SQL("l.op = %(op)s"))
-        values["op"] = _CODES[wish.op]
-    if wish.user is not None:
+        values["op"] = _CODES[criteria.op]
+    if criteria.user is not None:
         conditions.append(sql.SQL("l.user_id = %(user)s"))
-        values["user"] = wish.user
-    if wish.key is not None:
+        values["user"] = criteria.user
+    if criteria.key is not None:
         conditions.append(_KEY)
-        parts = wish.key.split(",")
-        values |= {"key": [wish.key], "parts": parts, "times": [as_logged(p) for p in parts]}
-    if wish.text is not None:
+        parts = criteria.key.split(",")
+        values |= {"key": [criteria.key], "parts": parts, "times": [as_logged(p) for p in parts]}
+    if criteria.text is not None:
         conditions.append(_TEXT)
-        values["text"] = wish.text
+        values["text"] = criteria.text
     return conditions, values
 
 
@@ -215,7 +222,7 @@ async def _shapes(connection: Connection, name: str) -> list[int]:
     shapes = [id for (id,) in await cursor.fetchall()]
     if not shapes:
         raise CaptureError(
-            f"the log knows no table {name!r:.100}",
+            f"the log has no table {name!r:.100}",
             hint=f"A table is in the log once it is enabled: headwater enable {name:.100}",
         )
     return shapes

@@ -31,7 +31,7 @@ class TableInfo(msgspec.Struct, frozen=True):
     problems: list[Finding]
 
 
-class Tables(msgspec.Struct, frozen=True):
+class TableList(msgspec.Struct, frozen=True):
     """`busy` says that the last minute brought more changes than were counted."""
 
     tables: list[TableInfo]
@@ -39,13 +39,13 @@ class Tables(msgspec.Struct, frozen=True):
     more: bool
 
 
-async def list_tables(connection: Connection) -> Tables:
+async def list_tables(connection: Connection) -> TableList:
     cursor = await connection.execute(_RATES, {"most": ADMIN_RATE_ROWS_MAX})
     rates: dict[int, int] = dict(await cursor.fetchall())
     cursor = await connection.execute(_TABLES, {"most": ADMIN_TABLES_MAX + 1})
     found = [_info(row, rates) for row in await cursor.fetchall()]
     busy = sum(rates.values()) >= ADMIN_RATE_ROWS_MAX
-    return Tables(found[:ADMIN_TABLES_MAX], busy, len(found) > ADMIN_TABLES_MAX)
+    return TableList(found[:ADMIN_TABLES_MAX], busy, len(found) > ADMIN_TABLES_MAX)
 
 
 def _info(row: tuple[Any, ...], rates: dict[int, int]) -> TableInfo:

@@ -1,1 +1,4 @@
-"""Sources: what brings a database's changes into the log."""
+"""Capture: how the changes of a database get into the log.
+
+There is one way, triggers in PostgreSQL (`postgres`). Reading the log is in `headwater.log`.
+"""

@@ -1,8 +1,6 @@
-"""Channels: messages and presence between clients, through every gateway. Nothing is stored.
+"""Channels: messages and presence between clients of all gateways. Nothing is stored.
 
-definitions   what an application declares: names, and who may join and publish
-notes         what gateways say to each other, and how it fits into NOTIFY
-presence      who is where, as one gateway knows it
-bus           one connection that speaks, and one that listens
-rooms         the channels that somebody follows here
+`definitions` holds what an application declares. `registry` holds the channels with subscribers at
+this gateway, `presence` the members of all gateways. `bus` sends `bus_messages` between gateways by
+NOTIFY. Sessions and access checks of clients belong in `headwater.gateway`.
 """

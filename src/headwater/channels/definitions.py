@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from headwater.channels.notes import Said
+from headwater.channels.bus_messages import Published
 from headwater.errors import ConfigError, Forbidden, InvalidQuery, NotFound
 from headwater.identity import Identity
 from headwater.limits import (
@@ -22,44 +22,11 @@ from headwater.limits import (
     CHANNEL_PATTERNS_MAX,
     CHANNEL_STATE_BYTES_MAX,
 )
-from headwater.queries.arguments import Arguments, Signature, parameters_of
-from headwater.queries.functions import Body, Query
-from headwater.queries.results import Returns
-from headwater.topics.definitions import Asking, read_places
+from headwater.queries.functions import Body
+from headwater.topics.access import AccessCheck, AccessRunner, Action
 from headwater.topics.patterns import Pattern, check_name
 
 BodyT = TypeVar("BodyT", bound=Callable[..., Any])
-
-Action: TypeAlias = Literal["join", "publish"]
-ACTION = "action"
-
-
-class AccessCheck(Query):
-    """The function that says who may join a channel, and publish on it."""
-
-    def __init__(self, pattern: Pattern, body: Body, *, timeout: float | None = None) -> None:
-        label = f"channel {pattern.text}"
-        signature = Signature(label, parameters_of(body, label))
-        super().__init__(
-            pattern.text, body, signature=signature, returns=Returns(label), timeout=timeout
-        )
-        self.asks_action = ACTION in signature.names and ACTION not in pattern.names
-        if set(signature.names) - ({ACTION} if self.asks_action else set()) != set(pattern.names):
-            raise ConfigError(
-                f"{label}: its function takes {', '.join(signature.names) or 'nothing'}, and the"
-                f" pattern has {', '.join(pattern.names) or 'no places'}",
-                hint="Its arguments after the context are the places of the pattern, and action"
-                " if it is to tell joining from publishing.",
-            )
-
-    @property
-    def label(self) -> str:
-        return f"channel {self.name}"
-
-    def read(self, places: Mapping[str, str], action: Action) -> Arguments:
-        """The arguments, from texts; InvalidQuery names the one that is wrong."""
-        texts = {**places, ACTION: action} if self.asks_action else dict(places)
-        return read_places(self.signature, texts, "channel")
 
 
 class ChannelDefinition:
@@ -78,14 +45,14 @@ class ChannelDefinition:
         self.pattern = Pattern(pattern)
         if not 0 <= history <= CHANNEL_HISTORY_MAX:
             raise ConfigError(
-                f"channel {pattern}: it remembers 0 to {CHANNEL_HISTORY_MAX:,} messages,"
+                f"channel {pattern}: its history has 0 to {CHANNEL_HISTORY_MAX:,} messages,"
                 f" not {history:,}",
-                hint="What is to be kept for longer belongs into a table.",
+                hint="Store messages that must last longer in a table.",
             )
         self.history = history
-        """How many messages are remembered for those who come later."""
+        """How many messages are stored for later subscribers."""
         self.presence = presence
-        """Whether those who follow it are told who is there."""
+        """Whether its subscribers are sent its members."""
         self.timeout = timeout
         self.access: AccessCheck | None = None
         if access is not None:
@@ -99,13 +66,13 @@ class ChannelDefinition:
         of the name and, if it takes it, the `action`, and says True or False."""
         if self.access is not None:
             raise ConfigError(f"channel {self.pattern.text} has an access function already")
-        self.access = AccessCheck(self.pattern, function, timeout=self.timeout)
+        self.access = AccessCheck("channel", self.pattern, function, timeout=self.timeout)
         return function
 
     @property
-    def asks_action(self) -> bool:
+    def takes_action(self) -> bool:
         """Whether one who may join may still not be allowed to publish."""
-        return self.access is not None and self.access.asks_action
+        return self.access is not None and self.access.takes_action
 
 
 class Channels:
@@ -113,7 +80,7 @@ class Channels:
 
     def __init__(self) -> None:
         self._definitions: dict[str, ChannelDefinition] = {}
-        self._asking: Asking | None = None
+        self._runner: AccessRunner | None = None
 
     def __iter__(self) -> Iterator[ChannelDefinition]:
         return iter(self._definitions.values())
@@ -129,7 +96,7 @@ class Channels:
         if other is not None:
             raise ConfigError(
                 f"channel {text} matches the same names as {other.pattern.text}",
-                hint="Begin each with a word of its own: room:{id}, game:{id}.",
+                hint="Start each pattern with a different word: room:{id}, game:{id}.",
             )
         if len(self._definitions) >= CHANNEL_PATTERNS_MAX:
             raise ConfigError(
@@ -144,8 +111,8 @@ class Channels:
         name, NotFound for one that no pattern matches."""
         check_name(name, path="channel")
         for definition in self:
-            if (places := definition.pattern.match(name)) is not None:
-                return definition, places
+            if (parameters := definition.pattern.match(name)) is not None:
+                return definition, parameters
         raise NotFound(
             f"there is no channel {name!r:.220}",
             hint="Channels are declared in the application, with hw.channel.",
@@ -154,14 +121,14 @@ class Channels:
 
     # -------------------------------------------------------------------- who may
 
-    def start(self, asking: Asking | None) -> None:
+    def start(self, runner: AccessRunner | None) -> None:
         """From here on access functions can be asked; None for no longer."""
-        self._asking = asking
+        self._runner = runner
 
     async def check(
         self,
         definition: ChannelDefinition,
-        places: Mapping[str, str],
+        parameters: Mapping[str, str],
         identity: Identity,
         action: Action,
     ) -> None:
@@ -169,15 +136,15 @@ class Channels:
         of queries are told it."""
         if definition.access is None:
             return
-        arguments = definition.access.read(places, action)
-        if self._asking is None:
-            raise ConfigError("channels are joined while Headwater runs")
-        if await self._asking.run(definition.access, arguments, identity) is not True:
-            name = definition.pattern.fill(places)
+        arguments = definition.access.read(parameters, action)
+        if self._runner is None:
+            raise ConfigError("channels can be joined only while Headwater runs")
+        if await self._runner.run(definition.access, arguments, identity) is not True:
+            name = definition.pattern.fill(parameters)
             doing = "publish on" if action == "publish" else "join"
             raise Forbidden(
                 f"you may not {doing} channel {name}",
-                hint="The application's access function said no.",
+                hint="The application's access function denied it.",
             )
 
 
@@ -189,11 +156,11 @@ def message_json(data: Any) -> msgspec.Raw:
     return _json(data, "data", CHANNEL_MESSAGE_BYTES_MAX)
 
 
-def said(
+def published(
     name: str, data: msgspec.Raw, *, user: str | None = None, member: str | None = None
-) -> Said:
+) -> Published:
     """A message on a channel, now."""
-    return Said(name, data, datetime.now(UTC), user, member)
+    return Published(name, data, datetime.now(UTC), user, member)
 
 
 def check_state(state: Any) -> Any:
@@ -208,8 +175,8 @@ def _json(value: Any, path: str, most: int) -> msgspec.Raw:
         raise InvalidQuery(f"cannot be sent as JSON: {error}", path=path) from None
     if len(text) > most:
         raise InvalidQuery(
-            f"{len(text):,} bytes as JSON, and {most:,} is the most",
+            f"{len(text):,} bytes as JSON; the limit is {most:,}",
             path=path,
-            hint="Keep what is large in a table, and send its key.",
+            hint="Store large data in a table, and send its key.",
         )
     return msgspec.Raw(text)

@@ -1,12 +1,13 @@
-"""Who is on which channel, as one gateway knows it.
+"""The members of every channel, as one gateway knows them.
 
-Pure: notes in, notes out, and the time is told. Each gateway decides about its own members and
-counts their changes, so that others see when they have missed one and ask for all. In every period
-a gateway says that it is there (`Beat`); one that is not heard is gone, and so are its members.
+Pure: messages in, messages out; the caller passes the time. Each gateway owns its members and
+counts their changes. A gateway that missed a change sees that by the count and requests all members
+again. Every gateway sends a `Heartbeat` each period. A gateway that is silent for too long is gone,
+and so are its members.
 
-Silence counts only while the bus works, which a gateway knows from hearing itself: the clock here
-moves with its own beats, and at most so far for each. So neither a database that is away, nor a
-process that was stopped for a while, makes others look gone.
+Silence counts only while the bus works. A gateway knows that it works when it receives its own
+heartbeats: they move the clock here, each by a bounded time. So neither a database outage nor a
+paused process makes other gateways look gone.
 """
 
 from __future__ import annotations
@@ -16,28 +17,40 @@ from collections.abc import Iterator
 
 import msgspec
 
-from headwater.channels.notes import Beat, Bye, Note, Placed, Step, Who, Whole
+from headwater.channels.bus_messages import (
+    BusMessage,
+    Goodbye,
+    Heartbeat,
+    MembersChanged,
+    MembersRequest,
+    MembersSnapshot,
+    PlacedMember,
+)
 from headwater.errors import LimitExceeded
-from headwater.limits import BUS_WHOLE_BYTES, CHANNEL_MEMBERS_MAX
+from headwater.limits import CHANNEL_MEMBERS_MAX
 from headwater.protocol import Member
 
+_BUS_WHOLE_BYTES = 64 * 1024
+"""Bytes of members after which a gateway that tells all of its own begins another part."""
+
+
 _BEATS_LATE = 1.5
-"""A beat of one's own moves the clock by so many periods at most."""
+"""One own heartbeat moves the clock by at most this many periods."""
 
 
 class _Gateway:
-    """What is known of one gateway."""
+    """What is known about one gateway."""
 
-    def __init__(self, heard: float = 0.0) -> None:
+    def __init__(self, last_seen: float = 0.0) -> None:
         self.version = 0
         self.members: dict[tuple[str, str], Member] = {}
-        self.heard = heard
-        self.asked = -math.inf
-        self.parts: list[tuple[Placed, ...]] = []
+        self.last_seen = last_seen
+        self.requested_at = -math.inf
+        self.parts: list[tuple[PlacedMember, ...]] = []
 
 
-class Presence:
-    """The members of all gateways. What changed since the last `take` is kept for it."""
+class PresenceTable:
+    """The members of all gateways, and what changed since the last `take`."""
 
     def __init__(self, id: str, *, period: float, timeout: float) -> None:
         """`timeout` seconds after a gateway has died its members are gone, at the latest."""
@@ -48,7 +61,7 @@ class Presence:
         self._others: dict[str, _Gateway] = {}
         self._channels: dict[str, dict[str, Member]] = {}
         self._changed: dict[str, dict[str, Member | None]] = {}
-        self._fresh: dict[str, set[str]] = {}  # of those, who was not there at the last `take`
+        self._fresh: dict[str, set[str]] = {}  # changed members that were absent at the last `take`
         self._clock = 0.0
         self._echo: float | None = None
 
@@ -59,20 +72,21 @@ class Presence:
 
     @property
     def gateways(self) -> tuple[str, ...]:
-        """The others that are there."""
+        """The ids of the other gateways that are alive."""
         return tuple(self._others)
 
     @property
     def own(self) -> int:
-        """How many members are this gateway's."""
+        """How many members this gateway has."""
         return len(self._own.members)
 
     def changed(self) -> tuple[str, ...]:
-        """The channels on which somebody came, left or has another state."""
+        """The channels whose members changed."""
         return tuple(self._changed)
 
     def take(self, channel: str) -> tuple[tuple[Member, ...], tuple[str, ...]]:
-        """Who came or has another state since the last time, and who left."""
+        """The members that joined or changed their state since the last call, and those that
+        left."""
         changes = self._changed.pop(channel, {})
         self._fresh.pop(channel, None)
         joined = tuple(member for member in changes.values() if member is not None)
@@ -80,71 +94,75 @@ class Presence:
 
     # -------------------------------------------------------------------- our own
 
-    def join(self, channel: str, member: Member) -> Step:
-        """One of ours comes, or has another state; what to tell the others."""
+    def join(self, channel: str, member: Member) -> MembersChanged:
+        """A member of this gateway joins or changes its state; the message for other gateways."""
         present = self._channels.get(channel, {})
         if member.member not in present and len(present) >= CHANNEL_MEMBERS_MAX:
             raise LimitExceeded(
-                f"channel {channel} has {CHANNEL_MEMBERS_MAX:,} members, which is the most",
-                hint="Follow it without being present, or use several channels.",
+                f"channel {channel} has {CHANNEL_MEMBERS_MAX:,} members, which is the limit",
+                hint="Subscribe without present, or use several channels.",
                 code="members_per_channel",
             )
         self._own.version += 1
         self._put(self._own, channel, member)
-        return Step(self._own.version, joined=(Placed(channel, member),))
+        return MembersChanged(self._own.version, joined=(PlacedMember(channel, member),))
 
-    def leave(self, channel: str, member: str) -> Step:
-        """One of ours goes."""
+    def leave(self, channel: str, member: str) -> MembersChanged:
+        """A member of this gateway leaves; the message for other gateways."""
         self._own.version += 1
         self._drop(self._own, channel, member)
-        return Step(self._own.version, left=((channel, member),))
+        return MembersChanged(self._own.version, left=((channel, member),))
 
-    def beat(self) -> Beat:
-        return Beat(self._own.version)
+    def beat(self) -> Heartbeat:
+        return Heartbeat(self._own.version)
 
-    def whole(self) -> list[Whole]:
-        """All of ours, in parts."""
+    def whole(self) -> list[MembersSnapshot]:
+        """All members of this gateway, in parts."""
         parts = list(_portions(self._own))
-        return [Whole(self._own.version, i, len(parts), part) for i, part in enumerate(parts, 1)]
+        return [
+            MembersSnapshot(self._own.version, i, len(parts), part)
+            for i, part in enumerate(parts, 1)
+        ]
 
     # -------------------------------------------------------------------- the others
 
-    def hear(self, sender: str, note: Note, now: float) -> list[Note]:
-        """Take in what a gateway says; what to say to that."""
+    def receive(self, sender: str, message: BusMessage, now: float) -> list[BusMessage]:
+        """Apply a message of a gateway; the messages to answer with."""
         if sender == self.id:
-            if isinstance(note, Beat):
+            if isinstance(message, Heartbeat):
                 self._tick(now)
             return []
-        match note:
-            case Who(to) if to in (None, self.id):
+        match message:
+            case MembersRequest(to) if to in (None, self.id):
                 return list(self.whole())
-            case Bye():
+            case Goodbye():
                 self._gone(sender)
-            case Beat(version):
+            case Heartbeat(version):
                 return self._compare(sender, version, now)
-            case Step(version):
-                self._step(self._known(sender), note)
+            case MembersChanged(version):
+                self._step(self._gateway(sender), message)
                 return self._compare(sender, version, now)
-            case Whole():
-                self._replace(self._known(sender), note)
+            case MembersSnapshot():
+                self._replace(self._gateway(sender), message)
         return []
 
-    def _known(self, sender: str) -> _Gateway:
+    def _gateway(self, sender: str) -> _Gateway:
         gateway = self._others.get(sender)
         if gateway is None:
             gateway = self._others[sender] = _Gateway()
-        gateway.heard = self._clock
+        gateway.last_seen = self._clock
         return gateway
 
-    def _compare(self, sender: str, version: int, now: float) -> list[Note]:
-        """Ask for all if we have not what it has; not again before that can be answered."""
-        gateway = self._known(sender)
-        if gateway.version == version or now - gateway.asked < self._period:
+    def _compare(self, sender: str, version: int, now: float) -> list[BusMessage]:
+        """Request all members of a gateway if the version differs; once a period, to let it
+        answer."""
+        gateway = self._gateway(sender)
+        if gateway.version == version or now - gateway.requested_at < self._period:
             return []
-        gateway.asked = now
-        return [Who(sender)]
+        gateway.requested_at = now
+        return [MembersRequest(sender)]
 
-    def _step(self, gateway: _Gateway, step: Step) -> None:
+    def _step(self, gateway: _Gateway, step: MembersChanged) -> None:
         if step.version != gateway.version + 1:
             return
         gateway.version = step.version
@@ -153,11 +171,11 @@ class Presence:
         for channel, member in step.left:
             self._drop(gateway, channel, member)
 
-    def _replace(self, gateway: _Gateway, whole: Whole) -> None:
+    def _replace(self, gateway: _Gateway, whole: MembersSnapshot) -> None:
         if whole.part == 1:
             gateway.parts = []
         if whole.part != len(gateway.parts) + 1:
-            gateway.parts = []  # One was missed; the next beat has us ask again.
+            gateway.parts = []  # A part was missed. The next heartbeat makes us request all again.
             return
         gateway.parts.append(whole.members)
         if whole.part < whole.parts:
@@ -175,7 +193,7 @@ class Presence:
             self._clock += min(now - self._echo, _BEATS_LATE * self._period)
         self._echo = now
         for id, gateway in list(self._others.items()):
-            if self._clock - gateway.heard > self._silence:
+            if self._clock - gateway.last_seen > self._silence:
                 self._gone(id)
 
     def _gone(self, id: str) -> None:
@@ -202,21 +220,21 @@ class Presence:
         if not present:
             self._channels.pop(channel, None)
         if member in self._fresh.get(channel, ()):
-            # Who came and went meanwhile was never there.
+            # A member that came and left since the last `take` is not reported.
             self._fresh[channel].discard(member)
             del self._changed[channel][member]
         else:
             self._changed.setdefault(channel, {})[member] = None
 
 
-def _portions(gateway: _Gateway) -> Iterator[tuple[Placed, ...]]:
-    """Its members in portions that are no larger than they need be; at least one, if empty."""
-    portion, size = list[Placed](), 0
+def _portions(gateway: _Gateway) -> Iterator[tuple[PlacedMember, ...]]:
+    """Its members in portions of bounded size; one empty portion if there are none."""
+    portion, size = list[PlacedMember](), 0
     for (channel, _), member in gateway.members.items():
-        placed = Placed(channel, member)
+        placed = PlacedMember(channel, member)
         portion.append(placed)
         size += len(msgspec.json.encode(placed))
-        if size > BUS_WHOLE_BYTES:
+        if size > _BUS_WHOLE_BYTES:
             yield tuple(portion)
             portion, size = [], 0
     if portion or not gateway.members:

@@ -12,7 +12,7 @@ import msgspec
 
 from headwater.errors import InvalidQuery, LimitExceeded
 from headwater.limits import REQUEST_BYTES_MAX
-from headwater.live.filter import EVERYTHING, Filter, from_json
+from headwater.live.filters.filter import EVERYTHING, Filter, from_json
 from headwater.live.order import OrderBy
 from headwater.live.query import LiveQuery, Mode
 from headwater.model import Position

@@ -36,5 +36,5 @@ class Backoff:
         return max(whole * (0.5 + chance / 2), at_least)
 
     def succeeded(self) -> None:
-        """Something was heard: the next failure is the first."""
+        """Something was received: the next failure counts as the first."""
         self.failures = 0

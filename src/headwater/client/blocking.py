@@ -12,16 +12,16 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Itera
 from concurrent.futures import Future, wait
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from headwater.client.channel_state import ChannelMessage
 from headwater.client.channels import Channel
 from headwater.client.connection import Connection, Token, Transport, connect
-from headwater.client.feed_state import FeedTransaction
-from headwater.client.links import Opener
 from headwater.client.results import Results
-from headwater.client.rows_state import Batch
+from headwater.client.state.channel import ChannelMessage
+from headwater.client.state.feed import FeedTransaction
+from headwater.client.state.rows import RowsBatch
+from headwater.client.state.topic import Ops
 from headwater.client.subscriptions import Feed, Live, Subscription
-from headwater.client.topic_state import Ops
 from headwater.client.topics import Topic
+from headwater.client.transports import Opener
 from headwater.errors import ConfigError, HeadwaterError
 from headwater.model import Cursor, Key, Row
 from headwater.protocol import Member
@@ -111,7 +111,7 @@ async def _close(items: AsyncGenerator[Any, None]) -> None:
 def _copy(task: asyncio.Task[_T], done: Future[_T]) -> None:
     if task.cancelled():
         done.cancel()
-        done.set_running_or_notify_cancel()  # or nobody who waits for it would hear of it
+        done.set_running_or_notify_cancel()  # without it, waiting threads are not woken
     elif error := task.exception():
         done.set_exception(error)
     else:
@@ -158,7 +158,7 @@ class BlockingLive(_Blocking[Live]):
     def __iter__(self) -> Iterator[list[Row]]:
         return self._loop.iterate(self._inner.__aiter__())
 
-    def deltas(self) -> Iterator[Batch]:
+    def deltas(self) -> Iterator[RowsBatch]:
         return self._loop.iterate(self._inner.deltas())
 
     def reanchor(self, after: Sequence[Any] | None) -> None:

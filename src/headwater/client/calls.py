@@ -1,9 +1,9 @@
-"""Waits for the answers to what is asked once: queries, mutations, waits, what is said on channels.
+"""Waits for the answers to calls: queries, mutations, waits, messages to channels.
 
-`requests` knows what becomes of a call when the connection is lost; this knows who waits for it. A
-mutation that is refused for now is repeated with its key, for a while. At most
-`limits.CLIENT_CALLS_AT_ONCE` are under way, further ones wait for one to be answered. Who is
-cancelled is forgotten.
+`requests` decides what happens to a call when the connection is lost; this holds the tasks that
+wait. A mutation that is refused for now is repeated with its key, for a while. At most
+`limits.CLIENT_CALLS_AT_ONCE` calls run, further ones wait until one is answered. A cancelled call
+is forgotten.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from collections.abc import Callable, Iterable
 from headwater.client.backoff import Backoff
 from headwater.client.requests import Attempts, Call, Requests, Settled, id_of
 from headwater.errors import HeadwaterError, TimedOut
-from headwater.limits import CLIENT_CALLS_AT_ONCE, CLIENT_REPEAT_SECONDS
+from headwater.limits import CLIENT_CALLS_AT_ONCE
 from headwater.protocol import Answer, ClientMessage, Mutate, ServerMessage
 
+_CLIENT_REPEAT_SECONDS = 60.0
+"""How long a mutation that is refused for now is repeated; then the refusal is raised."""
 
-class Calls:
+
+class PendingCalls:
     """The calls of one client.
 
     `send` hands a message to the present connection, or does nothing while there is none; `check`
@@ -44,7 +47,7 @@ class Calls:
 
     @property
     def under_way(self) -> bool:
-        """Whether anybody waits for an answer."""
+        """Whether any call waits for an answer."""
         return bool(self._waiting)
 
     async def ask(self, call: Call, attempts: Attempts | None = None) -> Answer:
@@ -66,9 +69,9 @@ class Calls:
 
     async def ask_once(self, call: Mutate) -> Answer:
         """Have a mutation answered that the gateway runs once by its key: repeated while it is
-        refused for now, for at most `limits.CLIENT_REPEAT_SECONDS`."""
+        refused for now, for at most `_CLIENT_REPEAT_SECONDS`."""
         loop, backoff, attempts = asyncio.get_running_loop(), self._new_backoff(), Attempts()
-        until = loop.time() + CLIENT_REPEAT_SECONDS
+        until = loop.time() + _CLIENT_REPEAT_SECONDS
         while True:
             try:
                 return await self.ask(call, attempts)
@@ -82,7 +85,7 @@ class Calls:
             await asyncio.sleep(pause)
 
     def sending(self, message: ClientMessage) -> bool:
-        """The message is about to be sent; False if it should not be any more."""
+        """The message is about to be sent; False if it must not be sent any more."""
         if settled := self._requests.too_late(message):
             self._settle([settled])
             return False

@@ -1,7 +1,7 @@
 """What a program holds of a channel: `Channel`.
 
 Messages wait for their reader, at most `limits.CLIENT_MESSAGES_MAX` of them: a reader that falls
-behind misses the oldest, for nothing holds up those who publish.
+behind misses the oldest, because readers never hold up publishers.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from headwater import limits
-from headwater.client.channel_state import ChannelMessage, ChannelState
 from headwater.client.requests import Attempts
+from headwater.client.state.channel import ChannelMessage, ChannelState
 from headwater.client.subscriptions import Owner, Subscription
 from headwater.errors import ConfigError, ConnectionFailed, HeadwaterError, NotFound
 from headwater.idempotency import check_key, new_key
@@ -61,7 +61,7 @@ class Channel(Subscription):
         return self.state.missed
 
     async def __aiter__(self) -> AsyncGenerator[ChannelMessage, None]:
-        """What is remembered, then every message as it comes."""
+        """The messages in the channel's history, then every new message."""
         async with self:
             while True:
                 while not self._waiting:
@@ -81,9 +81,9 @@ class Channel(Subscription):
                 yield self.members
 
     async def publish(self, data: Any, *, idempotency_key: str | None = None) -> None:
-        """Say something to everybody who follows the channel, once. Returns when it was passed on
-        to all gateways. After a lost connection it is repeated; the gateway knows the repetition by
-        its key, which may be one's own. If no gateway can be reached any more, or not within
+        """Send a message to all followers of the channel, once. Returns when it was passed on to
+        all gateways. After a lost connection it is repeated; the gateway recognizes the repetition
+        by its key, which may be your own. If no gateway can be reached any more, or not within
         `limits.CLIENT_PUBLISH_SECONDS`, ConnectionFailed with the code `outcome_unknown` is
         raised."""
         key = new_key() if idempotency_key is None else check_key(idempotency_key)
@@ -92,7 +92,7 @@ class Channel(Subscription):
             await self._begun(lost)
             message = Publish(self.state.wire_id, data, idempotency_key=key)
             try:
-                return await self._owner.speak(message, attempts)
+                return await self._owner.send_to_channel(message, attempts)
             except ConnectionFailed as error:
                 if attempts.too_late:
                     raise
@@ -108,11 +108,11 @@ class Channel(Subscription):
         raise lost or ConnectionFailed("the connection was lost each time this was published")
 
     async def set_state(self, state: Any) -> None:
-        """Have others see this from now on."""
+        """Change the state that other members see."""
         await self._begun()
         before, self.state.call = self.state.call, ChannelCall(self.state.name, True, state)
         try:
-            await self._owner.speak(SetState(self.state.wire_id, state))
+            await self._owner.send_to_channel(SetState(self.state.wire_id, state))
         except ConnectionFailed:
             await self._begun()  # on the next connection it is there with this state
         except HeadwaterError:
@@ -136,7 +136,7 @@ class Channel(Subscription):
             raise lost
         if self._over:
             raise ConfigError(
-                "a channel is spoken on while it is followed",
+                "the channel is not open",
                 hint="Use `async with hw.channel(…) as room: await room.publish(…)`.",
             )
 

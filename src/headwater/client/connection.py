@@ -1,10 +1,10 @@
-"""A client of a gateway: one connection, kept open, with every subscription on it.
+"""A client of a gateway: one open connection, with every subscription on it.
 
-`session` knows what the subscriptions are about, `links` how messages travel; this keeps the two
-together. When the connection is lost it opens another, at the next of its URLs if there are
-several, and has every subscription go on from where it is. It gives up after
-`limits.CLIENT_FAILURES_MAX` failures in a row, or at once when it is refused for good; whoever
-reads a subscription or waits for an answer is then told why.
+`session` holds the state of the subscriptions, `transports` sends and receives messages; this joins
+the two. When the connection is lost it opens another, at the next of its URLs if there are
+several, and resumes every subscription from its position. It gives up after
+`limits.CLIENT_FAILURES_MAX` failures in a row, or at once after a refusal that is not retryable.
+Then every reader of a subscription and every waiting call gets the error.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from headwater.client.arguments import (
     position_of,
 )  # fmt: skip
 from headwater.client.backoff import Backoff
-from headwater.client.calls import Calls
+from headwater.client.calls import PendingCalls
 from headwater.client.channels import Channel
-from headwater.client.links import Link, Opener, gateway_url, open_sse, open_websocket
-from headwater.client.refusals import error_of
+from headwater.client.errors import error_of
 from headwater.client.requests import Attempts
 from headwater.client.results import Mutated, Results
-from headwater.client.rows_state import Batch
 from headwater.client.session import (
     Changed,
-    Doubted,
+    ClientSession,
     Event,
-    Failed,
-    Gathered,
+    MessageReceived,
+    PresenceChanged,
     Ready,
-    Received,
     Replaced,
-    Said,
+    RowsDiverged,
     Send,
-    Session,
     Stale,
     State,
-    Told,
+    SubscriptionFailed,
+    TopicUpdated,
+    TransactionsReceived,
 )
+from headwater.client.state.rows import RowsBatch
 from headwater.client.subscriptions import Feed, Live, Subscription
 from headwater.client.topics import Topic
+from headwater.client.transports import Link, Opener, gateway_url, open_sse, open_websocket
 from headwater.errors import (
     ConfigError,
     ConnectionFailed,
@@ -64,10 +64,9 @@ from headwater.errors import (
 from headwater.idempotency import check_key, new_key
 from headwater.limits import (
     CLIENT_BACKOFF_SECONDS,
-    CLIENT_REFRESH_SECONDS,
     CONNECT_TIMEOUT_SECONDS,
 )
-from headwater.live.filter import to_json
+from headwater.live.filters.filter import to_json
 from headwater.live.query import LiveQuery, Mode
 from headwater.model import Position
 from headwater.protocol import (
@@ -90,8 +89,14 @@ from headwater.protocol import (
 )
 from headwater.tasks import ended
 
+_CLIENT_REFRESH_SECONDS = 30.0
+"""A token is renewed this long before it expires, or at half of its remaining time if that is
+later."""
+
+
 Token: TypeAlias = str | Callable[[], str | Awaitable[str]] | None
-"""A token, or what brings one: asked at every connect, and shortly before one ends."""
+"""A token, or a function that returns one: called at every connect, and shortly before a token
+expires."""
 
 Transport: TypeAlias = Literal["ws", "sse"]
 
@@ -111,7 +116,7 @@ def connect(
     """
     urls = [url] if isinstance(url, str) else list(url)
     if not urls:
-        raise ConfigError("no gateway is given", hint='connect("http://localhost:8484")')
+        raise ConfigError("no gateway URL is given", hint='connect("http://localhost:8484")')
     openers: dict[Any, Opener] = {"ws": open_websocket, "sse": open_sse}
     if callable(transport):
         return Connection(urls, token, transport, backoff)
@@ -144,22 +149,22 @@ class Connection:
         """The gateway's name for the present connection; None while there is none."""
         self._urls = urls
         self._token = token
-        self._asked_again = False
+        self._token_requested = False
         self._open = opener
         self._new_backoff = backoff
-        self._session = Session()
-        self._calls = Calls(self._send, self._check_open, backoff)
+        self._session = ClientSession()
+        self._calls = PendingCalls(self._send, self._check_open, backoff)
         self._holding: Feed | None = None  # the feed that holds up the reading
         self._written: Position | None = None
-        self._heard = asyncio.Event()  # set whenever a subscription may have got somewhere
+        self._progress = asyncio.Event()  # set whenever a subscription may have got somewhere
         self._subscriptions: dict[State, Subscription] = {}
         self._outbox: asyncio.Queue[ClientMessage] | None = None
         self._again: dict[State, asyncio.TimerHandle] = {}
         self._task: asyncio.Task[None] | None = None
-        self._begun = asyncio.Event()
+        self._started = asyncio.Event()
         self._error: Exception | None = None
-        self._asking = asyncio.Lock()
-        self._asked: Live | None = None
+        self._reanchor_lock = asyncio.Lock()
+        self._reanchoring: Live | None = None
         self._slides = 0
         self._refusal: HeadwaterError | None = None
         self._expires_at: datetime | None = None
@@ -169,15 +174,15 @@ class Connection:
 
     @property
     def diverged(self) -> int:
-        """How often a replica was not what it should be and was read anew. Expected: never."""
+        """How often a replica had wrong rows and was read again. Expected: never."""
         return self._session.diverged
 
     async def __aenter__(self) -> Connection:
         if self._task is not None:
-            raise ConfigError("a connection is entered once", hint="Call connect() again.")
+            raise ConfigError("a connection can be entered only once", hint="Call connect() again.")
         self._task = asyncio.create_task(self._run(), name="headwater client")
         try:
-            await self._begun.wait()
+            await self._started.wait()
         except BaseException:
             await self.__aexit__()
             raise
@@ -291,12 +296,12 @@ class Connection:
         wanted = str(position_of(position, "position"))
         due = list(self._subscriptions)
         while True:
-            due = await self._begun_all(due)
-            asked = self._session.asked
+            due = await self._all_started(due)
+            subscribe_count = self._session.subscribe_count
             await self._calls.ask(Wait("", wanted))
             self._session.saw(wanted)
-            # One that was asked for again meanwhile may have begun behind the gateway's back.
-            if asked == self._session.asked and not any(map(self._is_due, due)):
+            # One that was requested again meanwhile may have begun after the gateway answered.
+            if subscribe_count == self._session.subscribe_count and not any(map(self._is_due, due)):
                 return
 
     def subscribe(
@@ -328,7 +333,7 @@ class Connection:
         self._check_open()
         self._subscriptions[subscription.state] = subscription
         self._session.add(subscription.state)
-        self._ask(subscription.state)
+        self._request(subscription.state)
 
     def end(self, subscription: Subscription) -> None:
         state = subscription.state
@@ -338,22 +343,22 @@ class Connection:
             timer.cancel()
         if message := self._session.remove(state):
             self._send(message)
-        self._heard.set()
+        self._progress.set()
 
     async def reanchor(self, live: Live, after: list[Any] | None) -> None:
-        async with self._asking:
-            self._asked, self._refusal = live, None
+        async with self._reanchor_lock:
+            self._reanchoring, self._refusal = live, None
             self._slides += 1
             try:
                 self._send(live.state.move(after, f"s{self._slides}"))
                 while live.state.is_moving and await live.waiting():
                     pass
             finally:
-                self._asked = None
+                self._reanchoring = None
             if self._refusal is not None:
                 raise self._refusal
 
-    def _ask(self, state: State) -> None:
+    def _request(self, state: State) -> None:
         """Subscribe, now if there is a connection; else that happens when there is one."""
         self._again.pop(state, None)
         if self._outbox is not None:
@@ -365,12 +370,14 @@ class Connection:
         if self._holding is not None:
             self._holding.wake()
 
-    async def speak(self, message: Publish | SetState, attempts: Attempts | None = None) -> None:
+    async def send_to_channel(
+        self, message: Publish | SetState, attempts: Attempts | None = None
+    ) -> None:
         await self._calls.ask(message, attempts)
 
     def resume(self, feed: Feed) -> None:
-        if not self._session.is_asked(feed.state):
-            self._ask(feed.state)
+        if not self._session.is_requested(feed.state):
+            self._request(feed.state)
 
     # -------------------------------------------------------------------- for calls
 
@@ -385,25 +392,25 @@ class Connection:
         if self._written is None or not self._written.covers(position):
             self._written = position
 
-    async def _begun_all(self, states: list[State]) -> list[State]:
-        """Wait for those that have yet to begin, or to go on after a reconnect or a refusal; those
-        that have not ended."""
+    async def _all_started(self, states: list[State]) -> list[State]:
+        """Wait until these have begun, or were resumed after a reconnect or a refusal. Returns
+        those that have not ended."""
         while True:
             states = [state for state in states if state in self._subscriptions]
             if not any(map(self._is_due, states)):
                 return states
-            self._heard.clear()
-            await self._heard.wait()
+            self._progress.clear()
+            await self._progress.wait()
             self._check_open()
 
     def _is_due(self, state: State) -> bool:
-        """Whether it is yet to begin, to go on, or to be asked for again."""
+        """Whether it has not begun, was not resumed yet, or will be requested again."""
         return state in self._again or self._session.is_due(state)
 
     def _over(self, error: Exception) -> None:
-        """Nothing will be answered any more."""
+        """There will be no more answers."""
         self._calls.over(error)
-        self._heard.set()
+        self._progress.set()
 
     # -------------------------------------------------------------------- keeping connected
 
@@ -416,7 +423,7 @@ class Connection:
                 subscription.fail(error)
             self._over(error)
         finally:
-            self._begun.set()
+            self._started.set()
 
     async def _stay_connected(self) -> None:
         loop = asyncio.get_running_loop()
@@ -426,19 +433,20 @@ class Connection:
             error = await self._one_connection(url, backoff)
             # A connection that lasted is no reason to wait before another gateway is tried.
             lasted = loop.time() - began > CLIENT_BACKOFF_SECONDS[0]
-            self._asked_again = self._asked_again and not lasted
+            self._token_requested = self._token_requested and not lasted
             turn, tried = turn + 1, 1 if lasted else tried + 1
             if tried < len(self._urls):
                 continue
-            tried, asked = 0, error.retry_after or 0.0
-            pause = backoff.failed(random.random(), at_least=asked)
+            tried, subscribe_count = 0, error.retry_after or 0.0
+            pause = backoff.failed(random.random(), at_least=subscribe_count)
             if pause is None:
                 raise _given_up(backoff.failures, error) from error
             logger.warning("%s; trying again in %.1f s", error, pause)
             await asyncio.sleep(pause)
 
     async def _one_connection(self, url: str, backoff: Backoff) -> HeadwaterError:
-        """Connect and go on until the connection is lost; why. Raises if that is for good."""
+        """Connect and run until the connection is lost; returns why. Raises an error that is
+        final."""
         greeted = False
         try:
             async with self._linked(url) as (link, hello):
@@ -469,7 +477,7 @@ class Connection:
             await link.close()
 
     def _connected(self, hello: Hello) -> None:
-        if self._begun.is_set():
+        if self._started.is_set():
             self.reconnects += 1
         self._outbox, self.session = asyncio.Queue(), hello.session
         self._expires_at = hello.expires_at
@@ -479,29 +487,29 @@ class Connection:
         for event in self._session.connected():
             self._act(event)
         self._calls.connected()
-        self._begun.set()
+        self._started.set()
 
     # -------------------------------------------------------------------- while connected
 
     async def _reading(self, link: Link, keepalive: float, backoff: Backoff) -> None:
-        said: HeadwaterError | None = None
+        last_error: HeadwaterError | None = None
         while True:
             try:
                 async with asyncio.timeout(2 * keepalive):
                     message = await link.receive()
             except TimeoutError:
                 raise ConnectionFailed(
-                    f"nothing was heard from the gateway for {2 * keepalive:g} s"
+                    f"nothing was received from the gateway for {2 * keepalive:g} s"
                 ) from None
             except HeadwaterError as error:
-                # What the gateway said last tells more than that it hung up.
-                raise said or error from error
+                # The last error that the gateway sent explains more than the closed connection.
+                raise last_error or error from error
             backoff.succeeded()
-            said = None
+            last_error = None
             if isinstance(message, Error) and message.id is None:
                 found = error_of(message)
-                # Any other is about something that nobody named, and not about the connection.
-                said = found if found.retryable or _is_denial(found) else None
+                # Any other error is about one message without an id, and not about the connection.
+                last_error = found if found.retryable or _is_denial(found) else None
             await self._take(message)
 
     async def _writing(self, link: Link) -> None:
@@ -518,8 +526,8 @@ class Connection:
                 self._expires_at = expires_at
                 self._renewed.set()
             case Error(id=None):
-                # Nobody waits for it, or it is why the connection ends: `_reading` knows.
-                logger.warning("the gateway says: %s", error_of(message))
+                # No call waits for it, or it is why the connection ends: `_reading` raises it then.
+                logger.warning("the gateway sent an error: %s", error_of(message))
             case Answer() | Error() if message.id == f"s{self._slides}":
                 self._slid(message)
             case Answer() | Error() if self._calls.received(message):
@@ -529,13 +537,13 @@ class Connection:
                 raise error_of(message)  # another gateway may be further
             case _:
                 for event in self._session.receive(message):
-                    if isinstance(event, Received):
+                    if isinstance(event, TransactionsReceived):
                         await self._deliver(event)
                     else:
                         self._act(event)
-                self._heard.set()
+                self._progress.set()
 
-    async def _deliver(self, event: Received) -> None:
+    async def _deliver(self, event: TransactionsReceived) -> None:
         feed = self._subscriptions.get(event.state)
         if not isinstance(feed, Feed):
             return
@@ -554,7 +562,7 @@ class Connection:
     def _is_awaited(self) -> bool:
         """Whether the program may be waiting for something that is yet to be read."""
         due = map(self._session.is_due, self._subscriptions)
-        return self._calls.under_way or self._asked is not None or any(due)
+        return self._calls.under_way or self._reanchoring is not None or any(due)
 
     def _act(self, event: Event) -> None:
         match event:
@@ -563,10 +571,10 @@ class Connection:
             case Ready(state):
                 if isinstance(begun := self._subscriptions.get(state), Feed | Topic):
                     begun.ready(self._new_backoff())
-            case Said(state, message):
+            case MessageReceived(state, message):
                 if isinstance(channel := self._subscriptions.get(state), Channel):
                     channel.received(message)
-            case Gathered(state):
+            case PresenceChanged(state):
                 if isinstance(channel := self._subscriptions.get(state), Channel):
                     channel.gathered()
                     channel.ready(self._new_backoff())
@@ -574,17 +582,17 @@ class Connection:
                 self._changed(state, batch)
             case Replaced(state):
                 self._changed(state)
-            case Told(state, ops):
+            case TopicUpdated(state, ops):
                 if isinstance(topic := self._subscriptions.get(state), Topic):
                     topic.received(ops)
             case Stale(state, error):
                 logger.warning("%s may be out of date: %s", state.name, error)
-            case Doubted(state, error):
-                logger.warning("%s diverged and is read anew: %s", state.name, error)
-            case Failed(state, error):
+            case RowsDiverged(state, error):
+                logger.warning("%s diverged and is read again: %s", state.name, error)
+            case SubscriptionFailed(state, error):
                 self._failed(state, error)
 
-    def _changed(self, state: State, batch: Batch | None = None) -> None:
+    def _changed(self, state: State, batch: RowsBatch | None = None) -> None:
         subscription = self._subscriptions.get(state)
         if isinstance(subscription, Live) and batch is not None:
             subscription.received(batch)
@@ -597,41 +605,41 @@ class Connection:
         subscription = self._subscriptions.get(state)
         if subscription is None:
             return
-        asked = error.retry_after or 0.0
-        pause = subscription.backoff.failed(random.random(), asked) if error.retryable else None
+        at_least = error.retry_after or 0.0
+        pause = subscription.backoff.failed(random.random(), at_least) if error.retryable else None
         if pause is None:
             self.end(subscription)
             subscription.fail(error)
         else:
             loop = asyncio.get_running_loop()
-            self._again[state] = loop.call_later(pause, self._ask, state)
+            self._again[state] = loop.call_later(pause, self._request, state)
 
     def _slid(self, message: Answer | Error) -> None:
-        """The window that is being slid is there, or stays where it was."""
-        if self._asked is None:
+        """The window was slid, or the gateway refused to slide it."""
+        if self._reanchoring is None:
             return
         if isinstance(message, Error):
             self._refusal = error_of(message)
-            self._asked.state.stay()
+            self._reanchoring.state.stay()
         else:
-            self._asked.state.moved()
-        self._asked.wake()
+            self._reanchoring.state.moved()
+        self._reanchoring.wake()
 
     # -------------------------------------------------------------------- tokens
 
     def _is_final(self, error: HeadwaterError, *, greeted: bool) -> bool:
-        """Whether to connect again would be of no use. A token that is a text is refused again; a
-        function is asked for another one, once. Without either it may be a cookie."""
+        """Whether connecting again is useless. A token that is a text is refused again; a function
+        is called for another token, once. Without a token, a cookie may have been refused."""
         if error.retryable:
             return False
         if not _is_about_token(error) or self._token is None:
-            # A right may have been taken: the next greeting will tell.
+            # The user may have lost access: the answer to the next connect shows it.
             return not (greeted and _is_denial(error))
         if isinstance(self._token, str):
             error.hint = error.hint or "Give a function that brings a token: token=…"
             return True
-        asked_again, self._asked_again = self._asked_again, True
-        return asked_again
+        requested, self._token_requested = self._token_requested, True
+        return requested
 
     async def _current_token(self) -> str | None:
         if self._token is None or isinstance(self._token, str):
@@ -642,7 +650,7 @@ class Connection:
         except HeadwaterError:
             raise
         except Exception as error:
-            raise ConnectionFailed(f"a token could not be had: {error}") from error
+            raise ConnectionFailed(f"the token function failed: {error}") from error
 
     async def _refreshing(self) -> None:
         """Renew the token on the open connection, before it ends. A token that is a text cannot
@@ -653,7 +661,7 @@ class Connection:
                 await self._renewed.wait()
                 self._renewed.clear()
             left = (self._expires_at - datetime.now(UTC)).total_seconds()
-            await asyncio.sleep(max(left - min(CLIENT_REFRESH_SECONDS, left / 2), 1.0))
+            await asyncio.sleep(max(left - min(_CLIENT_REFRESH_SECONDS, left / 2), 1.0))
             self._expires_at = None
             try:
                 self._send(Authenticate(await self._current_token() or ""))
@@ -677,7 +685,7 @@ async def _greeting(link: Link, url: str) -> Hello:
             while not isinstance(message, Hello | Error):
                 message = await link.receive()
     except TimeoutError:
-        raise ConnectionFailed(f"the gateway {url} does not greet") from None
+        raise ConnectionFailed(f"the gateway {url} did not send hello") from None
     if isinstance(message, Error):
         raise error_of(message)
     return message

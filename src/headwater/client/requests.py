@@ -1,11 +1,11 @@
-"""What a client asks once: queries, mutations, waits and what it says on channels, from the
-question to its answer.
+"""The calls of a client: queries, mutations, waits and messages to channels, from the request to
+its answer.
 
 Pure. A connection may be lost between the two. To ask for a query or a wait again is safe, and so
 they are asked again on the next connection. So is a mutation with an idempotency key: it runs once,
 however often it is sent, for as long as the gateway stores its key. If there is no next connection
 in that time, it is unknown whether a mutation that was sent has happened, and that is its outcome.
-What is said on a channel names a subscription of its connection, so the channel repeats it itself.
+A message to a channel names a subscription of its connection, so the channel repeats it itself.
 Ids begin with a letter, so that they are never those of subscriptions.
 """
 
@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from headwater.client.refusals import LOOK_FIRST, error_of
+from headwater.client.errors import CHECK_FIRST, error_of
 from headwater.errors import (
     ConnectionFailed,
     FunctionFailed,
@@ -95,13 +95,13 @@ class Requests:
         return call
 
     def forget(self, id: str) -> None:
-        """Nobody wants the answer. What was not sent yet will not be."""
+        """The caller no longer waits for the answer. A call that was not sent yet is dropped."""
         self._calls.pop(id, None)
         self._sent.pop(id, None)
         self._attempts.pop(id, None)
 
     def sending(self, message: ClientMessage) -> bool:
-        """The message is about to be sent; False if it should not be any more."""
+        """The message is about to be sent; False if it must not be sent any more."""
         if not isinstance(message, Call):
             return True
         id = id_of(message)
@@ -153,13 +153,13 @@ class Requests:
         return error
 
     def lost(self) -> list[Settled]:
-        """The connection is gone: the calls that cannot be asked again."""
+        """The connection is lost: the calls that cannot be repeated."""
         for id, sent in self._sent.items():
             self._attempts[id].in_doubt |= sent > 0
         return self._end({id: self._loss(id) for id in self._calls})
 
     def _loss(self, id: str) -> HeadwaterError | None:
-        """What a lost connection means for a call; None if it is asked again on the next one."""
+        """The error of a call after a lost connection; None if the call is repeated on the next."""
         call, sent = self._calls[id], self._sent[id]
         if isinstance(call, Publish | SetState):
             return outcome_unknown(_name(call))
@@ -196,17 +196,17 @@ def _was_run(error: HeadwaterError) -> bool:
 
 
 def _name(call: Call) -> str:
-    return f"mutation {call.name!r}" if isinstance(call, Mutate) else "what was said on a channel"
+    return f"mutation {call.name!r}" if isinstance(call, Mutate) else "the message on a channel"
 
 
 def outcome_unknown(what: str, refusal: HeadwaterError | None = None) -> ConnectionFailed:
     """The outcome of what was sent and not answered. It may be repeated where the `refusal` of its
     last repetition allows that."""
     if refusal is None:
-        said = f"the connection was lost before {what} was answered"
+        text = f"the connection was lost before {what} was answered"
     else:
-        said = f"it is not known whether {what} has happened; a repetition was refused: {refusal}"
-    error = ConnectionFailed(said, hint=LOOK_FIRST, code="outcome_unknown")
+        text = f"it is not known whether {what} was done; a repetition was refused: {refusal}"
+    error = ConnectionFailed(text, hint=CHECK_FIRST, code="outcome_unknown")
     error.retryable = refusal is not None and refusal.retryable
     error.retry_after = None if refusal is None else refusal.retry_after
     return error
@@ -216,5 +216,5 @@ def _too_often(call: Ask | Wait) -> ConnectionFailed:
     what = "wait_for" if isinstance(call, Wait) else f"query {call.name!r}"
     return ConnectionFailed(
         f"the connection was lost {CLIENT_CALL_ATTEMPTS_MAX} times before {what} was answered",
-        hint="If the connection is lost each time it is asked, the gateway's log says why.",
+        hint="If the connection is lost on every attempt, the gateway's log has the reason.",
     )

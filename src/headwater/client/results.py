@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from headwater.client.query_state import QueryState
-from headwater.client.rows_state import QueryRowsState
+from headwater.client.state.query import QueryState
+from headwater.client.state.rows import QueryRowsState
 from headwater.client.subscriptions import Latest, Owner
 from headwater.errors import HeadwaterError
 from headwater.protocol import QueryCall

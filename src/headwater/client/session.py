@@ -1,10 +1,10 @@
-"""Every subscription of a client: messages of a gateway in, what they mean out.
+"""Every subscription of a client: messages of a gateway in, events out.
 
-Pure. What a subscription is about is in its state (`rows_state`, `query_state`, `feed_state`); this
-knows which of them a message is for, and what to ask for after a lost connection. The frames of a
-view are for every subscription on that view. A result that turns out not to be what it should be is
-answered by subscribing anew, and counted. Each time a subscription is asked for it has another id
-on the wire, so that late messages about the old one fall on nobody.
+Pure. The state of each subscription is in `state.rows`, `state.query`, `state.feed` and so on; this
+knows which of them a message is for, and what to request after a lost connection. The frames of a
+view are for every subscription on that view. After a wrong result the client counts it and
+subscribes again. Each request for a subscription has a new id on the wire, so that late messages
+with the old id are ignored.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import TypeAlias
 
 import msgspec
 
-from headwater.client.channel_state import ChannelMessage, ChannelState
-from headwater.client.feed_state import FeedState, FeedTransaction
-from headwater.client.positions import is_older, joined
-from headwater.client.query_state import QueryState
-from headwater.client.refusals import error_of
-from headwater.client.rows_state import Batch, LiveState, QueryRowsState, RowsState
-from headwater.client.topic_state import Ops, TopicState
+from headwater.client.errors import error_of
+from headwater.client.state.channel import ChannelMessage, ChannelState
+from headwater.client.state.feed import FeedState, FeedTransaction
+from headwater.client.state.positions import is_older, joined
+from headwater.client.state.query import QueryState
+from headwater.client.state.rows import LiveState, QueryRowsState, RowsBatch, RowsState
+from headwater.client.state.topic import Ops, TopicState
 from headwater.errors import Behind, Diverged, HeadwaterError, ResyncRequired
 from headwater.protocol import (
     Changes,
@@ -46,20 +46,20 @@ State: TypeAlias = LiveState | QueryState | QueryRowsState | FeedState | TopicSt
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The subscription has begun, or goes on after a lost connection."""
+    """The subscription has begun, or was resumed after a lost connection."""
 
     state: State
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """The rows of a live query, or of a reactive one, are others now."""
+    """The rows of a live query, or of a reactive one, have changed."""
 
     state: LiveState | QueryRowsState
-    batch: Batch
+    batch: RowsBatch
 
 
 class Replaced(msgspec.Struct, frozen=True):
-    """The result of a reactive query is another now."""
+    """The result of a reactive query has changed."""
 
     state: QueryState
 
@@ -71,64 +71,74 @@ class Stale(msgspec.Struct, frozen=True):
     error: HeadwaterError
 
 
-class Received(msgspec.Struct, frozen=True):
+class TransactionsReceived(msgspec.Struct, frozen=True):
     """A feed brought transactions."""
 
     state: FeedState
     transactions: list[FeedTransaction]
 
 
-class Told(msgspec.Struct, frozen=True):
-    """A topic brought something."""
+class TopicUpdated(msgspec.Struct, frozen=True):
+    """A topic sent something."""
 
     state: TopicState
     ops: Ops
 
 
-class Said(msgspec.Struct, frozen=True):
+class MessageReceived(msgspec.Struct, frozen=True):
     """Something was published on a channel."""
 
     state: ChannelState
     message: ChannelMessage
 
 
-class Gathered(msgspec.Struct, frozen=True):
-    """Others are on a channel now."""
+class PresenceChanged(msgspec.Struct, frozen=True):
+    """The members of a channel have changed."""
 
     state: ChannelState
 
 
-class Failed(msgspec.Struct, frozen=True):
+class SubscriptionFailed(msgspec.Struct, frozen=True):
     """The subscription is over on the server. If the error is retryable, ask again later."""
 
     state: State
     error: HeadwaterError
 
 
-class Doubted(msgspec.Struct, frozen=True):
-    """The rows turned out not to be what they should be; they are being read anew."""
+class RowsDiverged(msgspec.Struct, frozen=True):
+    """The rows were wrong; they are being read again."""
 
     state: LiveState | QueryRowsState
     error: Diverged
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Tell the gateway this."""
+    """Send this message to the gateway."""
 
     message: ClientMessage
 
 
 Event: TypeAlias = (
-    Ready | Changed | Replaced | Stale | Received | Told | Said | Gathered | Doubted | Failed | Send
+    Ready
+    | Changed
+    | Replaced
+    | Stale
+    | TransactionsReceived
+    | TopicUpdated
+    | MessageReceived
+    | PresenceChanged
+    | RowsDiverged
+    | SubscriptionFailed
+    | Send
 )
 
 
-class Session:
+class ClientSession:
     """Every subscription of one client, over all its connections."""
 
     def __init__(self) -> None:
         self.diverged = 0
-        """How often a replica turned out not to be what it should be. Expected: never."""
+        """How often a replica had wrong rows. Expected: never."""
         self._states: dict[State, None] = {}
         self._by_wire_id: dict[str, State] = {}
         self._number = 0
@@ -138,7 +148,7 @@ class Session:
         return iter(list(self._states))
 
     @property
-    def asked(self) -> int:
+    def subscribe_count(self) -> int:
         """How often a subscription was asked for so far."""
         return self._number
 
@@ -163,7 +173,7 @@ class Session:
         self._states[state] = None
 
     def subscribe(self, state: State, *, resume: bool = True) -> Subscribe:
-        """What to send to have it begin, or go on, under a new id."""
+        """The message that begins or resumes it, under a new id."""
         return self._subscribe(state, self.seen, resume=resume)
 
     def _subscribe(self, state: State, seen: str | None, *, resume: bool) -> Subscribe:
@@ -178,7 +188,7 @@ class Session:
         else:
             message = state.subscribe(wire_id, resume=resume)
         since = message.since if message.changes is None else message.changes.since
-        # What it goes on from is implied.
+        # The position that it resumes from is implied.
         return message if seen == since else msgspec.structs.replace(message, after=seen)
 
     def remove(self, state: State) -> Unsubscribe | None:
@@ -193,13 +203,13 @@ class Session:
         known = self._by_wire_id.pop(state.wire_id, None)
         return Unsubscribe(state.wire_id) if known is not None else None
 
-    def is_asked(self, state: State) -> bool:
+    def is_requested(self, state: State) -> bool:
         """Whether it was asked for on this connection."""
         return state.wire_id in self._by_wire_id
 
     def is_due(self, state: State) -> bool:
-        """Whether it was asked for and is yet to begin, or to go on."""
-        return self.is_asked(state) and state.is_due
+        """Whether it was requested and has not begun, or was not resumed yet."""
+        return self.is_requested(state) and state.is_due
 
     def connected(self) -> list[Event]:
         """What follows from a new connection: everything is asked for from where it is."""
@@ -207,8 +217,8 @@ class Session:
         resumed, events = set[int](), list[Event]()
         seen = self.seen  # once: it takes a look at every subscription
         for state in self:
-            # Frames of a view are for all who are on it: were two to resume, each of them would
-            # get what the other missed a second time.
+            # Frames of a view are for all its subscriptions: if two resumed, each of them would
+            # also get what the other missed.
             first = state.view is None or state.view not in resumed
             resumed |= {state.view} if state.view is not None else set()
             events.append(Send(self._subscribe(state, seen, resume=first)))
@@ -226,21 +236,27 @@ class Session:
                     e for state in self._on(message.view) for e in self._replace(state, message)
                 ]
             case FailedMessage():
-                return [e for state in self._on(message.view) for e in _doubt(state, message)]
+                return [e for state in self._on(message.view) for e in _mark_stale(state, message)]
             case Changes():
                 return [e for state in self._on(message.view) for e in _deliver(state, message)]
             case Topic() | Poke():
-                return [e for state in self._on(message.view) for e in _tell(state, message)]
+                return [
+                    e for state in self._on(message.view) for e in _update_topic(state, message)
+                ]
             case Message():
-                return [e for state in self._on(message.view) for e in _say(state, message)]
+                return [
+                    e for state in self._on(message.view) for e in _receive_message(state, message)
+                ]
             case Presence():
-                return [e for state in self._on(message.view) for e in _gather(state, message)]
+                return [
+                    e for state in self._on(message.view) for e in _update_presence(state, message)
+                ]
             case Gap():
                 return [e for state in self._on(message.view) for e in self._gap(state, message)]
             case Error(id=str(wire_id)) if wire_id in self._by_wire_id:
                 state = self._by_wire_id.pop(wire_id)
                 state.view = None
-                return [Failed(state, error_of(message))]
+                return [SubscriptionFailed(state, error_of(message))]
         return []
 
     def _on(self, view: int) -> list[State]:
@@ -254,7 +270,7 @@ class Session:
             self._forget_positions()
         if isinstance(state, TopicState):
             ops = state.subscribed(message)
-            return [Ready(state)] if ops is None else [Ready(state), Told(state, ops)]
+            return [Ready(state)] if ops is None else [Ready(state), TopicUpdated(state, ops)]
         state.subscribed(message)
         if isinstance(state, FeedState) and state.is_due:
             return []
@@ -272,11 +288,11 @@ class Session:
         except Diverged as error:
             self.diverged += 1
             if state.diverged():
-                yield Doubted(state, error)
+                yield RowsDiverged(state, error)
                 yield from self._again(state)
             else:
                 error.retryable = False
-                yield Failed(state, error)
+                yield SubscriptionFailed(state, error)
 
     def _replace(self, state: State, message: Result) -> Iterator[Event]:
         if not isinstance(state, QueryState):
@@ -287,24 +303,24 @@ class Session:
             yield Replaced(state)
 
     def _refuse(self, state: RowsState | QueryState) -> Iterator[Event]:
-        """What came is older than what the program has seen. No gateway sends that to who names
-        what it has seen; if one does, ask again later."""
+        """The result is older than what the program has seen. A gateway should never send that to a
+        client that names what it has seen; if one does, request it again later."""
         assert isinstance(state, LiveState | QueryRowsState | QueryState)
         if message := self.pause(state):
             yield Send(message)
         state.view = None
-        said = f"{state.name}: the gateway sent an older state than it had shown before"
-        yield Failed(state, Behind(said, hint="It is asked for again."))
+        text = f"{state.name}: the gateway sent an older state than it had sent before"
+        yield SubscriptionFailed(state, Behind(text, hint="It is requested again."))
 
     def _gap(self, state: State, message: Gap) -> Iterator[Event]:
         if isinstance(state, TopicState):
-            yield from _tell(state, message)
+            yield from _update_topic(state, message)
         if not isinstance(state, FeedState):
             return
         try:
             state.gap(message)
         except ResyncRequired as error:
-            yield Failed(state, error)
+            yield SubscriptionFailed(state, error)
         else:
             yield from self._again(state)
 
@@ -323,10 +339,10 @@ def _shown(state: State) -> str | None:
     return None
 
 
-def _doubt(state: State, message: FailedMessage) -> Iterator[Event]:
+def _mark_stale(state: State, message: FailedMessage) -> Iterator[Event]:
     if isinstance(state, QueryState | QueryRowsState):
-        said = Error(message.code, message.message, message.hint, message.retryable, state.wire_id)
-        state.error = error_of(said)
+        error = Error(message.code, message.message, message.hint, message.retryable, state.wire_id)
+        state.error = error_of(error)
         yield Stale(state, state.error)
 
 
@@ -338,20 +354,20 @@ def _deliver(state: State, message: Changes) -> Iterator[Event]:
     if was_due:
         yield Ready(state)
     if transactions:
-        yield Received(state, transactions)
+        yield TransactionsReceived(state, transactions)
 
 
-def _tell(state: State, message: Topic | Poke | Gap) -> Iterator[Event]:
+def _update_topic(state: State, message: Topic | Poke | Gap) -> Iterator[Event]:
     if isinstance(state, TopicState) and (ops := state.receive(message)) is not None:
-        yield Told(state, ops)
+        yield TopicUpdated(state, ops)
 
 
-def _say(state: State, message: Message) -> Iterator[Event]:
-    if isinstance(state, ChannelState) and (said := state.receive(message)):
-        yield Said(state, said)
+def _receive_message(state: State, message: Message) -> Iterator[Event]:
+    if isinstance(state, ChannelState) and (received := state.receive(message)):
+        yield MessageReceived(state, received)
 
 
-def _gather(state: State, message: Presence) -> Iterator[Event]:
+def _update_presence(state: State, message: Presence) -> Iterator[Event]:
     if isinstance(state, ChannelState):
         state.gather(message)
-        yield Gathered(state)
+        yield PresenceChanged(state)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import msgspec
 
-from headwater.client.refusals import too_large
+from headwater.client.errors import too_large
 from headwater.limits import CLIENT_MESSAGE_BYTES_MAX
 
 
-class Event(msgspec.Struct, frozen=True):
+class SseEvent(msgspec.Struct, frozen=True):
     """One event. `id` is the last that the stream named, in this event or before it."""
 
     event: str
@@ -25,7 +25,7 @@ class SseParser:
     """The state of one stream.
 
     >>> SseParser().feed(b"event: hello\\nid: 7\\ndata: {}\\n\\ndata: not yet")
-    [Event(event='hello', data=b'{}', id='7')]
+    [SseEvent(event='hello', data=b'{}', id='7')]
     """
 
     def __init__(self, bytes_max: int = CLIENT_MESSAGE_BYTES_MAX) -> None:
@@ -40,7 +40,7 @@ class SseParser:
         self._at_start = True
         self._after_return = False
 
-    def feed(self, chunk: bytes) -> list[Event]:
+    def feed(self, chunk: bytes) -> list[SseEvent]:
         """The events that these bytes complete. Raises LimitExceeded for one that is too large."""
         if self._after_return and chunk.startswith(b"\n"):
             chunk = chunk[1:]  # the second half of a CRLF
@@ -69,7 +69,7 @@ class SseParser:
         if self._size > self._bytes_max:
             raise too_large(self._bytes_max)
 
-    def _take(self, line: bytes) -> Event | None:
+    def _take(self, line: bytes) -> SseEvent | None:
         if self._at_start:
             self._at_start = False
             line = line.removeprefix(b"\xef\xbb\xbf")
@@ -89,7 +89,7 @@ class SseParser:
                 self.retry = int(value)
         return None
 
-    def _dispatch(self) -> Event | None:
+    def _dispatch(self) -> SseEvent | None:
         name, data = self._event or "message", self._data
         self._event, self._data, self._size = "", [], 0
-        return Event(name, b"\n".join(data), self.id) if data else None
+        return SseEvent(name, b"\n".join(data), self.id) if data else None

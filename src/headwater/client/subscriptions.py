@@ -1,11 +1,11 @@
 """What a program holds of a subscription: `Live` for a live query, `Feed` for a change feed, and
 what these have in common with `results.Results`.
 
-They bridge two speeds, and neither may fill the memory: rows are latest-wins; a reader of deltas
-that falls behind gets one reset with the present rows instead; a reader of a feed that falls behind
-holds up the connection, and through it the gateway, unless something else is waited for: then the
-feed is left, and gone on with later from where it is. A subscription begins when it is entered or
-iterated and ends with the last who does so.
+A slow reader must not fill the memory. Rows are latest-wins. A reader of deltas that falls behind
+gets one reset with the present rows. A reader of a feed that falls behind holds up the connection,
+and through it the gateway, unless the program waits for something else: then the feed is paused,
+and resumed later from its position. A subscription begins when it is first entered or iterated, and
+ends with its last reader.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from headwater import limits
 from headwater.client.backoff import Backoff
-from headwater.client.feed_state import FeedState, FeedTransaction
 from headwater.client.requests import Attempts
-from headwater.client.rows_state import Batch, LiveState
 from headwater.client.session import State
+from headwater.client.state.feed import FeedState, FeedTransaction
+from headwater.client.state.rows import LiveState, RowsBatch
 from headwater.errors import ConfigError
 from headwater.model import Cursor, Key, Row
 from headwater.protocol import ChangesQuery, Publish, SetState
@@ -36,16 +36,18 @@ class Owner(Protocol):
         """Ask for it, and keep asking after every reconnect. Raises if the connection is over."""
 
     def end(self, subscription: Subscription) -> None:
-        """Nobody wants it any more."""
+        """It has no readers any more."""
 
     async def reanchor(self, live: Live, after: list[Any] | None) -> None:
         """Slide its window, one of those at a time, and wait until that is answered."""
 
     def resume(self, feed: Feed) -> None:
-        """A feed that was left has room again."""
+        """A paused feed has room again."""
 
-    async def speak(self, message: Publish | SetState, attempts: Attempts | None = None) -> None:
-        """Say something on a channel, and wait until it is answered. `attempts` are those before
+    async def send_to_channel(
+        self, message: Publish | SetState, attempts: Attempts | None = None
+    ) -> None:
+        """Send a message to a channel, and wait for the answer. `attempts` are the earlier ones
         with the same key."""
 
 
@@ -83,12 +85,12 @@ class Subscription:
 
     def _begin(self) -> None:
         self._error, self._over, self._is_ready = None, False, False
-        # A refusal of something new is soon told; what has once begun is worth more patience.
+        # A new subscription that is refused fails soon; one that had begun is retried for longer.
         self.backoff = Backoff(failures_max=limits.CLIENT_SUBSCRIBE_ATTEMPTS_MAX)
         self._owner.begin(self)
 
     async def waiting(self) -> bool:
-        """Wait for anything to happen. False if nothing will; raises if it has failed."""
+        """Wait for the next event. False if there will be none; raises if it has failed."""
         if self._error is not None:
             raise self._error
         if self._over:
@@ -101,23 +103,23 @@ class Subscription:
         pulse.set()
 
     def ready(self, backoff: Backoff) -> None:
-        """It has begun, or goes on; from here on failures are counted by this."""
+        """It has begun, or was resumed. From now on `backoff` counts its failures."""
         self.backoff, self._is_ready = backoff, True
         self.wake()
 
     def fail(self, error: Exception) -> None:
-        """It is over; whoever reads it is told why."""
+        """It has failed; its readers get the error."""
         self._error = error
         self.finish()
 
     def finish(self) -> None:
-        """It is over, as was wanted."""
+        """It has ended, as requested."""
         self._over = True
         self.wake()
 
 
 class Latest(Subscription, Generic[_Value]):
-    """What is present counts, not how it came about: who reads slowly skips to the latest."""
+    """A subscription with a present value. A slow reader skips to the latest one."""
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner)
@@ -207,7 +209,7 @@ class Live(Latest[list[Row]]):
     def _present(self) -> list[Row]:
         return self.rows
 
-    async def deltas(self) -> AsyncGenerator[Batch, None]:
+    async def deltas(self) -> AsyncGenerator[RowsBatch, None]:
         """First a reset with the present rows, then every batch. A reader that falls behind by
         more than `limits.CLIENT_BATCHES_MAX` gets a reset with the rows of that moment."""
         async with self:
@@ -226,12 +228,12 @@ class Live(Latest[list[Row]]):
         """Slide the window: it begins behind this cursor. Returns once the rows are there."""
         if self._over:
             raise ConfigError(
-                "a window is slid while it is followed",
+                "the live query is not open",
                 hint="Use `async with hw.live(…) as rows: await rows.reanchor(cursor)`.",
             )
         await self._owner.reanchor(self, None if after is None else list(after))
 
-    def received(self, batch: Batch) -> None:
+    def received(self, batch: RowsBatch) -> None:
         for reader in self._readers:
             reader.add(batch)
         self.changed()
@@ -241,13 +243,13 @@ class _Batches:
     """What waits for one reader of deltas; at first, and once it is too much, all of the rows."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Batch] = deque()
+        self._waiting: deque[RowsBatch] = deque()
         self._behind = True
 
     def __bool__(self) -> bool:
         return self._behind or bool(self._waiting)
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: RowsBatch) -> None:
         if self._behind:
             return
         self._waiting.append(batch)
@@ -255,11 +257,11 @@ class _Batches:
             self._waiting.clear()
             self._behind = True
 
-    def take(self, state: LiveState) -> Batch:
+    def take(self, state: LiveState) -> RowsBatch:
         if not self._behind:
             return self._waiting.popleft()
         self._behind = False
-        return Batch(state.present(), state.position or "")
+        return RowsBatch(state.present(), state.position or "")
 
 
 class Feed(Subscription):
@@ -272,7 +274,7 @@ class Feed(Subscription):
         self._query = query
         self._waiting: deque[FeedTransaction] = deque()
         self.left = False
-        """Whether no more was wanted, until what waits has been read."""
+        """Whether it is paused until the waiting transactions have been read."""
         self.state = FeedState(query)
 
     def _begin(self) -> None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
 
+from headwater.client.state.topic import Ops, TopicState, Waiting
 from headwater.client.subscriptions import Owner, Subscription
-from headwater.client.topic_state import Ops, TopicState, Waiting
 from headwater.model import Row
 
 
@@ -37,23 +37,23 @@ class Topic(Subscription):
 
     @property
     def position(self) -> str | None:
-        """What has been told is complete up to here; None while that is not known."""
+        """What was received is complete up to here; None while that is not known."""
         return self.state.position
 
     def rows(self, entity: str) -> list[Row]:
-        """The rows of a table that the topic has told of and that are still there, and those it was
-        filled with, in the order in which they were first heard of."""
+        """The rows of a table that the topic sent and that still exist, and those it was filled
+        with, in the order in which they were first received."""
         return self.state.rows.of(entity)
 
     def fill(self, entity: str, rows: Iterable[Row], key: str | Sequence[str] = "id") -> None:
-        """Say which rows there are: what was there before, or after a `pull`. Read them once the
-        topic is followed. Of those that the topic has told of since, what it said counts. `key` is
-        the primary key."""
+        """Pass the rows that exist: at the start, or after a `pull`. Read them once the topic is
+        followed. If the topic has sent a row since then, the topic's version is used. `key` is the
+        primary key."""
         self.state.rows.fill(entity, rows, (key,) if isinstance(key, str) else key)
 
     async def __aiter__(self) -> AsyncGenerator[Ops, None]:
-        """What the topic brings, from when it is followed on. The first reader gets what came
-        between."""
+        """What the topic sends, from when it is followed. The first reader also gets what was
+        received before it began to read."""
         async with self:
             waiting, self._first = self._first, Waiting()
             self._readers[waiting] = None

@@ -1,11 +1,11 @@
 /**
- * The console: pages behind one frame, one connection for all of them. A page is opened with a place
- * to show itself, and closed when another is: what it follows is followed only while it is seen. So
- * that gateways do not write down what nobody looks at, a tab in the background closes its page, too.
+ * The console: pages in one frame, with one connection for all of them. A page is closed when another
+ * is opened, so that its subscriptions exist only while it is visible. A tab in the background closes
+ * its page too: gateways report their activity only while a page shows it.
  */
 
 import { ask, open as connectToGateway, token, wantsToken } from "./api.js";
-import { fill, h, head, trouble } from "./dom.js";
+import { fill, h, head, errorNote } from "./dom.js";
 
 const PAGES = [
   ["overview", "Overview"],
@@ -26,13 +26,13 @@ const menu = /** @type {HTMLElement} */ (document.getElementById("menu"));
 
 /** @type {any} */
 let client;
-/** What is to be done when the page is left. @type {(() => void) | undefined} */
+/** Ends the open page. @type {(() => void) | undefined} */
 let leave;
 let opened = 0;
 
 // ------------------------------------------------------------------ pages
 
-function wanted() {
+function requestedPage() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
   const name = PAGES.some(([known]) => known === path) ? path : "overview";
   return { name, parameters: new URLSearchParams(query) };
@@ -41,7 +41,7 @@ function wanted() {
 async function show() {
   const number = ++opened;
   close();
-  const { name, parameters } = wanted();
+  const { name, parameters } = requestedPage();
   const title = PAGES.find(([known]) => known === name)?.[1] ?? "";
   document.title = `${title} · Headwater`;
   for (const each of nav.querySelectorAll("a")) {
@@ -52,7 +52,7 @@ async function show() {
   try {
     const info = await ask("overview");
     if (number !== opened) return;
-    if (client?.status.value === "failed") client = undefined; // It has given up; we have not.
+    if (client?.status.value === "failed") client = undefined; // It gave up: connect again.
     client ??= newClient();
     const { open } = await import(`./pages/${name}.js`);
     if (number !== opened) return;
@@ -68,7 +68,7 @@ async function show() {
   } catch (error) {
     if (number !== opened) return;
     if (wantsToken(error)) askForToken(error);
-    else fill(main, h("div", { class: "page" }, head(title, null), trouble(/** @type {any} */ (error)), again()));
+    else fill(main, h("div", { class: "page" }, head(title, null), errorNote(/** @type {any} */ (error)), again()));
   }
 }
 
@@ -106,7 +106,7 @@ function askForToken(error) {
     },
     h("label", {}, "Token", field),
     h("div", { class: "actions" }, h("button", {}, "Open the console")),
-    h("p", { class: "muted", id: "token-why" }, "It is kept in this tab only, and forgotten when the tab is closed."),
+    h("p", { class: "muted", id: "token-why" }, "The token is stored in this tab only, until the tab is closed."),
   );
   const first = error.code === "token_missing";
   fill(
@@ -114,8 +114,8 @@ function askForToken(error) {
     h(
       "div",
       { class: "page", "data-page": "token" },
-      head("A token is needed", "The console is for admins: paste a token whose claims say that you are one."),
-      !first && trouble(error),
+      head("A token is needed", "The console is for admins: paste a token with the admin claim (headwater_admin, unless the setting admin_claim names another)."),
+      !first && errorNote(error),
       h("section", { class: "card" }, form),
     ),
   );
@@ -131,14 +131,14 @@ function newClient() {
   const made = connectToGateway((error) => {
     if (wantsToken(error) && client === made) askForToken(error);
   });
-  const tell = () => {
+  const showStatus = () => {
     if (client !== made) return;
     const state = made.status.value;
     link.dataset.state = state;
     fill(link, h("span", { class: "wide" }, STATES[state] ?? state));
   };
-  made.status.subscribe(tell);
-  queueMicrotask(tell);
+  made.status.subscribe(showStatus);
+  queueMicrotask(showStatus);
   return made;
 }
 

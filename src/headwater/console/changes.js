@@ -8,7 +8,7 @@ const LEVELS = { insert: "good", update: "accent", delete: "bad", truncate: "bad
 const SHOWN_MAX = 300;
 
 /**
- * @param {any} change as the log or a feed tells it
+ * @param {any} change of the log or of a feed
  * @param {{linked?: boolean, whole?: boolean}} [options] `linked` to the record's history; `whole`
  *   shows inserted and deleted rows at once
  */
@@ -48,7 +48,7 @@ function differences(change, whole) {
   const after = change.after ?? {};
   if (change.op === "update" && change.before) {
     const names = change.changed ?? Object.keys(after).filter((name) => stringify(after[name]) !== stringify(before[name]));
-    if (!names.length) return h("p", { class: "muted" }, "Written as it was.");
+    if (!names.length) return h("p", { class: "muted" }, "No column changed.");
     return h("dl", { class: "diff" }, names.map((/** @type {string} */ name) => {
       // The text 1 and the number 1, in JSON, differ in their quotes only.
       const words = value(before[name]) === value(after[name]) ? stringify : value;

@@ -1,4 +1,4 @@
-/** Elements without markup: nothing that comes from a database is ever read as HTML. */
+/** Makes elements without markup: no text from a database is parsed as HTML. */
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -36,13 +36,13 @@ function flat(children) {
   return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 }
 
-/** Have these children and no others. @param {Element} element @param {...any} children */
+/** Replace the children of an element. @param {Element} element @param {...any} children */
 export function fill(element, ...children) {
   element.replaceChildren(...flat(children));
 }
 
-/** Set a text only where it differs, so that what is selected stays so. @param {Node} node @param {string} text */
-export function say(node, text) {
+/** Set a text only if it differs, so that a selection in it stays. @param {Node} node @param {string} text */
+export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
@@ -56,8 +56,8 @@ export function card(title, ...children) {
   return h("section", { class: "card" }, title && h("header", {}, h("h2", {}, title)), children);
 }
 
-/** What went wrong, with the way out. @param {{message: string, hint?: string}} error */
-export function trouble(error) {
+/** An error with its hint. @param {{message: string, hint?: string}} error */
+export function errorNote(error) {
   return h(
     "div",
     { class: "note bad", role: "alert" },
@@ -68,7 +68,7 @@ export function trouble(error) {
 
 /** @param {string} text */
 function sentence(text) {
-  return text ? text[0].toUpperCase() + text.slice(1) : "Something went wrong";
+  return text ? text[0].toUpperCase() + text.slice(1) : "Unknown error";
 }
 
 /** A labelled field. @param {string} name @param {any} field @param {string} [kind] */

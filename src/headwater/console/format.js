@@ -46,13 +46,13 @@ export function seconds(seconds) {
 /** How far the gateway's clock is ahead of the browser's, in milliseconds. */
 let ahead = 0;
 
-/** Hear of the gateway's time, in whole seconds, so that a browser's clock may be wrong. @param {string | null} date */
-export function hearTime(date) {
+/** Set the gateway's time, in whole seconds: the browser's clock may be wrong. @param {string | null} date */
+export function setGatewayTime(date) {
   const off = Date.parse(date ?? "") - Date.now();
   ahead = Math.abs(off) > 2000 ? off : 0;
 }
 
-/** The time, in milliseconds, as the gateway has it. */
+/** The gateway's time, in milliseconds. */
 export const now = () => Date.now() + ahead;
 
 /** How long ago, in whole seconds. @param {string | null | undefined} at */
@@ -89,7 +89,7 @@ export function value(value) {
   return stringify(value);
 }
 
-// Unguessable, so that no text of the data is ever taken for a number.
+// Random, so that no text in the data is mistaken for a number.
 const TAG = `bigint-${Math.random().toString(36).slice(2)}-`;
 const TAGGED = new RegExp(`"${TAG}(-?\\d+)"`, "g");
 
@@ -103,7 +103,7 @@ function tagged(_name, value) {
   return typeof value === "bigint" ? `${TAG}${value}` : value;
 }
 
-/** A key as it is typed, and as the log has it. @param {Record<string, any> | null | undefined} key */
+/** A key as text, as it is typed into a field. @param {Record<string, any> | null | undefined} key */
 export function key(key) {
   return key ? Object.values(key).map((part) => (typeof part === "string" ? part : value(part))).join(",") : "";
 }

@@ -1,15 +1,15 @@
 /**
- * A table that is kept up to date row by row: a cell is touched only if its text is another. Columns
- * that have a `by` can be sorted by it.
+ * A table that is updated row by row: a cell is changed only if its content differs. Columns with a
+ * `by` can be sorted.
  *
  * @typedef {object} Column
  * @property {string} name
- * @property {(row: any) => any} show a text, or what `h` gives
+ * @property {(row: any) => any} show a text, or elements made with `h`
  * @property {(row: any) => any} [by]
  * @property {boolean} [number]
  */
 
-import { fill, h, say } from "./dom.js";
+import { fill, h, setText } from "./dom.js";
 
 export class Grid {
   /** @type {Map<string, {element: any, cells: any[]}>} */
@@ -108,7 +108,7 @@ export class Grid {
   }
 }
 
-/** What a cell shows. One that cannot be shown must not cost the others. @param {Column} column @param {any} row */
+/** What a cell shows. A cell that fails must not hide the others. @param {Column} column @param {any} row */
 function content(column, row) {
   try {
     return column.show(row);
@@ -121,12 +121,12 @@ function content(column, row) {
 /** @param {any} cell @param {any} content */
 function put(cell, content) {
   if (content === null || content === undefined || content === false) content = "";
-  if (typeof content !== "object") say(cell, String(content));
+  if (typeof content !== "object") setText(cell, String(content));
   else {
     const before = cell.firstElementChild;
     const after = h("div", {}, content);
     if (!before || before.outerHTML !== after.outerHTML) {
-      // What has the focus is not taken away from under the finger.
+      // Do not replace an element that has the focus.
       if (!cell.contains(document.activeElement)) cell.replaceChildren(after);
     }
   }

@@ -1,6 +1,6 @@
-/** Lines over the last minutes, as inline SVG. What is not known is a gap. */
+/** Line plots of the last minutes, as inline SVG. Missing values are gaps. */
 
-import { fill, h, say, svg } from "./dom.js";
+import { fill, h, setText, svg } from "./dom.js";
 import { now as present, seconds } from "./format.js";
 
 const LONGEST = 5 * 60_000;
@@ -58,11 +58,11 @@ export function plot(title, words, series, names) {
       const end = present();
       const starts = series.flatMap((each) => each.points.slice(0, 1).map((point) => point.at));
       const span = Math.min(LONGEST, Math.max(SHORTEST, end - Math.min(end, ...starts)));
-      say(left, `${seconds(Math.round(span / 1000))} ago`);
+      setText(left, `${seconds(Math.round(span / 1000))} ago`);
       const values = series.flatMap((each) => each.points.map((point) => point.value));
       const most = ceiling(Math.max(0, ...values));
-      say(now, series[0].last === undefined ? "–" : words(series[0].last));
-      say(top, values.length ? `up to ${words(most)}` : "collecting");
+      setText(now, series[0].last === undefined ? "–" : words(series[0].last));
+      setText(top, values.length ? `up to ${words(most)}` : "collecting");
       drawing.setAttribute("aria-label", `${title}: now ${now.textContent}, ${top.textContent}`);
       fill(drawing, [0, 0.5, 1].map(gridLine), series.map((each, i) => drawn(each, i, end, span, most)));
     },
@@ -90,7 +90,7 @@ function drawn(series, index, end, span, most) {
   ].filter(Boolean);
 }
 
-/** The next number that is easily read: 1, 2 or 5 with zeros. @param {number} value */
+/** The next round number: 1, 2 or 5 with zeros. @param {number} value */
 function ceiling(value) {
   if (value <= 0) return 1;
   const base = 10 ** Math.floor(Math.log10(value));

@@ -2,7 +2,7 @@
 
 import { parse, stringify } from "../client/json.js";
 import { fill, h, labelled } from "./dom.js";
-import { suggesting } from "./names.js";
+import { suggestField } from "./suggestions.js";
 
 const OPERATORS = ["=", "!=", "<", "<=", ">", ">=", "in", "between", "like", "ilike", "is null", "is not null"];
 const ORDERS = ["asc", "desc"];
@@ -13,7 +13,7 @@ export class QueryForm {
   /** @type {{column: any, direction: any, element: any}[]} */
   #order = [];
   #limit = h("input", { type: "number", min: 1, max: 1000, value: 20, oninput: () => this.#changed() });
-  #columns = suggesting({ placeholder: "all", oninput: () => this.#changed() });
+  #columns = suggestField({ placeholder: "all", oninput: () => this.#changed() });
   #conditionList = h("div", { class: "page" });
   #orderList = h("div", { class: "page" });
   /** @type {string[]} */
@@ -38,7 +38,7 @@ export class QueryForm {
     for (const { column } of [...this.#conditions, ...this.#order]) column.suggest(names);
   }
 
-  /** The query that the fields say. @param {string} table */
+  /** The query in the fields. @param {string} table */
   query(table) {
     const where = this.#conditions.filter(({ column }) => column.field.value.trim()).map(conditionOf);
     const order = this.#order.filter(({ column }) => column.field.value.trim())
@@ -54,13 +54,13 @@ export class QueryForm {
   }
 
   /**
-   * Show a query. Where the fields cannot say all of it they cannot be touched, or what they do not
-   * say would be lost.
+   * Show a query in the fields. If they cannot show all of it they are disabled, because an edit
+   * would drop the rest.
    *
    * @param {any} query
-   * @returns {boolean} whether they can
+   * @returns {boolean} whether they show all of it
    */
-  take(query) {
+  show(query) {
     const where = conditions(query.where);
     const order = Array.isArray(query.order) ? query.order.map(ordered) : query.order;
     this.#conditions = [];
@@ -71,21 +71,21 @@ export class QueryForm {
     for (const each of listed(order)) this.#addOrder(each);
     this.#limit.value = query.limit ?? "";
     this.#columns.field.value = listed(query.columns).join(", ");
-    const given = { ...query, where: some(where), order: some(order) };
-    const isSaid = stringify(this.query(query.table), true) === stringify(given, true);
-    this.element.disabled = !isSaid;
-    return isSaid;
+    const given = { ...query, where: nonEmpty(where), order: nonEmpty(order) };
+    const isComplete = stringify(this.query(query.table), true) === stringify(given, true);
+    this.element.disabled = !isComplete;
+    return isComplete;
   }
 
   #addCondition(/** @type {any[]} */ [name = "", operator = "=", item] = []) {
-    const column = suggesting({ value: name, placeholder: "column", "aria-label": "Column", oninput: () => this.#changed() });
+    const column = suggestField({ value: name, placeholder: "column", "aria-label": "Column", oninput: () => this.#changed() });
     const choice = choose(OPERATORS, operator, "Operator", () => this.#changed());
     const value = h("input", { type: "text", value: typed(item), placeholder: "value", "aria-label": "Value", autocomplete: "off", oninput: () => this.#changed() });
     return this.#add(this.#conditions, this.#conditionList, { column, operator: choice, value }, [column.field, column.list, choice, value], "row");
   }
 
   #addOrder(/** @type {any[]} */ [name = "", direction = "asc"] = []) {
-    const column = suggesting({ value: name, placeholder: "column", "aria-label": "Order by", oninput: () => this.#changed() });
+    const column = suggestField({ value: name, placeholder: "column", "aria-label": "Order by", oninput: () => this.#changed() });
     const choice = choose(ORDERS, direction, "Direction", () => this.#changed());
     return this.#add(this.#order, this.#orderList, { column, direction: choice }, [column.field, column.list, choice], "row order");
   }
@@ -108,8 +108,8 @@ export class QueryForm {
 /** @param {any} item @returns {any[]} */
 const listed = (item) => (Array.isArray(item) ? item : []);
 
-/** No list where it is empty. @param {any} item */
-const some = (item) => (item?.length === 0 ? undefined : (item ?? undefined));
+/** Undefined for an empty list. @param {any} item */
+const nonEmpty = (item) => (item?.length === 0 ? undefined : (item ?? undefined));
 
 /** The list of conditions that must all hold; another filter as it is. @param {any} where */
 function conditions(where) {
@@ -139,7 +139,7 @@ function conditionOf({ column, operator, value }) {
   return [name, operator.value, read(value.value)];
 }
 
-/** What was typed: JSON where it is some, otherwise a text. @param {string} words */
+/** A typed value: JSON if it parses, otherwise a text. @param {string} words */
 function read(words) {
   try {
     return parse(words);
@@ -148,7 +148,7 @@ function read(words) {
   }
 }
 
-/** A value as it is typed: a text that would be read as something else is in quotes. @param {any} item */
+/** A value as it is typed; a text that would parse as JSON is quoted. @param {any} item */
 function typed(item) {
   if (item === undefined) return "";
   const isPlain = typeof item === "string" && read(item) === item && !/[\r\n]/.test(item);

@@ -1,6 +1,6 @@
-/** A slider through the versions of a record: what it was after each of them. */
+/** A slider through the versions of a record, with the row of the selected version. */
 
-import { fill, h, labelled, say } from "./dom.js";
+import { fill, h, labelled, setText } from "./dom.js";
 import { count, moment, pretty } from "./format.js";
 
 export class Rewind {
@@ -15,18 +15,18 @@ export class Rewind {
     this.#take([], 0);
   }
 
-  /** One that was before all others. @param {any} change */
+  /** Add a version before all others. @param {any} change */
   older(change) {
     this.#take([change, ...this.#versions], this.#at + 1);
   }
 
-  /** One that came now; who looks at the newest sees it. @param {any} change */
+  /** Add the newest version; it is selected if the newest was. @param {any} change */
   newer(change) {
     const isLast = this.#at === this.#versions.length - 1;
     this.#take([...this.#versions, change], isLast ? this.#at + 1 : this.#at);
   }
 
-  /** These, the newest first, in place of what there was. @param {any[]} changes */
+  /** Replace all versions, the newest first. @param {any[]} changes */
   replace(changes) {
     this.#take(changes.toReversed(), changes.length - 1);
   }
@@ -48,7 +48,7 @@ export class Rewind {
     const version = this.#versions[this.#at];
     if (!version) return;
     const words = `${count(this.#at + 1)} of ${count(this.#versions.length)}${version.at ? `, ${moment(version.at)}` : ""}`;
-    say(this.#when, words);
+    setText(this.#when, words);
     this.#slider.setAttribute("aria-valuetext", words);
     fill(this.#row, rowOf(version));
   }
@@ -57,5 +57,5 @@ export class Rewind {
 /** @param {any} version */
 function rowOf(version) {
   if (version.cut) return "The row is too large to be shown here.";
-  return version.after ? pretty(version.after) : "There was none: it was deleted.";
+  return version.after ? pretty(version.after) : "No row: it was deleted.";
 }

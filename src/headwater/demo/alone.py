@@ -29,7 +29,7 @@ async def alone(data_dir: str) -> AsyncIterator[Callable[[str], None]]:
             page = os.pread(lock.fileno(), PAGE_BYTES_MAX, 0).decode("utf-8", "replace")
             raise ConfigError(
                 f"the demo runs already{page and f': {page}'}",
-                hint="Stop that one with Ctrl-C, or choose another folder with --data-dir.",
+                hint="Stop the other demo with Ctrl-C, or choose another folder with --data-dir.",
             )
         os.ftruncate(lock.fileno(), 0)
         yield lambda page: _write(lock, page)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from headwater.app import Headwater
-from headwater.demo.shop import PLACE, Order
+from headwater.demo.shop import PLACE, NewOrder
 from headwater.demo.trade import step
 from headwater.queries.context import Context, MutationContext
 from headwater.settings import Settings
@@ -49,7 +49,7 @@ def application(settings: Settings) -> Headwater:
     @hw.mutation
     async def place_order(ctx: MutationContext) -> None:
         """An order by whoever comes; where the caller has a region, one of that region."""
-        order = Order.any(_chance, ctx.claims.get("region"))
+        order = NewOrder.any(_chance, ctx.claims.get("region"))
         await ctx.execute(PLACE, **msgspec.structs.asdict(order))
 
     @hw.mutation

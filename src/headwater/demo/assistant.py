@@ -1,8 +1,8 @@
-"""The one who answers in the chat: no language model, but one that writes like it, word by word.
+"""The assistant in the chat. It is no language model, but writes like one, word by word.
 
-It hears of what visitors say by the log, and each answer is a row that grows. The numbers in it are
-the shop's own, read when they are asked for, as the one who asks: an answer tells nobody more than
-the database would.
+It reads the messages of visitors from the log, and each answer is a row that grows. The numbers in
+an answer are read from the shop's database with the role of the visitor, so that an answer has
+nothing that the visitor may not read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headwater.app import Headwater
 from headwater.database import Connection
 from headwater.demo.shop import PEOPLE, Person
 from headwater.errors import HeadwaterError
-from headwater.live.filter import c
+from headwater.live.filters.filter import c
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ async def _try_to_answer(hw: Headwater, room: str, question: str) -> None:
         await _answer(hw, asker, question)
     except (psycopg.Error, HeadwaterError) as error:
         # The shop stays open, also when its database goes away in the middle of a sentence.
-        logger.warning("the assistant falls silent: %s", error)
+        logger.warning("The assistant of the demo could not answer: %s", error)
 
 
 async def _answer(hw: Headwater, asker: Person, question: str) -> None:
@@ -113,7 +113,7 @@ _ANSWERS = (
         {"who", "how", "work", "works", "you", "headwater", "model", "live", "stream"},
         "I am no language model, I only write like one. Each of my words is appended to a text "
         "stream, which saves the whole text to a row of the table messages every 100 ms. Each save "
-        "is a change in the log, and whoever follows this room gets it, in every tab.",
+        "is a change in the log, and every tab that follows this room gets it.",
     ),
     (
         {"hello", "hi", "hey", "moin", "hallo"},

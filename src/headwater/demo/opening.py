@@ -22,7 +22,7 @@ from headwater.demo import assistant, by_hand, shop, site, spark, trade
 from headwater.demo.alone import alone
 from headwater.demo.application import application
 from headwater.errors import ConfigError
-from headwater.gateway import server
+from headwater.gateway.http import server
 from headwater.settings import Settings
 
 Say = Callable[[str], None]
@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 HOST = "127.0.0.1"
 
 
-class Plan(msgspec.Struct, frozen=True):
+class DemoPlan(msgspec.Struct, frozen=True):
     """How the shop is to be opened. Without a port it is the usual one, or a free one where another
     program has that. Without a lake, there is no pipeline."""
 
@@ -42,7 +42,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 async def open_shop(
-    plan: Plan,
+    plan: DemoPlan,
     say: Say,
     *,
     opened: Callable[[str], None],
@@ -104,7 +104,7 @@ def _settings(url: str) -> Settings:
     )
 
 
-async def _serve(app: ASGIApp, hw: Headwater, plan: Plan, ready: Callable[[int], None]) -> None:
+async def _serve(app: ASGIApp, hw: Headwater, plan: DemoPlan, ready: Callable[[int], None]) -> None:
     """Serve until Ctrl-C or SIGTERM, or until the time is over."""
     assert hw.gateway is not None
     loop, stop = asyncio.get_running_loop(), asyncio.Event()

@@ -50,7 +50,7 @@ PEOPLE = {
 }
 
 
-class Order(msgspec.Struct, frozen=True):
+class NewOrder(msgspec.Struct, frozen=True):
     """What somebody orders."""
 
     item: str
@@ -60,7 +60,7 @@ class Order(msgspec.Struct, frozen=True):
     status: str = STATUSES[0]
 
     @classmethod
-    def any(cls, chance: random.Random, region: str | None = None) -> Order:
+    def any(cls, chance: random.Random, region: str | None = None) -> NewOrder:
         item = chance.choice(list(PRICES))
         cents = chance.choice((0, 50, 90))
         amount = Decimal(PRICES[item] * chance.choice((1, 1, 1, 2, 2, 4))) + Decimal(cents) / 100
@@ -107,7 +107,7 @@ async def _stock(connection: Connection) -> None:
     if await cursor.fetchone() == (False,):
         chance = random.Random(7)
         for _ in range(ORDERS_AT_FIRST):
-            order = replace(Order.any(chance), status=chance.choice(STATUSES))
+            order = replace(NewOrder.any(chance), status=chance.choice(STATUSES))
             await connection.execute(PLACE, asdict(order))
         for person in PEOPLE.values():
             await connection.execute(_GREETING, (person.name,))

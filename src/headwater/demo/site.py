@@ -22,8 +22,8 @@ from starlette.types import ASGIApp
 from headwater.demo.by_hand import About
 from headwater.demo.shop import PEOPLE, Person
 from headwater.errors import NotFound
-from headwater.gateway.app import LocalOnly, refusal
-from headwater.gateway.pages import folder
+from headwater.gateway.http.app import LocalOnly, refusal
+from headwater.gateway.http.pages import folder
 from headwater.settings import Settings
 
 PAGE = Path(__file__).parent / "page"
@@ -49,7 +49,7 @@ def site(gateway: ASGIApp, settings: Settings, about: About) -> ASGIApp:
     async def hand_out_token(request: Request) -> Response:
         person = PEOPLE.get(request.path_params["person"])
         if person is None:
-            return refusal(NotFound("nobody of that name looks at the shop"))
+            return refusal(NotFound("the demo has no person of that name"))
         return _json({"token": token(person, secret)})
 
     async def tell_about(request: Request) -> Response:

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 
 from headwater.app import Headwater
-from headwater.child import Child, kept_running
 from headwater.demo import by_hand
-from headwater.pipeline import standing
+from headwater.pipeline.process import PipelineProcess, supervised
+from headwater.pipeline.spark import shared_session
 
 VIEW = "headwater.demo.revenue:hw"
 LOOK_SECONDS = 0.5
@@ -26,9 +26,11 @@ async def keep(hw: Headwater, lake: str, say: Callable[[str], None]) -> None:
 
     say("Spark is starting, which takes some seconds …")
     began = time.monotonic()
-    child = Child(hw.url, lake, hear, options=("--app", VIEW), patience=STOP_SECONDS)
-    async with kept_running(child):
-        while not standing.find(lake):  # noqa: ASYNC110 (another process makes it true)
+    process = PipelineProcess(
+        hw.url, lake, hear, options=("--app", VIEW), stop_seconds=STOP_SECONDS
+    )
+    async with supervised(process):
+        while not shared_session.find(lake):  # noqa: ASYNC110 (another process makes it true)
             await asyncio.sleep(LOOK_SECONDS)
         say(f"Spark is up after {time.monotonic() - began:.0f} s, and keeps every change in {lake}")
         say(f"  what was   {by_hand.as_of(lake)}")

@@ -13,7 +13,7 @@ import psycopg
 
 from headwater.app import Headwater
 from headwater.database import Connection
-from headwater.demo.shop import ADVANCE, CLEAR, PLACE, Order
+from headwater.demo.shop import ADVANCE, CLEAR, PLACE, NewOrder
 from headwater.errors import DatabaseError
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ async def go_on(hw: Headwater, *, seed: int | None = None) -> None:
                     await asyncio.sleep(PAUSE_SECONDS * chance.uniform(0.4, 1.6))
         except (psycopg.Error, DatabaseError) as error:
             # It is away, or a visitor does something to the table.
-            logger.debug("the shop waits for its database: %s", error)
+            logger.debug("The demo waits for its database: %s", error)
             await asyncio.sleep(AGAIN_SECONDS)
 
 
@@ -65,4 +65,4 @@ async def step(execute: Execute, chance: random.Random) -> int:
         case "clear":
             written = await execute(CLEAR, {"enough": ENOUGH})
     # There may be nothing to advance, or too little to clear anything away.
-    return written or await execute(PLACE, msgspec.structs.asdict(Order.any(chance)))
+    return written or await execute(PLACE, msgspec.structs.asdict(NewOrder.any(chance)))

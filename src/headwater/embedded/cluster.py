@@ -61,7 +61,7 @@ def _check(folder: Folder, account: Account) -> None:
         )
     if folder.cluster.stat().st_uid != account.uid:
         raise EmbeddedError(
-            f"{folder.cluster} does not belong to {account.name!r}, who must run its server",
+            f"{folder.cluster} does not belong to {account.name!r}, the user that runs its server",
             hint=f"chown -R {account.name} {folder.cluster}, or {ELSEWHERE}",
         )
 

@@ -1,9 +1,9 @@
-"""Where an embedded server keeps its things.
+"""The paths of an embedded server.
 
-    <data folder>/postgres/       the cluster (PGDATA); `postgres.new/` while initdb is at work
-    <data folder>/postgres.log    what the server says; `postgres.log.old` is the one before
+    <data folder>/postgres/       the cluster (PGDATA); `postgres.new/` while initdb runs
+    <data folder>/postgres.log    the server's log; `postgres.log.old` is the one before
     <data folder>/run/            the socket, the locks of `postgres` and `server`, and `stays`: the
-                                  server that runs is left running when its last user leaves
+                                  running server is not stopped when its last user closes it
 
 Only the owner can enter any of it. When root starts the server, another account runs it: that
 account owns what is inside, while the data folder itself stays root's and can be passed through
@@ -96,9 +96,9 @@ class Folder:
             self.data_dir.chmod(0o711)
         if not account.can_enter(self.data_dir):
             raise EmbeddedError(
-                f"PostgreSQL cannot run as root, and the user {account.name!r} it would run as "
-                f"may not pass through {parent} on the way to {self.data_dir}",
-                hint=f"{ELSEWHERE}, or let others pass: chmod o+x {parent}",
+                f"PostgreSQL cannot run as root, and the user {account.name!r} that it would run "
+                f"as may not enter {parent}, a parent of {self.data_dir}",
+                hint=f"{ELSEWHERE}, or let others enter it: chmod o+x {parent}",
             )
 
 

@@ -17,7 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from headwater.embedded.folder import open_private
-from headwater.limits import EMBEDDED_POLL_SECONDS
+
+_EMBEDDED_POLL_SECONDS = (0.01, 0.1)
+"""First and longest wait between two looks at a server that is starting or stopping."""
+
 
 _open_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
@@ -82,7 +85,7 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 def looks(seconds: float) -> Iterator[None]:
     """Yields now and again until the time is up: often at first, then more rarely."""
     deadline = time.monotonic() + seconds
-    pause, longest = EMBEDDED_POLL_SECONDS
+    pause, longest = _EMBEDDED_POLL_SECONDS
     yield
     while (left := deadline - time.monotonic()) > 0:
         time.sleep(min(pause, left))

@@ -1,14 +1,13 @@
-"""Shares the server of a data folder between everybody who uses it.
+"""Shares the server of a data folder between all its users.
 
-Two locks, held by processes and therefore never left behind, decide:
+Two file locks, which end with their process, decide:
 
-- `users` is held shared by everybody who uses the server. Who can take it alone was the last.
-- `start` is held alone while the server is started or stopped, so these never overlap.
+- `users` is held shared by every user of the server. A process that gets it alone was the last.
+- `start` is held exclusively while the server is started or stopped, so these never overlap.
 
-A process that was killed leaves the server running if it was the last; the next one to come
-attaches to it, and stops it when it leaves. A server that was asked to stay has a mark beside its
-locks, and runs until `stop`. A server that is started has no mark: one that a crash or a restart of
-the machine left means nothing.
+If the last user is killed, the server keeps running. The next user attaches to it, and stops it
+when it closes. A server that should keep running has a file `stays` beside its locks, and runs
+until `stop`. The file is removed when a server is started: it is then left from before a crash.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class EmbeddedPostgres:
                     self._folder.create_socket_dir(account)
                     self._server.bring_up(account)
                 except EmbeddedError:
-                    # A server that is slow to recover goes on: stopping it would begin anew.
+                    # A server that is slow to recover keeps running: a stop would lose its work.
                     self._leave()
                     raise
                 except BaseException:
@@ -125,13 +124,13 @@ class EmbeddedPostgres:
                 return True
 
     def stop_now(self, mode: StopMode = "immediate") -> None:
-        """Stop the server under everybody's feet, as a crash (`immediate`) or an operator (`fast`)
-        would. `start()` brings it back under the same URL."""
+        """Stop the server while it is used, as a crash (`immediate`) or an operator (`fast`) would.
+        `start()` starts it again under the same URL."""
         with self._mutex, self._system_errors(), self._alone():
             self._server.bring_down(mode)
 
     def restart(self, mode: StopMode = "fast") -> None:
-        """Stop the server under everybody's feet and start it again."""
+        """Stop the server while it is used, and start it again."""
         with self._mutex, self._system_errors(), self._alone():
             stays = self._folder.stays.exists()
             self._server.bring_down(mode)
@@ -150,7 +149,7 @@ class EmbeddedPostgres:
         if not self.is_open:
             self._users = FileLock(self._folder.users_lock)
             shared = self._users.share()
-            assert shared, "whoever holds it alone must hold the start lock, which we do"
+            assert shared, "only the holder of the start lock takes it alone, and that is us"
             _open_servers.add(self)
 
     def _leave(self) -> None:
@@ -175,24 +174,25 @@ class EmbeddedPostgres:
         self._folder.remove_socket_dir()
 
     def _check_unused(self) -> None:
-        """EmbeddedError that names those who use the server."""
+        """EmbeddedError that names the users of the server."""
         clients = self._server.clients()
         with FileLock(self._folder.users_lock) as users:
             if users.take() and not clients:
                 return
         names = ", ".join(dict.fromkeys(clients)) or "a process of Headwater"
         raise EmbeddedError(
-            f"the server of {self.data_dir} is in use: {names}",
-            hint="End those first. --force stops it under them.",
+            f"the embedded PostgreSQL in {self.data_dir} is in use: {names}",
+            hint="End these first, or stop it anyway with --force.",
         )
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """While nobody else starts or stops the server."""
+        """Hold the start lock: no other process starts or stops the server meanwhile."""
         with FileLock(self._folder.start_lock) as lock:
             if not lock.take_within(EMBEDDED_START_SECONDS + EMBEDDED_STOP_SECONDS):
                 raise not_yet(
-                    f"another process is starting or stopping the server of {self.data_dir}",
+                    f"another process is starting or stopping the embedded PostgreSQL in"
+                    f" {self.data_dir}",
                     hint=f"try again; fuser {self._folder.start_lock} names the process",
                 )
             yield

@@ -1,11 +1,10 @@
-"""Runs the server of a data folder: is it alive, bring it up, bring it down.
+"""Starts and stops the server of a data folder, and checks whether it is alive.
 
-Whether it is alive is told by a lock that initdb, the postmaster and all its children inherit:
-while it is taken some process of the server lives, once it is free none does. Process ids are not
-trusted for this, because they stay in files when their process is gone and are given out again.
-A server answers, or is waited for, or is dead and is started: starting it, attaching to it,
-recovering after a crash and waiting for the remains of a killed one are the same loop.
-Whoever calls makes sure that nobody else starts or stops the server at the same time.
+initdb, the postmaster and all its children inherit a lock: while it is held, a process of the
+server is alive. Process ids are not used for this, because a file may have the id of an ended
+process, which the system gives out again. One loop starts the server, attaches to it, waits for its
+recovery, and waits for the end of a killed one. The caller makes sure that no other process starts
+or stops the server at the same time.
 """
 
 from __future__ import annotations
@@ -27,12 +26,16 @@ from headwater.embedded.folder import Folder, open_private
 from headwater.embedded.locks import FileLock, looks, wait_until
 from headwater.errors import EmbeddedError
 from headwater.limits import (
-    EMBEDDED_LEAVING_SECONDS,
     EMBEDDED_LOG_BYTES_MAX,
     EMBEDDED_LOG_TAIL_BYTES,
     EMBEDDED_START_SECONDS,
     EMBEDDED_STOP_SECONDS,
 )
+
+_EMBEDDED_LEAVING_SECONDS = 2.0
+"""How long connections of those who are leaving may take to end before they count as clients that
+stay, for whom the server goes on."""
+
 
 StopMode: TypeAlias = Literal["fast", "immediate"]
 
@@ -92,8 +95,8 @@ class Server:
                 finally:
                     lock.hand_over()
         raise not_yet(
-            f"the server of {self._folder.data_dir} does not answer",
-            hint=f"{self._folder.log} says why; after a crash, let it recover and try again",
+            f"the embedded PostgreSQL in {self._folder.data_dir} does not answer",
+            hint=f"its log is {self._folder.log}; after a crash, let it recover and try again",
         )
 
     def bring_down(self, mode: StopMode) -> None:
@@ -102,18 +105,18 @@ class Server:
             if self._end(_STOP_SIGNALS[step]):
                 return
         raise not_yet(
-            f"the server of {self._folder.data_dir} does not stop",
-            hint=f"see {self._folder.log}, and end its processes by hand",
+            f"the embedded PostgreSQL in {self._folder.data_dir} does not stop",
+            hint=f"its log is {self._folder.log}; end its processes by hand",
         )
 
     def clients(self) -> list[str]:
-        """The clients that stay connected, by name: those that have just left are not yet gone.
-        None where the server does not answer."""
+        """The names of connected clients. Waits a moment for clients that are disconnecting. Empty
+        if the server does not answer."""
         try:
             with connect_blocking(self.url, purpose="embedded") as connection:
                 wait_until(
                     lambda: connection.execute(_CLIENTS).fetchone() is None,
-                    EMBEDDED_LEAVING_SECONDS,
+                    _EMBEDDED_LEAVING_SECONDS,
                 )
                 return [name for (name,) in connection.execute(_CLIENTS).fetchall()]
         except psycopg.Error:
@@ -127,7 +130,7 @@ class Server:
         sockets = str(self._folder.socket_dir).replace('"', '""')
         settings = _SETTINGS | self._settings | {"unix_socket_directories": f'"{sockets}"'}
         arguments = [f"--{name}={value}" for name, value in settings.items()]
-        # By way of a shell, so that the server is not our child: nobody would wait for it.
+        # Started by a shell, so that the server is not our child: we would have to wait for it.
         command = ["/bin/sh", "-c", 'exec "$@" </dev/null &', "sh"]
         command += [str(binaries / "postgres"), "-D", str(self._folder.cluster), *arguments]
         log = self._open_log()
@@ -177,15 +180,15 @@ class Server:
         with self._folder.log.open("rb") as log:
             log.seek(0, os.SEEK_END)
             log.seek(max(log_start, log.tell() - EMBEDDED_LOG_TAIL_BYTES))
-            said = log.read().decode(errors="replace").strip()
+            output = log.read().decode(errors="replace").strip()
         return EmbeddedError(
-            f"the server of {self._folder.data_dir} did not start:\n{said}",
+            f"the embedded PostgreSQL in {self._folder.data_dir} did not start:\n{output}",
             hint=f"the whole log is {self._folder.log}",
         )
 
 
 def not_yet(message: str, *, hint: str) -> EmbeddedError:
-    """The error of somebody who has waited long enough."""
+    """A retryable error, after a timeout."""
     error = EmbeddedError(message, hint=hint)
     error.retryable = True
     return error

@@ -1,7 +1,7 @@
-"""The frames that wait for one client, as memory counts them. Pure.
+"""The memory of the frames that wait for one client. Pure.
 
-They count in full for the user whose client does not read. In all they count once, however many
-clients the same bytes wait for.
+A user is charged in full for the frames that its clients do not read. In the total, bytes that wait
+for many clients count once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headwater.protocol import Shared
 
 
 class Backlog:
-    """What a sink has been given and the network has not taken, in order."""
+    """The frames in a sink that the network has not accepted yet, in order."""
 
     __slots__ = ("_bytes", "_holding", "_memory", "_waiting")
 
@@ -24,7 +24,7 @@ class Backlog:
         self._bytes = 0
 
     def add(self, frame: Shared, buffered: int) -> None:
-        """One more waits, behind the others; that many bytes wait in all."""
+        """Add a frame at the end. `buffered` bytes wait in all."""
         if frame.holders == 0:
             self._memory.add(frame.bytes)
         frame.holders += 1
@@ -33,7 +33,7 @@ class Backlog:
         self.settle(buffered)
 
     def settle(self, buffered: int) -> None:
-        """Only so many bytes still wait: those before them were taken."""
+        """Only `buffered` bytes still wait: remove the frames before them."""
         waiting = self._waiting
         while waiting and self._bytes - waiting[0].bytes >= buffered:
             frame = waiting.popleft()
@@ -44,6 +44,6 @@ class Backlog:
         self._holding.resize(self._bytes)
 
     def close(self) -> None:
-        """Nothing waits any more."""
+        """Remove all frames."""
         self.settle(0)
         self._holding.close()

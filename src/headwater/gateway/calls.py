@@ -1,7 +1,7 @@
 """Reactive queries and mutations as clients call them: by name, for an answer.
 
-What they return is JSON already, and goes out as it is. A mutation that has begun is run to its
-end, whether or not its client is still there; how it ended is then what the database says.
+What they return is JSON already, and is sent unchanged. A mutation that has begun runs to its end,
+also if its client disconnects.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any, Literal
 from opentelemetry.context import Context
 
 from headwater.errors import HeadwaterError, InvalidQuery, NotFound, ResyncRequired, TimedOut
-from headwater.gateway.connection import Connection, no_session
-from headwater.gateway.faults import unforeseen
+from headwater.gateway.connection import GatewayConnection, no_session
+from headwater.gateway.http.tracing import traced
+from headwater.gateway.internal_errors import internal_error
 from headwater.gateway.quotas import Owner
 from headwater.gateway.session import ChannelSubscription, error_message
-from headwater.gateway.tracing import traced
-from headwater.hub.groups import Answered
 from headwater.hub.hub import Hub
+from headwater.hub.reactive.registry import Answered
 from headwater.idempotency import Request, check_key
 from headwater.identity import Identity
 from headwater.limits import ARGUMENT_VALUES_MAX, WAIT_SECONDS_MAX
 from headwater.model import Position
 from headwater.protocol import Answer, Ask, Error, Mutate, Wait
+from headwater.queries.execution.mutations import MutationRunner
 from headwater.queries.functions import Arguments, Mutation, Query
-from headwater.queries.mutations import Mutations
 
 
-class Calls:
+class CallHandler:
     """The queries and mutations of an application."""
 
     def __init__(
@@ -37,28 +37,28 @@ class Calls:
         hub: Hub,
         queries: Mapping[str, Query],
         mutations: Mapping[str, Mutation],
-        runner: Mutations | None,
+        runner: MutationRunner | None,
     ) -> None:
         self.queries = queries
         self.mutations = mutations
         self._hub = hub
         self._runner = runner
         self._running: set[asyncio.Task[Answered]] = set()
-        self._answering: dict[asyncio.Future[None], Connection] = {}
+        self._answering: dict[asyncio.Future[None], GatewayConnection] = {}
 
     async def close(self) -> None:
-        """Mutations that still run are given up; what they wrote is taken back."""
+        """Cancel the mutations that still run; they are rolled back."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
     @property
-    def mutating(self) -> set[Connection]:
-        """Those through whose session a mutation is yet to be answered."""
+    def mutating(self) -> set[GatewayConnection]:
+        """The connections with a mutation that is not answered yet."""
         return set(self._answering.values())
 
     async def answered(self, seconds: float) -> None:
-        """Wait until the mutations that have begun are answered, for at most so long."""
+        """Wait until the mutations that have begun are answered, for at most this many seconds."""
         if self._answering:
             await asyncio.wait(set(self._answering), timeout=seconds)
 
@@ -96,7 +96,7 @@ class Calls:
         arguments = query.bind(args, most=ARGUMENT_VALUES_MAX)
         position = None if after is None else self.position(after, path="after")
         with traced("headwater.query", {"headwater.function": name}, parent) as trace_id:
-            return await self._hub.groups.call(
+            return await self._hub.reactive.call(
                 query, arguments, identity, after=position, trace_id=trace_id, owner=owner
             )
 
@@ -141,15 +141,15 @@ class Calls:
     def _ended(self, running: asyncio.Task[Answered]) -> None:
         self._running.discard(running)
         if not running.cancelled():
-            running.exception()  # whoever asked has it, or has gone
+            running.exception()  # The caller has received it, or has disconnected.
 
     # -------------------------------------------------------------------- through a session
 
     def begin(
-        self, connection: Connection, request: Ask | Mutate | Wait
+        self, connection: GatewayConnection, request: Ask | Mutate | Wait
     ) -> Coroutine[Any, Any, None]:
-        """Take a request on, or raise what is wrong with it at first sight. Its answer, or error,
-        goes through the connection's session, behind what was sent before."""
+        """Begin a request, or raise if it is invalid. Its answer or error is sent through the
+        connection's session, after what was sent before."""
         if connection.closing is not None:
             raise no_session()
         match request:
@@ -166,7 +166,7 @@ class Calls:
             return self._answer_mutation(connection, request)
         return self._answer(connection, request)
 
-    async def _answer_mutation(self, connection: Connection, request: Mutate) -> None:
+    async def _answer_mutation(self, connection: GatewayConnection, request: Mutate) -> None:
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._answering[over] = connection
         try:
@@ -175,7 +175,7 @@ class Calls:
             del self._answering[over]
             over.set_result(None)
 
-    async def _answer(self, connection: Connection, request: Ask | Mutate | Wait) -> None:
+    async def _answer(self, connection: GatewayConnection, request: Ask | Mutate | Wait) -> None:
         session = connection.session
         message: Answer | Error
         try:
@@ -183,13 +183,15 @@ class Calls:
         except HeadwaterError as error:
             message = error_message(error, id=request.id)
         except Exception:
-            message = error_message(unforeseen(), id=request.id)
+            message = error_message(internal_error(), id=request.id)
         if session.is_full:
             await connection.room()  # a result may be large
-        session.say(message)
+        session.send(message)
         connection.end_request(request.id)
 
-    async def _answer_to(self, connection: Connection, request: Ask | Mutate | Wait) -> Answer:
+    async def _answer_to(
+        self, connection: GatewayConnection, request: Ask | Mutate | Wait
+    ) -> Answer:
         identity, owner = connection.session.identity, connection.owner
         match request:
             case Ask(id, name, args, after):
@@ -213,16 +215,16 @@ class Calls:
             raise InvalidQuery(
                 f"{text!r:.100} is not a position",
                 path=path,
-                hint="Use the position of an answer, as it was.",
+                hint="Use the position of an answer without changing it.",
             ) from None
         if self._hub.position is not None and self._hub.position.log != position.log:
             raise ResyncRequired(
-                f"{path}: position {position} is of another log",
-                hint="Use one that this database gave: it may have been restored since.",
+                f"{path}: position {position} belongs to another log",
+                hint="Use a position of this database. The database may have been restored since.",
             )
         return position
 
-    async def wait(self, connection: Connection, position: Position) -> None:
+    async def wait(self, connection: GatewayConnection, position: Position) -> None:
         """Return when everything up to the position has been sent to a client: what it had
         subscribed to by now has all of it."""
         try:
@@ -231,10 +233,11 @@ class Calls:
         except TimeoutError:
             raise TimedOut(
                 f"position {position} was not sent within {WAIT_SECONDS_MAX:.0f} seconds",
-                hint="Wait for it again; the client may be slow, or the gateway behind.",
+                hint="Wait again. The client may read slowly, or the gateway may be behind the"
+                " database.",
             ) from None
 
-    async def _wait(self, connection: Connection, position: Position) -> None:
+    async def _wait(self, connection: GatewayConnection, position: Position) -> None:
         # What is being opened may yet get a result from before.
         if connection.openings:
             await asyncio.wait(set(connection.openings.values()))
@@ -248,7 +251,7 @@ class Calls:
             for each in subscriptions:
                 if not each.over and each.handle is not None:
                     await each.handle.settled(position)
-            if not any(each.is_owed for each in subscriptions if not each.over):
+            if not any(each.has_unsent for each in subscriptions if not each.over):
                 return
             # Those that fell behind are sent the rest when there is room: wait for that, and then
             # for those that catch up from the log.
@@ -257,7 +260,7 @@ class Calls:
 
 def _unknown(kind: Literal["query", "mutation"], name: str) -> NotFound:
     return NotFound(
-        f"there is no {kind} {name!r:.100} here",
+        f"this gateway has no {kind} {name!r:.100}",
         code=f"{kind}_unknown",
-        hint=f"The application that runs this gateway registers them, with @hw.{kind}.",
+        hint=f"The application registers it with @hw.{kind}.",
     )

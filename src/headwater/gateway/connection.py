@@ -1,4 +1,4 @@
-"""A connection: a session with its sink, its leases and its clock. What `session` leaves out."""
+"""A connection of a client: its session, sink, quota leases and timers, with I/O and clock."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFound
-from headwater.gateway.access import AccessRequest
+from headwater.gateway.auth.authorize_hook import AccessRequest
 from headwater.gateway.backlog import Backlog
+from headwater.gateway.http.transports import Sink
 from headwater.gateway.quotas import Lease, Owner
 from headwater.gateway.session import (
     ChannelSubscription,
-    FeedSubscription,
     Session,
-    Subscription,
+    SessionFeed,
+    SessionSubscription,
     error_message,
 )
-from headwater.gateway.sinks import Sink
 from headwater.hub.subscriber import Access
 from headwater.identity import Identity
 from headwater.limits import (
@@ -36,13 +36,13 @@ from headwater.protocol import Frame, Keepalive
 KEEPALIVE = Frame(Keepalive())
 
 
-class Connection:
-    """Lives from the moment a client is let in until it has gone."""
+class GatewayConnection:
+    """Exists from the moment a client is admitted until it has disconnected."""
 
     __slots__ = (
         "_active_at", "_behind_since", "_caught_up", "_lease", "_leases", "_metrics", "_requests",
-        "_room", "_tasks", "accesses", "address", "asked", "backlog", "by_ticket", "closing",
-        "expiry", "here", "openings", "owner", "session", "since", "sink", "transport",
+        "_room", "_tasks", "access_requests", "accesses", "address", "backlog", "by_ticket",
+        "closing", "expiry", "local", "openings", "owner", "session", "since", "sink", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -56,28 +56,28 @@ class Connection:
         metrics: Metrics,
         memory: Memory,
         owner: Owner,
-        here: bool = False,
+        local: bool = False,
     ) -> None:
         self.session = Session(id, identity, self)
         self.owner = owner
-        """Whom its subscriptions count for: the user, or the address where there is none."""
+        """The owner of its subscriptions in quotas: the user, or the address without one."""
         waiting = memory.open(self._exceeded, in_total=False)
         waiting.join(("queue", owner))
         self.backlog = Backlog(memory, waiting)
         self.address = address
-        self.here = here
-        """Whether its client sits at this machine (`admins.is_here`)."""
+        self.local = local
+        """Whether its client runs on this machine (`admins.is_local`)."""
         self.by_ticket = False
-        """Whether a ticket opened it, and its token has not come since: it may only follow."""
+        """Whether a ticket opened it and no token was sent since: it may only subscribe."""
         self.transport = transport
         self.since = datetime.now(UTC)
         self.sink: Sink | None = None
         self.accesses: dict[str, dict[str, Access]] = {}
-        """By subscription and table: what its rights were when last looked at."""
-        self.asked: dict[str, AccessRequest] = {}
-        """By subscription: what the authorize hook is asked about it."""
-        self.openings: dict[Subscription, asyncio.Task[None]] | None = None
-        """What is on its way to be subscribed."""
+        """By subscription and table: the access at the last check."""
+        self.access_requests: dict[str, AccessRequest] = {}
+        """By subscription: the request for the authorize hook."""
+        self.openings: dict[SessionSubscription, asyncio.Task[None]] | None = None
+        """The subscriptions that are being opened."""
         self.closing: str | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self._metrics = metrics
@@ -95,24 +95,24 @@ class Connection:
         sink.on_drain = self._drained
         sink.backlog = self.backlog
         self.session.attach(sink)
-        # What fell behind before there was a sink has nothing to drain that would tell.
+        # Subscriptions that fell behind before there was a sink would get no drain event.
         self.session.drained()
         if self.closing is not None:
             sink.close()
 
     def keep(self, id: str, lease: Lease) -> None:
-        """Hold a subscription's place in the quotas until it is over."""
+        """Hold the quota lease of a subscription until it ends."""
         self._leases[id] = lease
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something for this connection beside what it does already."""
+        """Run a task that ends with this connection."""
         tasks = self._tasks = self._tasks or set()
         task = asyncio.create_task(work)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    def opening(self, subscription: Subscription, task: asyncio.Task[None]) -> None:
-        """A subscription is on its way."""
+    def opening(self, subscription: SessionSubscription, task: asyncio.Task[None]) -> None:
+        """A subscription is being opened."""
         openings = self.openings = self.openings or {}
         openings[subscription] = task
         task.add_done_callback(lambda _: openings.pop(subscription, None))
@@ -120,13 +120,13 @@ class Connection:
     # -------------------------------------------------------------------- requests
 
     def begin_request(self, id: str) -> None:
-        """The client asks for something under this id, which is its own until it is answered."""
+        """Reserve the id of a request until it is answered."""
         self.check_id(id)
         requests = self._requests = self._requests or set()
         if len(requests) >= SESSION_REQUESTS_MAX:
             raise LimitExceeded(
-                f"this session has {SESSION_REQUESTS_MAX} requests under way, which is the most",
-                hint="Wait for one of them to be answered.",
+                f"this session has {SESSION_REQUESTS_MAX} unanswered requests, which is the limit",
+                hint="Wait until one of them is answered.",
                 code="requests_per_session",
             )
         requests.add(id)
@@ -137,7 +137,7 @@ class Connection:
         self._active_at = time.monotonic()
 
     def check_id(self, id: str) -> None:
-        """Raise InvalidQuery for an id that may not be given to something new."""
+        """Raise InvalidQuery for an id that cannot be used for a new request or subscription."""
         if not 1 <= len(id) <= SUBSCRIPTION_ID_CHARS_MAX:
             raise InvalidQuery(f"expected 1 to {SUBSCRIPTION_ID_CHARS_MAX} characters", path="id")
         if self.uses(id):
@@ -151,30 +151,30 @@ class Connection:
         """Whether an error with this id would be the end of something else."""
         return id in self.session.subscriptions or id in (self._requests or ())
 
-    # -------------------------------------------------------------------- said by the session
+    # -------------------------------------------------------------------- called by the session
 
-    def fell_behind(self, subscription: Subscription) -> None:
+    def fell_behind(self, subscription: SessionSubscription) -> None:
         match subscription:
-            case FeedSubscription(policy=policy) | ChannelSubscription(policy=policy):
+            case SessionFeed(policy=policy) | ChannelSubscription(policy=policy):
                 self._metrics.overflows.labels(policy).inc()
             case _:
                 self._metrics.overflows.labels("conflate").inc()
 
-    def caught_up(self, subscription: Subscription) -> None:
+    def caught_up(self, subscription: SessionSubscription) -> None:
         if self._caught_up is not None:
             self._caught_up.set()
 
-    def forgotten(self, subscription: Subscription) -> None:
+    def forgotten(self, subscription: SessionSubscription) -> None:
         self.accesses.pop(subscription.id, None)
-        self.asked.pop(subscription.id, None)
+        self.access_requests.pop(subscription.id, None)
         if lease := self._leases.pop(subscription.id, None):
             lease.close()
         self._active_at = time.monotonic()
         self.caught_up(subscription)
 
     async def all_sent(self) -> None:
-        """Wait until its subscriptions have been told all that they were to be told by now."""
-        while any(each.is_owed for each in self.session.subscriptions.values()):
+        """Wait until no subscription has unsent messages."""
+        while any(each.has_unsent for each in self.session.subscriptions.values()):
             self._caught_up = self._caught_up or asyncio.Event()
             self._caught_up.clear()
             await self._caught_up.wait()
@@ -193,7 +193,8 @@ class Connection:
     # -------------------------------------------------------------------- time passes
 
     def tick(self, now: float) -> None:
-        """Now and then: say that all is well, or end what has waited for too long."""
+        """Called periodically: send a keepalive, or end a connection that is behind or idle too
+        long."""
         session = self.session
         if session.is_behind:
             self._behind_since = self._behind_since or now
@@ -210,24 +211,24 @@ class Connection:
     # -------------------------------------------------------------------- the end
 
     def end(self, reason: str, error: HeadwaterError | None = None) -> None:
-        """Let the client have what is on its way, and the reason."""
+        """End the connection after what is queued and the reason were sent."""
         if self.closing is not None:
             return
         self._close(reason)
         if error is not None:
-            self.session.say(error_message(error))
+            self.session.send(error_message(error))
         if self.sink is not None:
             self.sink.close()
 
     def abort(self, reason: str) -> None:
-        """End it at once; the client takes nothing anyway."""
+        """End the connection immediately, without sending what is queued."""
         if self.closing is None:
             self._close(reason)
         if self.sink is not None:
             self.sink.abort()
 
     def _exceeded(self, *_: object) -> None:
-        """More waits for the client than may. It cannot be sent the reason: it does not read."""
+        """Too many bytes wait for the client. It does not read, so it cannot be sent the reason."""
         self.abort("memory")
         self.backlog.close()
 
@@ -238,7 +239,7 @@ class Connection:
             self._room.set()
 
     def release(self) -> None:
-        """Give everything back. The client has gone."""
+        """Release everything. The client has disconnected."""
         self.closing = self.closing or "gone"
         if self.expiry is not None:
             self.expiry.cancel()
@@ -252,10 +253,10 @@ class Connection:
 
 
 def no_session() -> NotFound:
-    """For a session that has ended, or was never here."""
+    """The error for a session that has ended or belongs to another gateway."""
     return NotFound(
-        "there is no such session here",
+        "this gateway has no such session",
         code="session_unknown",
-        hint="A session ends with its connection and lives in one gateway: send this to "
-        "the gateway that holds the stream, or use /v1/ws.",
+        hint="A session ends with its connection and exists in one gateway only. Send the request"
+        " to the gateway that holds the stream, or use /v1/ws.",
     )

@@ -1,7 +1,8 @@
-"""The gateway: who may connect, what a connection may subscribe to, and when it ends.
+"""The gateway: admits connections, opens their subscriptions, and ends them.
 
-Everything between a request and the hub that is not HTTP. Requests come from `app`, which knows
-paths and status codes; `session` decides what a slow client gets; `access` what a user may see.
+Everything between a request and the hub that is not HTTP. Requests come from `http.app`, which
+knows paths and status codes. `session` decides what a slow client gets, `auth.authorization` what a
+user may see.
 """
 
 from __future__ import annotations
@@ -19,34 +20,34 @@ import msgspec
 from opentelemetry.context import Context
 
 from headwater.channels.definitions import Channels
-from headwater.channels.rooms import Rooms
+from headwater.channels.registry import ChannelRegistry
 from headwater.errors import (
     InvalidQuery,
     NotFound,
     Unauthorized,
     Unavailable,
 )
-from headwater.gateway.access import AccessRequest, Authorize
 from headwater.gateway.activity import TABLE, Activity
-from headwater.gateway.addresses import Proxies
-from headwater.gateway.auth import Authenticator, Credentials, missing
-from headwater.gateway.calls import Calls
-from headwater.gateway.channels import ChannelDesk
-from headwater.gateway.connection import Connection, no_session
+from headwater.gateway.auth.authorization import Authorization, combined_access
+from headwater.gateway.auth.authorize_hook import AccessRequest, Authorize
+from headwater.gateway.auth.tickets import Ticket, Tickets
+from headwater.gateway.auth.tokens import Authenticator, Credentials, missing
+from headwater.gateway.calls import CallHandler
+from headwater.gateway.channels import ChannelHandler
+from headwater.gateway.connection import GatewayConnection, no_session
+from headwater.gateway.http.addresses import Proxies
+from headwater.gateway.http.tracing import traced
 from headwater.gateway.quotas import Quotas, owner_of
-from headwater.gateway.rights import Rights, together
 from headwater.gateway.session import (
     AnySubscription,
     ChannelSubscription,
-    FeedSubscription,
-    LiveSubscription,
-    QuerySubscription,
     Session,
-    TopicSubscription,
+    SessionFeed,
+    SessionLive,
+    SessionQuery,
+    SessionTopic,
 )
-from headwater.gateway.tickets import Ticket, Tickets
-from headwater.gateway.tracing import traced
-from headwater.hub.feeds import FeedQuery
+from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.hub import Hub
 from headwater.hub.subscriber import Access
 from headwater.identity import Identity, anonymous
@@ -54,10 +55,9 @@ from headwater.limits import (
     ARGUMENT_VALUES_MAX,
     BEHIND_SECONDS_MAX,
     FEED_TABLES_MAX,
-    KEEPALIVE_SLOTS,
     SUBSCRIBE_BYTES_PER_REQUEST,
 )
-from headwater.live.filter import EVERYTHING, Filter, from_json
+from headwater.live.filters.filter import EVERYTHING, Filter, from_json
 from headwater.live.query import LiveQuery
 from headwater.metrics import Metrics
 from headwater.model import Position
@@ -74,10 +74,14 @@ from headwater.protocol import (
     SetState,
     Subscribe,
 )
+from headwater.queries.execution.mutations import MutationRunner
 from headwater.queries.functions import Mutation, Query
-from headwater.queries.mutations import Mutations
 from headwater.settings import Settings
 from headwater.topics.definitions import Topics
+
+_KEEPALIVE_SLOTS = 16
+"""Connections get their keepalives in this many groups, one after the other."""
+
 
 logger = logging.getLogger(__name__)
 
@@ -95,32 +99,32 @@ class Gateway:
         metrics: Metrics | None = None,
         queries: Mapping[str, Query] = {},
         mutations: Mapping[str, Mutation] = {},
-        runner: Mutations | None = None,
+        runner: MutationRunner | None = None,
         topics: Topics | None = None,
         channels: Channels | None = None,
-        rooms: Rooms | None = None,
+        registry: ChannelRegistry | None = None,
         declared: Collection[str] = (),
     ) -> None:
         """`queries` and `mutations` are what clients may call, by name; `runner` is what mutations
         run on; `topics` and `channels` are those that they may follow, `rooms` where channels
         are; `declared` are the tables that the application declares."""
         self.hub = hub
-        self.calls = Calls(hub, queries, mutations, runner)
+        self.calls = CallHandler(hub, queries, mutations, runner)
         self.settings = settings
         self.metrics = metrics or Metrics()
         self.quotas = Quotas(settings)
-        self.channels = ChannelDesk(channels or Channels(), rooms, self.quotas)
+        self.channels = ChannelHandler(channels or Channels(), registry, self.quotas)
         self.proxies = Proxies(settings)
         self.stopping = False
         self._authenticator = Authenticator.from_settings(settings)
         self._topics = Topics() if topics is None else topics
-        self._rights = Rights(hub, settings, authorize, self._topics, declared)
+        self._authorization = Authorization(hub, settings, authorize, self._topics, declared)
         self._tickets = Tickets(url)
-        self._connections: dict[str, Connection] = {}
+        self._connections: dict[str, GatewayConnection] = {}
         self.activity = Activity(
             hub, self.metrics, self._connections.values, settings.activity_period
         )
-        self._slots: list[dict[Connection, None]] = [{} for _ in range(KEEPALIVE_SLOTS)]
+        self._slots: list[dict[GatewayConnection, None]] = [{} for _ in range(_KEEPALIVE_SLOTS)]
         self._opened = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -157,10 +161,10 @@ class Gateway:
     @property
     def has_hook(self) -> bool:
         """Whether the application decides who may read what."""
-        return self._rights.has_hook
+        return self._authorization.has_hook
 
     async def identify(self, credentials: Credentials) -> Identity:
-        """Who makes a request. Where no authentication is configured, everybody is nobody."""
+        """The identity of a request; an anonymous one if no authentication is configured."""
         if self._authenticator is None:
             if credentials.ticket is not None:
                 raise _no_tickets()
@@ -173,11 +177,11 @@ class Gateway:
         return await self._authenticator.verify(token)
 
     def count_request(self, account: str | None, address: str, *, weight: int = 1) -> None:
-        """Raise LimitExceeded for those who ask too often."""
+        """Raise LimitExceeded for an owner with too many requests."""
         self.quotas.request(account, address, time.monotonic(), weight=weight)
 
     def check_address(self, address: str) -> None:
-        """Raise LimitExceeded where too much came from an address without a user."""
+        """Raise LimitExceeded for an address with too many requests without a user."""
         self.quotas.check_address(address, time.monotonic())
 
     async def issue_ticket(self, identity: Identity, token: str | None) -> Ticket:
@@ -186,14 +190,14 @@ class Gateway:
             raise _no_tickets()
         return await self._tickets.issue(identity.account or "", token)
 
-    async def authenticate(self, connection: Connection, token: str) -> Authenticated:
-        """Let a connection go on with a new token of the same user."""
+    async def authenticate(self, connection: GatewayConnection, token: str) -> Authenticated:
+        """Replace the token of a connection by a new one of the same user."""
         session = connection.session
         if self._authenticator is not None:
             session.identity = await self._authenticator.renew(token, session.identity)
             connection.by_ticket = False
             self._expect_expiry(connection)
-            connection.start(self._rights.recheck_until_decided(connection))
+            connection.start(self._authorization.recheck_until_decided(connection))
         return Authenticated(session.identity.expires_at)
 
     # -------------------------------------------------------------------- connections
@@ -204,15 +208,15 @@ class Gateway:
         *,
         address: str,
         transport: str,
-        here: bool = False,
+        local: bool = False,
         by_ticket: bool = False,
-    ) -> Connection:
-        """A connection, within the quotas. The caller releases it. `here` says that its client sits
-        at this machine, `by_ticket` that it has yet to send its token."""
+    ) -> GatewayConnection:
+        """A connection, within the quotas. The caller releases it. `local` says that its client
+        runs on this machine, `by_ticket` that it has not sent its token yet."""
         if self.stopping:
             raise Unavailable("the gateway is stopping", hint="Connect again in a moment.")
         lease = self.quotas.session(identity.account, address)
-        connection = Connection(
+        connection = GatewayConnection(
             secrets.token_urlsafe(16),
             identity,
             address=address,
@@ -221,35 +225,35 @@ class Gateway:
             metrics=self.metrics,
             memory=self.hub.memory,
             owner=owner_of(identity.account, address),
-            here=here,
+            local=local,
         )
         connection.by_ticket = by_ticket
         self._connections[connection.session.id] = connection
         self._opened += 1
-        self._slots[self._opened % KEEPALIVE_SLOTS][connection] = None
+        self._slots[self._opened % _KEEPALIVE_SLOTS][connection] = None
         self.metrics.opened.labels(transport).inc()
         keepalive = self.settings.keepalive_period.total_seconds()
         hello = Hello(connection.session.id, VERSION, keepalive, identity.expires_at)
-        connection.session.say(hello)
+        connection.session.send(hello)
         self._expect_expiry(connection)
         return connection
 
-    def release(self, connection: Connection) -> None:
-        """The client has gone, or was never let in."""
+    def release(self, connection: GatewayConnection) -> None:
+        """Forget a connection: its client has disconnected or was not admitted."""
         if self._connections.pop(connection.session.id, None) is not None:
             for slot in self._slots:
                 slot.pop(connection, None)
-            self.activity.census.ended(connection)
+            self.activity.usage.ended(connection)
             connection.release()
 
-    def find(self, session: str, identity: Identity) -> Connection:
+    def find(self, session: str, identity: Identity) -> GatewayConnection:
         """The open connection of that session, for its own user only."""
         connection = self._connections.get(session)
         if connection is None or not _same_user(identity, connection.session.identity):
             raise no_session()
         return connection
 
-    def _expect_expiry(self, connection: Connection) -> None:
+    def _expect_expiry(self, connection: GatewayConnection) -> None:
         if connection.expiry is not None:
             connection.expiry.cancel()
             connection.expiry = None
@@ -259,25 +263,26 @@ class Gateway:
             loop = asyncio.get_running_loop()
             connection.expiry = loop.call_later(max(left, 0), self._expire, connection)
 
-    def _expire(self, connection: Connection) -> None:
+    def _expire(self, connection: GatewayConnection) -> None:
         error = Unauthorized(
             "the token has expired",
             code="token_expired",
-            hint="Connect again with a new one; on an open connection, refresh it in time.",
+            hint="Connect again with a new token. On an open connection, send a new token before"
+            " the old one expires.",
         )
         connection.end("token_expired", error)
 
     # -------------------------------------------------------------------- subscriptions
 
     async def subscribe_once(
-        self, connection: Connection, wish: Subscribe, *, parent: Context | None = None
+        self, connection: GatewayConnection, message: Subscribe, *, parent: Context | None = None
     ) -> None:
         """The same by a request of its own. Browsers repeat one by themselves when its connection
         was cut before the answer: it is about the same subscription then."""
-        digest = hash(msgspec.json.encode(wish))
-        known = connection.session.subscriptions.get(wish.id)
+        digest = hash(msgspec.json.encode(message))
+        known = connection.session.subscriptions.get(message.id)
         if known is None or known.digest != digest:
-            await self.subscribe(connection, wish, parent=parent, digest=digest)
+            await self.subscribe(connection, message, parent=parent, digest=digest)
         elif connection.openings and (opening := connection.openings.get(known)) is not None:
             await asyncio.wait({opening})
             if not opening.cancelled():
@@ -285,64 +290,64 @@ class Gateway:
 
     async def subscribe(
         self,
-        connection: Connection,
-        wish: Subscribe,
+        connection: GatewayConnection,
+        message: Subscribe,
         *,
         parent: Context | None = None,
         digest: int | None = None,
     ) -> None:
-        """Open a subscription. What comes of it goes through the connection's session; what is
-        wrong with it is raised."""
-        connection.check_id(wish.id)
+        """Open a subscription. Its messages are sent through the connection's session; errors in
+        the request are raised."""
+        connection.check_id(message.id)
         if connection.closing is not None:
             raise no_session()
         session = connection.session
-        subscription = _subscription(session, wish)
+        subscription = _subscription(session, message)
         subscription.digest = digest
         # What a filter costs grows with its length, and the request itself is counted already.
-        if weight := len(msgspec.json.encode(wish.live)) // SUBSCRIBE_BYTES_PER_REQUEST:
+        if weight := len(msgspec.json.encode(message.live)) // SUBSCRIBE_BYTES_PER_REQUEST:
             self.count_request(session.identity.account, connection.address, weight=weight)
         lease = self.quotas.subscription(session.identity.account, connection.address)
         session.add(subscription)
-        connection.keep(wish.id, lease)
+        connection.keep(message.id, lease)
         attributes = {"headwater.kind": subscription.kind}
-        if wish.query is not None:
-            attributes["headwater.function"] = wish.query.name
+        if message.query is not None:
+            attributes["headwater.function"] = message.query.name
         with traced("headwater.subscribe", attributes, parent) as trace_id:
-            opening = self._open(connection, subscription, wish, trace_id)
+            opening = self._open(connection, subscription, message, trace_id)
             await self._until_open(connection, subscription, asyncio.create_task(opening))
 
     async def _open(
         self,
-        connection: Connection,
+        connection: GatewayConnection,
         subscription: AnySubscription,
-        wish: Subscribe,
+        message: Subscribe,
         trace_id: str | None,
     ) -> None:
         if not isinstance(subscription, ChannelSubscription):
-            subscription.lost = not await self._has_read(subscription, wish)
+            subscription.lost = not await self._has_read(subscription, message)
         match subscription:
-            case TopicSubscription():
-                await self._open_topic(connection, subscription, wish)
-            case LiveSubscription():
-                await self._open_live(connection, subscription, wish)
-            case QuerySubscription():
-                await self._open_query(connection, subscription, wish, trace_id)
-            case FeedSubscription():
-                await self._open_feed(connection, subscription, wish)
+            case SessionTopic():
+                await self._open_topic(connection, subscription, message)
+            case SessionLive():
+                await self._open_live(connection, subscription, message)
+            case SessionQuery():
+                await self._open_query(connection, subscription, message, trace_id)
+            case SessionFeed():
+                await self._open_feed(connection, subscription, message)
             case ChannelSubscription():
                 identity = connection.session.identity
-                await self.channels.open(connection, subscription, wish)
+                await self.channels.open(connection, subscription, message)
                 self._opened_with(connection, subscription, {}, identity)
 
-    async def _has_read(self, subscription: AnySubscription, wish: Subscribe) -> bool:
+    async def _has_read(self, subscription: AnySubscription, message: Subscribe) -> bool:
         """Wait until this gateway is no further behind than what the client has seen; whether the
         database has all the positions that it names."""
-        positions = [_position_or_none(wish.since), read_position(wish.after, "after")]
-        if wish.changes is not None:
-            positions.append(read_position(wish.changes.since))
+        positions = [_position_or_none(message.since), read_position(message.after, "after")]
+        if message.changes is not None:
+            positions.append(read_position(message.changes.since))
         # What feeds and topics say is rounded down to what is on disk: they have shown more.
-        newest = isinstance(subscription, FeedSubscription)
+        newest = isinstance(subscription, SessionFeed)
         found = [
             await self.hub.contains(each, newest=newest, seconds=BEHIND_SECONDS_MAX)
             for each in positions
@@ -352,7 +357,7 @@ class Gateway:
 
     async def _until_open(
         self,
-        connection: Connection,
+        connection: GatewayConnection,
         subscription: AnySubscription,
         opening: asyncio.Task[None],
     ) -> None:
@@ -365,20 +370,20 @@ class Gateway:
             if not subscription.over:
                 opening.result()
             elif not opening.cancelled():
-                opening.exception()  # nobody is left to be told
+                opening.exception()  # no client waits for it
         except BaseException:
             connection.session.forget(subscription)
             subscription.close()
             raise
 
     async def _open_live(
-        self, connection: Connection, subscription: LiveSubscription, wish: Subscribe
+        self, connection: GatewayConnection, subscription: SessionLive, message: Subscribe
     ) -> None:
-        _check_conflated(wish, "a live query")
-        assert wish.live is not None
-        query = LiveQuery.from_json(wish.live)
+        _check_conflated(message, "a live query")
+        assert message.live is not None
+        query = LiveQuery.from_json(message.live)
         identity = connection.session.identity
-        asked = AccessRequest(
+        access_request = AccessRequest(
             kind="live",
             table=query.table,
             columns=query.columns,
@@ -388,39 +393,39 @@ class Gateway:
             after=query.after,
             mode=query.mode,
         )
-        accesses = await self._rights.of(connection, [query.table], asked)
+        accesses = await self._authorization.of(connection, [query.table], access_request)
         handle = await self.hub.live(
             query,
             subscription,
             access=accesses[query.table],
-            since=wish.since,
-            verify=wish.verify,
+            since=message.since,
+            verify=message.verify,
             owner=connection.owner,
         )
-        self._opened_with(connection, subscription, accesses, identity, asked)
+        self._opened_with(connection, subscription, accesses, identity, access_request)
         subscription.opened(handle)
         if handle.is_of(*TABLE):
-            self.activity.look()
+            self.activity.wake()
 
     async def _open_query(
         self,
-        connection: Connection,
-        subscription: QuerySubscription,
-        wish: Subscribe,
+        connection: GatewayConnection,
+        subscription: SessionQuery,
+        message: Subscribe,
         trace_id: str | None,
     ) -> None:
-        _check_conflated(wish, "a reactive query")
-        if wish.verify:
+        _check_conflated(message, "a reactive query")
+        if message.verify:
             raise InvalidQuery("messages of a reactive query carry no hash", path="verify")
-        call = wish.query
+        call = message.query
         assert call is not None
         query = self.calls.query(call.name)
-        handle = await self.hub.groups.subscribe(
+        handle = await self.hub.reactive.subscribe(
             query,
             query.bind(call.args, most=ARGUMENT_VALUES_MAX),
             subscription.identity,
             subscription,
-            since=wish.since,
+            since=message.since,
             delta=call.delta,
             trace_id=trace_id,
             owner=connection.owner,
@@ -429,26 +434,26 @@ class Gateway:
         subscription.opened(handle)
 
     async def _open_feed(
-        self, connection: Connection, subscription: FeedSubscription, wish: Subscribe
+        self, connection: GatewayConnection, subscription: SessionFeed, message: Subscribe
     ) -> None:
         if subscription.policy == "conflate":
             raise InvalidQuery(
-                "a change feed cannot be conflated: each change counts",
+                "a change feed cannot be conflated: it sends each change",
                 path="overflow",
                 hint="Use pause or drop.",
             )
-        assert wish.changes is not None
-        query = _feed_query(wish.changes)
+        assert message.changes is not None
+        query = _feed_query(message.changes)
         identity = connection.session.identity
         where = EVERYTHING if query.where is None else query.where
-        asked = AccessRequest(kind="feed", table="", where=where, since=query.since)
-        accesses = await self._rights.of_feed(connection, query.tables, asked)
-        handle = await self.hub.feed(query, subscription, access=together(accesses))
-        self._opened_with(connection, subscription, accesses, identity, asked)
+        access_request = AccessRequest(kind="feed", table="", where=where, since=query.since)
+        accesses = await self._authorization.of_feed(connection, query.tables, access_request)
+        handle = await self.hub.feed(query, subscription, access=combined_access(accesses))
+        self._opened_with(connection, subscription, accesses, identity, access_request)
         subscription.opened(handle)
 
     async def _open_topic(
-        self, connection: Connection, subscription: TopicSubscription, wish: Subscribe
+        self, connection: GatewayConnection, subscription: SessionTopic, message: Subscribe
     ) -> None:
         if subscription.policy == "conflate":
             raise InvalidQuery(
@@ -456,49 +461,55 @@ class Gateway:
                 path="overflow",
                 hint="Use pause or drop.",
             )
-        if wish.verify:
+        if message.verify:
             raise InvalidQuery("messages of a topic carry no hash", path="verify")
-        since = read_position(wish.since)
-        definition, places = self._topics.find(subscription.topic)
+        since = read_position(message.since)
+        definition, parameters = self._topics.find(subscription.topic)
         identity = connection.session.identity
-        asked = AccessRequest(kind="topic", table="", since=since, topic=subscription.topic)
-        access = await self._rights.of_topic(connection, definition, places, asked)
+        access_request = AccessRequest(
+            kind="topic", table="", since=since, topic=subscription.topic
+        )
+        access = await self._authorization.of_topic(
+            connection, definition, parameters, access_request
+        )
         handle = await self.hub.topics.subscribe(
             subscription.topic, definition, subscription, since, access=access
         )
-        self._opened_with(connection, subscription, {}, identity, asked)
+        self._opened_with(connection, subscription, {}, identity, access_request)
         subscription.opened(handle)
 
     def _opened_with(
         self,
-        connection: Connection,
+        connection: GatewayConnection,
         subscription: AnySubscription,
         accesses: dict[str, Access],
         identity: Identity,
-        asked: AccessRequest | None = None,
+        access_request: AccessRequest | None = None,
     ) -> None:
         if subscription.over:
             return
         connection.accesses[subscription.id] = accesses
-        if asked is not None:
-            connection.asked[subscription.id] = asked
+        if access_request is not None:
+            connection.access_requests[subscription.id] = access_request
         if connection.session.identity is not identity:
-            # A new token came meanwhile, and what was decided under the old one may not hold.
-            connection.start(self._rights.recheck_until_decided(connection))
+            # A new token arrived meanwhile; decisions under the old one may be out of date.
+            connection.start(self._authorization.recheck_until_decided(connection))
 
-    async def reanchor(self, connection: Connection, wish: Reanchor) -> None:
-        """Slide a live query's window; answered where that is asked for."""
-        subscription = connection.session.subscriptions.get(wish.id)
-        if not isinstance(subscription, LiveSubscription) or subscription.handle is None:
+    async def reanchor(self, connection: GatewayConnection, message: Reanchor) -> None:
+        """Move a live query's window; answered if `request` is set."""
+        subscription = connection.session.subscriptions.get(message.id)
+        if not isinstance(subscription, SessionLive) or subscription.handle is None:
             raise NotFound(
-                f"this session has no live query {wish.id!r:.100}", code="subscription_unknown"
+                f"this session has no live query {message.id!r:.100}", code="subscription_unknown"
             )
-        await subscription.handle.reanchor(wish.after)
-        if wish.request is not None:
-            connection.session.say(Answer(wish.request, str(self.hub.position or "")))
+        await subscription.handle.reanchor(message.after)
+        if message.request is not None:
+            connection.session.send(Answer(message.request, str(self.hub.position or "")))
 
-    async def speak(self, connection: Connection, message: Publish | SetState) -> None:
-        """Publish on a channel, or have another state there; answered where that is asked for."""
+    async def send_to_channel(
+        self, connection: GatewayConnection, message: Publish | SetState
+    ) -> None:
+        """Publish on a channel, or change the state there; answered if `request` is set."""
         request = message.request
         if request is not None:
             connection.begin_request(request)
@@ -512,17 +523,17 @@ class Gateway:
             if request is not None:
                 connection.end_request(request)
         if request is not None:
-            connection.session.say(Answer(request, str(self.hub.position or "")))
+            connection.session.send(Answer(request, str(self.hub.position or "")))
 
     # -------------------------------------------------------------------- time passes
 
     async def _recheck_often(self) -> None:
         while True:
             await asyncio.sleep(self.settings.recheck_period.total_seconds())
-            await self._rights.recheck_all(list(self._connections.values()))
+            await self._authorization.recheck_all(list(self._connections.values()))
 
     async def _keep_alive(self) -> None:
-        pause = self.settings.keepalive_period.total_seconds() / KEEPALIVE_SLOTS
+        pause = self.settings.keepalive_period.total_seconds() / _KEEPALIVE_SLOTS
         while True:
             for slot in self._slots:
                 await asyncio.sleep(pause)
@@ -531,8 +542,8 @@ class Gateway:
                     connection.tick(now)
 
     async def stop(self) -> None:
-        """Refuse newcomers, and tell everybody to connect elsewhere: who waits for a mutation when
-        it is answered, or it would not be known what has become of it."""
+        """Refuse new connections, and ask all clients to reconnect. A client with a running
+        mutation gets that message after the answer, so that it knows the outcome."""
         self.stopping = True
         error = Unavailable(
             "the gateway is stopping", code="stopping", hint="Connect again in a moment."
@@ -544,17 +555,17 @@ class Gateway:
         for connection in list(self._connections.values()):
             connection.end("stopping", error)
 
-    # -------------------------------------------------------------------- how it goes
+    # -------------------------------------------------------------------- state and metrics
 
     @property
-    def trouble(self) -> str | None:
-        """Why nobody should be sent here now."""
+    def not_ready_reason(self) -> str | None:
+        """Why clients should not be routed to this gateway; None if it is ready."""
         if self.stopping:
             return "stopping"
-        return None if self.hub.ready else (self.hub.trouble or "starting")
+        return None if self.hub.ready else (self.hub.problem or "starting")
 
     def measure(self) -> bytes:
-        """The metrics, with those that are counted when asked for."""
+        """The metrics, including those that are computed on request."""
         connections = self._connections.values()
         transports = Counter(c.transport for c in connections)
         for transport in ("sse", "websocket", "ndjson"):
@@ -571,8 +582,8 @@ class Gateway:
 
 def _no_tickets() -> Unauthorized:
     return Unauthorized(
-        "this gateway verifies no tokens, and so neither gives nor takes tickets",
-        hint="Connect without one, or configure authentication.",
+        "this gateway verifies no tokens, so it neither issues nor accepts tickets",
+        hint="Connect without a ticket, or configure authentication.",
         code="ticket",
     )
 
@@ -581,37 +592,37 @@ def _same_user(one: Identity, other: Identity) -> bool:
     return (one.user, one.tenant) == (other.user, other.tenant)
 
 
-def _subscription(session: Session, wish: Subscribe) -> AnySubscription:
-    match wish.live, wish.query, wish.changes, wish.topic, wish.channel:
+def _subscription(session: Session, message: Subscribe) -> AnySubscription:
+    match message.live, message.query, message.changes, message.topic, message.channel:
         case dict(), None, None, None, None:
-            return LiveSubscription(session, wish.id, batch=wish.batch)
+            return SessionLive(session, message.id)
         case None, QueryCall(), None, None, None:
-            return QuerySubscription(session, wish.id, batch=wish.batch)
+            return SessionQuery(session, message.id)
         case None, None, ChangesQuery(), None, None:
-            return FeedSubscription(session, wish.id, wish.overflow or "pause")
+            return SessionFeed(session, message.id, message.overflow or "pause")
         case None, None, None, str(topic), None:
-            return TopicSubscription(session, wish.id, wish.overflow or "pause", topic)
+            return SessionTopic(session, message.id, message.overflow or "pause", topic)
         case None, None, None, None, ChannelCall(name):
-            return ChannelSubscription(session, wish.id, name)
+            return ChannelSubscription(session, message.id, name)
     raise InvalidQuery("expected exactly one of live, query, changes, topic and channel")
 
 
-def _check_conflated(wish: Subscribe, what: str) -> None:
-    if wish.overflow not in (None, "conflate"):
+def _check_conflated(message: Subscribe, what: str) -> None:
+    if message.overflow not in (None, "conflate"):
         raise InvalidQuery(
-            f"{what} is always conflated: what counts is its present state", path="overflow"
+            f"{what} is always conflated: only its current state is sent", path="overflow"
         )
 
 
-def _feed_query(wish: ChangesQuery) -> FeedQuery:
-    if len(wish.tables) > FEED_TABLES_MAX:
+def _feed_query(message: ChangesQuery) -> FeedQuery:
+    if len(message.tables) > FEED_TABLES_MAX:
         raise InvalidQuery(f"expected at most {FEED_TABLES_MAX} tables", path="tables")
     where: Filter | None = None
-    if wish.where is not None:
-        if len(wish.tables) != 1:
+    if message.where is not None:
+        if len(message.tables) != 1:
             raise InvalidQuery("a filter needs exactly one table", path="where")
-        where = from_json(wish.where)
-    return FeedQuery(wish.tables, where, read_position(wish.since), wish.format)
+        where = from_json(message.where)
+    return FeedQuery(message.tables, where, read_position(message.since), message.format)
 
 
 def _position_or_none(text: str | None) -> Position | None:
@@ -629,5 +640,5 @@ def read_position(text: str | None, path: str = "since") -> Position | None:
         raise InvalidQuery(
             f"{text!r:.100} is not a position",
             path=path,
-            hint="Use the position of a message, as it was.",
+            hint="Use the position of a message without changing it.",
         ) from None

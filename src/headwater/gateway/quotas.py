@@ -1,9 +1,10 @@
-"""How much one user, or one address, may have and ask for. Pure: it is told the time.
+"""How many sessions, subscriptions and requests a user or an address may have. Pure: the caller
+passes the time.
 
 Sessions, subscriptions and requests count against the user and, where there is none, against the
 address: many users may share one. What is held is a lease: closing it, once or several times, gives
-it back once. Nothing is remembered of those who hold nothing, so memory grows with
-what is open and not with everybody who ever came.
+it back once. Owners without a lease are not stored, so memory grows with
+what is open and not with the number of past clients.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from collections import Counter
 from typing import TypeAlias
 
 from headwater.errors import LimitExceeded
-from headwater.gateway.addresses import counted
-from headwater.limits import QUOTA_RETRY_SECONDS, RATE_BURST_SECONDS, RATE_OWNERS_MAX
+from headwater.gateway.http.addresses import counted
+from headwater.limits import QUOTA_RETRY_SECONDS, RATE_BURST_SECONDS
 from headwater.settings import Settings
 
+_RATE_OWNERS_MAX = 100_000
+"""Users and addresses whose requests are counted. Beyond it the one seen longest ago is forgotten
+early, and may ask a little more often than the rate."""
+
+
 Owner: TypeAlias = tuple[str, str]
-"""Whom something counts for: ("user", account), ("address", network) or ("session", id)."""
+"""The owner in a quota: ("user", account), ("address", network) or ("session", id)."""
 
 
 class Quotas:
@@ -80,7 +86,7 @@ class Quotas:
 
     @property
     def entries(self) -> int:
-        """How many owners are remembered, for those who watch memory."""
+        """How many owners are stored, for memory checks."""
         rates = len(self._rate) + len(self._publish_rate)
         return len(self._sessions) + len(self._subscriptions) + rates
 
@@ -108,7 +114,7 @@ class Lease:
 
 
 class Rate:
-    """A token bucket for each owner, kept as one number: when it will be full again.
+    """A token bucket for each owner, stored as one number: the time when it will be full again.
 
     A full bucket holds what may be asked in RATE_BURST_SECONDS. Buckets are in the order of their
     last use, and none stays less than full for longer than that, so the full ones are in front.
@@ -136,13 +142,13 @@ class Rate:
         return wait if wait > 1e-9 else 0.0
 
     def _seconds(self, weight: int) -> float:
-        """How long it takes for so much to be there again. A full bucket is always enough."""
+        """How long the bucket takes to gain this weight. A full bucket is always enough."""
         return min(weight * self._each, self._most)
 
     def _forget(self, now: float) -> None:
         while self._full_at:
             owner = next(iter(self._full_at))
-            if self._full_at[owner] > now and len(self._full_at) < RATE_OWNERS_MAX:
+            if self._full_at[owner] > now and len(self._full_at) < _RATE_OWNERS_MAX:
                 return
             del self._full_at[owner]
 
@@ -151,11 +157,11 @@ class Rate:
 
 
 def owner_of(user: str | None, address: str) -> Owner:
-    """Whom something counts for: the user, or the address where there is none."""
+    """The owner in quotas: the user, or the address without one."""
     return ("address", counted(address)) if user is None else ("user", user)
 
 
-_WAY_OUT = {
+_HINTS = {
     "sessions_per_user": "Close one, or carry many subscriptions over one connection.",
     "sessions_per_ip": "Sessions with a user are not counted by address: send a token. Behind a"
     " proxy, name it in trusted_proxies, or all its clients are one.",
@@ -163,10 +169,10 @@ _WAY_OUT = {
 }
 
 
-def _exceeded(setting: str, most: int, whose: str) -> LimitExceeded:
+def _exceeded(setting: str, most: int, owner: str) -> LimitExceeded:
     return LimitExceeded(
-        f"{whose} has {most} {setting.partition('_')[0]} open, which is the most",
-        hint=f"{_WAY_OUT[setting]} The setting is {setting}.",
+        f"{owner} has {most} {setting.partition('_')[0]} open, which is the limit",
+        hint=f"{_HINTS[setting]} The setting is {setting}.",
         code=setting,
         retry_after=QUOTA_RETRY_SECONDS,
     )

@@ -1,12 +1,11 @@
 """A session: one connection, its subscriptions, and what happens when its client reads too slowly.
 
-Pure: no await, no clock, no I/O of its own; frames go to a sink that never blocks and tells how
+Pure: no await, no clock, no I/O of its own; frames go to a sink that never blocks and reports how
 much it still holds. The rule: a session holds at most `SESSION_QUEUE_BYTES_MAX` and one frame. A
 subscription whose frame no longer fits *falls behind*, gets nothing more, and recovers by its
 policy once the client has taken what there was: a live query with a reset to its present state, a
-reactive query with its present result, a change feed with a gap or with what the log has kept, a
-channel with who is there and what is remembered.
-Nobody else notices.
+reactive query with its present result, a change feed with a gap or with the changes from the log, a
+channel with its members and history. Other sessions are not affected.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ class Outlet(Protocol):
     def buffered(self) -> int: ...
 
 
-class Surroundings(Protocol):
-    """What a session tells the connection it belongs to."""
+class SessionOwner(Protocol):
+    """The connection of a session: the calls that a session makes."""
 
-    def fell_behind(self, subscription: Subscription) -> None: ...
+    def fell_behind(self, subscription: SessionSubscription) -> None: ...
 
-    def caught_up(self, subscription: Subscription) -> None: ...
+    def caught_up(self, subscription: SessionSubscription) -> None: ...
 
-    def forgotten(self, subscription: Subscription) -> None: ...
+    def forgotten(self, subscription: SessionSubscription) -> None: ...
 
     def room(self) -> Awaitable[None]: ...
 
 
 class StateHandle(Protocol):
-    """What a session asks of the hub about anything that has a present state."""
+    """The hub's side of a subscription with a current state."""
 
     def close(self) -> None: ...
 
@@ -77,7 +76,7 @@ class QueryHandle(StateHandle, Settling, Protocol):
 
 
 class FeedHandle(Settling, Protocol):
-    """What a session asks of the hub about a change feed."""
+    """The hub's side of a change feed."""
 
     def close(self) -> None: ...
 
@@ -101,33 +100,32 @@ class ChannelHandle(StateHandle, Protocol):
     def recheck(self, identity: Identity) -> Awaitable[None]: ...
 
 
-class Subscription:
+class SessionSubscription:
     """One subscription of a session: a `Subscriber` for the hub.
 
     Where a session subscribes to the same view again, that subscription gets a view number of its
-    own, and frames that bear it. Were they to share one, each would be told what only the other
+    own, and frames with that number. If they shared one, each would also get what only the other
     needs: a result read at another position, or what a feed missed.
     """
 
     __slots__ = (
-        "_alone", "_position", "_skipped", "batch", "behind", "digest", "give_up", "handle", "id",
+        "_alone", "_position", "_skipped", "behind", "digest", "give_up", "handle", "id",
         "lost", "over", "session", "view",
     )  # fmt: skip
 
     member: str | None = None
     """Who of a channel's members it is."""
 
-    def __init__(self, session: Session, id: str, *, batch: bool = True) -> None:
+    def __init__(self, session: Session, id: str) -> None:
         self.session = session
         self.id = id
-        self.batch = batch
         self.view = 0
         self.behind = False
         self.handle: StateHandle | FeedHandle | None = None
         self.over = False
-        """Whether it has ended, maybe before it had begun: then nobody is told more."""
+        """Whether it has ended, maybe before it was open. Then nothing more is sent."""
         self.lost = False
-        """Whether the client named a position that the database does not have; said once."""
+        """Whether the client named a position that the database does not have; reported once."""
         self.give_up: Callable[[], object] | None = None
         """Ends its opening, while there is no handle to close."""
         self.digest: int | None = None
@@ -137,11 +135,11 @@ class Subscription:
         self._skipped: str | None = None
 
     @property
-    def is_owed(self) -> bool:
-        """Whether the client has yet to be told something that was to be told by now."""
+    def has_unsent(self) -> bool:
+        """Whether messages for the client are not sent yet."""
         return self.behind
 
-    # -------------------------------------------------------------------- said by the hub
+    # -------------------------------------------------------------------- called by the hub
 
     def subscribed(self, view: int, *, key: tuple[str, ...], resumed: bool) -> None:
         if self.over:
@@ -149,14 +147,14 @@ class Subscription:
         self.session.change_view(self, view)
         self._alone = self.view == view and self._is_resumed
         lost, self.lost = self.lost, False
-        self.session.say(Subscribed(self.id, self.view, resumed, key, self.member, lost))
+        self.session.send(Subscribed(self.id, self.view, resumed, key, self.member, lost))
 
     def deliver(self, frame: Frame) -> None:
         # Thousands of times for one change of a popular query: few calls, nothing looked up twice.
         outlet = self.session.outlet
         if self.over or self.behind or outlet.buffered > SESSION_QUEUE_BYTES_MAX:
             self._deliver_late(frame)
-        elif self._alone and self.batch:
+        elif self._alone:
             self._position = frame.position
             outlet.send(frame)
         else:
@@ -175,8 +173,7 @@ class Subscription:
         self._position = frame.position
         if not self._alone:
             frame = self._framed(frame.message)
-        for each in (frame,) if self.batch else frame.each:
-            self.session.outlet.send(each)
+        self.session.outlet.send(frame)
 
     def _framed(self, message: ServerMessage) -> Frame:
         """The message as its client gets it."""
@@ -194,22 +191,22 @@ class Subscription:
         if self.over:
             return
         self.session.forget(self)
-        self.session.say(error_message(error, id=self.id))
+        self.session.send(error_message(error, id=self.id))
 
     def room(self) -> Awaitable[None]:
         return self.session.room()
 
-    # -------------------------------------------------------------------- said by the session
+    # -------------------------------------------------------------------- called by the session
 
     def close(self) -> None:
-        """Tell the hub that nobody listens any more."""
+        """End the subscription at the hub."""
         if self.handle is not None:
             self.handle.close()
         elif self.give_up is not None:
             self.give_up()
 
     def recover(self) -> None:
-        """There is room again: say how it goes on."""
+        """There is room again: send what makes the client current."""
 
     def _miss(self, frame: Frame) -> None:
         self._skipped = frame.position
@@ -222,21 +219,21 @@ class Subscription:
         self.session.fell_behind(self)
 
     def catch_up(self) -> None:
-        """It has its present state, or goes on where it was."""
+        """It was sent its present state, or continues from its position."""
         if self.behind:
             self.behind = False
             self.session.caught_up(self)
 
 
-class StateSubscription(Subscription):
+class StateSubscription(SessionSubscription):
     """Something with a present state. Behind, it waits for room and then gets that."""
 
     __slots__ = ("_recovers",)
     handle: StateHandle | None
     policy: Overflow = "conflate"
 
-    def __init__(self, session: Session, id: str, *, batch: bool = True) -> None:
-        super().__init__(session, id, batch=batch)
+    def __init__(self, session: Session, id: str) -> None:
+        super().__init__(session, id)
         self._recovers = False
 
     def _begin(self, handle: StateHandle) -> None:
@@ -251,7 +248,7 @@ class StateSubscription(Subscription):
         self._recovers = self.handle is None
 
 
-class LiveSubscription(StateSubscription):
+class SessionLive(StateSubscription):
     """A live query."""
 
     __slots__ = ()
@@ -263,25 +260,25 @@ class LiveSubscription(StateSubscription):
         self._begin(handle)
 
 
-class QuerySubscription(StateSubscription):
-    """A reactive query. That it failed is news beside its state: what the client has stays the last
-    result, and one that is behind is still behind."""
+class SessionQuery(StateSubscription):
+    """A reactive query. A failure does not replace its state: the client still has the last result,
+    and a subscription that is behind is still behind."""
 
     __slots__ = ("_failing", "_failure", "identity")
     handle: QueryHandle | None
     kind = "query"
 
-    def __init__(self, session: Session, id: str, *, batch: bool = True) -> None:
-        super().__init__(session, id, batch=batch)
+    def __init__(self, session: Session, id: str) -> None:
+        super().__init__(session, id)
         self.identity = session.identity
-        """For whom it is executed: at first, who the session was when it was asked for."""
+        """The identity it is executed as: at first, that of the session when it was requested."""
         self._failure: Frame | None = None
-        """That it failed, for when there is room to say so."""
+        """The last failure, to be sent when there is room."""
         self._failing = False
-        """Whether that was the last that the client was told."""
+        """Whether the last message to the client was a failure."""
 
     @property
-    def is_owed(self) -> bool:
+    def has_unsent(self) -> bool:
         return self.behind and not self._failing
 
     def opened(self, handle: QueryHandle) -> None:
@@ -299,9 +296,9 @@ class QuerySubscription(StateSubscription):
             self._failure = frame
             self._fall_behind()
         else:
-            self._tell_failure(frame)
+            self._send_failure(frame)
 
-    def _tell_failure(self, frame: Frame) -> None:
+    def _send_failure(self, frame: Frame) -> None:
         self._failing = True
         self._deliver_alone(frame)
         self.session.caught_up(self)
@@ -309,13 +306,13 @@ class QuerySubscription(StateSubscription):
     def recover(self) -> None:
         failure, self._failure = self._failure, None
         super().recover()
-        # The hub may have said it just now, or will when it has tried again.
+        # The hub may have sent it just now, or will after its next attempt.
         if failure is not None and not (self.behind or self._failing):
-            self._tell_failure(failure)
+            self._send_failure(failure)
 
 
-class FeedSubscription(Subscription):
-    """A change feed. Behind, it is told what it missed (`drop`) or gets it later (`pause`)."""
+class SessionFeed(SessionSubscription):
+    """A change feed. Behind, it gets a gap message (`drop`) or the changes later (`pause`)."""
 
     __slots__ = ("policy",)
     handle: FeedHandle | None
@@ -334,7 +331,7 @@ class FeedSubscription(Subscription):
 
     def deliver(self, frame: Frame) -> None:
         if isinstance(frame.message, Gap) and not self.over:
-            # It is small, and the only word about what is missing: it needs no room.
+            # It is small, and the only message about what is missing: it is sent without room.
             self.session.outlet.send(self._framed(frame.message))
             self._position, self._skipped = frame.position, None
         else:
@@ -357,9 +354,9 @@ class FeedSubscription(Subscription):
             self.handle.pause()
 
 
-class TopicSubscription(FeedSubscription):
-    """A topic. Behind, it is told that it missed something (`drop`), or gets each row of it later,
-    as it is then (`pause`)."""
+class SessionTopic(SessionFeed):
+    """A topic. Behind, it gets a gap message (`drop`), or each missed row later, as the row is at
+    that time (`pause`)."""
 
     __slots__ = ("topic",)
     handle: TopicHandle | None
@@ -376,14 +373,14 @@ class TopicSubscription(FeedSubscription):
 
     def deliver(self, frame: Frame) -> None:
         super().deliver(frame)
-        on_told = self.session.on_told
-        if on_told is not None and frame.position and not self.over:
-            on_told(frame.position)
+        on_sent = self.session.on_sent
+        if on_sent is not None and frame.position and not self.over:
+            on_sent(frame.position)
 
 
-class ChannelSubscription(Subscription):
-    """A channel. Behind, it misses messages; then it is told who is there, and those messages that
-    are still remembered."""
+class ChannelSubscription(SessionSubscription):
+    """A channel. Behind, it misses messages; then it gets the members, and the messages that are
+    still in the history."""
 
     __slots__ = ("channel", "member")
     handle: ChannelHandle | None
@@ -407,48 +404,52 @@ class ChannelSubscription(Subscription):
 
 
 AnySubscription: TypeAlias = (
-    LiveSubscription
-    | QuerySubscription
-    | FeedSubscription
-    | TopicSubscription
-    | ChannelSubscription
+    SessionLive | SessionQuery | SessionFeed | SessionTopic | ChannelSubscription
 )
 
 
 class Session:
-    """One connection. It exists before its outlet does: what is said meanwhile waits."""
+    """One connection. It exists before its outlet does: messages wait until then."""
 
     __slots__ = (
-        "_alias", "_around", "_behind", "_views", "id", "identity", "on_told", "outlet", "resumed",
+        "_alias",
+        "_behind",
+        "_owner",
+        "_views",
+        "id",
+        "identity",
+        "on_sent",
+        "outlet",
+        "resumed",
         "subscriptions",
     )  # fmt: skip
 
-    def __init__(self, id: str, identity: Identity, around: Surroundings) -> None:
+    def __init__(self, id: str, identity: Identity, owner: SessionOwner) -> None:
         self.id = id
         self.identity = identity
-        self._around = around
+        self._owner = owner
         self.subscriptions: dict[str, AnySubscription] = {}
         self.outlet: Outlet = _Waiting()
-        self.on_told: Callable[[str], None] | None = None
-        """Hears how far a topic is, whenever one has been told something."""
+        self.on_sent: Callable[[str], None] | None = None
+        """Called with the position of a topic whenever one of its messages was sent."""
         self.resumed: str | None = None
         """The subscription that a stream began with, and that its `Last-Event-ID` resumes. How far
         others are says nothing about it, so their events have no `id`."""
         self._views: set[int] = set()
         self._alias = 0
-        self._behind: dict[Subscription, None] = {}
+        self._behind: dict[SessionSubscription, None] = {}
 
     # -------------------------------------------------------------------- what goes out
 
     def attach(self, outlet: Outlet) -> None:
-        """The connection is there; what was said so far goes first."""
+        """The connection is open; messages that waited are sent first."""
         waiting, self.outlet = self.outlet, outlet
         assert isinstance(waiting, _Waiting)
         for frame in waiting.frames:
             outlet.send(frame)
 
-    def say(self, message: ServerMessage) -> None:
-        """Send a small message, always: it is an answer, or news that must not get lost."""
+    def send(self, message: ServerMessage) -> None:
+        """Send a small message, even if the queue is full: it must not get lost."""
         self.outlet.send(Frame(message))
 
     @property
@@ -465,16 +466,16 @@ class Session:
     def is_behind(self) -> bool:
         return bool(self._behind)
 
-    def fell_behind(self, subscription: Subscription) -> None:
+    def fell_behind(self, subscription: SessionSubscription) -> None:
         if subscription not in self._behind:
             self._behind[subscription] = None
-            self._around.fell_behind(subscription)
+            self._owner.fell_behind(subscription)
 
-    def caught_up(self, subscription: Subscription) -> None:
-        self._around.caught_up(subscription)
+    def caught_up(self, subscription: SessionSubscription) -> None:
+        self._owner.caught_up(subscription)
 
     def room(self) -> Awaitable[None]:
-        return self._around.room()
+        return self._owner.room()
 
     def drained(self) -> None:
         """The client has caught up: let those that fell behind recover, for as long as they fit."""
@@ -496,13 +497,13 @@ class Session:
         self.subscriptions[subscription.id] = subscription
 
     def remove(self, id: str) -> None:
-        """End a subscription at the client's wish."""
+        """End a subscription at the client's request."""
         subscription = self.find(id)
         if id == self.resumed:
             self.resumed = ""  # another one of that id is not what the stream began with
         self.forget(subscription)
         subscription.close()
-        self.say(Unsubscribed(id))
+        self.send(Unsubscribed(id))
 
     def find(self, id: str) -> AnySubscription:
         """The subscription of that id; NotFound where there is none."""
@@ -513,7 +514,7 @@ class Session:
             )
         return subscription
 
-    def forget(self, subscription: Subscription) -> None:
+    def forget(self, subscription: SessionSubscription) -> None:
         """It is over."""
         if self.subscriptions.get(subscription.id) is not subscription:
             return
@@ -521,9 +522,9 @@ class Session:
         subscription.over = True
         self._behind.pop(subscription, None)
         self._views.discard(subscription.view)
-        self._around.forgotten(subscription)
+        self._owner.forgotten(subscription)
 
-    def change_view(self, subscription: Subscription, view: int) -> None:
+    def change_view(self, subscription: SessionSubscription, view: int) -> None:
         """The subscription is fed by another view, or by its first. The client knows it by the same
         number, or by one below zero if it has that number already."""
         self._views.discard(subscription.view)
@@ -543,7 +544,7 @@ class Session:
 
 
 class _Waiting:
-    """Keeps frames until there is a connection to send them through."""
+    """Holds frames until there is a sink."""
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []

@@ -8,7 +8,7 @@ from headwater.errors import HeadwaterError
 
 
 class Arrival:
-    """Settled once; whoever waits gets the error raised, if there is one."""
+    """Settled once. The error, if there is one, is raised in each task that waits."""
 
     __slots__ = ("_future",)
 
@@ -23,16 +23,16 @@ class Arrival:
         await asyncio.shield(self._future)
 
     def settle(self, error: HeadwaterError | None = None) -> None:
-        """It is there, or never will be. What comes after the first time is not heard."""
+        """It is there, or never will be. Only the first call counts."""
         if self.is_settled:
             return
         if error is None:
             self._future.set_result(None)
         else:
             self._future.set_exception(error)
-            self._future.exception()  # whoever waited may have gone
+            self._future.exception()  # the task that waited may be gone
 
     def renew(self) -> None:
-        """Something else is to come; those who wait already go on waiting for it."""
+        """Something else is to come. Tasks that wait already continue to wait for it."""
         if self.is_settled:
             self._future = asyncio.get_running_loop().create_future()

@@ -12,7 +12,7 @@ import re
 import msgspec
 
 from headwater.errors import ConfigError
-from headwater.log.wake import Waker
+from headwater.log.waking.waker import Waker
 
 
 class Coalescing(msgspec.Struct, frozen=True):

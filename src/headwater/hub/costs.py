@@ -1,4 +1,4 @@
-"""What a view costs: counted where it happens, read by whoever writes activity down."""
+"""What a view costs: counted where it happens, read when activity is written."""
 
 from __future__ import annotations
 

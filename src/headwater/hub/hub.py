@@ -1,25 +1,23 @@
-"""The hub: follows the log, keeps the views true, and hands frames to subscribers.
+"""The hub: follows the log, lets its parts take every flush, and tells them what goes wrong.
 
 One task flushes, over one connection, for as long as the hub lives; when the database is lost it
-says so (`ready`, `trouble`), reconnects and goes on exactly where it was. What it cannot bridge it
-reads anew and says it: a `reset` to live queries, a `gap` to feeds. Subscribing and sliding windows
-happen between the steps of that task, so that nobody sees a state without its position.
+says so (`ready`, `problem`), reconnects and continues exactly where it was. What it cannot bridge,
+its parts read again, and clients are informed: a `reset` to live queries, a `gap` to feeds. Each
+kind of subscription is a part (`part`); the hub only puts them together.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
-from functools import partial
-from typing import Any
+import time
+from collections.abc import Iterable, Mapping
 
 import psycopg
 
 from headwater import limits
 from headwater.database import translate
 from headwater.errors import (
-    Behind,
     ConfigError,
     DatabaseError,
     HeadwaterError,
@@ -28,26 +26,28 @@ from headwater.errors import (
     Unavailable,
 )
 from headwater.fair_queue import Owner
-from headwater.hub.catch_up import FeedSubscription
-from headwater.hub.change_events import ChangeEvents
 from headwater.hub.coalesce import Coalescing
-from headwater.hub.delivery import Delivery
-from headwater.hub.feeds import FeedQuery, Feeds
+from headwater.hub.feeds.change_events import ChangeEvents
+from headwater.hub.feeds.registry import FeedRegistry
+from headwater.hub.feeds.subscription import FeedSubscription
+from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.flush import Flusher
-from headwater.hub.groups import Groups
-from headwater.hub.live import LiveSubscription, ViewInfo
-from headwater.hub.lives import Lives
-from headwater.hub.recheck import recheck_for_ever
+from headwater.hub.flush_state import FlushState
+from headwater.hub.live_views.part import LivePart
+from headwater.hub.live_views.view import LiveSubscription, ViewInfo
+from headwater.hub.part import Part, call_each
+from headwater.hub.positions import Positions
+from headwater.hub.reactive.registry import ReactiveQueries
 from headwater.hub.reconcile import Reconciler
-from headwater.hub.side_jobs import SideJobs
+from headwater.hub.resources import Resources
 from headwater.hub.subscriber import Access, Settling, Subscriber
-from headwater.hub.tables import FORMATS, LookupConnection, Tables
-from headwater.hub.topics import Topics
+from headwater.hub.tables import FORMATS, Tables
+from headwater.hub.topics.registry import TopicRegistry
 from headwater.live.query import LiveQuery, Rules
-from headwater.log import marks
-from headwater.log.follow import link, reconnect_pause
-from headwater.log.progress import Progress
-from headwater.log.wake import Waker
+from headwater.log.reading.follow import reading_session
+from headwater.log.reading.progress import Progress
+from headwater.log.reconnect import reconnect_pause
+from headwater.log.waking.waker import Waker
 from headwater.memory import Memory
 from headwater.metrics import Metrics
 from headwater.model import Position, Table
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 class Hub:
-    """Live queries and change feeds over one database.
+    """Live queries, reactive queries, topics and change feeds over one database.
 
     `rules` says by table label what live queries may use. `coalesce` is `adaptive`, or a quiet and
     a maximum time as in `50ms/200ms`. Every `recheck` seconds rights are looked at again.
@@ -75,72 +75,72 @@ class Hub:
         settings: Settings | None = None,
         events: Events | None = None,
     ) -> None:
-        self._is_ready = asyncio.Event()
-        self.trouble: str | None = "the hub has not been started"
-        """Why it is not ready, as anybody may know it."""
-        self._cause: str | None = None
-        self.metrics = metrics or Metrics()
+        settings, events = settings or Settings(), events or Events()
         self.url = url
-        self._recheck = recheck
-        self._coalescing = Coalescing.parse(coalesce)
-        self._waker: Waker | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._attempted = asyncio.Event()
-        # Shared with the flush
-        self.progress = Progress()
-        self._lost_track = False
-        bounds = settings or Settings()
-        self.tables = Tables(url, bounds.question_url)
-        self.memory = Memory(bounds.bytes_per_user, bounds.bytes_total)
+        self.metrics = metrics or Metrics()
+        self.memory = Memory(settings.bytes_per_user, settings.bytes_total)
         self.memory.on_over = self._enforce_soon
         self.memory.on_shed = lambda code: self.metrics.memory_shed.labels(code).inc()
-        self.delivery = Delivery(self)
-        self.side_jobs = SideJobs(self, bounds.question_url)
-        self.lives = Lives(self, rules or {}, question_url=bounds.question_url)
-        self.feeds = Feeds(self)
-        events = events or Events()
-        self.groups = Groups(self, settings or Settings(), events)
-        self.change_events = ChangeEvents(self, events)
-        self.reconciler = Reconciler(self, (settings or Settings()).reconcile_seconds)
-        window = (settings or Settings()).topic_window_period
-        self.topics = Topics(self, window.total_seconds())
-        self.position: Position | None = None
-        self.position_text = ""
-        self.faulted_at: Position | None = None
-        """From where a flush failed for a reason that was not foreseen."""
-        self.flushes = 0
-        self.begun = 0
-        """The flush that has begun last. What is read in a later one was there before."""
-        self.completed = 0
-        self.advanced = 0
-        """The last flush that brought the position forward, which one that failed does not."""
-        self.restarts = 0
-        """How often the server was restarted under us."""
-        self.position_before: Position | None = None
-        self.durable_before: Position | None = None
-        """Before the flush that is being handed out."""
-        self.catch_ups = asyncio.Semaphore(limits.FEED_CATCH_UPS_MAX)
-        self.emitting = False
-        self._between = asyncio.Event()
-        self._between.set()
-        self._flushed = asyncio.Event()
-        self._history = LookupConnection(url, purpose="positions")
-        self._checked: dict[str, bool] = {}
-        """Positions, and whether they are of this history; since the last connection."""
+        self.flushes = FlushState()
+        self.positions = Positions(url, self.flushes)
+        self.tables = Tables(url, settings.question_url)
+        self._resources = Resources(
+            url, settings.question_url, self.tables, self.memory, self.metrics
+        )
+        shared = self._resources, self.flushes
+        self.live_part = LivePart(*shared, rules or {})
+        self.live_views = self.live_part.views
+        self.reactive = ReactiveQueries(*shared, self.positions, settings, events)
+        self.feeds = FeedRegistry(*shared)
+        self.topics = TopicRegistry(*shared, settings.topic_window_period.total_seconds())
+        self.reconciler = Reconciler(
+            self.live_part, self.topics, self.metrics, settings.reconcile_seconds
+        )
+        self.parts: tuple[Part, ...] = (
+            self.reactive,
+            self.feeds,
+            self.topics,
+            self.live_part,
+            ChangeEvents(*shared, events),
+            self.reconciler,
+        )
+        """In the order in which a flush drives them."""
+        self._recheck = recheck
+        self._coalescing = Coalescing.parse(coalesce)
+        self._task: asyncio.Task[None] | None = None
+        self._attempted = asyncio.Event()
+        self._lost_track = False
+        """Whether the log could not say what happened: it is followed from now on."""
+        self._cause: str | None = None
 
     @property
     def ready(self) -> bool:
         """Whether the log is being followed right now."""
-        return self._is_ready.is_set()
+        return self.flushes.ready
+
+    @property
+    def problem(self) -> str | None:
+        """Why it is not ready, in words that a client may read."""
+        return self.flushes.problem
+
+    @property
+    def position(self) -> Position | None:
+        """How far the log was read."""
+        return self.flushes.position
+
+    def next_view_id(self) -> int:
+        """A number that no view of any kind has."""
+        return self._resources.next_id()
+
+    def unavailable(self) -> Unavailable:
+        return self.flushes.unavailable()
 
     # -------------------------------------------------------------------- lifecycle
 
     async def __aenter__(self) -> Hub:
         self._task = asyncio.create_task(self._run())
-        self.spawn(recheck_for_ever(self, self._recheck))
-        self.spawn(self.groups.sweep_for_ever())
-        self.spawn(self.topics.listener.run())
+        self._resources.spawn(self._recheck_for_ever())
+        call_each(self.parts, lambda part: part.start())
         try:
             await self._attempted.wait()
         except BaseException:
@@ -151,18 +151,13 @@ class Hub:
     async def __aexit__(self, *exc_info: object) -> None:
         assert self._task is not None
         self._task.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(self._task, *self._tasks, return_exceptions=True)
-        self.trouble = "the hub is stopping"
-        self._is_ready.clear()
-        await self.lives.close()
-        await self.side_jobs.close()
-        await self.groups.close()
-        self.feeds.close()
-        self.topics.close()
+        await self._resources.end_tasks()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self.flushes.lose("the hub is stopping")
+        for part in self.parts:
+            await part.close()
         await self.tables.close()
-        await self._history.close()
+        await self.positions.close()
 
     async def _run(self) -> None:
         """For ever: follow the log; when that fails, say so and try again."""
@@ -171,30 +166,40 @@ class Hub:
             try:
                 # No policy is ever executed with our rights: such a statement fails instead.
                 options = f"{FORMATS} -c row_security=off"
-                linked = link(self.url, _everything, options=options)
+                linked = reading_session(self.url, _everything, options=options)
                 async with linked as (connection, reader, waker):
-                    progress = Progress() if self._lost_track else self.progress
+                    progress = Progress() if self._lost_track else self.flushes.progress
                     restarted = await progress.begin(connection, reader)
-                    self.progress, self._lost_track = progress, False
-                    self._checked.clear()
+                    self.flushes.progress, self._lost_track = progress, False
+                    self.positions.forget()
                     if restarted:
-                        self.restarts += 1
-                        self.lives.forget_positions()
-                        self.groups.forget_positions()
-                        self.topics.restarted()
-                    self._waker = waker
+                        self.flushes.restarts += 1
+                        call_each(self.parts, lambda part: part.restarted())
+                    self.flushes.waker = waker
                     attempt = 0
-                    await self._follow(Flusher(self, connection, reader), waker)
+                    await self._follow(
+                        Flusher(
+                            self.parts,
+                            self.flushes,
+                            self.metrics,
+                            connection,
+                            reader,
+                            self._is_followed,
+                        ),
+                        waker,
+                    )
             except ResyncRequired as error:
-                self._resync(error)
+                self._gone(str(error))
+                self._lost_track = True
+                call_each(self.parts, lambda part: part.resync())
             except (psycopg.Error, HeadwaterError) as error:
                 found = translate(error, self.url) if isinstance(error, psycopg.Error) else error
-                self._gone(_said(found), str(found))
+                self._gone(_public(found), str(found))
             except Exception as error:
                 logger.exception("a flush failed")
                 self._gone(f"a fault in the hub: {type(error).__name__}")
             finally:
-                self._waker = None
+                self.flushes.waker = None
             pause = reconnect_pause(attempt)
             attempt += 1
             await asyncio.sleep(pause)
@@ -208,183 +213,60 @@ class Hub:
                 raise DatabaseError(
                     f"the database did not answer for {limits.FLUSH_SECONDS_MAX:.0f} seconds"
                 ) from error
-            self.lives.sweep()
-            self.side_jobs.sweep()
-            await waker.have_read(news=news, position=self.progress.position)
+            for part in self.parts:
+                part.sweep()
+            await waker.have_read(has_changes=news, position=self.flushes.progress.position)
             await self._coalescing.wait(waker)
 
-    def _gone(self, trouble: str, cause: str | None = None) -> None:
-        """The log is not being followed. The cause is for our own log, and is told once."""
-        if self.ready or self._cause != (cause or trouble):
-            self._cause = cause or trouble
+    def _is_followed(self) -> None:
+        """The log is followed, for the first time or again."""
+        self.metrics.database_up.set(1)
+        self._attempted.set()
+
+    def _gone(self, problem: str, cause: str | None = None) -> None:
+        """The log is not being followed. The cause is for our own log, and is logged once."""
+        if self.ready or self._cause != (cause or problem):
+            self._cause = cause or problem
             logger.warning("lost the database: %s", self._cause)
-        self.trouble = trouble
-        self._is_ready.clear()
+        self.flushes.lose(problem)
         self.metrics.database_up.set(0)
         self._attempted.set()
-        _call_each(self.lives.lost, self.groups.lost)
-        self.end_step()
+        call_each(self.parts, lambda part: part.lost())
+        self.flushes.end_step()
 
-    def _resync(self, error: ResyncRequired) -> None:
-        """The log cannot tell what happened: everything is read anew."""
-        self._gone(str(error))
-        self._lost_track = True
-        _call_each(
-            self.lives.read_all_again,
-            self.groups.read_all_again,
-            self.groups.forget_positions,
-            self.feeds.gap,
-            self.topics.gap,
-            self.change_events.gap,
-        )
+    async def _recheck_for_ever(self) -> None:
+        """Now and then, what no change in the log announces: rights, policies, altered tables."""
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(self._recheck / 2)
+            await self.recheck(self._recheck / 2)
+            await asyncio.sleep(max(0.0, self._recheck - (time.monotonic() - began)))
 
-    def leap(self, position: Position, tables: Collection[Table] | None) -> None:
-        """More is new than a flush takes, of these tables (None for any). What rests on them is
-        read as of this position instead, or in the log; all else holds as it is.
-
-        A part that fails takes it that anything may have changed. The hub has leapt only when every
-        part knows: what fails even then is passed over again by the next flush."""
-        since = self.progress.position
-        for leapt, fallback in (
-            (partial(self.topics.fell_behind, tables), self.topics.gap),
-            (partial(self.lives.leapt, tables), self.lives.reopen_all),
-            (partial(self.groups.leapt, tables), self.groups.read_all_again),
-            (partial(self.feeds.fell_behind, since, tables), self.feeds.end_all),
-            (
-                partial(self.change_events.fell_behind, since, position, tables),
-                self.change_events.gap,
-            ),
-        ):
+    async def recheck(self, seconds: float = 0.0) -> None:
+        """Once, with expensive reads spread over this many seconds."""
+        for part in self.parts:
             try:
-                leapt()
+                await part.recheck(seconds)
+            except Unavailable:
+                return  # there is nothing to see; the next round comes
             except Exception:
-                logger.exception("a backlog was not dealt with: everything is read again")
-                fallback()
-        self.position, self.position_text = position, str(position)
-        self.advanced = self.begun
-        self.progress.leap(position)
-        self.wake()  # what is to be read now waits for the snapshot of a flush
+                logger.exception("rights could not be looked at again")
 
     def _enforce_soon(self) -> None:
         """More memory is held than may be: end some of it when no step is in the way."""
         asyncio.get_running_loop().call_soon(self.memory.enforce)
 
-    def unavailable(self) -> Unavailable:
-        return Unavailable(
-            f"live data is not available now: {self.trouble}",
-            hint="It comes back by itself; try again.",
-        )
-
-    def wake(self) -> None:
-        """Flush at once."""
-        if self._waker is not None:
-            self._waker.wake()
-
-    def heard(self) -> None:
-        """Somebody signalled, or may have."""
-        if self._waker is not None:
-            self._waker.heard()
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run beside everything else, and end with the hub."""
-        self.watch(asyncio.create_task(work))
-
-    def watch(self, task: asyncio.Task[None]) -> None:
-        """End it with the hub."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def until_ready(self) -> None:
-        await self._is_ready.wait()
-
-    @property
-    def stepping(self) -> bool:
-        """Whether states are on their way to the position of a flush."""
-        return not self._between.is_set()
-
-    async def between(self) -> None:
-        """Wait for the end of the step that is under way. Until the caller waits again, states and
-        position belong together."""
-        while self.stepping:
-            await self._between.wait()
-
-    async def next_flush(self) -> None:
-        """Wait for a flush that began after this call."""
-        flush = self.begun + 1
-        while self.completed < flush:
-            self.wake()
-            self._flushed.clear()
-            await self._flushed.wait()
-
-    async def stirred(self) -> None:
-        """Wait, without asking for one, until a flush ends or a subscription has caught up."""
-        self._flushed.clear()
-        await self._flushed.wait()
-
-    def stir(self) -> None:
-        """A subscription has caught up, or has ended."""
-        self._flushed.set()
+    # -------------------------------------------------------------------- positions
 
     async def contains(
         self, position: Position, *, newest: bool = False, seconds: float | None = None
     ) -> bool:
-        """Wait until the hub has read everything up to a position, or with `newest`, everything
-        that is in the database by now. False where the database does not have the position: it is
-        of another log or history, or was lost in a crash. Behind if that takes more `seconds`."""
-        try:
-            async with asyncio.timeout(seconds):
-                is_of_log = self.position is None or position.log == self.position.log
-                if is_of_log and (newest or not self._covers(position)):
-                    await self._advance()
-                if not self._covers(position) or not await self.is_of_this_history(position):
-                    return False
-                await self.between()
-        except TimeoutError:
-            raise Behind(
-                f"this gateway has not read the log up to position {position}",
-                hint="Try again, or at another gateway over the same database.",
-            ) from None
-        return self._covers(position)
-
-    def _covers(self, position: Position) -> bool:
-        return self.position is not None and self.position.covers(position)
-
-    async def _advance(self) -> None:
-        """Wait for a flush that began after this call and took the hub forward. A database shows
-        everything then that it has shown to any gateway before."""
-        flush = self.begun + 1
-        while self.advanced < flush:
-            if not self.ready:
-                raise self.unavailable()
-            await self.next_flush()
+        """Wait until the hub has read a position; see `Positions.contains`."""
+        return await self.positions.contains(position, newest=newest, seconds=seconds)
 
     async def reached(self, position: Position, subscriptions: Iterable[Settling] = ()) -> None:
-        """Wait until everything up to a position was handed out to these subscriptions.
-        ResyncRequired for a position that this database does not have."""
-        if not await self.contains(position):
-            raise ResyncRequired(
-                f"position {position} is not of this database, or ahead of it",
-                hint="Use the position of an answer; the database may have lost it since.",
-            )
-        for subscription in subscriptions:
-            await subscription.settled(position)
-
-    async def is_of_this_history(self, position: Position) -> bool:
-        """Whether everything in a position happened in this database, and was not replaced by an
-        earlier copy of it. One that was there can only be gone after a restart of the server."""
-        if position.mark is None:
-            return True
-        text = str(position)
-        if (known := self._checked.get(text)) is not None:
-            return known
-        (answer,) = await self._history.ask(marks.COVERED, marks.to_check(position))
-        found = marks.agrees(position, answer)
-        # What is not all in the past may come to be another one.
-        if self._covers(position):
-            if len(self._checked) >= limits.CHECKED_POSITIONS_MAX:
-                self._checked.clear()
-            self._checked[text] = found
-        return found
+        """Wait until everything up to a position was sent to these subscriptions."""
+        await self.positions.reached(position, subscriptions)
 
     # -------------------------------------------------------------------- subscribing
 
@@ -401,7 +283,7 @@ class Hub:
         """Follow a live query. Returns when its snapshot, or what it missed since a position, has
         been handed over. Its memory counts for the `owner`, and of one owner only some snapshots
         are read at a time."""
-        return await self.lives.join(query, subscriber, access, since, verify, owner)
+        return await self.live_views.join(query, subscriber, access, since, verify, owner)
 
     async def feed(
         self,
@@ -412,48 +294,11 @@ class Hub:
     ) -> FeedSubscription:
         """Follow a change feed, from now on or from a position. Returns once it is certain that
         the log reaches back to there; ResyncRequired if it does not."""
-        if not self.ready:
-            raise self.unavailable()
-        subscription = await self.feeds.open(query, subscriber, access)
-        if not self.ready:
-            raise self.unavailable()
-        await subscription.begin()
-        return subscription
+        return await self.feeds.follow(query, subscriber, access)
 
     def describe(self) -> list[ViewInfo]:
         """Every live query that is maintained."""
-        return [view.info() for view in self.lives]
-
-    # -------------------------------------------------------------------- for the flush
-
-    def begin_step(self, position: Position) -> None:
-        """From here until `end_step`, states are on their way to this position."""
-        self.flushes += 1
-        self.advanced = self.begun
-        self.position_before, self.position = self.position, position
-        self.position_text = str(position)
-        self._between.clear()
-        if not self.ready:
-            self.trouble = None
-            self._is_ready.set()
-            self.metrics.database_up.set(1)
-            self._attempted.set()
-
-    def end_step(self) -> None:
-        self.emitting = False
-        self.completed = self.begun
-        self._flushed.set()
-        self._between.set()
-
-
-def _call_each(*parts: Callable[[], None]) -> None:
-    """What only these calls say is lost for a part that is not called: an error in one of them
-    stops no other, nor the loop that follows the log."""
-    for call in parts:
-        try:
-            call()
-        except Exception:
-            logger.exception("a part of the hub failed")
+        return [view.info() for view in self.live_views]
 
 
 def _everything(table: Table) -> bool:
@@ -461,8 +306,8 @@ def _everything(table: Table) -> bool:
     return True
 
 
-def _said(error: HeadwaterError) -> str:
-    """Of an error what clients may hear: not where the database is, nor who reads it."""
+def _public(error: HeadwaterError) -> str:
+    """Of an error what clients may read: not where the database is, nor which role reads it."""
     if isinstance(error, DatabaseError | ConfigError) and not isinstance(error, PermissionMissing):
-        return "the database does not answer; the log says why"
+        return "the database does not answer; the gateway's log has the reason"
     return str(error)

@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Coroutine, Generator
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from headwater import limits
+_LOOP_TURN_SECONDS = 0.002
+"""After this long, work beside the flushes lets others have the event loop."""
+
 
 _T = TypeVar("_T")
 
@@ -20,7 +22,7 @@ class Turn:
         self._began = time.perf_counter()
 
     async def over(self) -> None:
-        if time.perf_counter() - self._began >= limits.LOOP_TURN_SECONDS:
+        if time.perf_counter() - self._began >= _LOOP_TURN_SECONDS:
             await asyncio.sleep(0)
             self._began = time.perf_counter()
 

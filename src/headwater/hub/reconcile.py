@@ -5,12 +5,12 @@ compared once in an interval, a few in each flush, in the snapshot of that flush
 changes were applied: both sides are as of one position, and any difference is a defect. It is
 repaired (a `reset` with the reason `drift`, the rows of a topic sent again), counted and logged.
 
-A window is read as its opening reads it; a streamed query holds no rows, and its members are
-compared. What takes too long for a flush, or has too many rows, is read beside the flushes as an
-opening is, one at a time. Of a topic that is derived from a table, the last rows that were sent are
-read again; any other topic sends what it is told to. Reactive queries have their sweep (`groups`).
-Where row-level security decides, rows may come and go without a trace in the log, so only a row
-that is there with other values has drifted; the rest is `recheck`'s.
+A window is read as its first result is; a streamed query holds no rows, and its members are
+compared. What takes too long for a flush, or has too many rows, is read beside the flushes as a
+first result is, one at a time. Of a topic that is derived from a table, the last rows that were
+sent are read again; any other topic sends what it is signalled. Reactive queries have their own
+sweep. Where row-level security decides, rows may come and go without a trace in the log, so only a
+row that is there with other values has drifted; the rest is `recheck`'s.
 """
 
 from __future__ import annotations
@@ -18,39 +18,50 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-import msgspec
 import psycopg
 
 from headwater import limits
 from headwater.database import Connection
-from headwater.hub.live import LiveView
-from headwater.hub.questions import Question, ask_in_flush, lost
-from headwater.hub.topic import News, TopicView
-from headwater.live.comparison import Difference, State
+from headwater.hub.drift import DRIFT, cut, differing
+from headwater.hub.live_views.part import LivePart
+from headwater.hub.live_views.view import LiveView
+from headwater.hub.part import Flush, Part
+from headwater.hub.snapshot_queries import SnapshotQuery, ask_in_flush, lost
+from headwater.hub.topics.registry import TopicRegistry
+from headwater.hub.topics.subscription import TopicSubscription
+from headwater.hub.topics.topic import News, TopicView
+from headwater.live.comparison import State
 from headwater.live.view import new_state
-from headwater.model import Key, Row, Table
+from headwater.metrics import Metrics
+from headwater.model import Key, Table
 from headwater.protocol import Upsert
 
-if TYPE_CHECKING:
-    from headwater.hub.hub import Hub
+_RECONCILE_VIEWS_MAX = 100
+"""Live queries and topics compared with the database in one flush. The others wait for the next."""
+
+_RECONCILE_QUESTION_SECONDS = 0.05
+"""How long reading one live query for comparing may take within a flush. Then it is read beside,
+and nothing is compared for `FLUSH_BUDGET_PAUSE_SECONDS`."""
+
 
 logger = logging.getLogger(__name__)
 
-DRIFT = "what was sent is not what the database has"
-"""How every message of the log about drift begins."""
-
-Served: TypeAlias = LiveView | TopicView
+Served: TypeAlias = LiveView | TopicView[TopicSubscription]
 
 
-class Reconciler:
+class Reconciler(Part):
     """Compares a few views in every flush. `seconds` is the interval: None for never, 0 for all
     that fit into each flush."""
 
-    def __init__(self, hub: Hub, seconds: float | None) -> None:
-        self._hub = hub
+    def __init__(
+        self, live: LivePart, topics: TopicRegistry, metrics: Metrics, seconds: float | None
+    ) -> None:
+        self._views = live.views
+        self._background = live.background
+        self._topics = topics
+        self._metrics = metrics
         self.seconds = seconds
         self._round: deque[Served] = deque()
         """Those that are yet to be compared in this interval."""
@@ -64,24 +75,21 @@ class Reconciler:
         self._beside: LiveView | None = None
         """The one that is being read beside the flushes."""
 
-    async def run(
-        self, connection: Connection, allow_any_plan: Prepare, export: Callable[[], Awaitable[str]]
-    ) -> None:
-        """Compare what is due, in the snapshot of the flush that was handed out. A fault here harms
-        nobody else."""
+    async def check(self, flush: Flush) -> None:
+        """Compare what is due."""
         if time.monotonic() < self._paused_until:
             return
         due = self._due()
         if not due:
             return
-        await allow_any_plan()
-        await connection.execute(_TIMEOUT)
-        seconds = limits.RECONCILE_QUESTION_SECONDS
+        await flush.allow_any_plan()
+        await flush.connection.execute(_TIMEOUT)
+        seconds = _RECONCILE_QUESTION_SECONDS
         if any(isinstance(each, LiveView) and each.scope is not None for each in due):
-            async with self._hub.side_jobs.scoped_connection(export, seconds) as scoped:
-                await self._compare_all(due, connection, scoped)
+            async with self._background.scoped_connection(flush.export, seconds) as scoped:
+                await self._compare_all(due, flush.connection, scoped)
         else:
-            await self._compare_all(due, connection, None)
+            await self._compare_all(due, flush.connection, None)
 
     async def _compare_all(
         self, due: deque[Served], connection: Connection, scoped: Connection | None
@@ -101,7 +109,7 @@ class Reconciler:
                     rows -= await self._compare_view(connection, connection, served)
                 elif scoped is None or scoped.closed:
                     later.append(served)
-                elif not self._hub.side_jobs.is_slow(served):
+                elif not self._background.is_slow(served):
                     # What is slow is left to `recheck`, which reads it beside the flushes.
                     rows -= await self._compare_view(connection, scoped, served)
             except psycopg.Error as error:
@@ -114,20 +122,11 @@ class Reconciler:
         self._round.extendleft(reversed(due))
         self._round.extend(later)
 
-    def drifted(self, view: LiveView, found: Difference) -> None:
-        """Count and log a difference that is being repaired."""
-        self._hub.metrics.reconcile_drift.labels("live").inc()
-        ours, theirs = _differing(found.ours, found.theirs, secret=view.known.secured)
-        logger.error(
-            "%s: view %d of %s, key %s: sent %s, the database has %s; it is sent again",
-            DRIFT, view.id, view.query.table.label, _cut(found.key), ours, theirs,
-        )  # fmt: skip
-
     def _oid(self, served: Served) -> int:
         """Of the table that it shows; 0 for a topic that is derived from none."""
         if isinstance(served, LiveView):
             return served.known.table.oid
-        return self._hub.topics.table_of(served).oid if served.definition.table else 0
+        return self._topics.table_of(served).oid if served.definition.table else 0
 
     # -------------------------------------------------------------------- what is due
 
@@ -135,11 +134,11 @@ class Reconciler:
         """The next ones. Over the interval each comes once."""
         if self.seconds is None:
             return deque()
-        count = len(self._hub.lives.views) + len(self._hub.topics)
+        count = len(self._views.views) + len(self._topics)
         now = time.monotonic()
         passed, self._at = now - self._at, now
         self._share += count if not self.seconds else passed * count / self.seconds
-        self._share = min(self._share, count, limits.RECONCILE_VIEWS_MAX)
+        self._share = min(self._share, count, _RECONCILE_VIEWS_MAX)
         due: deque[Served] = deque()
         while self._share >= 1.0:
             if not self._round:
@@ -153,8 +152,8 @@ class Reconciler:
         return due
 
     def _begin_round(self) -> None:
-        self._round.extend(self._hub.lives)
-        self._round.extend(self._hub.topics)
+        self._round.extend(self._views)
+        self._round.extend(self._topics)
         self._slow &= {served.id for served in self._round}
 
     # -------------------------------------------------------------------- live queries
@@ -170,9 +169,9 @@ class Reconciler:
             return 0
         state, rows = new_state(view.query), 0
         while needs := state.needs:
-            question = Question.of_need(view.known, view.query, needs[0], view.scope)
+            question = SnapshotQuery.of_need(view.known, view.query, needs[0], view.scope)
             (answer,) = await ask_in_flush(asking, [question])
-            self._hub.metrics.questions.labels("reconcile").inc()
+            self._metrics.questions.labels("reconcile").inc()
             if isinstance(answer, Exception):
                 self._failed(view, answer)
                 return rows
@@ -188,8 +187,8 @@ class Reconciler:
     def _compare(self, view: LiveView, state: State) -> None:
         # It may have been left meanwhile, or have begun to lag.
         if view.live and not view.removed and view.lag is None:
-            self._hub.metrics.reconcile_checks.labels("live").inc()
-            self._hub.lives.compare(view, state)
+            self._metrics.reconcile_checks.labels("live").inc()
+            self._views.compare(view, state)
 
     def _failed(self, view: LiveView, error: Exception) -> None:
         """What only took too long is read beside the flushes; rights and tables that changed are
@@ -197,7 +196,7 @@ class Reconciler:
         if isinstance(error, psycopg.errors.QueryCanceled):
             self._paused_until = time.monotonic() + limits.FLUSH_BUDGET_PAUSE_SECONDS
             if view.scope is not None:
-                self._hub.side_jobs.was_slow(view)
+                self._background.was_slow(view)
                 return
             self._slow.add(view.id)
             self._read_beside(view)
@@ -205,52 +204,54 @@ class Reconciler:
             self._skip("error")
 
     def _read_beside(self, view: LiveView) -> None:
-        """As an opening, whose result is compared when it is there. One at a time."""
+        """As a first result, which is compared when it is there. One at a time."""
         if view.held > limits.RECONCILE_STREAMED_ROWS_MAX:
             self._skip("large")
-        elif self._beside is not None and any(each.quiet for each in self._beside.openings):
+        elif self._beside is not None and any(each.quiet for each in self._beside.snapshots):
             self._round.append(view)
         else:
             self._beside = view
-            self._hub.metrics.reconcile_checks.labels("live").inc()
-            self._hub.lives.open(view, quiet=True)
+            self._metrics.reconcile_checks.labels("live").inc()
+            self._views.open(view, quiet=True)
 
     def _skip(self, reason: str) -> None:
-        self._hub.metrics.reconcile_skipped.labels(reason).inc()
+        self._metrics.reconcile_skipped.labels(reason).inc()
 
     # -------------------------------------------------------------------- topics
 
-    async def _compare_topic(self, connection: Connection, view: TopicView) -> int:
+    async def _compare_topic(
+        self, connection: Connection, view: TopicView[TopicSubscription]
+    ) -> int:
         if not view.sent or view.pending is not None:
             return 0
         count = len(view.sent)
         sent = dict(view.sent)
-        news = await self._hub.topics.compare(connection, view)
+        news = await self._topics.compare(connection, view)
         if news is None:
             self._skip("error")
             return count
-        if not await _was_read(connection, self._hub.topics.table_of(view)):
+        if not await _was_read(connection, self._topics.table_of(view)):
             return count
-        self._hub.metrics.reconcile_checks.labels("topic").inc()
+        self._metrics.reconcile_checks.labels("topic").inc()
         if news.ops and view.subscribers:
             self._topic_drifted(view, sent, news)
-            self._hub.topics.correct(view, news)
+            self._topics.correct(view, news)
         return count
 
-    def _topic_drifted(self, view: TopicView, sent: dict[Key, Any], news: News) -> None:
-        self._hub.metrics.reconcile_drift.labels("topic").inc()
+    def _topic_drifted(
+        self, view: TopicView[TopicSubscription], sent: dict[Key, Any], news: News
+    ) -> None:
+        self._metrics.reconcile_drift.labels("topic").inc()
         for key, op in news.ops.items():
             rows = [each.row if isinstance(each, Upsert) else None for each in (sent[key], op)]
-            ours, theirs = _differing(*rows, secret=view.definition.trusted)
+            ours, theirs = differing(*rows, secret=view.definition.trusted)
             logger.error(
                 "%s: topic %s, key %s: sent %s, the database has %s; it is sent again",
-                DRIFT, view.name, _cut(key), ours, theirs,
+                DRIFT, view.name, cut(key), ours, theirs,
             )  # fmt: skip
 
 
-Prepare: TypeAlias = Callable[[], Awaitable[None]]
-
-_TIMEOUT = f"set local statement_timeout = '{int(limits.RECONCILE_QUESTION_SECONDS * 1000)}ms'"
+_TIMEOUT = f"set local statement_timeout = '{int(_RECONCILE_QUESTION_SECONDS * 1000)}ms'"
 
 
 async def _captured(connection: Connection, oids: set[int]) -> set[int]:
@@ -271,34 +272,3 @@ async def _was_read(connection: Connection, table: Table) -> bool:
 
 
 _NAMED = "select to_regclass(format('%%I.%%I', %s::text, %s::text))::oid::bigint"
-
-
-def _differing(ours: Row | None, theirs: Row | None, *, secret: bool) -> tuple[str, str]:
-    """The values that differ, for the log. Those of rows that not every user may see are left out:
-    only the columns are named."""
-    if ours is None or theirs is None:
-        return _whole(ours, secret=secret), _whole(theirs, secret=secret)
-    names = [name for name in ours if _text(ours[name]) != _text(theirs.get(name))]
-    if secret:
-        listed = ", ".join(names)
-        return f"other values of {listed}", "its own"
-    return tuple(  # type: ignore[return-value]
-        ", ".join(f"{name} = {_cut(row.get(name))}" for name in names) or "it elsewhere"
-        for row in (ours, theirs)
-    )
-
-
-def _whole(row: Row | None, *, secret: bool) -> str:
-    if row is None:
-        return "no row"
-    return "a row" if secret or not row else _cut(dict(row))
-
-
-def _text(value: Any) -> bytes:
-    return msgspec.json.encode(value)
-
-
-def _cut(value: Any) -> str:
-    text = repr(value)
-    most = limits.RECONCILE_VALUE_CHARS
-    return text if len(text) <= most else f"{text[:most]}…"

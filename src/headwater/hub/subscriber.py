@@ -8,8 +8,8 @@ from typing import Protocol
 
 import msgspec
 
-from headwater.errors import HeadwaterError, Unavailable
-from headwater.live.filter import EVERYTHING, Filter
+from headwater.errors import HeadwaterError
+from headwater.live.filters.filter import EVERYTHING, Filter
 from headwater.model import Position
 from headwater.protocol import Frame
 
@@ -35,7 +35,7 @@ class Settling(Protocol):
 
     def settled(self, position: Position) -> Awaitable[None]:
         """Return once its subscriber was handed everything up to a position that the hub has
-        reached, or was told why not, or has ended it."""
+        reached, or was sent the error, or has ended it."""
 
 
 class Subscriber(Protocol):
@@ -54,11 +54,3 @@ class Subscriber(Protocol):
     def room(self) -> Awaitable[None]:
         """Wait until the client has taken most of what it was sent. For results too large to be
         handed over at once."""
-
-
-def not_taken() -> HeadwaterError:
-    """For a subscription whose subscriber raised an error instead of taking a frame."""
-    return Unavailable(
-        "a message could not be handed over; the log of the gateway says why",
-        hint="Subscribe again: nothing is lost.",
-    )

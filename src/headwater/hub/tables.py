@@ -1,8 +1,8 @@
 """What is known of the enabled tables: their shape, how their rows are read, who guards them.
 
-A table is looked up anew for every subscription, so that one that was disabled or altered a moment
+A table is looked up again for every subscription, so that one that was disabled or altered a moment
 ago is not taken for what it was; lookups that are wanted at the same time share one question. What
-a shape implies (decoder, statement parts) is kept by its id.
+a shape implies (decoder, statement parts) is cached by its id.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import psycopg
 from headwater import limits
 from headwater.database import Connection, connect, translate
 from headwater.errors import CaptureError, DatabaseError, HeadwaterError, Unavailable
-from headwater.log.follow import is_lost
 from headwater.log.images import ImageDecoder
+from headwater.log.reconnect import is_lost
 from headwater.model import Column, Table, with_operators
 from headwater.protocol import Wire
 
@@ -98,7 +98,7 @@ class LookupConnection:
                 await self.close()
                 if not reused:
                     raise _away() from error
-            # One that was open may have been cut long ago; that alone is no trouble.
+            # One that was open may have been cut long ago; that alone is no error.
             try:
                 return await self._ask(statement, values)
             except (psycopg.Error, DatabaseError) as error:
@@ -223,7 +223,7 @@ class Tables:
 
 
 def _away() -> Unavailable:
-    return Unavailable("the database is away", hint="It is tried again by itself; try again.")
+    return Unavailable("the database cannot be reached", hint="Try again in a moment.")
 
 
 def _key_part(table: Table) -> Table:
@@ -236,7 +236,7 @@ def _resolve(future: asyncio.Future[KnownTable], found: KnownTable | HeadwaterEr
         return
     if isinstance(found, HeadwaterError):
         future.set_exception(found)
-        future.exception()  # whoever waited may have gone; that is no fault
+        future.exception()  # the task that waited may be gone; that is no fault
     else:
         future.set_result(found)
 

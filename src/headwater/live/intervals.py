@@ -13,7 +13,7 @@ Item = TypeVar("Item", bound=Hashable)
 Bound: TypeAlias = tuple[Any, ...]
 
 
-class _Node(Generic[Item]):
+class _IntervalNode(Generic[Item]):
     __slots__ = ("high", "items", "left", "low", "right", "top", "weight")
 
     def __init__(self, low: Bound, high: Bound, weight: int) -> None:
@@ -22,8 +22,8 @@ class _Node(Generic[Item]):
         self.weight = weight
         self.items: set[Item] = set()
         self.top = high
-        self.left: _Node[Item] | None = None
-        self.right: _Node[Item] | None = None
+        self.left: _IntervalNode[Item] | None = None
+        self.right: _IntervalNode[Item] | None = None
 
     def before(self, low: Bound, high: Bound) -> bool:
         return self.low < low or (self.low == low and self.high < high)
@@ -36,7 +36,7 @@ class _Node(Generic[Item]):
             self.top = self.right.top
 
 
-_Tree: TypeAlias = _Node[Item] | None
+_Tree: TypeAlias = _IntervalNode[Item] | None
 
 
 class Intervals(Generic[Item]):
@@ -53,7 +53,7 @@ class Intervals(Generic[Item]):
         if node is None:
             # A linear congruential generator: as random as a treap needs, and the same every run.
             self._weight = (self._weight * 6364136223846793005 + 1442695040888963407) % 2**64
-            node = _Node(low, high, self._weight >> 16)
+            node = _IntervalNode(low, high, self._weight >> 16)
             left, right = _split(self._root, low, high)
             self._root = _merge(_merge(left, node), right)
         node.items.add(item)

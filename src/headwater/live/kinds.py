@@ -1,8 +1,8 @@
-"""What memory knows of each column type.
+"""How values of each column type are read and compared in memory.
 
-A kind says how a constant is read, how PostgreSQL is told its type, and whether memory may decide
-equality and order as PostgreSQL would. Where it may not (`equates` or `orders` is false), nobody
-guesses: the database is asked. `comparable` turns a value into one that Python compares exactly as
+A kind has how a constant is read, the SQL type it is cast to, and whether memory may decide
+equality and order as PostgreSQL would. Where it may not (`equates` or `orders` is false), the
+database decides. `comparable` turns a value into one that Python compares exactly as
 PostgreSQL compares the original, and `reverse` turns that into one that compares the other way
 round; both are source text, so that compiled filters and sort keys hold no calls they do not need.
 """

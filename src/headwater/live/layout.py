@@ -1,9 +1,8 @@
 """How a window stores a row: one flat tuple, the sort key first and the row's values behind it.
 
 Sort keys are unique, so that comparing two entries never reaches the values. A row costs one tuple
-instead of a dict and a key, and only the columns somebody needs are held: those selected, those of
-the order, and the primary key. Where the database has the last word in the order, the sort key ends
-with a rank.
+instead of a dict and a key. Only the selected columns, those of the order and the primary key are
+stored. Where only the database knows the order, the sort key ends with a rank.
 """
 
 from __future__ import annotations

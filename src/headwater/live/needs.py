@@ -1,8 +1,8 @@
-"""What memory cannot know, said out loud.
+"""What must be read from the database, because memory cannot decide it.
 
-A state machine of this package answers with an `Outcome`: the deltas it is sure of, and what must
-be asked first. The needs of the last outcome replace those of earlier ones; their answers must be
-read in one database snapshot that contains exactly the changes applied so far.
+A window or a streamed query returns an `Outcome`: its deltas, and its needs. The needs of the last
+outcome replace earlier ones. Their rows must be read in one database snapshot that contains exactly
+the changes applied so far.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headwater.model import Cursor, Delta, Key
 
 
 class Undecided(Exception):
-    """Memory cannot tell; the database can."""
+    """Memory cannot decide; the database can."""
 
 
 class Unplaced(Exception):
@@ -51,7 +51,7 @@ Need: TypeAlias = Refill | Order | Check
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Deltas to send now, and what to ask before there can be more."""
+    """Deltas to send now, and what to read before there can be more."""
 
     deltas: tuple[Delta, ...] = ()
     needs: tuple[Need, ...] = ()

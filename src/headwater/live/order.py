@@ -23,7 +23,7 @@ from headwater import limits
 from headwater.errors import InvalidQuery
 from headwater.live import kinds
 from headwater.live.columns import unusable_column
-from headwater.live.filter_sql import Sql, compare, identifier, join
+from headwater.live.filters.sql import Sql, compare, identifier, join
 from headwater.live.kinds import Kind
 from headwater.live.needs import Unplaced
 from headwater.model import Column, Cursor, Row, Table, Value

@@ -1,8 +1,8 @@
-"""A live query: what a subscriber asks for, and the same checked against its table.
+"""A live query, as a subscriber requests it and as it is checked against its table.
 
-`LiveQuery` is the wish, as it came over the wire or from Python. `BoundQuery` is the wish made
-sense of: columns exist, constants are typed, the primary key ends the order, all that maintaining
-it takes is compiled. Wishes that mean the same have the same `canonical` bytes and share a view.
+`LiveQuery` is the request, from the wire or from Python. `BoundQuery` is checked and compiled: its
+columns exist, its constants are typed, the primary key ends its order. Queries with the same
+meaning have the same `canonical` bytes and share a view.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from headwater import limits
 from headwater.errors import ConfigError, InvalidQuery
 from headwater.live import kinds
 from headwater.live.columns import unusable_column
-from headwater.live.filter import EVERYTHING, Filter, canonical, from_json, to_json
-from headwater.live.filter_check import check
-from headwater.live.filter_compile import Matches, compile_filter
+from headwater.live.filters.check import check
+from headwater.live.filters.compile import Matches, compile_filter
+from headwater.live.filters.filter import EVERYTHING, Filter, canonical, from_json, to_json
 from headwater.live.layout import Layout, at, layout
 from headwater.live.order import OrderBy, Ordering, check_order, ordering
 from headwater.model import Cursor, Key, Row, Table, Value
@@ -28,8 +28,8 @@ Mode: TypeAlias = Literal["maintained", "streamed"]
 
 
 class LiveQuery(msgspec.Struct, frozen=True):
-    """`after` is a cursor: the result begins behind it. `columns` left out means all of them, and
-    `limit` left out the usual number, or what the table allows if that is less."""
+    """`after` is a cursor: the result begins after it. Without `columns`, all are selected. Without
+    `limit`, it is the default, or the limit of the table if that is less."""
 
     table: str
     where: Filter = EVERYTHING
@@ -166,13 +166,6 @@ class BoundQuery:
         self.select = None if self.columns is None else _selection(self.columns)
         self.canonical = self._canonical()
 
-    def moved(self, after: Cursor | None) -> BoundQuery:
-        """The same query behind another cursor."""
-        other = self._copy()
-        other.after = after
-        other.canonical = other._canonical()
-        return other
-
     def ranked(self) -> BoundQuery:
         """The same query, whose order only the database decides."""
         other = self._copy()
@@ -191,30 +184,30 @@ class BoundQuery:
         return msgspec.json.encode(
             (
                 (self.table.schema, self.table.name),
-                _told_apart(to_json(self.where)),
+                _distinct_floats(to_json(self.where)),
                 [(by.column, by.desc, by.nulls_first) for by in self.order.by],
                 None if streamed else self.limit,
-                None if streamed or self.after is None else _told_apart(list(self.after)),
+                None if streamed or self.after is None else _distinct_floats(list(self.after)),
                 None if self.columns is None else sorted(self.columns),
                 self.mode,
             )
         )
 
 
-def _told_apart(value: Any) -> Any:
-    """JSON writes null for every number that is none; they differ."""
+def _distinct_floats(value: Any) -> Any:
+    """JSON writes null for NaN and for both infinities: so they are written as text."""
     match value:
         case float() if not math.isfinite(value):
             return {"float": repr(value)}
         case list():
-            return [_told_apart(item) for item in value]
+            return [_distinct_floats(item) for item in value]
         case dict():
-            return {name: _told_apart(item) for name, item in value.items()}
+            return {name: _distinct_floats(item) for name, item in value.items()}
     return value
 
 
 def _check_key(table: Table) -> None:
-    """Rows are found by their keys; a list or a JSON value finds nothing."""
+    """Rows are looked up by their keys, which lists and JSON values do not allow."""
     for column in table.columns:
         if column.name in table.key and not kinds.compares(column):
             raise InvalidQuery(

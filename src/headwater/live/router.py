@@ -1,4 +1,4 @@
-"""Decides which queries a change may touch. May say yes too often; must never say no wrongly.
+"""Decides which queries a change may affect. May say yes too often; must never say no wrongly.
 
 Each query is filed under its index terms: equality, IN and IS NULL in hash maps, ranges in an
 interval structure, and the rest in a list that every change visits. A change looks up its row as it
@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Generic, TypeVar
 
 from headwater.live import kinds
-from headwater.live.filter import Filter
-from headwater.live.filter_terms import Between, Equal, Term, Terms, bound, terms
+from headwater.live.filters.filter import Filter
+from headwater.live.filters.terms import Between, Equal, Term, Terms, bound, terms
 from headwater.live.intervals import Intervals
 from headwater.model import Change, Row, Table
 
@@ -40,10 +40,6 @@ class Router(Generic[Item]):
     def remove(self, item: Item) -> None:
         where, table = self._filed.pop(item)
         self._tables[table.schema, table.name].remove(item, terms(where, table))
-
-    def terms(self, item: Item) -> Terms:
-        """What a query is filed under; None if every change visits it."""
-        return terms(*self._filed[item])
 
     def candidates(self, change: Change) -> set[Item]:
         """The queries whose result the change may alter."""

@@ -1,7 +1,7 @@
-"""How much memory a value takes: an estimate that is quick, and the same whenever it is asked.
+"""How much memory a value takes: an estimate that is fast, and always the same for a value.
 
-The last matters more than the last byte: what was added for a row is taken away when it leaves, so
-that sums never drift. What Python itself says will not do: a text grows when it is first encoded.
+That matters more than the last byte: the size that was added for a row is subtracted when it
+leaves, so sums never drift. `sys.getsizeof` does not do: a text grows when it is first encoded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The questions that `needs` put to the database, as SQL with bound values.
+"""The `needs` as SQL with bound values.
 
 All of them return whole rows of the table, and all of them are bounded: a page by its count, the
 others by their keys.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from headwater.live.filter_sql import Sql, compare, filter_sql, identifier, join, one_of
+from headwater.live.filters.sql import Sql, compare, filter_sql, identifier, join, one_of
 from headwater.live.needs import Check, Need, Order, Refill
 from headwater.live.query import BoundQuery
 from headwater.model import Cursor, Key, Table

@@ -14,6 +14,9 @@ from headwater.live.query import BoundQuery
 from headwater.live.sizes import key_sizes
 from headwater.model import Change, Cursor, Delta, Key, Match, Reset, Row, Unmatch, Update
 
+_STREAMED_PAGE_ROWS = 5_000
+"""Rows read at a time while a streamed query learns its members."""
+
 
 class Streamed:
     """The membership of one bound query."""
@@ -33,7 +36,7 @@ class Streamed:
     @property
     def needs(self) -> tuple[Need, ...]:
         if not self._filled:
-            return (Refill(self._edge, limits.STREAMED_PAGE_ROWS),)
+            return (Refill(self._edge, _STREAMED_PAGE_ROWS),)
         return (Check(tuple(self._doubt)),) if self._doubt else ()
 
     def apply(self, changes: Sequence[Change]) -> Outcome:

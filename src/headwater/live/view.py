@@ -7,17 +7,17 @@ user, a set of claims); it is the caller's to choose, and views never cross it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import count
 from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from headwater.live import kinds
-from headwater.live.needs import NOTHING, Outcome
 from headwater.live.query import BoundQuery
 from headwater.live.router import Router
 from headwater.live.streamed import Streamed
 from headwater.live.window import Window
-from headwater.model import Change, Cursor, Table
+from headwater.model import Change, Table
 
 Scope: TypeAlias = Hashable
 Subscriber: TypeAlias = Hashable
@@ -49,13 +49,18 @@ ViewT = TypeVar("ViewT", bound=View)
 
 
 class Views(Generic[ViewT]):
-    """All views of a process, found by query or by change. `make` makes a new one."""
+    """All views of a process, found by query or by change. `make` makes a new one, with a number of
+    `next_id`."""
 
-    def __init__(self, make: Callable[[int, BoundQuery, Scope], ViewT]) -> None:
+    def __init__(
+        self,
+        make: Callable[[int, BoundQuery, Scope], ViewT],
+        next_id: Callable[[], int] | None = None,
+    ) -> None:
         self._make = make
+        self._next_id = next_id or count(1).__next__
         self._views: dict[tuple[bytes, Scope], ViewT] = {}
         self._router: Router[ViewT] = Router()
-        self._last_id = 0
         self._rewritable: dict[int, bool] = {}
 
     def __len__(self) -> int:
@@ -64,16 +69,11 @@ class Views(Generic[ViewT]):
     def __iter__(self) -> Iterator[ViewT]:
         return iter(self._views.values())
 
-    def next_id(self) -> int:
-        """A number that no view has."""
-        self._last_id += 1
-        return self._last_id
-
     def find(self, query: BoundQuery, scope: Scope) -> ViewT:
         """The view for a query, made if it is new; a new one has needs before it has rows."""
         view = self._views.get((query.canonical, scope))
         if view is None:
-            view = self._make(self.next_id(), query, scope)
+            view = self._make(self._next_id(), query, scope)
             self._views[view.identity] = view
             self._router.add(view, query.where, query.table)
         return view
@@ -81,35 +81,6 @@ class Views(Generic[ViewT]):
     def remove(self, view: ViewT) -> None:
         self._router.remove(view)
         del self._views[view.identity]
-
-    def subscribe(self, query: BoundQuery, scope: Scope, subscriber: Subscriber) -> ViewT:
-        """The view for a query, and one more who follows it."""
-        view = self.find(query, scope)
-        view.subscribers.add(subscriber)
-        return view
-
-    def unsubscribe(self, view: ViewT, subscriber: Subscriber) -> None:
-        """The last one to leave takes the view away."""
-        view.subscribers.discard(subscriber)
-        if not view.subscribers:
-            self.remove(view)
-
-    def reanchor(
-        self, view: ViewT, subscriber: Subscriber, after: Cursor | None
-    ) -> tuple[ViewT, Outcome]:
-        """Slide one subscriber's window. A view of its own slides along; from a shared one the
-        subscriber changes over to another, and starts there with a snapshot."""
-        assert isinstance(view.state, Window)
-        query = view.query.moved(after)
-        if view.subscribers != {subscriber} or (query.canonical, view.scope) in self._views:
-            other = self.subscribe(query, view.scope, subscriber)
-            if other is not view:
-                self.unsubscribe(view, subscriber)
-            return other, NOTHING
-        del self._views[view.identity]
-        view.query = query
-        self._views[view.identity] = view
-        return view, view.state.reanchor(after)
 
     def touched(self, changes: Sequence[Change]) -> dict[ViewT, list[Change]]:
         """The views that a transaction may alter, each with the changes that may."""
@@ -141,8 +112,3 @@ class Views(Generic[ViewT]):
             known = any(not kinds.kind_of(column).equates for column in keys)
             self._rewritable[table.id] = known
         return known
-
-    def apply(self, changes: Sequence[Change]) -> list[tuple[ViewT, Outcome]]:
-        """Take one transaction to every view it may touch."""
-        touched = self.touched(changes)
-        return [(view, view.state.apply(changes)) for view, changes in touched.items()]

@@ -2,8 +2,8 @@
 
 The rule. A window *knows* every matching row between its anchor (the cursor it starts behind) and
 its horizon, and nothing beyond: `buffer == matching rows in (anchor, horizon]`. A row that comes to
-stand within is placed; a row beyond is dropped, however near, because rows nobody has told us about
-may stand before it. Only a complete window, whose horizon is the end of the table, grows at its
+stand within is placed; a row beyond is dropped, however near, because unknown rows may stand
+before it. Only a complete window, whose horizon is the end of the table, grows at its
 tail. The buffer holds a cushion behind the N visible rows; when rows leave until fewer than N are
 known, one bounded `Refill` behind the horizon extends the knowledge again. A new window knows
 nothing, so its first need is a refill too.
@@ -25,6 +25,12 @@ from headwater.live.query import BoundQuery
 from headwater.live.steps import Enters, Leaves, Moves, Stays, Step, steps
 from headwater.model import Change, Cursor, Delta, Enter, Key, Leave, Move, Reset, Row, Update
 
+_WINDOW_CUSHION_ROWS_MIN = 5
+"""Rows kept beyond a window, at least: so many may leave before the database is asked again."""
+
+_WINDOW_CUSHION_ROWS_MAX = 100
+"""Rows kept beyond a window, at most. Between the two bounds it is a quarter of the window."""
+
 
 class _Beyond:
     """Greater than anything: a sort key followed by it stands right behind its row."""
@@ -43,7 +49,7 @@ _END: Entry = (_BEYOND,)
 
 def cushion_for(limit: int) -> int:
     """Rows kept beyond a window of this size."""
-    return min(max(limit // 4, limits.WINDOW_CUSHION_ROWS_MIN), limits.WINDOW_CUSHION_ROWS_MAX)
+    return min(max(limit // 4, _WINDOW_CUSHION_ROWS_MIN), _WINDOW_CUSHION_ROWS_MAX)
 
 
 class Window:
@@ -167,23 +173,6 @@ class Window:
         except Unplaced:
             return self._leave_order_to_database()
         raise TypeError(f"a window never asks for {need!r}")
-
-    def reanchor(self, after: Cursor | None) -> Outcome:
-        """Slide to begin behind another cursor; rows already known stay known."""
-        self._bind(self._query.moved(after))
-        anchor = self._anchor_of(after)
-        slides = self._exact and self._anchor < anchor < self._horizon
-        if not slides or self._doubt is not None or self._stale:
-            self._start_over()
-            return self._outcome(())
-        shown = self._visible()
-        self._anchor = anchor
-        passed = bisect_left(self._entries, anchor)
-        for entry in self._entries[:passed]:
-            del self._at[self._key(entry)]
-            self.bytes -= self._size(entry)
-        del self._entries[:passed]
-        return self._outcome(self._deltas(shown, ()))
 
     # -------------------------------------------------------------------- one row: the common case
 
@@ -342,7 +331,7 @@ class Window:
 
     def _settle_doubt(self, rows: Sequence[Row]) -> Outcome:
         doubt, shown = self._doubt, self._shown
-        assert doubt is not None, "nobody asked"
+        assert doubt is not None, "the window has no doubt to settle"
         assert shown is not None
         self._doubt, self._shown = None, None
         if self._exact:
@@ -406,7 +395,7 @@ class Window:
         self._horizon, self._edge = _END, None
 
     def _trim(self) -> None:
-        """Forget what is beyond the cushion, and that it was known."""
+        """Drop the rows beyond the cushion, and move the horizon."""
         for entry in self._entries[self._room :]:
             del self._at[self._key(entry)]
             self.bytes -= self._size(entry)

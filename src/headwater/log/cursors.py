@@ -1,7 +1,7 @@
-"""Named cursors: where a consumer has come to, saved only after its effect.
+"""Named cursors: how far a consumer has processed the log, saved only after it did so.
 
-A consumer that crashes anywhere starts again at its saved position: changes may come twice, none is
-skipped.
+A consumer that crashes continues from its saved position: it may receive changes a second time, and
+misses none.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import msgspec
 
 from headwater.database import Connection
 from headwater.errors import ConfigError, ResyncRequired
-from headwater.log.read import check
+from headwater.log import reach
+from headwater.log.between import SINCE_RANGES, parameters
 from headwater.model import Position
 
 logger = logging.getLogger(__name__)
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """A saved position and how it stands to the log.
+    """A saved position, and how far it is behind the log.
 
-    `lag` is the age of the first change it has not seen, and `left` what remains of the retention
-    before that change may be trimmed; both are None when it has seen everything.
+    `lag` is the age of the first change since the position, and `left` the time until that change
+    may be trimmed; both are None where there is none. `lost` says that the log no longer reaches
+    back to the position.
     """
 
     name: str
@@ -46,7 +48,7 @@ async def load(connection: Connection, name: str) -> Position | None:
     except ValueError as error:
         raise ConfigError(
             f"cursor {name!r} is damaged: {error}",
-            hint=f"Delete it and start anew: delete from headwater.cursors where name = '{name}'",
+            hint=f"Delete it and start again: delete from headwater.cursors where name = '{name}'",
         ) from error
 
 
@@ -80,31 +82,25 @@ async def list_all(connection: Connection) -> list[Cursor]:
 async def _describe(
     connection: Connection, name: str, position: Position, saved_at: datetime
 ) -> Cursor:
-    cursor = await connection.execute(
-        """
-        select clock_timestamp() - first.at,
-               retention - (clock_timestamp() - first.at),
-               headwater.log_id()
-        from headwater.installation
-        left join lateral (
-          select min(at) as at from (
-            select at from headwater.log
-            where xid >= %(xid)s::xid8
-              and not pg_visible_in_snapshot(xid, %(snapshot)s::pg_snapshot)
-            order by xid limit 1
-          ) unseen
-        ) first on true
-        """,
-        {
-            "xid": str(position.xmin),
-            "snapshot": position.snapshot,
-        },
-    )
+    cursor = await connection.execute(_LAG, parameters(position))
     row = await cursor.fetchone()
     assert row is not None
-    lag, left, log = row
+    lag, left = row
     try:
-        await check(connection, log, position)
+        await reach.check(connection, position)
+        lost = False
     except ResyncRequired:
-        return Cursor(name, position, saved_at, lag, left, lost=True)
-    return Cursor(name, position, saved_at, lag, left, lost=False)
+        lost = True
+    return Cursor(name, position, saved_at, lag, left, lost)
+
+
+_FIRST_SINCE = " union all ".join(
+    f"(select xid, at from headwater.log where {range_} order by xid, seq limit 1)"
+    for range_ in SINCE_RANGES
+)
+
+_LAG = f"""
+    select clock_timestamp() - first.at, retention - (clock_timestamp() - first.at)
+    from headwater.installation
+    left join (select at from ({_FIRST_SINCE}) firsts order by xid limit 1) first on true
+""".encode()

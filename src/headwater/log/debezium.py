@@ -2,8 +2,8 @@
 
     {"before": …, "after": …, "op": "u", "ts_ms": …, "source": {"table": "orders", "txId": 751, …}}
 
-`op` is c, u, d, t (truncate) or m for our `reset`, which has no counterpart: a message without
-rows. What Debezium has no field for (the actor, our sequence number) is in `source`.
+`op` is c, u, d, t (truncate) or m, a message without rows, for `reset`, which Debezium does not
+have. The actor and the sequence number, for which Debezium has no field, are in `source`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _OPS: dict[Op, str] = {"insert": "c", "update": "u", "delete": "d", "truncate": 
 _READ: dict[str, Op] = {"r": "insert", **{letter: op for op, letter in _OPS.items()}}
 
 
-def _as_it_is(row: Row) -> Row:
+def _unchanged(row: Row) -> Row:
     return row
 
 
-def to_debezium(change: Change, write: Callable[[Row], Row] = _as_it_is) -> dict[str, Any]:
-    """The envelope of a change; `write` makes its rows what they are on the wire."""
+def to_debezium(change: Change, write: Callable[[Row], Row] = _unchanged) -> dict[str, Any]:
+    """The envelope of a change; `write` converts its rows to their form on the wire."""
     milliseconds = int(change.at.timestamp() * 1000)
     source: dict[str, Any] = {
         "connector": "headwater",
@@ -53,11 +53,11 @@ def to_debezium(change: Change, write: Callable[[Row], Row] = _as_it_is) -> dict
 
 
 def from_debezium(envelope: dict[str, Any], table: Table) -> Change:
-    """The change an envelope tells of, with the types of its table. Envelopes of Debezium itself
-    are read too, as far as their values are written as JSON writes them."""
+    """The change in an envelope, with the types of its table. Envelopes of Debezium itself are read
+    too, if their values are plain JSON."""
     op = _READ.get(envelope.get("op", ""))
     if op is None:
-        raise InvalidQuery(f"{envelope.get('op')!r} is no operation", path="op")
+        raise InvalidQuery(f"{envelope.get('op')!r} is not an operation", path="op")
     source = envelope.get("source") or {}
     before, after = (_row(envelope.get(side), table) for side in ("before", "after"))
     image = after if after is not None else before

@@ -1,4 +1,5 @@
-"""Turns the log's JSON images into rows of Python values, by the column types of their time.
+"""Decodes the JSON images of the log into rows of Python values, by the column types that the table
+had when the row was written.
 
 | PostgreSQL | Python |
 |---|---|
@@ -10,13 +11,13 @@
 | timestamp with time zone | datetime in UTC |
 | timestamp, date, time | datetime, date, time |
 | uuid, bytea | UUID, bytes |
-| json, jsonb, composite types | what the JSON says |
+| json, jsonb, composite types | the JSON value |
 | arrays of these | list |
 | everything else | str, PostgreSQL's own text |
 
-A value that the Python type cannot hold (`infinity`, a year before 1) stays PostgreSQL's text; so
-does JSON that no reader is sure to read again: nested too deep, or with a number beyond Python's.
-Decoding never fails: what is in one row must not matter to those who read others.
+A value that the Python type cannot hold (`infinity`, a year before 1) stays PostgreSQL's text. So
+does JSON that other readers may not be able to decode: nested too deep, or with a number that
+Python cannot hold. Decoding never fails: the content of one row must not stop readers of others.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _NEGATIVE_ZERO = re.compile(r"[:\[,]\s*-0[,}\]\s]")
 
 
 class ImageDecoder:
-    """Decodes the images of one table shape; made once a shape."""
+    """Decodes the images of one shape of a table."""
 
     def __init__(self, table: Table) -> None:
         types = {column.name: _python_type(column.type) for column in table.columns}
@@ -81,7 +82,9 @@ class ImageDecoder:
         row: dict[str, Any]
         try:
             row = (
-                self._decode_each(image) if self._needs_care(image) else self._fast.decode(image)  # type: ignore[assignment]
+                self._decode_each(image)
+                if self._needs_slow_decoding(image)
+                else self._fast.decode(image)  # type: ignore[assignment]
             )
         except Exception:
             row = self._decode_each(image)
@@ -89,19 +92,19 @@ class ImageDecoder:
             row[name] = _map(_to_bytes, row[name])
         for name in self._numeric_keys:
             if row[name] != row[name]:
-                row[name] = _NAN  # always the same object, so that rows are found by it
+                row[name] = _NAN  # one object: a key with NaN is only found by identity
         return row
 
-    def _needs_care(self, image: str) -> bool:
-        """Whether a value may be one that the fast decoder takes for another, or that is nested
-        deeper than a later reader can follow."""
+    def _needs_slow_decoding(self, image: str) -> bool:
+        """Whether the fast decoder may get a value wrong, or a value is nested deeper than later
+        readers can decode."""
         if self._floats and "-0" in image and _NEGATIVE_ZERO.search(image):
             return True
         most = VALUE_DEPTH_MAX
         return image.count("[") + image.count("{") > most and _depth(image) > most
 
     def _decode_each(self, image: str) -> dict[str, Any]:
-        """The slow way, for rows with a value beyond its Python type."""
+        """For rows with a value that its Python type cannot hold; slow."""
         return {name: self._decode(name, text) for name, text in split(image).items()}
 
     def _decode(self, name: str, text: str) -> Any:
@@ -115,24 +118,25 @@ class ImageDecoder:
             pass
         if name in self._elements and text[:1] == "[":
             return _map(self._decode_element(name), split_array(text))
-        return _as_it_stands(text)
+        return _special_or_text(text)
 
     def _decode_element(self, name: str) -> Callable[[str], Any]:
-        """Of an array that has several dimensions, or an element beyond its Python type."""
+        """For an array of several dimensions, or with an element that its type cannot hold."""
         decode = self._elements[name].decode
 
         def element(text: str) -> Any:
             try:
                 return decode(text)
             except Exception:
-                return _as_it_stands(text)
+                return _special_or_text(text)
 
         return element
 
 
 def split(image: str) -> dict[str, str]:
-    """The columns of an image, undecoded. Python's own decoder finds their ends: it takes numbers
-    of any size and nesting as deep as the stack allows; deeper, the image is one text."""
+    """The columns of an image, undecoded. Python's own decoder finds their ends: it accepts numbers
+    of any size, and nesting as deep as the stack allows. Deeper values are found by counting
+    brackets."""
     columns = {}
     decoder = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
     at = 1
@@ -150,7 +154,7 @@ def split(image: str) -> dict[str, str]:
 
 
 def _behind_blanks(image: str, at: int) -> int:
-    """A value of type json stands as it was written, with its blanks and line ends."""
+    """A value of type json is stored as it was written, with its blanks and line ends."""
     while image[at : at + 1] in _BLANKS:
         at += 1
     return at
@@ -178,7 +182,7 @@ _ELEMENTS = re.compile(r'[][]|"(?:[^"\\]|\\.)*"|[^][",\s]+')
 
 
 def _end_of_value(image: str, start: int) -> int:
-    """Where a nested value ends, counting brackets outside of texts."""
+    """Where a nested value ends, by counting brackets outside of strings."""
     depth = 0
     for match in _BRACKETS.finditer(image, start):
         depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(match[0], 0)
@@ -198,8 +202,8 @@ def _depth(text: str) -> int:
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]')
 
 
-def _as_it_stands(text: str) -> Any:
-    """A value that no Python type of ours holds: numbers that are none, else the text itself."""
+def _special_or_text(text: str) -> Any:
+    """A value that its Python type cannot hold: a special float, else the text itself."""
     try:
         return _map(_to_special_float, msgspec.json.decode(text))
     except Exception:
@@ -215,8 +219,7 @@ def _python_type(name: str) -> Any:
 
 
 def python_type(name: str) -> Any:
-    """The type in Python of a column's values; Any for those that PostgreSQL's own text stands
-    for."""
+    """The Python type of a column's values; Any for types that stay PostgreSQL's own text."""
     return _TYPES.get(name, Any)
 
 

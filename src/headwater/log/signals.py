@@ -1,4 +1,4 @@
-"""Signals in the log: which rows they are, and the channel on which each topic's are announced."""
+"""Signals in the log: which rows they are, and the NOTIFY channel of each topic's signals."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from headwater.model import Table
 
 
 def is_signals(table: Table) -> bool:
-    """Whether it is the table, always empty, whose shape signals have. They are no changes of
-    anything, so readers are not shown them unless they ask for them."""
+    """Whether this is the table of signals, which is always empty. Signals are no changes of a row,
+    so readers get them only on request."""
     return table.name == "signals" and table.schema == "headwater"
 
 
 def channel_of(topic: str) -> str:
-    """The NOTIFY channel of a topic, as headwater.signal computes it. It only wakes: that two
-    topics may share one does no harm.
+    """The NOTIFY channel of a topic, as headwater.signal computes it. Two topics may share one: it
+    only wakes readers.
 
     >>> channel_of("chat:42")
     'headwater:788a9140c25e6eb3'

@@ -1,4 +1,4 @@
-"""The pipeline as a program: a Spark session, the streams, and a way to end both in order."""
+"""The pipeline as a program: a Spark session, its streams, and an orderly stop of both."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from headwater.metrics import PipelineMetrics
-from headwater.pipeline import connecting, jobs, ownership, shapes, spark_log, standing
-from headwater.pipeline.answers import answer, answering
-from headwater.pipeline.checkpoints import LakeLock
-from headwater.pipeline.lake import Lake
-from headwater.pipeline.progress import Reports, StreamProgress
-from headwater.pipeline.questions import AsOf
-from headwater.pipeline.session import LOCAL_MASTER, spark_folder, spark_session
-from headwater.pipeline.views.definitions import View
+from headwater.pipeline import permissions
+from headwater.pipeline.jobs.pipeline import Pipeline
+from headwater.pipeline.jobs.plan import JOBS, PipelinePlan, view_job
+from headwater.pipeline.lake import shapes
+from headwater.pipeline.reading.lake import Lake
+from headwater.pipeline.reading.request_server import run_request, serving
+from headwater.pipeline.reading.requests import AsOfRequest
+from headwater.pipeline.spark import connect_server, log_file, shared_session
+from headwater.pipeline.spark.session import LOCAL_MASTER, spark_folder, spark_session
+from headwater.pipeline.stream.checkpoints import LakeLock
+from headwater.pipeline.stream.progress import Reports, StreamProgress
+from headwater.pipeline.views.definitions import StreamingView
 from headwater.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,10 +33,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SETTINGS = {
-    # A query that does not end within this time is left to the end of the process.
+    # A query that does not stop within this time ends with the process.
     "spark.sql.streaming.stopTimeout": "30s",
     "spark.scheduler.mode": "FAIR",
-    # Checkpoints without a second file of checksums beside each: they are written for every batch.
+    # Checkpoints are written for every batch: without a second file of checksums beside each.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
 }
 
@@ -44,10 +48,10 @@ async def run(
     once: bool = False,
     master: str | None = None,
     metrics_port: int | None = None,
-    views: Iterable[View] = (),
+    views: Iterable[StreamingView] = (),
 ) -> list[StreamProgress]:
-    """Run the pipeline in a thread until it has ended. Who cancels this waits for the batch that is
-    being written, and then for Spark to end."""
+    """Run the pipeline in a thread until it ends. To cancel this waits for the batch that is being
+    written, and then for Spark to stop."""
     stop = Event()
     working = asyncio.create_task(
         asyncio.to_thread(_work, url, settings, once, master, metrics_port, tuple(views), stop)
@@ -65,7 +69,7 @@ def _work(
     once: bool,
     master: str | None,
     metrics_port: int | None,
-    views: tuple[View, ...],
+    views: tuple[StreamingView, ...],
     stop: Event,
 ) -> list[StreamProgress]:
     root, metrics = _absolute(settings.lake), PipelineMetrics()
@@ -77,10 +81,10 @@ def _work(
     ):
         if metrics_port is not None:
             _serve(metrics, metrics_port)
-        plan = jobs.Plan(
+        plan = PipelinePlan(
             url,
             Lake(root, spark),
-            jobs=(*jobs.JOBS, *map(jobs.view_job, views)),
+            jobs=(*JOBS, *map(view_job, views)),
             once=once,
             seconds=settings.lake_interval_period.total_seconds(),
             vacuum_keep=settings.lake_vacuum_period,
@@ -89,20 +93,20 @@ def _work(
         )
         reports = Reports(url, metrics)
         reports.enable()
-        return jobs.Pipeline(spark, plan, reports).run(stop)
+        return Pipeline(spark, plan, reports).run(stop)
 
 
 @contextmanager
 def _closed(root: str) -> Iterator[dict[str, str]]:
-    """What is written inside is no more open than the lake's folder. One that was there before
-    keeps its mode, which is reported where others can read it. Gives what Spark is to know of it:
-    its files have the modes that it says, whatever the umask is."""
+    """Inside the block, new files are no more open than the lake's folder. The mode of an existing
+    folder is not changed; a warning is logged if other users can read it. Yields Spark's setting
+    for the same, because Spark ignores the umask."""
     if "://" in root:
         yield {}
         return
-    if who := ownership.openness(Path(root)):
-        log.warning("The lake %s", ownership.notice(root, who))
-    with ownership.umask_of(Path(root)) as mask:
+    if who := permissions.readers(Path(root)):
+        log.warning("The lake %s", permissions.open_lake_warning(root, who))
+    with permissions.umask_of(Path(root)) as mask:
         yield {"spark.hadoop.fs.permissions.umask-mode": f"{mask:03o}"}
 
 
@@ -110,17 +114,19 @@ def _closed(root: str) -> Iterator[dict[str, str]]:
 def _spark(
     root: str, url: str, once: bool, master: str, files: dict[str, str]
 ) -> Iterator[SparkSession]:
-    """A Spark for the pipeline. Unless it ends by itself soon, others may use it meanwhile."""
+    """A Spark session for the pipeline. Other programs may use it, unless it ends by itself."""
     with ExitStack() as opened:
         if once or not master.startswith("local"):
             spark = _started(opened, root, master, _SETTINGS | files)
         else:
-            token = opened.enter_context(connecting.token_for_spark())
-            spark = _started(opened, root, master, _SETTINGS | connecting.SETTINGS | files)
-            lake, path = Lake(root, spark), opened.enter_context(standing.private_socket())
-            opened.enter_context(answering(lake, path, url))
-            service = standing.Service(os.getpid(), path, connecting.address(spark), token)
-            opened.enter_context(standing.announced(root, service))
+            token = opened.enter_context(connect_server.token_for_spark())
+            spark = _started(opened, root, master, _SETTINGS | connect_server.SETTINGS | files)
+            lake, path = Lake(root, spark), opened.enter_context(shared_session.private_socket())
+            opened.enter_context(serving(lake, path, url))
+            service = shared_session.PipelineService(
+                os.getpid(), path, connect_server.address(spark), token
+            )
+            opened.enter_context(shared_session.announced(root, service))
             Thread(target=_warm_up, args=(lake,), name="warm-up", daemon=True).start()
         yield spark
 
@@ -131,20 +137,20 @@ def _started(opened: ExitStack, root: str, master: str, settings: dict[str, str]
         master=master,
         name="headwater pipeline",
         settings=settings,
-        log=spark_log.of_lake(root, spark_folder()),
+        log=log_file.of_lake(root, spark_folder()),
     )
     opened.callback(spark.stop)
     return spark
 
 
 def _warm_up(lake: Lake) -> None:
-    """Ask something, so that the first who asks need not wait for Spark to compile and for Python's
+    """Run a request, so that the first user need not wait for Spark to compile and for Python's
     workers to start."""
     try:
         for shape in shapes.load(lake.shapes_path)[:1]:
-            answer(lake, AsOf(shape.table.label, datetime.now(UTC), limit=1))
+            run_request(lake, AsOfRequest(shape.table.label, datetime.now(UTC), limit=1))
     except Exception as error:  # an empty lake, a table without a snapshot, the end of the pipeline
-        log.debug("Nothing to warm up with: %s", error)
+        log.debug("The warm-up request failed: %s", error)
 
 
 def _absolute(lake: str) -> str:

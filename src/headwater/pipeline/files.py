@@ -1,7 +1,7 @@
-"""Files of the lake, wherever it is: in a folder, or under a URL that Arrow knows.
+"""Files of a lake, in a folder or under a URL that Arrow knows.
 
-Delta tables are written by delta-rs and read by Spark. What lies beside them (checkpoints, staged
-Parquet) and the Parquet of small batches goes through here.
+delta-rs writes Delta tables, and Spark reads them. Other files of the lake (checkpoints, staged
+Parquet) and the Parquet of small batches are read and written here.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import msgspec
 import pyarrow.fs as pafs
 
 
-class Place(msgspec.Struct, frozen=True):
-    """A folder in a file system. Names below it are separated by slashes."""
+class FileLocation(msgspec.Struct, frozen=True):
+    """A folder in a file system. The parts of a name below it are separated by slashes."""
 
     system: pafs.FileSystem
     base: str
 
     @classmethod
-    def of(cls, path: str) -> Place:
-        """The folder at a path or URL; it need not be there."""
+    def of(cls, path: str) -> FileLocation:
+        """The folder at a path or URL; it need not exist."""
         if "://" not in path:
             return cls(pafs.LocalFileSystem(), str(Path(path).absolute()))
         system, base = pafs.FileSystem.from_uri(path)
@@ -44,7 +44,7 @@ class Place(msgspec.Struct, frozen=True):
             return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Put a file there, whole or not at all where the file system can rename."""
+        """Write a file: complete or not at all, where the file system can rename."""
         self.system.create_dir(self.below(name).rpartition("/")[0], recursive=True)
         unfinished = self.below(f"{name}.unfinished")
         with self.system.open_output_stream(unfinished) as stream:
@@ -52,13 +52,13 @@ class Place(msgspec.Struct, frozen=True):
         self.system.move(unfinished, self.below(name))
 
     def files(self, name: str) -> Iterator[pafs.FileInfo]:
-        """Every file below a folder; none where there is no such folder."""
+        """Every file below a folder; none if the folder does not exist."""
         chosen = pafs.FileSelector(self.below(name), recursive=True, allow_not_found=True)
         for info in self.system.get_file_info(chosen):
             if info.type == pafs.FileType.File:
                 yield info
 
     def remove(self, name: str) -> None:
-        """Remove a folder with all that is in it, if it is there."""
+        """Remove a folder with its contents, if it exists."""
         if self.exists(name):
             self.system.delete_dir(self.below(name))

@@ -22,7 +22,7 @@ from headwater.queries import types
 
 
 class Arguments(msgspec.Struct, frozen=True):
-    """A call's arguments, checked. `key` tells calls apart: equal only if all arguments are, in
+    """A call's arguments, checked. `key` identifies the call: equal only if all arguments are, in
     value and type."""
 
     values: Mapping[str, Any]
@@ -50,7 +50,7 @@ class Signature:
         self.function = function
         self.names = tuple(parameter.name for parameter in parameters)
         for parameter in parameters:
-            if reason := types.trouble(parameter.type):
+            if reason := types.unsupported_reason(parameter.type):
                 raise ConfigError(
                     f"{function}: argument {parameter.name}: {reason}",
                     hint="Use types that JSON can hold, structs, dataclasses or pydantic models.",
@@ -66,15 +66,15 @@ class Signature:
     def bind(
         self, args: Mapping[str, Any], *, most: int | None = None, keyed: bool = True
     ) -> Arguments:
-        """Check a call's arguments; InvalidQuery names the one that is wrong. There may be so many
-        values in them at `most`. Unless they are `keyed`, calls are not told apart."""
+        """Check a call's arguments; InvalidQuery names the one that is wrong. They may have at most
+        `most` values. Only if they are `keyed` is a key made."""
         try:
             _check_size(args, most)
             bound = types.convert(dict(args), self.struct)
             values = {name: getattr(bound, name) for name in self.names}
             return Arguments(values, key_of(values) if keyed else None)
         except msgspec.ValidationError as error:
-            path, reason = told(error)
+            path, reason = path_and_reason(error)
             raise InvalidQuery(
                 reason, path="args" + path.removeprefix("$"), hint=self._hint()
             ) from None
@@ -119,7 +119,7 @@ def _check_size(args: Mapping[str, Any], most: int | None) -> None:
             raise InvalidQuery(
                 f"more than {most:,} values",
                 path="args",
-                hint="Pass them as one text, or ask in several calls.",
+                hint="Pass them as one text, or use several calls.",
             )
         level = below
         if not level:
@@ -137,10 +137,10 @@ def _check_size(args: Mapping[str, Any], most: int | None) -> None:
 _INTEGER_BITS = 64
 
 
-def told(error: msgspec.ValidationError) -> tuple[str, str]:
+def path_and_reason(error: msgspec.ValidationError) -> tuple[str, str]:
     """Where msgspec found something wrong, and what.
 
-    >>> told(msgspec.ValidationError("Expected `int`, got `str` - at `$[3].amount`"))
+    >>> path_and_reason(msgspec.ValidationError("Expected `int`, got `str` - at `$[3].amount`"))
     ('$[3].amount', 'expected int, got str')
     """
     reason, _, path = str(error).partition(" - at `")
@@ -189,7 +189,8 @@ def hints_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
 
 
 def underlying(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that somebody wrote, beneath decorators, `partial` and objects to be called."""
+    """The function of the application, without decorators, `partial` and callable objects around
+    it."""
     function = inspect.unwrap(function)
     if isinstance(function, partial):
         return underlying(function.func)
@@ -223,7 +224,7 @@ def _parameter(parameter: inspect.Parameter, hints: dict[str, Any], function: st
     return Parameter(parameter.name, hints.get(parameter.name, Any), parameter.default)
 
 
-# ------------------------------------------------------------------------ telling apart
+# ------------------------------------------------------------------------ keys of calls
 
 
 def key_of(value: Any, depth: int = 0) -> Hashable:

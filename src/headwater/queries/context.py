@@ -1,8 +1,8 @@
 """What a query or mutation function is given: `ctx.fetch`, and who calls.
 
 A context is good for one call. It uses a connection that its maker has put into a transaction, one
-statement at a time, and is closed when the function has returned or took too long: whoever still
-holds it then gets an error and no longer reaches the connection.
+statement at a time, and is closed when the function has returned or took too long: code that uses
+it later gets an error and does not reach the connection.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from headwater import limits
 from headwater.database import Connection
 from headwater.errors import ConfigError, HeadwaterError, ResultError
 from headwater.identity import Identity
+from headwater.queries.analysis.placeholders import placed
+from headwater.queries.analysis.statements import Executed
 from headwater.queries.events import Events, QueryEvent
-from headwater.queries.placeholders import placed
-from headwater.queries.sending import Fetched, Sending
+from headwater.queries.execution.chunked_fetch import ChunkedFetch, Fetched
 from headwater.queries.signals import SIGNAL, ids_of
-from headwater.queries.statements import Executed
 
 Kind = Literal["query", "mutation"]
 Result = TypeVar("Result")
 
 
 class Caller:
-    """Who calls, as every context tells it."""
+    """The caller of a function: the part that all contexts have."""
 
     def __init__(self, identity: Identity, function: str, kind: Kind, trace_id: str) -> None:
         self.identity = identity
@@ -67,8 +67,8 @@ class Context(Caller):
         events: Events | None = None,
         observe: Callable[[Executed], None] | None = None,
     ) -> None:
-        """`observe` hears of every statement before it is sent. Transaction, role and claims are
-        the caller's business."""
+        """`observe` is called with every statement before it is sent. The caller of this has set
+        the transaction, the role and the claims."""
         super().__init__(identity, function, kind, trace_id or "")
         self._connection = connection
         self._events = events
@@ -106,50 +106,50 @@ class Context(Caller):
     def _check_open(self) -> None:
         if self._closed:
             raise ConfigError(
-                f"{self.kind} {self.function} used its context after it was over",
-                hint="A context is good for one call: await everything before returning.",
+                f"{self.kind} {self.function} used its context after it had ended",
+                hint="A context is valid for one call: await everything before returning.",
             )
 
     async def _send(self, sql: str, args: tuple[Any, ...], named: dict[str, Any]) -> Fetched:
         text, values = placed(sql, args, named)
         async with self._lock:
             self._check_open()
-            sending = Sending(self._connection, text, values)
+            statement = ChunkedFetch(self._connection, text, values)
             if self._observe is not None:
-                self._observe(Executed(sending.statement, values))
+                self._observe(Executed(statement.statement, values))
             self._running = asyncio.current_task()
             try:
-                return await self._told(sending, values)
+                return await self._fetch_and_emit(statement, values)
             finally:
                 self._running = None
 
-    async def _told(self, sending: Sending, values: tuple[Any, ...]) -> Fetched:
-        """Send it, and tell those who listen."""
+    async def _fetch_and_emit(self, statement: ChunkedFetch, values: tuple[Any, ...]) -> Fetched:
+        """Send it, and emit its event to the handlers."""
         if self._events is None or not self._events.wanted("query"):
-            return await sending.fetch(limits.QUERY_ROWS_MAX)
+            return await statement.fetch(limits.QUERY_ROWS_MAX)
         event = QueryEvent(
             function=self.function,
             kind=self.kind,
-            sql=sending.statement.sql,
+            sql=statement.statement.sql,
             parameters=values,
-            operation=_first_word(sending.statement.sql),
+            operation=_first_word(statement.statement.sql),
             rows=0,
             seconds=0.0,
             trace_id=self.trace_id,
             user_id=self.user,
         )
         began = time.perf_counter()
-        news: dict[str, Any] = {}
+        outcome: dict[str, Any] = {}
         try:
-            fetched = await sending.fetch(limits.QUERY_ROWS_MAX)
-            news = {"operation": fetched.command, "rows": fetched.count}
+            fetched = await statement.fetch(limits.QUERY_ROWS_MAX)
+            outcome = {"operation": fetched.command, "rows": fetched.count}
             return fetched
         except BaseException as error:
-            news = {"error": _code(error)}
+            outcome = {"error": _code(error)}
             raise
         finally:
-            news["seconds"] = time.perf_counter() - began
-            self._events.emit(msgspec.structs.replace(event, **news))
+            outcome["seconds"] = time.perf_counter() - began
+            self._events.emit(msgspec.structs.replace(event, **outcome))
 
 
 def _code(error: BaseException) -> str:
@@ -162,11 +162,12 @@ def _code(error: BaseException) -> str:
 
 
 writing: ContextVar[MutationContext | None] = ContextVar("headwater_writing", default=None)
-"""The mutation inside which we are. A task that it started has it still when it is over."""
+"""The mutation that the present task runs in. A task that it started still has it after its
+end."""
 
 
 def mutation_under_way() -> MutationContext | None:
-    """The mutation inside which we are, and which is not over."""
+    """The mutation that the present task runs in, unless it has ended."""
     context = writing.get()
     return None if context is None or context.is_over else context
 
@@ -182,7 +183,7 @@ class MutationContext(Context):
         return (await self._send(sql, args, named)).count
 
     async def signal(self, topic: str, ids: Iterable[Any] = ()) -> None:
-        """Have the rows with these keys sent to whoever follows the topic, if this commits."""
+        """Send the rows with these keys to the followers of the topic, if this commits."""
         await self._send(SIGNAL, (topic, ids_of(ids)), {})
 
     @property
@@ -237,7 +238,7 @@ class BlockingContext(Caller):
         return self.wait(self.writing.execute(sql, *args, **named))
 
     def signal(self, topic: str, ids: Iterable[Any] = ()) -> None:
-        """Have the rows with these keys sent to whoever follows the topic, if this commits. In
+        """Send the rows with these keys to the followers of the topic, if this commits. In
         mutations only."""
         self.wait(self.writing.signal(topic, ids))
 
@@ -245,7 +246,7 @@ class BlockingContext(Caller):
     def writing(self) -> MutationContext:
         if not isinstance(self._context, MutationContext):
             raise ConfigError(
-                f"query {self.function} wants to write", hint="Make it a mutation: @hw.mutation."
+                f"query {self.function} tries to write", hint="Make it a mutation: @hw.mutation."
             )
         return self._context
 
@@ -278,6 +279,6 @@ class BlockingContext(Caller):
 
 def _over(caller: Caller) -> ConfigError:
     return ConfigError(
-        f"{caller.kind} {caller.function} went on after it was over",
-        hint="It took too long, or whoever called has gone; nothing it does counts any more.",
+        f"{caller.kind} {caller.function} continued after it had ended",
+        hint="It took too long, or its client has disconnected. What it does now is discarded.",
     )

@@ -1,4 +1,4 @@
-"""The event bus: tells the application what is executed, what fails and what changes."""
+"""Application events: handlers are called for executed statements, errors and changes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from headwater.errors import ConfigError
-from headwater.limits import EVENT_HANDLERS_AT_ONCE, EVENTS_DROPPED_SECONDS
+from headwater.limits import EVENT_HANDLERS_AT_ONCE
 from headwater.model import Actor, Key, Position
+
+_EVENTS_DROPPED_SECONDS = 10.0
+"""How often the log says that events were dropped."""
+
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +50,13 @@ class ErrorEvent(msgspec.Struct, frozen=True):
     error: Exception
     code: str
     error_id: str | None
-    """For unexpected errors: what the caller was told instead of the details."""
+    """For unexpected errors: the id that the caller got instead of the details."""
     trace_id: str
     user_id: str | None = None
 
 
 class ChangeEvent(msgspec.Struct, frozen=True):
-    """A row changed, as the log tells it."""
+    """A row changed, as recorded in the log."""
 
     table: str
     operation: str
@@ -76,20 +80,20 @@ EventName: TypeAlias = Literal["query", "error", "change", "gap"]
 Handler: TypeAlias = Callable[[Any], object]
 
 
-class _Wish(msgspec.Struct, frozen=True):
+class _Registration(msgspec.Struct, frozen=True):
     handler: Handler
     parameters: bool
 
 
 class Events:
-    """Who wants to hear of what.
+    """The handlers of an application, by event.
 
     A handler that is not async is called at once and should be quick. An async one runs as a task
-    of its own. What a handler raises is logged and harms nobody.
+    of its own. Exceptions of a handler are logged and have no other effect.
     """
 
     def __init__(self) -> None:
-        self._wishes: dict[EventName, list[_Wish]] = {
+        self._registrations: dict[EventName, list[_Registration]] = {
             "query": [],
             "error": [],
             "change": [],
@@ -97,56 +101,56 @@ class Events:
         }
         self._tasks: set[asyncio.Task[None]] = set()
         self._dropped = 0
-        self._said_at = -math.inf
+        self._logged_at = -math.inf
 
     def on(self, name: EventName, handler: Handler, *, parameters: bool = False) -> None:
         """Have the handler called with every event of that name. With `parameters`, statements
         come with the values of their parameters."""
-        if name not in self._wishes:
+        if name not in self._registrations:
             raise ConfigError(
                 f"there is no event {name!r}",
-                hint=f"Events are {', '.join(self._wishes)}.",
+                hint=f"Events are {', '.join(self._registrations)}.",
             )
         if not callable(handler):
             raise ConfigError(
                 f"the handler of {name!r} cannot be called: {handler!r:.100}",
                 hint="Give a function that takes the event.",
             )
-        self._wishes[name].append(_Wish(handler, parameters))
+        self._registrations[name].append(_Registration(handler, parameters))
 
     def wanted(self, name: EventName) -> bool:
-        """Whether anybody listens: what costs something is done only then."""
-        return bool(self._wishes[name])
+        """Whether an event has handlers. Callers skip costly work if not."""
+        return bool(self._registrations[name])
 
     def emit(self, event: Event) -> None:
-        """Tell everybody. Never raises and never waits."""
+        """Call all handlers. Never raises and never waits."""
         match event:
             case QueryEvent():
                 redacted = _redacted(event)
-                for wish in self._wishes["query"]:
-                    self._tell(wish.handler, event if wish.parameters else redacted)
+                for registration in self._registrations["query"]:
+                    self._call(registration.handler, event if registration.parameters else redacted)
             case ErrorEvent():
-                for wish in self._wishes["error"]:
-                    self._tell(wish.handler, event)
+                for registration in self._registrations["error"]:
+                    self._call(registration.handler, event)
             case ChangeEvent():
-                for wish in self._wishes["change"]:
-                    self._tell(wish.handler, event)
+                for registration in self._registrations["change"]:
+                    self._call(registration.handler, event)
             case GapEvent():
-                for wish in self._wishes["gap"]:
-                    self._tell(wish.handler, event)
+                for registration in self._registrations["gap"]:
+                    self._call(registration.handler, event)
 
     @property
     def has_room(self) -> bool:
-        """Whether one more event drops none, for lack of handlers that are free."""
+        """Whether one more event fits, without dropping one because all handlers are busy."""
         free = EVENT_HANDLERS_AT_ONCE - len(self._tasks)
-        return free >= len(self._wishes["change"])
+        return free >= len(self._registrations["change"])
 
     async def room(self) -> None:
-        """Wait until there is."""
+        """Wait until there is room."""
         while not self.has_room:
             await asyncio.wait(set(self._tasks), return_when=asyncio.FIRST_COMPLETED)
 
-    def _tell(self, handler: Handler, event: Event) -> None:
+    def _call(self, handler: Handler, event: Event) -> None:
         try:
             # What is async need not say so: an object, or a function around another, may be.
             work = handler(event)
@@ -165,13 +169,13 @@ class Events:
     def _drop(self) -> None:
         self._dropped += 1
         now = time.monotonic()
-        if now - self._said_at >= EVENTS_DROPPED_SECONDS:
+        if now - self._logged_at >= _EVENTS_DROPPED_SECONDS:
             logger.warning(
-                "%d events were dropped: %d handlers are still at work",
+                "%d events were dropped: %d handlers are still running",
                 self._dropped,
                 len(self._tasks),
             )
-            self._dropped, self._said_at = 0, now
+            self._dropped, self._logged_at = 0, now
 
     async def close(self) -> None:
         """End the handlers that are still at work."""

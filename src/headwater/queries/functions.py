@@ -20,6 +20,7 @@ import msgspec
 from headwater.errors import ConfigError
 from headwater.identity import ANONYMOUS, Identity, Sharing
 from headwater.limits import FUNCTION_THREADS
+from headwater.queries.analysis.placeholders import convert
 from headwater.queries.arguments import (
     Arguments,
     Parameter,
@@ -29,7 +30,6 @@ from headwater.queries.arguments import (
     underlying,
 )
 from headwater.queries.context import BlockingContext, Context
-from headwater.queries.placeholders import convert
 from headwater.queries.results import Returns
 
 __all__ = ["Arguments", "Function", "Mutation", "Query"]
@@ -58,7 +58,7 @@ class Function:
         label = f"{self.kind} {name}"
         if timeout is not None and not timeout > 0:
             raise ConfigError(
-                f"{label}: a timeout of {timeout} leaves no time",
+                f"{label}: the timeout {timeout} is not more than 0",
                 hint="It is in seconds; leave it out for the setting's.",
             )
         if inspect.isgeneratorfunction(underlying(body)) or inspect.isasyncgenfunction(
@@ -71,7 +71,7 @@ class Function:
         self.timeout = timeout
         """In seconds; None for the setting's."""
         self.trusted = trusted
-        """Runs as Headwater's own database role, whoever calls."""
+        """Whether it runs as Headwater's own database role, for every caller."""
         self.signature = signature or Signature(label, parameters_of(body, label))
         self.returns = returns or Returns(label, hints_of(body, label).get("return", Any))
         self.is_sql = False
@@ -87,7 +87,7 @@ class Function:
 
     @property
     def label(self) -> str:
-        """How errors call it."""
+        """Its name in error messages."""
         return f"{self.kind} {self.name}"
 
     def bind(self, args: Mapping[str, Any], *, most: int | None = None) -> Arguments:
@@ -137,7 +137,7 @@ class Function:
         """Whether a function of that kind may call this one."""
 
     async def call(self, identity: Identity, /, *args: Any, **named: Any) -> Any:
-        """Run it by itself for somebody, in a transaction of its own."""
+        """Run it by itself as this identity, in a transaction of its own."""
         if self._call is None:
             raise ConfigError(
                 f"{self.label} is called before Headwater has started",
@@ -175,7 +175,7 @@ class Query(Function):
         """The fields that identify a row of the result, for row deltas; empty for none."""
 
     def identity(self, caller: Identity) -> Identity:
-        """What it may know of who calls: those for whom this is equal share a result."""
+        """What it may know of its caller: callers for whom this is equal share a result."""
         known = caller.shared(self.share)
         return msgspec.structs.replace(known, role=None) if self.trusted else known
 
@@ -238,7 +238,7 @@ def _in_thread(work: Callable[[], Any]) -> Any:
     try:
         return work()
     except StopIteration as error:
-        # Whoever waits for a thread cannot be told this, and would wait for ever.
+        # A future cannot hold a StopIteration: the caller would wait for ever.
         raise RuntimeError("the function raised StopIteration") from error
 
 

@@ -10,9 +10,9 @@ from headwater.errors import ConfigError
 from headwater.identity import Identity
 from headwater.limits import FUNCTION_NAME_CHARS_MAX
 from headwater.queries.events import Events
+from headwater.queries.execution.mutations import MutationRunner
+from headwater.queries.execution.runner import QueryRunner
 from headwater.queries.functions import Arguments, Body, Function, Mutation, Query, sql_query
-from headwater.queries.mutations import Mutations
-from headwater.queries.running import Direct
 from headwater.settings import Settings
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -25,9 +25,9 @@ class Functions:
         self.queries: dict[str, Query] = {}
         self.mutations: dict[str, Mutation] = {}
         self.events = Events()
-        self.runner: Mutations | None = None
+        self.runner: MutationRunner | None = None
         """Runs mutations; None while Headwater does not run."""
-        self.direct: Direct | None = None
+        self.direct: QueryRunner | None = None
         """Runs queries by themselves; None while Headwater does not run."""
 
     # -------------------------------------------------------------------- registering
@@ -89,8 +89,8 @@ class Functions:
         if not _NAME.fullmatch(name) or len(name) > FUNCTION_NAME_CHARS_MAX:
             raise ConfigError(
                 f"{name!r} cannot be the name of a {kind}",
-                hint="A name begins with a letter or _, and goes on with letters, digits, _, . and"
-                f' -, up to {FUNCTION_NAME_CHARS_MAX} characters. Give one: @hw.{kind}("name").'
+                hint="A name begins with a letter or _, and continues with letters, digits, _, ."
+                f' and -, up to {FUNCTION_NAME_CHARS_MAX} characters. Give one: @hw.{kind}("name").'
                 ' SQL goes beside it: hw.query("name", sql="select …").',
             )
         if name in known:
@@ -103,8 +103,8 @@ class Functions:
 
     def start(self, url: str, settings: Settings) -> None:
         """From here on functions can be called."""
-        self.runner = Mutations(url, settings, events=self.events)
-        self.direct = Direct(url, settings, events=self.events)
+        self.runner = MutationRunner(url, settings, events=self.events)
+        self.direct = QueryRunner(url, settings, events=self.events)
 
     async def close(self) -> None:
         """No calls any more."""

@@ -20,7 +20,7 @@ from headwater.errors import ConfigError, ResultError
 from headwater.limits import QUERY_RESULT_BYTES_MAX
 from headwater.protocol import plain
 from headwater.queries import types
-from headwater.queries.arguments import told
+from headwater.queries.arguments import path_and_reason
 
 _encode = msgspec.json.Encoder(enc_hook=types.encode).encode
 
@@ -31,7 +31,7 @@ class Returns:
     def __init__(self, function: str, type_: Any = Any) -> None:
         self.function = function
         self.type = type_
-        if reason := types.trouble(type_):
+        if reason := types.unsupported_reason(type_):
             raise ConfigError(
                 f"{function}: what it returns: {reason}",
                 hint="Return types that JSON can hold, structs, dataclasses or pydantic models; "
@@ -45,7 +45,7 @@ class Returns:
         try:
             return types.convert(value, self.type)
         except msgspec.ValidationError as error:
-            path, reason = told(error)
+            path, reason = path_and_reason(error)
             raise ResultError(
                 f"{self.function} returned what it does not declare: {path}: {reason}",
                 hint="Correct the function's return type, or what it returns.",
@@ -69,7 +69,9 @@ class Returns:
 
     def _cannot_be_sent(self, value: Any, error: Exception) -> ResultError:
         path, culprit = next(_culprits(value), ("$", value))
-        reason = str(error) if not isinstance(error, NotImplementedError) else "JSON has no such"
+        reason = (
+            str(error) if not isinstance(error, NotImplementedError) else "JSON cannot represent it"
+        )
         if isinstance(error, RecursionError):
             reason = "nested too deeply"
         return ResultError(

@@ -43,6 +43,6 @@ def _id_of(key: Any) -> str:
         case bytes():
             return "\\x" + key.hex()
     raise ConfigError(
-        f"{type(key).__name__} is no key that a signal can name",
+        f"{type(key).__name__} cannot be a key in a signal",
         hint="Give the primary keys of rows; those of several columns as tuples.",
     )

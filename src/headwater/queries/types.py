@@ -52,15 +52,15 @@ def is_model(type_: Any) -> bool:
 
 def _model_reason(error: ValueError) -> str:
     """The first thing that is wrong with a model, in one line."""
-    told: Any = getattr(error, "errors", None)
-    if told is None:
+    errors: Any = getattr(error, "errors", None)
+    if errors is None:
         return str(error)
-    first = told()[0]
+    first = errors()[0]
     place = ".".join(map(str, first["loc"]))
     return f"{place}: {first['msg']}" if place else str(first["msg"])
 
 
-def trouble(type_: Any) -> str | None:
+def unsupported_reason(type_: Any) -> str | None:
     """Why values of a type can be neither read nor written; None if they can."""
     try:
         unknown = [t.cls for t in _parts(inspect.type_info(type_)) if _is_unknown(t)]

@@ -1,1 +1,3 @@
-"""What Headwater offers to tests, its own and those of applications."""
+"""Tools for tests, of Headwater and of applications: proxies that fail, a gateway process, a
+replica, random histories and values. Nothing outside tests and benchmarks imports them.
+"""

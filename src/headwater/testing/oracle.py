@@ -16,9 +16,9 @@ from typing import Any, Literal
 import psycopg
 from psycopg import sql
 
-from headwater.client.replica import Replica, result_hash
+from headwater.client.state.replica import Replica, result_hash
 from headwater.hub.tables import FORMATS
-from headwater.live.filter_sql import Sql
+from headwater.live.filters.sql import Sql
 from headwater.live.needs import Outcome
 from headwater.live.query import BoundQuery, LiveQuery
 from headwater.live.statements import page, statement
@@ -116,8 +116,6 @@ class History:
     rows: tuple[int, ...] = ()
     cushion: int = 2
     composite: bool = False
-    slides: tuple[tuple[int, list[Any] | None], ...] = ()
-    """Before which flush the window slides to which cursor."""
 
     def without_idle_flushes(self) -> History:
         kept = (
@@ -321,10 +319,7 @@ class Game:
         replica = Replica()
         self._follow(state, query, replica, Outcome((), state.needs))
         self._compare(state, query, replica)
-        slides = dict(self.history.slides)
-        for index, transactions in enumerate(self.history.flushes):
-            if index in slides and isinstance(state, Window):
-                query = self._slide(state, query, replica, slides[index])
+        for transactions in self.history.flushes:
             outcome = Outcome((), state.needs)
             for changes in player.play(transactions):
                 if changes:
@@ -336,17 +331,6 @@ class Game:
         if isinstance(state, Window):
             self.played.refills += state.refills
         return self.played
-
-    def _slide(
-        self, state: Window, query: BoundQuery, replica: Replica, after: list[Any] | None
-    ) -> BoundQuery:
-        cursor = None if after is None else query.order.read_cursor(after)
-        moved = query.moved(cursor)
-        outcome = state.reanchor(cursor)
-        self._fold(replica, outcome)
-        self._follow(state, moved, replica, Outcome((), outcome.needs))
-        self._compare(state, moved, replica)
-        return moved
 
     def _fold(self, replica: Replica, outcome: Outcome) -> None:
         self.played.deltas += len(outcome.deltas)

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from headwater.hub.reconcile import DRIFT
+from headwater.hub.drift import DRIFT
 
 SETTINGS: dict[str, Any] = {"metrics": "open"}
 """What every gateway is set to, unless its block says otherwise."""

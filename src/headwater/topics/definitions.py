@@ -9,74 +9,17 @@ the values in the places of the name as arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-import msgspec
-
-from headwater.errors import ConfigError, Forbidden, InvalidQuery, NotFound
+from headwater.errors import ConfigError, Forbidden, NotFound
 from headwater.identity import Identity
-from headwater.limits import TOPIC_NUMBER_MAX, TOPIC_PATTERNS_MAX
-from headwater.queries.arguments import Arguments, Signature, key_of, parameters_of, told
-from headwater.queries.functions import Body, Query
-from headwater.queries.results import Returns
-from headwater.topics.patterns import Pattern, check_name, written
+from headwater.limits import TOPIC_PATTERNS_MAX
+from headwater.queries.arguments import Arguments, key_of
+from headwater.queries.functions import Body
+from headwater.topics.access import AccessCheck, AccessRunner
+from headwater.topics.patterns import Pattern, check_name
 
 BodyT = TypeVar("BodyT", bound=Callable[..., Any])
-
-
-class Asking(Protocol):
-    """Runs a query by itself for somebody, as `queries.running.Direct` does."""
-
-    async def run(self, query: Query, arguments: Arguments, identity: Identity) -> Any: ...
-
-
-class AccessCheck(Query):
-    """The function that says who may follow a topic."""
-
-    def __init__(self, pattern: Pattern, body: Body, *, timeout: float | None = None) -> None:
-        label = f"topic {pattern.text}"
-        signature = Signature(label, parameters_of(body, label))
-        super().__init__(
-            pattern.text,
-            body,
-            signature=signature,
-            returns=Returns(label),
-            timeout=timeout,
-        )
-        if set(signature.names) != set(pattern.names):
-            raise ConfigError(
-                f"{label}: its function takes {', '.join(signature.names) or 'nothing'}, and the"
-                f" pattern has {', '.join(pattern.names) or 'no places'}",
-                hint="Its arguments after the context are the places of the pattern.",
-            )
-
-    @property
-    def label(self) -> str:
-        return f"topic {self.name}"
-
-    def read(self, places: Mapping[str, str]) -> Arguments:
-        """The arguments, from texts; InvalidQuery names the one that is wrong."""
-        return read_places(self.signature, places, "topic")
-
-
-def read_places(signature: Signature, texts: Mapping[str, str], kind: str) -> Arguments:
-    """The values in the places of a name. A value has one spelling, that which names are filled in
-    with: two names for one number would be two topics or channels with the same rights."""
-    try:
-        read = msgspec.convert(dict(texts), signature.struct, strict=False)
-    except msgspec.ValidationError as error:
-        path, reason = told(error)
-        raise InvalidQuery(reason, path=kind + path.removeprefix("$")) from None
-    values = {name: getattr(read, name) for name in signature.names}
-    for name, text in texts.items():
-        value = values[name]
-        spelling = None if value is None else written(value) or text
-        if isinstance(value, int) and abs(value) > TOPIC_NUMBER_MAX:
-            raise InvalidQuery(f"expected at most {TOPIC_NUMBER_MAX}", path=f"{kind}.{name}")
-        if spelling != text:
-            wanted = "a value" if spelling is None else f"{spelling!r:.100}"
-            raise InvalidQuery(f"expected {wanted}, got {text!r:.100}", path=f"{kind}.{name}")
-    return Arguments(values, key_of(values))
 
 
 class TopicDefinition:
@@ -98,13 +41,13 @@ class TopicDefinition:
         self.pattern = Pattern(pattern)
         if [bool(entity), bool(table), poke].count(True) != 1:
             raise ConfigError(
-                f"topic {pattern}: it carries exactly one of entity, table and poke",
-                hint='hw.topic("chat:{id}", entity="messages"), or table="messages" to have its '
-                "changes signalled by themselves, or poke=True to send no data.",
+                f"topic {pattern}: it needs exactly one of entity, table and poke",
+                hint='hw.topic("chat:{id}", entity="messages"), or table="messages" to signal its '
+                "changes automatically, or poke=True to send no data.",
             )
         if table and not self.pattern.names:
             raise ConfigError(
-                f"topic {pattern}: it has no place that a column of {table} could fill",
+                f"topic {pattern}: it has no parameter that a column of {table} could fill",
                 hint=f'Name the columns: hw.topic("chat:{{chat_id}}", table="{table}").',
             )
         if poke and parents:
@@ -136,14 +79,14 @@ class TopicDefinition:
         name, and says True or False."""
         if self.access is not None:
             raise ConfigError(f"topic {self.pattern.text} has an access function already")
-        self.access = AccessCheck(self.pattern, function, timeout=self.timeout)
+        self.access = AccessCheck("topic", self.pattern, function, timeout=self.timeout)
         return function
 
-    def read(self, places: Mapping[str, str]) -> Arguments:
+    def read(self, parameters: Mapping[str, str]) -> Arguments:
         """What its access function is called with; InvalidQuery for places that do not fit."""
         if self.access is None:
-            return Arguments(dict(places), key_of(dict(places)))
-        return self.access.read(places)
+            return Arguments(dict(parameters), key_of(dict(parameters)))
+        return self.access.read(parameters)
 
 
 class Topics:
@@ -151,7 +94,7 @@ class Topics:
 
     def __init__(self) -> None:
         self._definitions: dict[str, TopicDefinition] = {}
-        self._asking: Asking | None = None
+        self._runner: AccessRunner | None = None
 
     def __iter__(self) -> Iterator[TopicDefinition]:
         return iter(self._definitions.values())
@@ -167,7 +110,7 @@ class Topics:
         if other is not None:
             raise ConfigError(
                 f"topic {text} matches the same names as {other.pattern.text}",
-                hint="Begin each with a word of its own: chat:{id}, room:{id}.",
+                hint="Start each pattern with a different word: chat:{id}, room:{id}.",
             )
         if len(self._definitions) >= TOPIC_PATTERNS_MAX:
             raise ConfigError(
@@ -181,8 +124,8 @@ class Topics:
         NotFound for one that no pattern matches."""
         check_name(name)
         for definition in self:
-            if (places := definition.pattern.match(name)) is not None:
-                return definition, places
+            if (parameters := definition.pattern.match(name)) is not None:
+                return definition, parameters
         raise NotFound(
             f"there is no topic {name!r:.220}",
             hint="Topics are declared in the application, with hw.topic.",
@@ -191,23 +134,23 @@ class Topics:
 
     # -------------------------------------------------------------------- who may follow
 
-    def start(self, asking: Asking | None) -> None:
+    def start(self, runner: AccessRunner | None) -> None:
         """From here on access functions can be asked; None for no longer."""
-        self._asking = asking
+        self._runner = runner
 
     async def check(
-        self, definition: TopicDefinition, places: Mapping[str, str], identity: Identity
+        self, definition: TopicDefinition, parameters: Mapping[str, str], identity: Identity
     ) -> None:
         """Forbidden unless this user may follow the topic now. Raises what the function raises, as
         callers of queries are told it."""
-        arguments = definition.read(places)
+        arguments = definition.read(parameters)
         if definition.access is None:
             return
-        if self._asking is None:
-            raise ConfigError("topics are followed while Headwater runs")
-        if await self._asking.run(definition.access, arguments, identity) is not True:
-            name = definition.pattern.fill(places)
+        if self._runner is None:
+            raise ConfigError("topics can be followed only while Headwater runs")
+        if await self._runner.run(definition.access, arguments, identity) is not True:
+            name = definition.pattern.fill(parameters)
             raise Forbidden(
                 f"you may not follow topic {name}",
-                hint="The application's access function said no.",
+                hint="The application's access function denied it.",
             )

@@ -103,17 +103,17 @@ def _split(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     parts = _PLACE.split(text)
     fixed, names = tuple(parts[0::2]), tuple(parts[1::2])
     if not text or len(text) > TOPIC_CHARS_MAX or not all(map(_FIXED.fullmatch, fixed)):
-        raise _no_pattern(text, "it has other signs than letters, digits and _ . : / @ # -")
+        raise _no_pattern(text, "it has characters other than letters, digits and _ . : / @ # -")
     if any(not name.isidentifier() for name in names):
-        raise _no_pattern(text, "a place has a name such as {id}")
+        raise _no_pattern(text, "a parameter has a name such as {id}")
     if len(set(names)) < len(names):
-        raise _no_pattern(text, "it has two places of the same name")
+        raise _no_pattern(text, "it has two parameters of the same name")
     if any(":" not in between for between in fixed[1:-1]):
-        raise _no_pattern(text, "between two places there is a colon, or nobody could tell them")
+        raise _no_pattern(text, "two parameters must have a colon between them")
     return fixed, names
 
 
 def _no_pattern(text: str, reason: str) -> ConfigError:
     return ConfigError(
-        f"{text!r:.100} is no pattern of names: {reason}", hint='Write one as "chat:{id}".'
+        f"{text!r:.100} is not a valid pattern: {reason}", hint='Write one as "chat:{id}".'
     )

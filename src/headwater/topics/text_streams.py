@@ -21,8 +21,8 @@ from headwater import limits
 from headwater.errors import ConfigError, HeadwaterError, InvalidQuery, LimitExceeded, NotFound
 from headwater.identity import Identity
 from headwater.queries.context import MutationContext
+from headwater.queries.execution.mutations import MutationRunner
 from headwater.queries.functions import Arguments, Mutation
-from headwater.queries.mutations import Mutations
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class TextStream:
 
     def __init__(
         self,
-        runner_of: Callable[[], Mutations],
+        runner_of: Callable[[], MutationRunner],
         table: str,
         *,
         id: Any,
@@ -45,7 +45,9 @@ class TextStream:
         identity: Identity,
     ) -> None:
         if not every > 0:
-            raise ConfigError(f"every: {every} leaves no time", hint="It is in seconds, as in 0.1.")
+            raise ConfigError(
+                f"every: {every} is not more than 0", hint="It is in seconds, as in 0.1."
+            )
         self._runner_of = runner_of
         self._row = _Row(table, id, column, state, values)
         self._every = every
@@ -54,7 +56,7 @@ class TextStream:
         self._parts: list[str] = []
         self._chars = 0
         self._writing = asyncio.Lock()
-        self._news = asyncio.Event()
+        self._new_text = asyncio.Event()
         self._ending = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._error: HeadwaterError | None = None
@@ -74,22 +76,24 @@ class TextStream:
             raise self._error
         if self._task is None or self._ending.is_set():
             raise ConfigError(
-                "a text stream is appended to inside its block",
+                "a text stream can be appended to only inside its block",
                 hint="async with hw.text_stream(…) as out: out.append(token)",
             )
         self._add(token)
-        self._news.set()
+        self._new_text.set()
 
     async def flush(self) -> None:
         """Write what there is, now."""
         if self._task is None or self._ending.is_set():
-            raise ConfigError("a text stream is flushed inside its block")
+            raise ConfigError("a text stream can be flushed only inside its block")
         await self._write("streaming")
 
     async def __aenter__(self) -> TextStream:
         if self._task is not None:
-            raise ConfigError("a text stream is entered once", hint="Call hw.text_stream again.")
-        await self._row.look(self._run)
+            raise ConfigError(
+                "a text stream can be entered only once", hint="Call hw.text_stream again."
+            )
+        await self._row.inspect(self._run)
         try:
             await self._write("streaming")
         except asyncio.CancelledError:
@@ -114,26 +118,26 @@ class TextStream:
         except HeadwaterError as failure:
             if error is None:
                 raise
-            logger.error("%s was not written to its end: %s", self._row.label, failure)
+            logger.error("%s was not written completely: %s", self._row.label, failure)
 
     # -------------------------------------------------------------------- what there is
 
     def _add(self, token: str) -> None:
         """Refuse what the database would, before it is too late to leave it out."""
         if "\0" in token:
-            raise InvalidQuery("a text holds a NUL, which PostgreSQL cannot")
+            raise InvalidQuery("a text has a NUL, which PostgreSQL cannot store")
         try:
             token.encode()
         except UnicodeEncodeError as error:
             raise InvalidQuery(
-                f"a text holds half a character: {error.reason}",
+                f"a text has an incomplete character: {error.reason}",
                 hint="Decode the bytes of a model incrementally.",
             ) from None
         if self._chars + len(token) > limits.TEXT_STREAM_CHARS_MAX:
             raise LimitExceeded(
                 f"a text stream has at most {limits.TEXT_STREAM_CHARS_MAX:,} characters",
                 code="too_large",
-                hint="Begin another row.",
+                hint="Start another row.",
             )
         self._parts.append(token)
         self._chars += len(token)
@@ -143,25 +147,25 @@ class TextStream:
     async def _write_often(self) -> None:
         """As soon as there is something, and then not before `every` has passed."""
         while True:
-            await self._news.wait()
+            await self._new_text.wait()
             if self._ending.is_set():
                 return
-            self._news.clear()
+            self._new_text.clear()
             try:
                 await self._write("streaming")
             except HeadwaterError as error:
                 if not _passes(error):
                     self._error = error
                     return
-                logger.warning("%s is written later: %s", self._row.label, error)
-                self._news.set()
+                logger.warning("%s could not be written, trying again: %s", self._row.label, error)
+                self._new_text.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._every):
                     await self._ending.wait()
 
     async def _end(self, state: str) -> None:
         self._ending.set()
-        self._news.set()
+        self._new_text.set()
         if self._task is not None:
             await self._task
         loop = asyncio.get_running_loop()
@@ -186,7 +190,7 @@ class TextStream:
             )
         if not written:
             raise NotFound(
-                f"{self._row.label} is not there",
+                f"there is no row {self._row.label}",
                 hint="Insert it before, or give the other columns: values={…}.",
             )
 
@@ -223,16 +227,17 @@ class _Row:
         written = [text, state][: len(self._written)]
         return [*written, *self._key, *(self._others or {}).values()]
 
-    async def look(self, run: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+    async def inspect(self, run: Callable[..., Coroutine[Any, Any, Any]]) -> None:
         """Find the table; ConfigError where it does not fit."""
-        found = await run(_LOOK, table=self._table)
+        found = await run(_INSPECT, table=self._table)
         if found is None:
             raise ConfigError(f"there is no table {self._table}")
         missing = {*self._written, *(self._others or {})} - set(found["columns"])
         if missing:
             raise ConfigError(
                 f"table {self._table} has no column {min(missing)}",
-                hint="The text goes into column=…, how it stands into state=… (None for nowhere).",
+                hint="column=… names the column of the text, state=… the column of its state"
+                " (None for no state).",
             )
         key: list[str] = found["key"]
         if len(key) != len(self._key):
@@ -285,7 +290,7 @@ def _each(pattern: Any, names: Sequence[str]) -> list[sql.Composed]:
     return [sql.SQL(pattern).format(_name(name)) for name in names]
 
 
-async def _look(ctx: MutationContext, table: str) -> Any:
+async def _inspect(ctx: MutationContext, table: str) -> Any:
     return await ctx.fetch_one(_TABLE, table)
 
 
@@ -298,7 +303,7 @@ async def _write(
     return written
 
 
-_LOOK = Mutation("text_stream", _look)
+_INSPECT = Mutation("text_stream", _inspect)
 _WRITE = Mutation("text_stream", _write)
 
 _TABLE = """

@@ -7,8 +7,16 @@ from collections import deque
 
 import pytest
 
-from headwater.channels.notes import Beat, Bye, Note, Placed, Step, Who, Whole
-from headwater.channels.presence import Presence
+from headwater.channels.bus_messages import (
+    BusMessage,
+    Goodbye,
+    Heartbeat,
+    MembersChanged,
+    MembersRequest,
+    MembersSnapshot,
+    PlacedMember,
+)
+from headwater.channels.presence import PresenceTable
 from headwater.errors import LimitExceeded
 from headwater.limits import CHANNEL_MEMBERS_MAX
 from headwater.protocol import Member
@@ -17,28 +25,28 @@ PERIOD, TIMEOUT = 5.0, 15.0
 ROOM = "room:1"
 
 
-def gateway(id: str) -> Presence:
-    return Presence(id, period=PERIOD, timeout=TIMEOUT)
+def gateway(id: str) -> PresenceTable:
+    return PresenceTable(id, period=PERIOD, timeout=TIMEOUT)
 
 
-def ids(presence: Presence, channel: str = ROOM) -> set[str]:
+def ids(presence: PresenceTable, channel: str = ROOM) -> set[str]:
     return {member.member for member in presence.members(channel)}
 
 
-def joined(version: int, *members: str) -> Step:
-    return Step(version, tuple(Placed(ROOM, Member(each)) for each in members))
+def joined(version: int, *members: str) -> MembersChanged:
+    return MembersChanged(version, tuple(PlacedMember(ROOM, Member(each)) for each in members))
 
 
 class TestOwn:
     def test_who_comes_changes_and_goes(self) -> None:
         a = gateway("a")
-        assert a.join(ROOM, Member("m", "ann", 1)) == Step(
-            1, (Placed(ROOM, Member("m", "ann", 1)),)
+        assert a.join(ROOM, Member("m", "ann", 1)) == MembersChanged(
+            1, (PlacedMember(ROOM, Member("m", "ann", 1)),)
         )
         a.join(ROOM, Member("m", "ann", 2))
         assert a.members(ROOM) == (Member("m", "ann", 2),)
         assert a.take(ROOM) == ((Member("m", "ann", 2),), ())
-        assert a.leave(ROOM, "m") == Step(3, left=((ROOM, "m"),))
+        assert a.leave(ROOM, "m") == MembersChanged(3, left=((ROOM, "m"),))
         assert (a.members(ROOM), a.take(ROOM), a.take(ROOM)) == ((), ((), ("m",)), ((), ()))
         assert a._channels == {}
 
@@ -66,90 +74,94 @@ class TestOwn:
 
     def test_all_of_ours_in_parts(self) -> None:
         a, b = gateway("a"), gateway("b")
-        assert a.whole() == [Whole(0, 1, 1)]
+        assert a.whole() == [MembersSnapshot(0, 1, 1)]
         for number in range(100):
             a.join(ROOM, Member(str(number), state="x" * 4000))
         parts = a.whole()
         assert len(parts) > 3
         for part in parts:
-            b.hear("a", part, 0.0)
+            b.receive("a", part, 0.0)
         assert b.members(ROOM) == a.members(ROOM)
 
 
 class TestOthers:
     def test_steps_in_order(self) -> None:
         a = gateway("a")
-        assert a.hear("b", joined(1, "m"), 0.0) == []
-        assert a.hear("b", Step(2, left=((ROOM, "m"),)), 0.0) == []
+        assert a.receive("b", joined(1, "m"), 0.0) == []
+        assert a.receive("b", MembersChanged(2, left=((ROOM, "m"),)), 0.0) == []
         assert ids(a) == set()
         assert a.gateways == ("b",)
 
     def test_a_missed_step_has_us_ask_for_all_but_not_again_at_once(self) -> None:
         a = gateway("a")
-        a.hear("b", joined(1, "m1"), 0.0)
+        a.receive("b", joined(1, "m1"), 0.0)
         a.take(ROOM)
-        assert a.hear("b", joined(3, "m3"), 1.0) == [Who("b")]
-        assert a.hear("b", joined(4, "m4"), 1.1) == []
-        assert a.hear("b", Beat(4), 2.0) == []
-        assert a.hear("b", Beat(4), 7.0) == [Who("b")]
+        assert a.receive("b", joined(3, "m3"), 1.0) == [MembersRequest("b")]
+        assert a.receive("b", joined(4, "m4"), 1.1) == []
+        assert a.receive("b", Heartbeat(4), 2.0) == []
+        assert a.receive("b", Heartbeat(4), 7.0) == [MembersRequest("b")]
         assert ids(a) == {"m1"}
-        a.hear("b", Whole(4, 1, 1, tuple(Placed(ROOM, Member(f"m{n}")) for n in (2, 3, 4))), 7.1)
+        a.receive(
+            "b",
+            MembersSnapshot(4, 1, 1, tuple(PlacedMember(ROOM, Member(f"m{n}")) for n in (2, 3, 4))),
+            7.1,
+        )
         assert ids(a) == {"m2", "m3", "m4"}
-        assert a.hear("b", Beat(4), 8.0) == []
+        assert a.receive("b", Heartbeat(4), 8.0) == []
         assert set(a.take(ROOM)[1]) == {"m1"}
 
     def test_a_missed_part_of_all_changes_nothing(self) -> None:
         a = gateway("a")
-        a.hear("b", joined(1, "m1"), 0.0)
-        a.hear("b", Whole(2, 2, 2, (Placed(ROOM, Member("m2")),)), 0.0)
+        a.receive("b", joined(1, "m1"), 0.0)
+        a.receive("b", MembersSnapshot(2, 2, 2, (PlacedMember(ROOM, Member("m2")),)), 0.0)
         assert ids(a) == {"m1"}
-        a.hear("b", Whole(2, 1, 3), 0.0)
-        a.hear("b", Whole(2, 3, 3), 0.0)
+        a.receive("b", MembersSnapshot(2, 1, 3), 0.0)
+        a.receive("b", MembersSnapshot(2, 3, 3), 0.0)
         assert ids(a) == {"m1"}
 
     def test_a_new_gateway_without_members_is_not_asked(self) -> None:
-        assert gateway("a").hear("b", Beat(0), 0.0) == []
+        assert gateway("a").receive("b", Heartbeat(0), 0.0) == []
 
     def test_who_is_answered_by_those_who_are_meant(self) -> None:
         a = gateway("a")
         a.join(ROOM, Member("m"))
-        whole: list[Note] = [Whole(1, 1, 1, (Placed(ROOM, Member("m")),))]
-        assert a.hear("b", Who(), 0.0) == whole
-        assert a.hear("b", Who("a"), 0.0) == whole
-        assert a.hear("b", Who("c"), 0.0) == []
+        whole: list[BusMessage] = [MembersSnapshot(1, 1, 1, (PlacedMember(ROOM, Member("m")),))]
+        assert a.receive("b", MembersRequest(), 0.0) == whole
+        assert a.receive("b", MembersRequest("a"), 0.0) == whole
+        assert a.receive("b", MembersRequest("c"), 0.0) == []
 
     def test_goodbye(self) -> None:
         a = gateway("a")
-        a.hear("b", joined(1, "m"), 0.0)
-        a.hear("b", Bye(), 0.0)
+        a.receive("b", joined(1, "m"), 0.0)
+        a.receive("b", Goodbye(), 0.0)
         assert (ids(a), a.gateways) == (set(), ())
 
     def test_all_that_is_the_same_is_no_news(self) -> None:
         a = gateway("a")
-        a.hear("b", joined(1, "m"), 0.0)
+        a.receive("b", joined(1, "m"), 0.0)
         a.take(ROOM)
-        a.hear("b", Whole(1, 1, 1, (Placed(ROOM, Member("m")),)), 0.0)
+        a.receive("b", MembersSnapshot(1, 1, 1, (PlacedMember(ROOM, Member("m")),)), 0.0)
         assert a.changed() == ()
 
     def test_members_of_two_gateways_that_bear_one_name(self) -> None:
         """Nobody of ours does that; but nothing may break."""
         a = gateway("a")
-        a.hear("b", joined(1, "m"), 0.0)
-        a.hear("c", joined(1, "m"), 0.0)
-        a.hear("b", Bye(), 0.0)
-        a.hear("c", Bye(), 0.0)
+        a.receive("b", joined(1, "m"), 0.0)
+        a.receive("c", joined(1, "m"), 0.0)
+        a.receive("b", Goodbye(), 0.0)
+        a.receive("c", Goodbye(), 0.0)
         assert ids(a) == set()
 
 
 class TestSilence:
-    def hears_itself(self, presence: Presence, *times: float) -> None:
+    def hears_itself(self, presence: PresenceTable, *times: float) -> None:
         for time in times:
-            presence.hear(presence.id, presence.beat(), time)
+            presence.receive(presence.id, presence.beat(), time)
 
     def test_one_that_is_not_heard_is_gone_within_the_timeout(self) -> None:
         a = gateway("a")
         self.hears_itself(a, 0.0)
-        a.hear("b", joined(1, "m"), 0.1)
+        a.receive("b", joined(1, "m"), 0.1)
         self.hears_itself(a, 5.0, 10.0)
         assert ids(a) == {"m"}
         a.take(ROOM)
@@ -159,45 +171,45 @@ class TestSilence:
 
     def test_one_that_beats_stays(self) -> None:
         a = gateway("a")
-        a.hear("b", joined(1, "m"), 0.0)
+        a.receive("b", joined(1, "m"), 0.0)
         for turn in range(100):
             self.hears_itself(a, turn * PERIOD)
-            a.hear("b", Beat(1), turn * PERIOD + 4.9)
+            a.receive("b", Heartbeat(1), turn * PERIOD + 4.9)
         assert ids(a) == {"m"}
 
     def test_a_bus_that_is_away_makes_nobody_look_gone(self) -> None:
         a = gateway("a")
         self.hears_itself(a, 0.0, 5.0)
-        a.hear("b", joined(1, "m"), 5.1)
+        a.receive("b", joined(1, "m"), 5.1)
         self.hears_itself(a, 605.0)
         assert ids(a) == {"m"}
-        a.hear("b", Beat(1), 609.0)
+        a.receive("b", Heartbeat(1), 609.0)
         self.hears_itself(a, 610.0, 615.0)
         assert ids(a) == {"m"}
 
     def test_one_that_died_while_the_bus_was_away_is_gone_soon_after(self) -> None:
         a = gateway("a")
         self.hears_itself(a, 0.0, 5.0)
-        a.hear("b", joined(1, "m"), 5.1)
+        a.receive("b", joined(1, "m"), 5.1)
         self.hears_itself(a, 605.0, 610.0)
         assert ids(a) == set()
 
     def test_who_does_not_hear_itself_does_not_judge(self) -> None:
         a = gateway("a")
         self.hears_itself(a, 0.0)
-        a.hear("b", joined(1, "m"), 0.0)
-        a.hear("c", Beat(0), 1000.0)
+        a.receive("b", joined(1, "m"), 0.0)
+        a.receive("c", Heartbeat(0), 1000.0)
         assert ids(a) == {"m"}
 
     def test_one_that_was_taken_for_gone_comes_back_with_all(self) -> None:
         a, b = gateway("a"), gateway("b")
         b.join(ROOM, Member("m"))
-        a.hear("b", b.whole()[0], 0.0)
+        a.receive("b", b.whole()[0], 0.0)
         self.hears_itself(a, 0.0, 5.0, 10.0, 15.0)
         assert ids(a) == set()
-        (asked,) = a.hear("b", b.beat(), 20.0)
-        (told,) = b.hear("a", asked, 20.0)
-        a.hear("b", told, 20.0)
+        (asked,) = a.receive("b", b.beat(), 20.0)
+        (told,) = b.receive("a", asked, 20.0)
+        a.receive("b", told, 20.0)
         assert ids(a) == {"m"}
 
 
@@ -212,8 +224,8 @@ class Bus:
         self.chance = chance
         self.now = 0.0
         self.born = 0
-        self.alive: dict[str, Presence] = {}
-        self.inbox: dict[str, deque[tuple[str, Note]]] = {}
+        self.alive: dict[str, PresenceTable] = {}
+        self.inbox: dict[str, deque[tuple[str, BusMessage]]] = {}
         self.truth: dict[str, dict[tuple[str, str], Member]] = {}
         self.loss = 0.0
         for _ in range(3):
@@ -224,16 +236,16 @@ class Bus:
         id = f"g{self.born}"
         self.alive[id] = gateway(id)
         self.inbox[id], self.truth[id] = deque(), {}
-        self.send(id, Who())
+        self.send(id, MembersRequest())
         self.send(id, self.alive[id].beat())
 
     def kill(self, id: str, *, politely: bool) -> None:
         if politely:
-            self.send(id, Bye())
+            self.send(id, Goodbye())
         for kept in (self.alive, self.inbox, self.truth):
             del kept[id]
 
-    def send(self, sender: str, note: Note) -> None:
+    def send(self, sender: str, note: BusMessage) -> None:
         for id, inbox in self.inbox.items():
             if id == sender or self.chance.random() >= self.loss:
                 inbox.append((sender, note))
@@ -241,7 +253,7 @@ class Bus:
     def deliver(self, id: str, count: int) -> None:
         for _ in range(min(count, len(self.inbox[id]))):
             sender, note = self.inbox[id].popleft()
-            for reply in self.alive[id].hear(sender, note, self.now):
+            for reply in self.alive[id].receive(sender, note, self.now):
                 self.send(id, reply)
 
     def period(self) -> None:

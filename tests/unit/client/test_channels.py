@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headwater.client.backoff import Backoff
-from headwater.client.calls import Calls
+from headwater.client.calls import PendingCalls
 from headwater.client.channels import Channel
 from headwater.client.requests import Attempts
 from headwater.client.subscriptions import Feed, Live, Subscription
@@ -31,13 +31,15 @@ class Line:
     def __init__(self) -> None:
         self.now = 1_000.0
         self.sent: list[Publish] = []
-        self.calls = Calls(self._send, lambda: None, Backoff, lambda: self.now)
+        self.calls = PendingCalls(self._send, lambda: None, Backoff, lambda: self.now)
 
     def _send(self, message: ClientMessage) -> None:
         if self.calls.sending(message) and isinstance(message, Publish):
             self.sent.append(message)
 
-    async def speak(self, message: Publish | SetState, attempts: Attempts | None = None) -> None:
+    async def send_to_channel(
+        self, message: Publish | SetState, attempts: Attempts | None = None
+    ) -> None:
         await self.calls.ask(message, attempts)
 
     def begin(self, subscription: Subscription) -> None:

@@ -9,20 +9,20 @@ import msgspec
 import pytest
 
 from headwater import limits
-from headwater.client.feed_state import FeedState
-from headwater.client.replica import result_hash
-from headwater.client.rows_state import Batch, LiveState, RowsState
 from headwater.client.session import (
     Changed,
-    Doubted,
+    ClientSession,
     Event,
-    Failed,
     Ready,
-    Received,
+    RowsDiverged,
     Send,
-    Session,
     State,
+    SubscriptionFailed,
+    TransactionsReceived,
 )
+from headwater.client.state.feed import FeedState
+from headwater.client.state.replica import result_hash
+from headwater.client.state.rows import LiveState, RowsBatch, RowsState
 from headwater.errors import Diverged, Forbidden, ResyncRequired
 from headwater.model import Enter, Leave, Match, Position, Unmatch, Update
 from headwater.model import Reset as ResetDelta
@@ -75,14 +75,14 @@ def changes(view: int, at: int, *transactions: WireTransaction) -> Changes:
     return Changes(view, position(at), transactions)
 
 
-class Told:
+class TopicUpdated:
     """A session that is told things, over the wire's own encoding."""
 
     def __init__(self, *states: State) -> None:
-        self.session = Session()
+        self.session = ClientSession()
         for state in states:
             self.session.add(state)
-        self.asked = self.connect()
+        self.subscribe_count = self.connect()
 
     def connect(self) -> list[Subscribe]:
         events = self.session.connected()
@@ -99,25 +99,25 @@ def ids(state: RowsState) -> list[int]:
 
 def test_a_snapshot_and_what_follows() -> None:
     orders = LiveState(ORDERS, verify=True)
-    told = Told(orders)
-    assert told.asked == [Subscribe("1", live=ORDERS, verify=True)]
+    told = TopicUpdated(orders)
+    assert told.subscribe_count == [Subscribe("1", live=ORDERS, verify=True)]
     assert told.tell(Subscribed("1", 5, key=("id",))) == [Ready(orders)]
     assert told.tell(snapshot(5, 10, 1, 2)) == [
-        Changed(orders, Batch((ResetDelta((enter(1, 0), enter(2, 1))),), position(10)))
+        Changed(orders, RowsBatch((ResetDelta((enter(1, 0), enter(2, 1))),), position(10)))
     ]
     step = Leave((1,), 0)
-    assert told.tell(deltas(5, 11, step)) == [Changed(orders, Batch((step,), position(11), AT))]
+    assert told.tell(deltas(5, 11, step)) == [Changed(orders, RowsBatch((step,), position(11), AT))]
     assert (ids(orders), orders.keys, orders.key) == ([2], [(2,)], ("id",))
     assert orders.cursor((2,)) == (2,)
 
 
 def test_frames_are_for_all_on_the_view_and_nobody_else() -> None:
     first, second, other = LiveState(ORDERS), LiveState(ORDERS), LiveState(ORDERS)
-    told = Told(first, second, other)
+    told = TopicUpdated(first, second, other)
     told.tell(Subscribed("1", 5), snapshot(5, 10, 1), Subscribed("2", 5))
     # The snapshot is for the one that waits for it.
     assert told.tell(snapshot(5, 10, 1)) == [
-        Changed(second, Batch((ResetDelta((enter(1, 0),)),), position(10)))
+        Changed(second, RowsBatch((ResetDelta((enter(1, 0),)),), position(10)))
     ]
     told.tell(Subscribed("3", 6), snapshot(6, 10))
     told.tell(deltas(5, 11, enter(2, 1)), deltas(9, 11, enter(3, 0)))
@@ -126,7 +126,7 @@ def test_frames_are_for_all_on_the_view_and_nobody_else() -> None:
 
 def test_a_reconnect_looks_at_every_position_once(monkeypatch: pytest.MonkeyPatch) -> None:
     states = [LiveState(ORDERS) for _ in range(20)]
-    told = Told(*states)
+    told = TopicUpdated(*states)
     for number in range(1, 21):
         told.tell(Subscribed(str(number), number), snapshot(number, 100 + number, 1))
     parsed, parse = list[str](), Position.parse
@@ -136,14 +136,14 @@ def test_a_reconnect_looks_at_every_position_once(monkeypatch: pytest.MonkeyPatc
         return parse(text)
 
     monkeypatch.setattr(Position, "parse", counting)
-    asked = told.connect()
-    assert [each.after for each in asked] == [*[position(120)] * 19, None]
+    subscribe_count = told.connect()
+    assert [each.after for each in subscribe_count] == [*[position(120)] * 19, None]
     assert len(parsed) == 20
 
 
 def test_a_result_in_parts() -> None:
     orders = LiveState(ORDERS)
-    told = Told(orders)
+    told = TopicUpdated(orders)
     told.tell(Subscribed("1", 5))
     assert told.tell(Snapshot(5, position(10), (enter(1, 0),), more=True)) == []
     assert (ids(orders), orders.position) == ([], None)
@@ -157,7 +157,7 @@ def test_a_result_in_parts() -> None:
 
 def test_a_reset_in_parts_is_not_seen_until_it_is_whole() -> None:
     orders = LiveState(ORDERS)
-    told = Told(orders)
+    told = TopicUpdated(orders)
     told.tell(Subscribed("1", 5), snapshot(5, 10, 1))
     assert told.tell(Reset(5, position(11), "overflow", (enter(7, 0),), more=True)) == []
     assert (ids(orders), orders.position) == ([1], position(10))
@@ -167,7 +167,7 @@ def test_a_reset_in_parts_is_not_seen_until_it_is_whole() -> None:
 
 def test_a_streamed_query() -> None:
     orders = LiveState({**ORDERS, "mode": "streamed"})
-    told = Told(orders)
+    told = TopicUpdated(orders)
     rows = (Match((2,), {"id": 2}), Match((1,), {"id": 1}))
     told.tell(Subscribed("1", 5), Snapshot(5, position(10), rows))
     told.tell(deltas(5, 11, Match((3,), {"id": 3}), Unmatch((1,)), Update((2,), {"id": 2})))
@@ -178,7 +178,7 @@ def test_a_streamed_query() -> None:
 
 def test_the_present_rows_as_deltas() -> None:
     orders = LiveState(ORDERS)
-    told = Told(orders)
+    told = TopicUpdated(orders)
     told.tell(Subscribed("1", 5), snapshot(5, 10, 4, 2))
     assert orders.present() == (ResetDelta((enter(4, 0), enter(2, 1))),)
 
@@ -188,7 +188,7 @@ def test_the_present_rows_as_deltas() -> None:
 
 def test_a_live_query_resumes() -> None:
     orders = LiveState(ORDERS)
-    told = Told(orders)
+    told = TopicUpdated(orders)
     told.tell(Subscribed("1", 5), snapshot(5, 10, 1), deltas(5, 11, enter(2, 1)))
     assert told.connect() == [Subscribe("2", live=ORDERS, since=position(11))]
     # The old view's number may be another's now.
@@ -199,20 +199,20 @@ def test_a_live_query_resumes() -> None:
 
 def test_a_live_query_that_cannot_resume_is_replaced() -> None:
     orders = LiveState(ORDERS)
-    told = Told(orders)
+    told = TopicUpdated(orders)
     told.tell(Subscribed("1", 5), snapshot(5, 10, 1))
     told.connect()
     assert told.tell(Subscribed("2", 5), snapshot(5, 12, 1)) == [Ready(orders)]
     assert orders.position == position(12)
     told.connect()
     assert told.tell(Subscribed("3", 5), snapshot(5, 14, 7))[1:] == [
-        Changed(orders, Batch((ResetDelta((enter(7, 0),)),), position(14)))
+        Changed(orders, RowsBatch((ResetDelta((enter(7, 0),)),), position(14)))
     ]
 
 
 def test_an_unfinished_result_is_not_resumed_from() -> None:
     orders = LiveState(ORDERS)
-    told = Told(orders)
+    told = TopicUpdated(orders)
     told.tell(Subscribed("1", 5), Snapshot(5, position(10), (enter(1, 0),), more=True))
     assert told.connect() == [Subscribe("2", live=ORDERS)]
     told.tell(Subscribed("2", 5), snapshot(5, 12, 3))
@@ -221,9 +221,9 @@ def test_an_unfinished_result_is_not_resumed_from() -> None:
 
 def test_of_those_on_one_view_only_the_first_resumes() -> None:
     first, second = LiveState(ORDERS), LiveState(ORDERS)
-    told = Told(first, second)
+    told = TopicUpdated(first, second)
     told.tell(Subscribed("1", 5), snapshot(5, 10, 1), Subscribed("2", 5), snapshot(5, 10, 1))
-    assert [asked.since for asked in told.connect()] == [position(10), None]
+    assert [subscribe_count.since for subscribe_count in told.connect()] == [position(10), None]
     told.tell(Subscribed("3", 5, resumed=True), deltas(5, 11, enter(2, 1)))
     told.tell(Subscribed("4", 5), snapshot(5, 11, 1, 2))
     assert (ids(first), ids(second)) == ([1, 2], [1, 2])
@@ -235,10 +235,10 @@ def test_of_those_on_one_view_only_the_first_resumes() -> None:
 @pytest.mark.parametrize("wrong", [deltas(5, 11, Leave((9,), 0)), deltas(5, 11, hash=1)])
 def test_what_diverges_is_read_anew(wrong: Deltas) -> None:
     orders = LiveState(ORDERS)
-    told = Told(orders)
+    told = TopicUpdated(orders)
     told.tell(Subscribed("1", 5), snapshot(5, 10, 1))
     doubted, *sent = told.tell(wrong)
-    assert isinstance(doubted, Doubted)
+    assert isinstance(doubted, RowsDiverged)
     again = Subscribe("2", live=ORDERS, after=position(10))
     assert sent == [Send(Unsubscribe("1")), Send(again)]
     assert told.session.diverged == 1
@@ -249,12 +249,12 @@ def test_what_diverges_is_read_anew(wrong: Deltas) -> None:
 
 def test_what_diverges_again_and_again_fails() -> None:
     orders = LiveState(ORDERS)
-    told = Told(orders)
+    told = TopicUpdated(orders)
     for attempt in range(1, limits.CLIENT_DIVERGED_MAX + 1):
         told.tell(Subscribed(str(attempt), 5), snapshot(5, 10, 1))
         events = told.tell(deltas(5, 11, hash=1))
     (failed,) = events
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, SubscriptionFailed)
     assert isinstance(failed.error, Diverged)
     assert not failed.error.retryable
     assert told.session.diverged == limits.CLIENT_DIVERGED_MAX
@@ -265,7 +265,7 @@ def test_what_diverges_again_and_again_fails() -> None:
 
 def test_a_window_slides() -> None:
     orders = LiveState(ORDERS)
-    told = Told(orders)
+    told = TopicUpdated(orders)
     told.tell(Subscribed("1", 5), snapshot(5, 10, 1))
     assert orders.move([1]) == Reanchor("1", [1])
     told.tell(deltas(5, 11, enter(0, 0)))
@@ -279,7 +279,7 @@ def test_a_window_slides() -> None:
 
 def test_a_slide_that_the_connection_did_not_survive() -> None:
     orders = LiveState(ORDERS)
-    told = Told(orders)
+    told = TopicUpdated(orders)
     told.tell(Subscribed("1", 5), snapshot(5, 10, 1))
     orders.move([1])
     # The rows are still those of the old window: there is nothing to resume.
@@ -291,7 +291,7 @@ def test_a_slide_that_the_connection_did_not_survive() -> None:
 
 def test_a_slide_that_was_refused() -> None:
     orders = LiveState(ORDERS)
-    told = Told(orders)
+    told = TopicUpdated(orders)
     told.tell(Subscribed("1", 5), snapshot(5, 10, 1))
     orders.move(["x"])
     orders.stay()
@@ -304,9 +304,9 @@ def test_a_slide_that_was_refused() -> None:
 
 def test_an_error_ends_a_subscription() -> None:
     orders = LiveState(ORDERS)
-    told = Told(orders)
+    told = TopicUpdated(orders)
     (failed,) = told.tell(Error("forbidden", "no", id="1"))
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, SubscriptionFailed)
     assert isinstance(failed.error, Forbidden)
     assert told.tell(Error("forbidden", "no", id="1")) == []
     assert told.session.subscribe(orders) == Subscribe("2", live=ORDERS)
@@ -314,7 +314,7 @@ def test_an_error_ends_a_subscription() -> None:
 
 def test_what_was_removed_is_over() -> None:
     orders = LiveState(ORDERS)
-    told = Told(orders)
+    told = TopicUpdated(orders)
     told.tell(Subscribed("1", 5))
     assert told.session.remove(orders) == Unsubscribe("1")
     assert told.session.remove(orders) is None
@@ -329,18 +329,18 @@ def xids(events: list[Event]) -> list[tuple[int, list[int]]]:
     return [
         (each.xid, [change.seq for change in each.changes])
         for event in events
-        if isinstance(event, Received)
+        if isinstance(event, TransactionsReceived)
         for each in event.transactions
     ]
 
 
 def test_a_feed() -> None:
     feed = FeedState(ChangesQuery(("orders",)))
-    told = Told(feed)
-    assert told.asked == [Subscribe("1", changes=ChangesQuery(("orders",)))]
+    told = TopicUpdated(feed)
+    assert told.subscribe_count == [Subscribe("1", changes=ChangesQuery(("orders",)))]
     assert told.tell(Subscribed("1", 5), changes(5, 10)) == [Ready(feed)]
     (received,) = told.tell(changes(5, 12, transaction(10, 1, 2), transaction(11, 3)))
-    assert isinstance(received, Received)
+    assert isinstance(received, TransactionsReceived)
     first, second = received.transactions
     assert (first.position, second.position) == (position(10), position(12))
     assert first.changes == tuple(WireChange(seq, "orders", "insert") for seq in (1, 2))
@@ -348,7 +348,7 @@ def test_a_feed() -> None:
 
 def test_a_feed_resumes_and_brings_nothing_twice() -> None:
     feed = FeedState(ChangesQuery(("orders",)))
-    told = Told(feed)
+    told = TopicUpdated(feed)
     # The position is behind what was delivered: that is not yet on disk.
     told.tell(Subscribed("1", 5), changes(5, 10, transaction(10, 1), transaction(11, 2)))
     assert told.connect() == [
@@ -364,17 +364,19 @@ def test_a_feed_resumes_and_brings_nothing_twice() -> None:
 
 def test_a_feed_that_catches_up_does_not_turn_back_another() -> None:
     first, second = FeedState(ChangesQuery()), FeedState(ChangesQuery(since=position(10)))
-    told = Told(first, second)
+    told = TopicUpdated(first, second)
     told.tell(Subscribed("1", 5), changes(5, 13, transaction(12, 3)), Subscribed("2", 5))
     events = told.tell(changes(5, 11, transaction(10, 1)), changes(5, 13, transaction(12, 3)))
     assert xids(events) == [(10, [1]), (12, [3])]
-    assert all(isinstance(event, Received) and event.state is second for event in events)
+    assert all(
+        isinstance(event, TransactionsReceived) and event.state is second for event in events
+    )
     assert (first.position, second.position) == (position(13), position(13))
 
 
 def test_a_transaction_in_parts_begins_again() -> None:
     feed = FeedState(ChangesQuery())
-    told = Told(feed)
+    told = TopicUpdated(feed)
     told.tell(Subscribed("1", 5), changes(5, 10))
     part = transaction(10, 1, 2, complete=False)
     assert xids(told.tell(changes(5, 10, part))) == [(10, [1, 2])]
@@ -386,9 +388,9 @@ def test_a_transaction_in_parts_begins_again() -> None:
 
 
 def test_what_a_feed_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CLIENT_DELIVERED_MAX", 2)
+    monkeypatch.setattr("headwater.client.state.feed._CLIENT_DELIVERED_MAX", 2)
     feed = FeedState(ChangesQuery())
-    told = Told(feed)
+    told = TopicUpdated(feed)
     three = (transaction(10, 1), transaction(11, 2), transaction(12, 3))
     told.tell(Subscribed("1", 5), changes(5, 10, *three))
     told.connect()
@@ -397,11 +399,11 @@ def test_what_a_feed_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_debezium_envelopes_stay_as_they_are() -> None:
     feed = FeedState(ChangesQuery(format="debezium"))
-    told = Told(feed)
+    told = TopicUpdated(feed)
     envelope = {"op": "c", "source": {"seq": 7}}
     message = Changes(5, position(10), (WireTransaction(10, AT, (envelope,)),))
     (received,) = told.tell(Subscribed("1", 5), message)[1:]
-    assert isinstance(received, Received)
+    assert isinstance(received, TransactionsReceived)
     assert received.transactions[0].changes == (envelope,)
     told.connect()
     assert told.tell(Subscribed("2", 5), message)[1:] == []
@@ -409,7 +411,7 @@ def test_debezium_envelopes_stay_as_they_are() -> None:
 
 def test_a_gap_is_filled() -> None:
     feed = FeedState(ChangesQuery())
-    told = Told(feed)
+    told = TopicUpdated(feed)
     told.tell(Subscribed("1", 5), changes(5, 11, transaction(10, 1)))
     assert told.tell(Gap(5, position(20), position(11), "overflow")) == [
         Send(Unsubscribe("1")),
@@ -419,17 +421,17 @@ def test_a_gap_is_filled() -> None:
 
 def test_a_gap_that_cannot_be_filled_is_said() -> None:
     feed = FeedState(ChangesQuery())
-    told = Told(feed)
+    told = TopicUpdated(feed)
     told.tell(Subscribed("1", 5))
     (failed,) = told.tell(Gap(5, position(20), None, "resync"))
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, SubscriptionFailed)
     assert isinstance(failed.error, ResyncRequired)
 
 
 def test_a_feed_begins_when_it_knows_where() -> None:
     """Cut off before that, it begins at the next connection, and nothing was promised before."""
     feed = FeedState(ChangesQuery())
-    told = Told(feed)
+    told = TopicUpdated(feed)
     assert told.tell(Subscribed("1", 5)) == []
     assert told.connect() == [Subscribe("2", changes=ChangesQuery())]
     assert told.tell(Subscribed("2", 6)) == []

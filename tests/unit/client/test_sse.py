@@ -4,47 +4,51 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.client.sse import Event, SseParser
+from headwater.client.sse import SseEvent, SseParser
 from headwater.errors import LimitExceeded
 
-STREAMS: list[tuple[str, bytes, list[Event]]] = [
+STREAMS: list[tuple[str, bytes, list[SseEvent]]] = [
     ("nothing", b"", []),
-    ("one", b"data: a\n\n", [Event("message", b"a")]),
-    ("carriage returns", b"event: e\r\rdata: a\r\r", [Event("message", b"a")]),
-    ("both", b"event: e\r\ndata: a\r\n\r\n", [Event("e", b"a")]),
+    ("one", b"data: a\n\n", [SseEvent("message", b"a")]),
+    ("carriage returns", b"event: e\r\rdata: a\r\r", [SseEvent("message", b"a")]),
+    ("both", b"event: e\r\ndata: a\r\n\r\n", [SseEvent("e", b"a")]),
     (
         "mixed",
         b"event: e\ndata: a\r\r\ndata: b\n\r",
-        [Event("e", b"a"), Event("message", b"b")],
+        [SseEvent("e", b"a"), SseEvent("message", b"b")],
     ),
-    ("several lines", b"data: a\ndata:\ndata:  b\n\n", [Event("message", b"a\n\n b")]),
-    ("no space", b"data:a\n\n", [Event("message", b"a")]),
-    ("byte order mark", b"\xef\xbb\xbfdata: a\n\n", [Event("message", b"a")]),
-    ("mark inside", b"data: a\n\n\xef\xbb\xbfdata: b\n\n", [Event("message", b"a")]),
-    ("comment", b": keepalive\n\n:\ndata: a\n\n", [Event("message", b"a")]),
-    ("unknown field", b"colour: red\ndata\ndata: a\n\n", [Event("message", b"\na")]),
+    ("several lines", b"data: a\ndata:\ndata:  b\n\n", [SseEvent("message", b"a\n\n b")]),
+    ("no space", b"data:a\n\n", [SseEvent("message", b"a")]),
+    ("byte order mark", b"\xef\xbb\xbfdata: a\n\n", [SseEvent("message", b"a")]),
+    ("mark inside", b"data: a\n\n\xef\xbb\xbfdata: b\n\n", [SseEvent("message", b"a")]),
+    ("comment", b": keepalive\n\n:\ndata: a\n\n", [SseEvent("message", b"a")]),
+    ("unknown field", b"colour: red\ndata\ndata: a\n\n", [SseEvent("message", b"\na")]),
     (
         "an id stays",
         b"id: 7\ndata: a\n\ndata: b\n\nid\ndata: c\n\n",
-        [Event("message", b"a", "7"), Event("message", b"b", "7"), Event("message", b"c", "")],
+        [
+            SseEvent("message", b"a", "7"),
+            SseEvent("message", b"b", "7"),
+            SseEvent("message", b"c", ""),
+        ],
     ),
-    ("an id without data counts", b"id: 7\n\ndata: a\n\n", [Event("message", b"a", "7")]),
-    ("an id with a null does not", b"id: 7\0\ndata: a\n\n", [Event("message", b"a")]),
-    ("a name without data", b"event: e\n\ndata: a\n\n", [Event("message", b"a")]),
-    ("umlauts", "event: ä\ndata: ü\n\n".encode(), [Event("ä", "ü".encode())]),
-    ("unfinished", b"data: a\n\ndata: b\n", [Event("message", b"a")]),
+    ("an id without data counts", b"id: 7\n\ndata: a\n\n", [SseEvent("message", b"a", "7")]),
+    ("an id with a null does not", b"id: 7\0\ndata: a\n\n", [SseEvent("message", b"a")]),
+    ("a name without data", b"event: e\n\ndata: a\n\n", [SseEvent("message", b"a")]),
+    ("umlauts", "event: ä\ndata: ü\n\n".encode(), [SseEvent("ä", "ü".encode())]),
+    ("unfinished", b"data: a\n\ndata: b\n", [SseEvent("message", b"a")]),
 ]
 
 
 @pytest.mark.parametrize(("name", "stream", "events"), STREAMS)
-def test_whole(name: str, stream: bytes, events: list[Event]) -> None:
+def test_whole(name: str, stream: bytes, events: list[SseEvent]) -> None:
     assert SseParser().feed(stream) == events
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize(("name", "stream", "events"), STREAMS)
-def test_in_pieces(name: str, stream: bytes, events: list[Event], size: int) -> None:
-    parser, found = SseParser(), list[Event]()
+def test_in_pieces(name: str, stream: bytes, events: list[SseEvent], size: int) -> None:
+    parser, found = SseParser(), list[SseEvent]()
     for start in range(0, len(stream), size):
         found += parser.feed(stream[start : start + size])
         assert parser.feed(b"") == []
@@ -52,10 +56,10 @@ def test_in_pieces(name: str, stream: bytes, events: list[Event], size: int) -> 
 
 
 @pytest.mark.parametrize(("name", "stream", "events"), STREAMS[1:-1])
-def test_with_a_tail(name: str, stream: bytes, events: list[Event]) -> None:
+def test_with_a_tail(name: str, stream: bytes, events: list[SseEvent]) -> None:
     parser = SseParser()
     assert parser.feed(stream + b"event: tail\ndata: t") == events
-    assert parser.feed(b"\n\n") == [Event("tail", b"t", parser.id)]
+    assert parser.feed(b"\n\n") == [SseEvent("tail", b"t", parser.id)]
 
 
 def test_retry() -> None:

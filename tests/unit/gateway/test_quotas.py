@@ -203,7 +203,7 @@ def test_a_slow_rate_lets_one_through(per_second: float) -> None:
 
 
 def test_more_owners_than_can_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RATE_OWNERS_MAX", 100)
+    monkeypatch.setattr(module, "_RATE_OWNERS_MAX", 100)
     rate = Rate(10)
     for number in range(1_000):
         assert taken(rate, 0.0, str(number)) == 20

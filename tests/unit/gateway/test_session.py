@@ -11,11 +11,11 @@ import pytest
 from headwater.errors import Forbidden, InvalidQuery, LimitExceeded, NotFound
 from headwater.gateway.session import (
     ChannelSubscription,
-    FeedSubscription,
-    LiveSubscription,
-    QuerySubscription,
     Session,
-    Subscription,
+    SessionFeed,
+    SessionLive,
+    SessionQuery,
+    SessionSubscription,
     error_message,
 )
 from headwater.hub.subscriber import Access
@@ -70,13 +70,13 @@ class Around:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def fell_behind(self, subscription: Subscription) -> None:
+    def fell_behind(self, subscription: SessionSubscription) -> None:
         self.told.append(f"{subscription.id} fell behind")
 
-    def caught_up(self, subscription: Subscription) -> None:
+    def caught_up(self, subscription: SessionSubscription) -> None:
         self.told.append(f"{subscription.id} caught up")
 
-    def forgotten(self, subscription: Subscription) -> None:
+    def forgotten(self, subscription: SessionSubscription) -> None:
         self.told.append(f"{subscription.id} forgotten")
 
     def room(self) -> Awaitable[None]:
@@ -86,7 +86,7 @@ class Around:
 class Handle:
     """The hub's side of a subscription: answers as the hub does."""
 
-    def __init__(self, subscription: Subscription, position: str = "now") -> None:
+    def __init__(self, subscription: SessionSubscription, position: str = "now") -> None:
         self.subscription = subscription
         self.position = position
         self.asked: list[str] = []
@@ -144,8 +144,8 @@ def session(client: Client, around: Around) -> Session:
     return session
 
 
-def live(session: Session, id: str = "a", view: int = 1) -> tuple[LiveSubscription, Handle]:
-    subscription = LiveSubscription(session, id)
+def live(session: Session, id: str = "a", view: int = 1) -> tuple[SessionLive, Handle]:
+    subscription = SessionLive(session, id)
     session.add(subscription)
     subscription.subscribed(view, key=KEY, resumed=False)
     subscription.deliver(Frame(Snapshot(view, "p0", ())))
@@ -154,8 +154,8 @@ def live(session: Session, id: str = "a", view: int = 1) -> tuple[LiveSubscripti
     return subscription, handle
 
 
-def query(session: Session, id: str = "q", view: int = 5) -> tuple[QuerySubscription, Handle]:
-    subscription = QuerySubscription(session, id)
+def query(session: Session, id: str = "q", view: int = 5) -> tuple[SessionQuery, Handle]:
+    subscription = SessionQuery(session, id)
     session.add(subscription)
     subscription.subscribed(view, key=(), resumed=False)
     subscription.deliver(result("p0"))
@@ -164,8 +164,8 @@ def query(session: Session, id: str = "q", view: int = 5) -> tuple[QuerySubscrip
     return subscription, handle
 
 
-def feed(session: Session, policy: Any, id: str = "f") -> tuple[FeedSubscription, Handle]:
-    subscription = FeedSubscription(session, id, policy)
+def feed(session: Session, policy: Any, id: str = "f") -> tuple[SessionFeed, Handle]:
+    subscription = SessionFeed(session, id, policy)
     session.add(subscription)
     subscription.subscribed(9, key=(), resumed=False)
     handle = Handle(subscription)
@@ -219,15 +219,6 @@ class TestSending:
         live(session)
         session.attach(client)
         assert client.got == ["subscribed", "snapshot p0"]
-
-    def test_a_frame_per_delta_for_those_who_want_no_batches(
-        self, session: Session, client: Client
-    ) -> None:
-        subscription, _ = live(session)
-        subscription.batch = False
-        subscription.deliver(deltas("p1"))
-        # Only the last frame carries the position.
-        assert client.got[2:] == ["deltas", "deltas p1"]
 
     def test_an_error_ends_a_subscription(
         self, session: Session, client: Client, around: Around
@@ -293,7 +284,7 @@ class TestALiveQueryThatFallsBehind:
         assert client.got[2:] == ["reset p3"]
 
     def test_recovers_from_before_it_was_open(self, session: Session, client: Client) -> None:
-        subscription = LiveSubscription(session, "a")
+        subscription = SessionLive(session, "a")
         session.add(subscription)
         client.stops_reading()
         subscription.subscribed(1, key=KEY, resumed=False)
@@ -434,12 +425,12 @@ class TestAQueryThatFallsBehind:
         client.stops_reading()
         subscription.deliver(result("p1"))
         subscription.deliver(failure("p2"))
-        assert subscription.is_owed
+        assert subscription.has_unsent
         client.reads_again()
         session.drained()
         assert client.got[2:] == ["failed"]
         # It has been told all there is; but deltas it could not take.
-        assert (subscription.behind, subscription.is_owed) == (True, False)
+        assert (subscription.behind, subscription.has_unsent) == (True, False)
         assert around.told[-1] == "q caught up"
         subscription.deliver(deltas("p3", view=5))
         subscription.deliver(result("p4"))
@@ -547,7 +538,7 @@ class TestTheSameViewTwice:
         self, session: Session, client: Client
     ) -> None:
         live(session, "a")
-        other = LiveSubscription(session, "b")
+        other = SessionLive(session, "b")
         session.add(other)
         other.subscribed(1, key=KEY, resumed=True)
         other.deliver(deltas("p1"))
@@ -580,14 +571,10 @@ class TestAStreamThatBeganWithASubscription:
             if frame.position is not None
         ]
 
-    @pytest.mark.parametrize("batch", [True, False])
-    def test_events_of_others_have_no_id(
-        self, session: Session, client: Client, batch: bool
-    ) -> None:
+    def test_events_of_others_have_no_id(self, session: Session, client: Client) -> None:
         one, _ = live(session, "a")
         other, _ = live(session, "b", view=2)
         followed, _ = feed(session, "drop")
-        one.batch = other.batch = batch
         for subscription, frame in (
             (one, deltas("p1")), (other, deltas("p2", view=2)), (followed, changes("p3")),
         ):  # fmt: skip
@@ -610,7 +597,7 @@ class TestAStreamThatBeganWithASubscription:
 def test_an_id_is_given_once(session: Session) -> None:
     live(session, "a")
     with pytest.raises(InvalidQuery, match="already"):
-        session.add(LiveSubscription(session, "a"))
+        session.add(SessionLive(session, "a"))
 
 
 def test_what_is_not_there_cannot_be_ended(session: Session) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headwater.errors import ConfigError, InvalidQuery
-from headwater.live.filter import c
+from headwater.live.filters.filter import c
 from headwater.live.order import OrderBy
 from headwater.live.query import BoundQuery, LiveQuery, Rules
 from headwater.live.statements import by_keys, page

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from headwater import limits
-from headwater.client.replica import Replica
-from headwater.live.filter import c
+from headwater.client.state.replica import Replica
+from headwater.live.filters.filter import c
 from headwater.live.needs import Check, Outcome, Refill
 from headwater.live.order import OrderBy
 from headwater.live.query import BoundQuery, LiveQuery
+from headwater.live.streamed import _STREAMED_PAGE_ROWS
 from headwater.live.view import View, Views
 from headwater.model import Change, Column, Match, Reset, Row, Table, Unmatch, Update
 
@@ -44,61 +44,46 @@ def in_region(region: int, **options: Any) -> BoundQuery:
     return BoundQuery(LiveQuery("t", c.region == region, **options), TABLE)
 
 
+def apply(views: Views[View], changes: list[Change]) -> list[tuple[View, Outcome]]:
+    return [(view, view.state.apply(steps)) for view, steps in views.touched(changes).items()]
+
+
 def test_identical_queries_share_a_view_within_a_scope() -> None:
     views = Views(View)
-    one = views.subscribe(in_region(7), "tenant 1", "anna")
-    assert views.subscribe(in_region(7), "tenant 1", "bert") is one
-    assert views.subscribe(in_region(7), "tenant 2", "carl") is not one
-    assert views.subscribe(in_region(8), "tenant 1", "anna") is not one
-    assert (one.subscribers, len(views)) == ({"anna", "bert"}, 3)
-    views.unsubscribe(one, "anna")
+    one = views.find(in_region(7), "tenant 1")
+    assert views.find(in_region(7), "tenant 1") is one
+    assert views.find(in_region(7), "tenant 2") is not one
+    assert views.find(in_region(8), "tenant 1") is not one
     assert len(views) == 3
-    views.unsubscribe(one, "bert")
+    views.remove(one)
     assert len(views) == 2
 
 
 def test_a_transaction_reaches_the_views_it_touches() -> None:
     views = Views(View)
-    opened = {region: views.subscribe(in_region(region), None, "anna") for region in range(5)}
+    opened = {region: views.find(in_region(region), None) for region in range(5)}
     for view in opened.values():
         view.state.answer(view.state.needs[0], ())
     moved = change(row(1, 2), row(1, 3))
-    assert {view for view, _ in views.apply([moved])} == {opened[2], opened[3]}
-    assert views.apply([change(None, row(2, 99))]) == []
+    assert {view for view, _ in apply(views, [moved])} == {opened[2], opened[3]}
+    assert apply(views, [change(None, row(2, 99))]) == []
 
 
 def test_a_query_may_ask_for_null_in_a_column_that_cannot_be_compared() -> None:
     views = Views(View)
     for where in (c.doc.is_null(), c.doc.is_not_null()):
-        view = views.subscribe(BoundQuery(LiveQuery("t", where), TABLE), None, "anna")
+        view = views.find(BoundQuery(LiveQuery("t", where), TABLE), None)
         view.state.answer(view.state.needs[0], ())
-    ((touched, outcome),) = views.apply([change(None, row(1, 1))])
+    ((touched, outcome),) = apply(views, [change(None, row(1, 1))])
     assert (touched, len(outcome.deltas)) == (view, 1)
-
-
-def test_a_view_of_ones_own_slides_and_a_shared_one_is_left() -> None:
-    views = Views(View)
-    view = views.subscribe(in_region(7, limit=2), None, "anna")
-    view.state.answer(view.state.needs[0], [row(n, 7) for n in range(7)])
-    slid, outcome = views.reanchor(view, "anna", (0,))
-    assert slid is view
-    assert len(outcome.deltas) == 2
-    assert views.subscribe(in_region(7, limit=2, after=(0,)), None, "bert") is view
-    left, outcome = views.reanchor(view, "bert", (1,))
-    assert left is not view
-    assert outcome == Outcome()
-    assert (view.subscribers, left.subscribers) == ({"anna"}, {"bert"})
-    back, _ = views.reanchor(left, "bert", (0,))
-    assert back is view
-    assert len(views) == 1
 
 
 def test_streamed_follows_membership() -> None:
     views = Views(View)
-    view = views.subscribe(in_region(7, mode="streamed"), None, "anna")
+    view = views.find(in_region(7, mode="streamed"), None)
     replica = Replica()
     (need,) = view.state.needs
-    assert need == Refill(None, limits.STREAMED_PAGE_ROWS)
+    assert need == Refill(None, _STREAMED_PAGE_ROWS)
     outcome = view.state.answer(need, [row(1, 7)])
     assert outcome == Outcome((Reset(), Match((1,), row(1, 7))))
     replica.apply(outcome.deltas)
@@ -111,7 +96,7 @@ def test_streamed_follows_membership() -> None:
         ([change(row(1, 7), None)], (Unmatch((1,)),)),
     ]
     for changes, deltas in steps:
-        ((_, outcome),) = views.apply(changes)
+        ((_, outcome),) = apply(views, changes)
         assert outcome == Outcome(deltas)
         replica.apply(outcome.deltas)
     assert replica.rows == []
@@ -121,9 +106,9 @@ def test_streamed_follows_membership() -> None:
 def test_streamed_asks_what_memory_cannot_decide(answer: list[Row]) -> None:
     views = Views(View)
     query = BoundQuery(LiveQuery("t", c.name.ilike("é"), mode="streamed"), TABLE)
-    view = views.subscribe(query, None, "anna")
+    view = views.find(query, None)
     view.state.answer(view.state.needs[0], [])
-    ((_, outcome),) = views.apply([change(None, row(1, 0, "É"))])
+    ((_, outcome),) = apply(views, [change(None, row(1, 0, "É"))])
     assert outcome == Outcome((), (Check(((1,),)),))
     outcome = view.state.answer(outcome.needs[0], answer)
     assert outcome == Outcome(tuple(Match((1,), row) for row in answer))
@@ -132,12 +117,12 @@ def test_streamed_asks_what_memory_cannot_decide(answer: list[Row]) -> None:
 def test_streamed_reads_pages_and_starts_again_when_overtaken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "STREAMED_PAGE_ROWS", 2)
+    monkeypatch.setattr("headwater.live.streamed._STREAMED_PAGE_ROWS", 2)
     views = Views(View)
-    view = views.subscribe(in_region(7, mode="streamed"), None, "anna")
+    view = views.find(in_region(7, mode="streamed"), None)
     outcome = view.state.answer(view.state.needs[0], [row(1, 7), row(2, 7)])
     assert outcome.needs == (Refill((2,), 2),)
-    ((_, outcome),) = views.apply([change(None, row(0, 7))])
+    ((_, outcome),) = apply(views, [change(None, row(0, 7))])
     assert outcome.needs == (Refill(None, 2),)
     view.state.answer(outcome.needs[0], [row(0, 7), row(1, 7)])
     assert view.state.answer(view.state.needs[0], [row(2, 7)]).needs == ()

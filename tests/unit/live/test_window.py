@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from headwater.client.replica import Replica
-from headwater.live.filter import c
+from headwater.client.state.replica import Replica
+from headwater.live.filters.filter import c
 from headwater.live.needs import Order, Outcome, Refill
 from headwater.live.order import OrderBy
 from headwater.live.query import BoundQuery, LiveQuery
@@ -226,29 +226,6 @@ def test_a_cursor_hides_what_is_before_it() -> None:
     made = window({"c": 70}, after=(80, "b"))
     assert made.apply([put("x", 90), put("b", 80), put("a", 80)]).deltas == ()
     assert aloud(made.apply([put("bb", 80)]).deltas) == ["bb enters at 0"]
-
-
-def slide(made: Window, after: Any) -> list[str]:
-    outcome = made.reanchor(after)
-    said = aloud(outcome.deltas)
-    for need in outcome.needs:
-        assert isinstance(need, Refill)
-        said.append(f"asks for {need.count} after {need.after}")
-    return said
-
-
-SLIDES: list[tuple[Any, list[str]]] = [
-    ((90, "a"), ["a leaves from 0", "d enters at 2"]),
-    ((80, "b"), ["b leaves from 1", "a leaves from 0", "d enters at 1",
-                 "asks for 2 after (60, 'd')"]),
-    ((10, "z"), ["asks for 4 after (10, 'z')"]),
-    (None, ["asks for 4 after None"]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("after", "said"), SLIDES)
-def test_sliding_keeps_what_is_known(after: Any, said: list[str]) -> None:
-    assert slide(window(FULL, more=True), after) == said
 
 
 def by_mood(scores: dict[str, str]) -> Window:

@@ -63,5 +63,5 @@ def test_an_envelope_of_debezium_itself() -> None:
 
 
 def test_what_is_no_operation() -> None:
-    with pytest.raises(InvalidQuery, match="no operation"):
+    with pytest.raises(InvalidQuery, match="not an operation"):
         from_debezium({"op": "x"}, TABLE)

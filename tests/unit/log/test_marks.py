@@ -10,9 +10,9 @@ import pytest
 
 from headwater.limits import MARK_COVERED_MAX, MARK_LATE_MAX, MARK_ROWS
 from headwater.log import marks
-from headwater.log.marks import Stamp, agrees, digest, marked, read_on, to_check
-from headwater.model import Mark, Position
-from tests.generated import size
+from headwater.log.marks import Stamp, agrees, covered_parameters, digest, mark_of_read, marked
+from headwater.model import Position, PositionMark
+from tests.support.generators.sizes import size
 
 
 class Log:
@@ -44,7 +44,7 @@ class Log:
         self.next_xid = self.ended + 1
         self.opened = self.snapshot()
 
-    def snapshot(self, mark: Mark | None = None) -> Position:
+    def snapshot(self, mark: PositionMark | None = None) -> Position:
         xmax = self.ended + 1
         xip = tuple(sorted(xid for xid in self.running if xid < xmax))
         return Position("a", min(xip, default=xmax), xmax, xip, mark)
@@ -63,7 +63,7 @@ class Log:
             return self.now()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(marks, "MARK_ROWS", self.mark_rows)
-            return self.snapshot(read_on(since, position, new))
+            return self.snapshot(mark_of_read(since, position, new))
 
     def is_behind(self, position: Position) -> bool:
         return not self.snapshot().covers(position)
@@ -144,7 +144,7 @@ def test_a_mark_of_fewer_rows_than_a_read_knows_its_older_transactions() -> None
 def test_transactions_that_are_late_are_bounded() -> None:
     since = Position("a", 1, 2001, tuple(range(1, 2001)))
     rows = [Stamp(xid, xid, 7) for xid in range(1, 2001)]
-    mark = read_on(since, Position("a", 2001, 2001), rows)
+    mark = mark_of_read(since, Position("a", 2001, 2001), rows)
     assert mark is not None
     assert mark.late == tuple(range(2001 - MARK_LATE_MAX, 2001))
     assert mark.rows == MARK_LATE_MAX
@@ -156,7 +156,7 @@ def test_transactions_that_are_late_are_bounded() -> None:
 
 def test_a_mark_whose_rows_are_forgotten_is_accepted() -> None:
     """Only the newest trimmed rows are remembered; (8, 1) is the oldest of them."""
-    mark = Mark(5, 1, 3, digest([Stamp(5, 1, 7), Stamp(8, 2, 7), Stamp(9, 3, 7)]))
+    mark = PositionMark(5, 1, 3, digest([Stamp(5, 1, 7), Stamp(8, 2, 7), Stamp(9, 3, 7)]))
     position = Position("a", 20, 20, (), mark)
     assert agrees(position, ([8, 9], [2, 3], [7, 7], 8, 1))
     assert not agrees(position, ([8, 9], [2, 3], [7, 7], None, None))
@@ -173,7 +173,7 @@ def test_the_rows_of_a_mark_are_bounded() -> None:
         position = Position("a", min(running), xmax, running)
         new = [xid for xid in range(5, xmax) if position.contains(xid) and not since.contains(xid)]
         rows = [Stamp(xid, seq := seq + 1, 7) for xid in new for _ in range(2_000 // len(new))]
-        mark = read_on(since, position, rows)
+        mark = mark_of_read(since, position, rows)
         assert mark is not None
         assert 0 < mark.rows <= MARK_COVERED_MAX
         assert len(str(mark)) < 1_000
@@ -182,4 +182,4 @@ def test_the_rows_of_a_mark_are_bounded() -> None:
 
 def test_a_mark_of_a_client_asks_for_no_more_rows() -> None:
     position = Position.parse("a-900:900:~0.0.50000.000000000000")
-    assert to_check(position)["rows"] <= MARK_COVERED_MAX
+    assert covered_parameters(position)["rows"] <= MARK_COVERED_MAX

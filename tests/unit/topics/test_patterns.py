@@ -76,7 +76,7 @@ def test_fill(values: dict[str, Any], name: str | None) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_pattern(text: str) -> None:
-    with pytest.raises(ConfigError, match="no pattern"):
+    with pytest.raises(ConfigError, match="not a valid pattern"):
         Pattern(text)
 
 
@@ -134,7 +134,7 @@ def test_the_first_that_matches_counts() -> None:
 def test_what_cannot_be_declared(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         TopicDefinition("chat:{id}", **options)
-    with pytest.raises(ConfigError, match="no place"):
+    with pytest.raises(ConfigError, match="no parameter"):
         TopicDefinition("news", table="messages")
 
 

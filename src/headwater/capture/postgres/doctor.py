@@ -1,5 +1,4 @@
-"""Looks at a database and says what Headwater can do there, and which right or setting is missing
-for what."""
+"""Checks a database for `headwater doctor`: what works, and which right or setting is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +14,8 @@ from headwater.settings import Settings
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`fail` keeps Headwater from working, `warn` one feature only; `hint` is the way out."""
+    """The result of a check. `fail` stops Headwater, `warn` affects one feature; `hint` says what
+    to do."""
 
     topic: str
     level: Literal["ok", "warn", "fail"]
@@ -72,7 +72,7 @@ async def _encoding(connection: Connection) -> Finding:
         return Finding(
             "encoding",
             "warn",
-            f"the database is in {encoding}: text outside ASCII may not be ordered in memory",
+            f"the encoding is {encoding}: text outside ASCII may not be ordered in memory",
             "Use a database with encoding UTF8.",
         )
     return Finding("encoding", "ok", "UTF8")
@@ -81,12 +81,12 @@ async def _encoding(connection: Connection) -> Finding:
 async def _installation(connection: Connection) -> Finding:
     version = await schema.installed_version(connection)
     if version == schema.LATEST:
-        return Finding("schema", "ok", f"schema headwater is of version {version}")
+        return Finding("schema", "ok", f"schema headwater has version {version}")
     if version:
         return Finding(
             "schema",
             "fail",
-            f"schema headwater is of version {version}, this release needs {schema.LATEST}",
+            f"schema headwater has version {version}, this release needs {schema.LATEST}",
             "Run: headwater init",
         )
     allowed = await _value(
@@ -103,7 +103,7 @@ async def _installation(connection: Connection) -> Finding:
 
 
 async def _functions(connection: Connection) -> Finding:
-    """What acts for the gateway is for the owner of the schema alone."""
+    """Functions that act for the gateway may be executed by the owner of the schema only."""
     gateway = sorted(functions.CLASSES["gateway"])
     cursor = await connection.execute(functions.OTHERS, (gateway,))
     found = await cursor.fetchall()
@@ -128,7 +128,7 @@ async def _identity(connection: Connection) -> Finding:
         return Finding(
             "log identity",
             "fail",
-            "this role may not call pg_control_system(), which tells a restored database apart",
+            "this role may not call pg_control_system(), which detects a restored database",
             "As a superuser: grant execute on function pg_control_system() to …",
         )
     return Finding("log identity", "ok", "a restored or failed-over database is recognised")
@@ -165,7 +165,7 @@ async def _commit_times(connection: Connection) -> Finding:
 
 
 async def _tables(connection: Connection) -> Finding:
-    """Enabling a table needs the right to make triggers on it."""
+    """To enable a table, the role needs the right to create triggers on it."""
     closed = await _names(
         connection,
         "select case when n.nspname = 'public' then '' else quote_ident(n.nspname) || '.' end"
@@ -186,13 +186,14 @@ async def _tables(connection: Connection) -> Finding:
 
 
 async def _notifications(connection: Connection) -> Finding:
-    """PostgreSQL's queue is shared by all databases; when it is full, commits fail."""
+    """The notification queue is shared by all databases; when it is full, commits fail."""
     usage = float(str(await _value(connection, "select pg_notification_queue_usage()")))
     if usage > 0.5:
         return Finding(
             "notifications",
             "fail",
-            f"the queue is {usage:.0%} full: a session listens and does not read",
+            f"PostgreSQL's notification queue is {usage:.0%} full: a session listens and does not"
+            " read",
             "Find it in pg_stat_activity and end it: pg_terminate_backend(…)",
         )
     if await _value(connection, "select current_setting('max_prepared_transactions')") != "0":
@@ -205,8 +206,8 @@ async def _notifications(connection: Connection) -> Finding:
 
 
 async def of_questions(connection: Connection, question_url: str | None) -> Finding:
-    """Over which role questions are asked as users' roles, and whether the code of a policy, which
-    can become that role, gains anything by it."""
+    """Check the role that reads as users' roles. The code of a policy can become that role: so it
+    must have no rights of its own."""
     topic = "question role"
     if question_url is None:
         refused = await _names(connection, _UNSAFE_TABLES)
@@ -308,7 +309,7 @@ _UNSAFE_TABLES = """
 
 
 async def _names(connection: Connection, statement: str) -> str:
-    """A few of them, and how many more; empty for none."""
+    """The first five names, and how many more; empty for none."""
     cursor = await connection.execute(statement.encode())
     names = [name for (name,) in await cursor.fetchall()]
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
@@ -332,7 +333,7 @@ def of_clients(settings: Settings, has_hook: bool | None = None) -> Finding:
 
 
 async def _locks(connection: Connection) -> list[Finding]:
-    """Every role can take an advisory lock, also those that we use."""
+    """Advisory locks of ours that other roles hold: every role can take them."""
     cursor = await connection.execute(
         "select number, pid, role from headwater.lock_holders() where not is_ours order by 1, 2"
     )
@@ -348,32 +349,32 @@ async def _locks(connection: Connection) -> list[Finding]:
 
 
 _LOCKS = {
-    1: "readers that poll: others learn of changes within a second instead of at once",
-    2: "installing: init waits",
-    3: "maintenance, which is done anyway",
+    1: "readers that poll: changes arrive within a second instead of at once",
+    2: "installing: headwater init waits",
+    3: "maintenance, which runs anyway",
     4: "enabling tables, which fails",
-    5: "activity, which gateways write down meanwhile",
+    5: "activity, which gateways record meanwhile",
 }
 
 
 def of_table(table: triggers.CapturedTable) -> Finding:
-    """How it stands with a table that was enabled."""
+    """The state of a table that was enabled."""
     topic = f"table {table.name}"
     if not table.exists:
-        return Finding(topic, "warn", "was enabled and no longer exists")
+        return Finding(topic, "warn", "was enabled, and no longer exists")
     if not table.enabled:
         return Finding(
             topic,
             "warn",
-            "is disabled: nobody hears of its changes",
-            f"headwater enable {table.name}",
+            "is disabled: its changes are not captured",
+            f"Run: headwater enable {table.name}",
         )
     if table.altered:
         return Finding(
             topic,
             "warn",
             "was altered: its changes are captured exactly but slowly until the next maintenance",
-            f"Do it now: headwater enable {table.name}",
+            f"To repair it now: headwater enable {table.name}",
         )
     return Finding(topic, "ok", "is captured")
 

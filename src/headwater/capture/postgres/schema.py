@@ -49,7 +49,7 @@ async def installed_version(connection: Connection) -> int:
 
 
 async def install(connection: Connection, *, upto: int = LATEST) -> int:
-    """Bring the schema to a version; returns how many were applied, 0 when it was there."""
+    """Bring the schema to a version; returns how many files were applied, 0 for none."""
     with translated():
         version = await installed_version(connection)
         if version == LATEST:
@@ -89,7 +89,7 @@ async def require(connection: Connection) -> None:
         )
     if version < LATEST:
         raise NotInstalled(
-            f"the schema headwater is of version {version}, this release needs {LATEST}",
+            f"the schema headwater has version {version}, this release needs {LATEST}",
             hint="Run: headwater init (it upgrades in place; nothing is lost)",
         )
 
@@ -134,15 +134,15 @@ async def _settle_in(connection: Connection) -> None:
 
 
 def _warn(notice: Diagnostic) -> None:
-    """A table that cannot be captured here is named; everything else works."""
+    """Log a table that cannot be captured in this database; everything else works."""
     message = (notice.message_primary or "").removeprefix("headwater: ")
     logger.warning("%s (%s)", message, notice.message_hint)
 
 
 @asynccontextmanager
 async def _alone(connection: Connection) -> AsyncIterator[None]:
-    """A transaction in which nobody else installs. What is made in it finds names as it will run,
-    whatever the path of the connection is: some expressions are read only once."""
+    """A transaction under the installation lock. Its search path is the one that our functions run
+    with, because some expressions are parsed only once."""
     async with connection.transaction():
         await connection.execute(f"set local search_path = {PINNED_PATH}")
         await connection.execute(f"set local lock_timeout = '{MIGRATION_LOCK_TIMEOUT}'")
@@ -150,8 +150,8 @@ async def _alone(connection: Connection) -> AsyncIterator[None]:
             await connection.execute("select pg_advisory_xact_lock(%s, %s)", MIGRATION_LOCK)
         except LockNotAvailable as error:
             raise DatabaseError(
-                "another process installs or upgrades Headwater, or holds the lock for it",
-                hint="pg_locks says which: its classid is 1752654962 and its objid 2.",
+                "another process installs or upgrades Headwater, or holds the lock for that",
+                hint="Find it in pg_locks: classid 1752654962, objid 2.",
             ) from error
         await connection.execute("set local lock_timeout to default")
         yield
@@ -161,7 +161,7 @@ async def _check_server(connection: Connection) -> None:
     version = connection.info.server_version
     if version < SERVER_VERSION_MIN:
         raise NotInstalled(
-            f"PostgreSQL {version // 10_000} is too old",
+            f"the server is PostgreSQL {version // 10_000}, which is too old",
             hint=f"Headwater needs PostgreSQL {SERVER_VERSION_MIN // 10_000} or newer.",
         )
 

@@ -1,4 +1,4 @@
-"""Turns capture on and off for a table, and says which tables are captured and how."""
+"""Enables and disables capture for a table, and lists the captured tables."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from headwater.model import Column, Table
 
 
 class CapturedTable(msgspec.Struct, frozen=True):
-    """A table Headwater knows. `members` counts the relations with triggers: itself, partitions,
-    inheritance children. `altered` says that DDL since has made its writes slower to capture (not
-    less exact); the next maintenance round, or enabling it again, ends that. `left_out` names its
-    virtual columns, which are not captured."""
+    """A table that was enabled. `members` counts the relations with triggers: itself, partitions,
+    inheritance children. `altered` means that its writes are captured more slowly since a schema
+    change (and as exactly), until the next maintenance or until it is enabled again. `left_out` are
+    its virtual columns, which are not captured."""
 
     name: str
     enabled: bool
@@ -39,13 +39,13 @@ async def enable(connection: Connection, name: str) -> str:
 
 
 async def disable(connection: Connection, name: str) -> str:
-    """Stop capturing. Subscriptions stay; they hear of nothing until it is enabled again."""
+    """Stop capturing. Subscriptions stay; they get no changes until it is enabled again."""
     return await _call(connection, "select headwater.disable_reactivity(%s)", name)
 
 
 async def _call(connection: Connection, statement: LiteralString, name: str) -> str:
-    """Triggers need a lock for which writers to the table wait, so it is asked for again and again
-    and never for long."""
+    """Triggers need a lock, and writers to the table wait for it: so it is requested several times
+    with a short timeout."""
     with translated():
         for attempt in range(1, ENABLE_ATTEMPTS_MAX + 1):
             try:
@@ -58,8 +58,8 @@ async def _call(connection: Connection, statement: LiteralString, name: str) -> 
             except errors.LockNotAvailable as error:
                 if attempt == ENABLE_ATTEMPTS_MAX:
                     raise CaptureError(
-                        f"table {name} is in use: a transaction holds it",
-                        hint="Look for one that stays open in pg_stat_activity, and try again.",
+                        f"table {name} is in use: a transaction holds a lock on it",
+                        hint="Find the open transaction in pg_stat_activity, and try again.",
                     ) from error
                 await asyncio.sleep(random.uniform(0.05, 0.2))
     raise AssertionError

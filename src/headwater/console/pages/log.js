@@ -1,11 +1,11 @@
-/** The change log: a search, newest first, and what comes while one looks. */
+/** The change log: a search, newest first, and new changes while the page is open. */
 
 import { ask, exact } from "../api.js";
 import { changeItem } from "../changes.js";
-import { fill, h, head, labelled, say, trouble } from "../dom.js";
+import { fill, h, head, labelled, setText, errorNote } from "../dom.js";
 import { count, key as keyText, moment, sameKey, value } from "../format.js";
-import { tail as tailOf } from "../live.js";
-import { captured, suggesting } from "../names.js";
+import { tail as tailOf } from "../subscriptions.js";
+import { capturedTables, suggestField } from "../suggestions.js";
 
 const PART = 50;
 const SHOWN_MAX = 500;
@@ -14,7 +14,7 @@ const OPS = ["insert", "update", "delete", "truncate", "reset"];
 /** @param {HTMLElement} page @param {any} context */
 export function open(page, context) {
   const { signal, parameters, refused } = context;
-  const table = suggesting({ placeholder: "any", value: parameters.get("table") ?? "" });
+  const table = suggestField({ placeholder: "any", value: parameters.get("table") ?? "" });
   const op = h("select", {}, ["", ...OPS].map((name) => h("option", { value: name, selected: name === parameters.get("op") }, name || "any")));
   const key = h("input", { type: "text", placeholder: "42", autocomplete: "off", value: parameters.get("key") ?? "" });
   const user = h("input", { type: "text", placeholder: "any", autocomplete: "off", value: parameters.get("user") ?? "" });
@@ -24,20 +24,20 @@ export function open(page, context) {
   const wrong = h("div");
   const older = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => search(true) }, "Older changes");
   const tail = h("button", { type: "button", class: "quiet", "aria-pressed": "false", onclick: () => follow(!feed) }, "Follow");
-  const wish = () => ({ table: table.field.value.trim(), op: op.value, key: key.value.trim(), user: user.value.trim(), text: text.value.trim() });
+  const filters = () => ({ table: table.field.value.trim(), op: op.value, key: key.value.trim(), user: user.value.trim(), text: text.value.trim() });
   /** @type {(() => void) | undefined} */
   let feed;
   /** @type {string | null} */
   let before = null;
-  /** What was searched for: the fields may say something else by now. */
-  let searched = wish();
+  /** The filters of the last search: the fields may have changed since. */
+  let searched = filters();
   let asked = 0;
 
   async function search(/** @type {boolean} */ more) {
     const number = ++asked;
-    if (!more) [before, searched] = [null, wish()];
-    const said = more ? state.textContent : "";
-    say(state, "Searching…");
+    if (!more) [before, searched] = [null, filters()];
+    const lastState = more ? state.textContent : "";
+    setText(state, "Searching…");
     fill(wrong);
     try {
       const found = await ask("log", { ...searched, before, limit: PART }, signal, exact);
@@ -47,16 +47,16 @@ export function open(page, context) {
       else fill(list, items);
       before = found.before;
       older.hidden = !before;
-      say(state, summary(found, list.children.length));
+      setText(state, summary(found, list.children.length));
     } catch (error) {
       if (signal.aborted || number !== asked) return;
       refused(error);
-      say(state, said);
+      setText(state, lastState);
       if (!more) {
         fill(list);
         older.hidden = true;
       }
-      fill(wrong, trouble(/** @type {any} */ (error)));
+      fill(wrong, errorNote(/** @type {any} */ (error)));
     }
   }
 
@@ -64,15 +64,15 @@ export function open(page, context) {
     feed?.();
     feed = undefined;
     tail.setAttribute("aria-pressed", String(on));
-    say(tail, on ? "Beginning…" : "Follow");
+    setText(tail, on ? "Starting…" : "Follow");
     if (!on) return;
-    const wanted = wish();
+    const wanted = filters();
     feed = tailOf(context, wanted.table, {
-      change: (change) => fits(change, wanted) && add(change),
-      begun: () => say(tail, "Following"),
-      over: (error) => {
+      change: (change) => matches(change, wanted) && add(change),
+      begun: () => setText(tail, "Following"),
+      failed: (error) => {
         follow(false);
-        list.prepend(h("li", {}, trouble(error)));
+        list.prepend(h("li", {}, errorNote(error)));
       },
     });
   }
@@ -99,23 +99,23 @@ export function open(page, context) {
     h("section", { class: "card" }, state, list, wrong, h("div", {}, older)),
   );
   void search(false);
-  captured(signal).then((tables) => table.suggest(tables.map(({ name }) => name)), () => undefined);
+  capturedTables(signal).then((tables) => table.suggest(tables.map(({ name }) => name)), () => undefined);
 }
 
 /** @param {any} found @param {number} shown */
 function summary(found, shown) {
-  if (found.before && found.searched_to && !found.changes.length) return `Nothing since ${moment(found.searched_to)}; there is more to look at.`;
-  if (!shown) return "Nothing in the log fits.";
-  return `${count(shown)} ${shown === 1 ? "change" : "changes"}, the newest first${found.before ? "" : "; these are all"}.`;
+  if (found.before && found.searched_to && !found.changes.length) return `No match since ${moment(found.searched_to)}; the log has more to search.`;
+  if (!shown) return "No change in the log matches.";
+  return `${count(shown)} ${shown === 1 ? "change" : "changes"}, the newest first${found.before ? "" : "; there are no more"}.`;
 }
 
-/** Whether what a feed brings is what was searched for. @param {any} change @param {any} wish */
-function fits(change, wish) {
+/** Whether a change of the feed matches the filters. @param {any} change @param {any} wanted */
+function matches(change, wanted) {
   const rows = `${value(change.before)}${value(change.after)}`.toLowerCase();
   return (
-    (!wish.op || wish.op === change.op) &&
-    (!wish.key || sameKey(wish.key, keyText(change.key))) &&
-    (!wish.user || wish.user === change.user) &&
-    (!wish.text || rows.includes(wish.text.toLowerCase()))
+    (!wanted.op || wanted.op === change.op) &&
+    (!wanted.key || sameKey(wanted.key, keyText(change.key))) &&
+    (!wanted.user || wanted.user === change.user) &&
+    (!wanted.text || rows.includes(wanted.text.toLowerCase()))
   );
 }

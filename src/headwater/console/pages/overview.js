@@ -1,19 +1,19 @@
-/** Rates, latencies and counts of all gateways; the log; what is wrong. */
+/** Rates, latencies and counts of all gateways; the log; problems. */
 
-import { card, fill, h, head, say } from "../dom.js";
+import { card, fill, h, head, setText } from "../dom.js";
 import { age, bytes, count, moment, period, rate, seconds } from "../format.js";
 import { Grid } from "../grid.js";
-import { awaited, follow } from "../live.js";
+import { emptyReason, follow } from "../subscriptions.js";
 import { plot, Series } from "../plot.js";
 
-// Kept while other pages are looked at.
+// These stay while other pages are open.
 const changes = new Series();
 const messages = new Series();
 const middle = new Series();
 const upper = new Series();
-/** By gateway, what its row said before. @type {Map<string, any>} */
+/** The last row of each gateway. @type {Map<string, any>} */
 const before = new Map();
-/** By gateway, what that means a second; and how late changes were, where it has seen any.
+/** The rates of each gateway, and the latency of changes if it has seen any.
  * @type {Map<string, {changes: number, messages: number, bytes: number, lag?: {p50: number, p99: number}}>} */
 const rates = new Map();
 
@@ -26,15 +26,15 @@ export function open(page, context) {
   const plots = [
     plot("Changes a second", rate, [changes]),
     plot("Messages a second", rate, [messages]),
-    plot("Latency from commit", seconds, [middle, upper], ["half of all", "99 %"]),
+    plot("Latency from commit", seconds, [middle, upper], ["p50", "p99"]),
   ];
   const gateways = new Grid("Gateways", COLUMNS, {
     key: (row) => row.gateway,
-    empty: awaited(info),
+    empty: emptyReason(info),
   });
   fill(
     page,
-    head("Overview", `Everything that gateways of this database are doing now${info.activity_seconds ? `, written down every ${seconds(info.activity_seconds)}` : ""}.`),
+    head("Overview", `What the gateways of this database are doing now${info.activity_seconds ? `, reported every ${seconds(info.activity_seconds)}` : ""}.`),
     tiles.element,
     card(null, h("div", { class: "plots" }, plots.map((each) => each.element))),
     card("Gateways", gateways.element),
@@ -43,12 +43,12 @@ export function open(page, context) {
   );
   const draw = () => plots.forEach((each) => each.draw());
   follow(context, page, { table: "headwater.activity", where: [["kind", "=", "gateway"]], limit: 100 }, (rows) => {
-    rows.forEach(take);
+    rows.forEach(addRates);
     for (const gateway of rates.keys()) {
       if (!rows.some((row) => row.gateway === gateway)) rates.delete(gateway);
     }
     gateways.update(rows);
-    tell(tiles, rows);
+    showTiles(tiles, rows);
     draw();
   });
   const timer = setInterval(draw, 1000);
@@ -57,25 +57,25 @@ export function open(page, context) {
 }
 
 /** @param {any} row */
-function take(row) {
+function addRates(row) {
   const then = before.get(row.gateway);
   before.set(row.gateway, row);
   const passed = then ? (Date.parse(row.updated_at) - Date.parse(then.updated_at)) / 1000 : 0;
-  // After a longer absence it would be a mean over all of it.
+  // After a longer gap it would be a mean over the whole gap.
   const silence = (Date.parse(row.alive_until) - Date.parse(row.updated_at)) / 1000;
   if (passed <= 0 || passed > Math.max(60, silence)) return;
   const changed = (row.detail.changes - then.detail.changes) / passed;
   const sent = Math.max(0, row.sent - then.sent) / passed;
   rates.set(row.gateway, { changes: changed, messages: sent, bytes: Math.max(0, row.bytes - then.bytes) / passed, lag: row.detail.lag });
   const at = Date.parse(row.updated_at);
-  // Every gateway reads the whole log; what each sends is its own.
+  // Every gateway reads the whole log, so changes are not summed; messages are.
   changes.add(at, Math.max(...values("changes")));
   messages.add(at, sum(values("messages")));
   middle.add(at, slowest("p50"));
   upper.add(at, slowest("p99"));
 }
 
-/** Of the gateway that is the latest; undefined where none has seen a change. @param {"p50" | "p99"} name */
+/** The latency of the slowest gateway; undefined if none has seen a change. @param {"p50" | "p99"} name */
 function slowest(name) {
   const known = [...rates.values()].flatMap(({ lag }) => (lag ? [lag[name]] : []));
   return known.length ? Math.max(...known) : undefined;
@@ -88,18 +88,18 @@ const values = (name) => [...rates.values()].map((each) => each[name]);
 const sum = (numbers) => numbers.reduce((all, each) => all + each, 0);
 
 /** @param {Tiles} tiles @param {readonly any[]} rows */
-function tell(tiles, rows) {
+function showTiles(tiles, rows) {
   const known = rates.size > 0;
   const [half, most] = [slowest("p50") ?? middle.last, slowest("p99")];
   tiles.set("Changes", known ? rate(Math.max(...values("changes"))) : "–", "a second");
   tiles.set("Messages sent", known ? rate(sum(values("messages"))) : "–", "a second");
   tiles.set("Bytes sent", known ? bytes(sum(values("bytes"))) : "–", "a second");
   const where = rows.length > 1 ? ", the slowest gateway" : "";
-  tiles.set("Latency", seconds(half), (most === undefined ? "half of all" : `99 %: ${seconds(most)}`) + where);
+  tiles.set("Latency", seconds(half), (most === undefined ? "p50" : `p99 ${seconds(most)}`) + where);
   const gateways = `at ${rows.length} ${rows.length === 1 ? "gateway" : "gateways"}`;
   tiles.set("Sessions", count(sum(rows.map((row) => row.detail.sessions))), gateways);
   tiles.set("Subscriptions", count(sum(rows.map((row) => row.subscriptions))), "of all kinds");
-  tiles.set("Live queries", count(sum(rows.map((row) => row.detail.views))), "shared ones once");
+  tiles.set("Live queries", count(sum(rows.map((row) => row.detail.views))), "shared ones counted once");
   tiles.set("Waiting", bytes(sum(rows.map((row) => row.waiting))), "for slow clients");
 }
 
@@ -121,8 +121,8 @@ class Tiles {
   set(name, value, small = "") {
     const tile = this.#tiles.get(name);
     if (!tile) return;
-    say(tile.value, value);
-    say(tile.small, small);
+    setText(tile.value, value);
+    setText(tile.small, small);
   }
 }
 
@@ -132,9 +132,9 @@ const COLUMNS = [
   { name: "Sessions", number: true, show: (/** @type {any} */ row) => count(row.detail.sessions) },
   { name: "Subscriptions", number: true, show: (/** @type {any} */ row) => count(row.subscriptions) },
   { name: "Messages", number: true, show: (/** @type {any} */ row) => count(row.sent) },
-  { name: "Memory held", number: true, show: (/** @type {any} */ row) => bytes(row.detail.memory ?? 0) },
+  { name: "Memory", number: true, show: (/** @type {any} */ row) => bytes(row.detail.memory ?? 0) },
   { name: "Flush", number: true, show: (/** @type {any} */ row) => seconds(row.detail.flush?.p50) },
-  { name: "Read anew", number: true, show: (/** @type {any} */ row) => count(row.detail.resyncs) },
+  { name: "Resyncs", number: true, show: (/** @type {any} */ row) => count(row.detail.resyncs) },
   { name: "Fell behind", number: true, show: (/** @type {any} */ row) => count(row.detail.overflows) },
   { name: "Refused", number: true, show: (/** @type {any} */ row) => count(row.detail.refused) },
 ];
@@ -148,8 +148,8 @@ function problems(findings) {
     ),
   );
   return card(
-    "What could be better",
-    listed.length ? h("ul", { class: "page" }, listed) : h("p", { class: "empty" }, "Nothing: headwater doctor is content."),
+    "Problems",
+    listed.length ? h("ul", { class: "page" }, listed) : h("p", { class: "empty" }, "None: headwater doctor finds nothing to change."),
   );
 }
 
@@ -159,7 +159,7 @@ function log({ log, version, user }) {
     ["Position", h("code", {}, log.position)],
     ["Size", bytes(log.bytes)],
     ["Oldest change", log.oldest ? moment(log.oldest) : "none"],
-    ["Kept for", period(log.retention)],
+    ["Retention", period(log.retention)],
     ["Readers", `${log.readers}${log.polling ? ", one of them polls: writers send no NOTIFY" : ", woken by NOTIFY"}`],
     ["Version", version],
     user && ["You", user],

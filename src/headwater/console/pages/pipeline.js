@@ -1,10 +1,10 @@
-/** The streams of the data pipeline: how far each is, how fast, and what keeps it. */
+/** The streams of the data pipeline: their progress, rates and errors. */
 
 import { ask } from "../api.js";
 import { card, fill, h, head } from "../dom.js";
 import { age, count, moment, rate, seconds } from "../format.js";
 import { Grid } from "../grid.js";
-import { follow } from "../live.js";
+import { follow } from "../subscriptions.js";
 import { plot, Series } from "../plot.js";
 
 /** @type {Record<string, string>} */
@@ -31,7 +31,7 @@ export function open(page, context) {
   };
   const draw = () => streams.forEach((each) => each.draw());
   page.append(
-    head("Pipeline", "Each stream takes changes from the log into the lake, or into a streaming view. Behind is what it has yet to take."),
+    head("Pipeline", "Each stream writes changes of the log into the lake, or into a streaming view. Behind: changes that it has not processed yet."),
     card("Streams", grid.element),
     plots,
   );
@@ -50,27 +50,27 @@ export function open(page, context) {
 
 const PAST_MS = 2000;
 
-/** What the streams said of themselves in the last minutes, if the log tells it soon. @param {AbortSignal} signal @returns {Promise<any[]>} */
+/** The reports of the streams in the last minutes, if the log has them quickly. @param {AbortSignal} signal @returns {Promise<any[]>} */
 async function past(signal) {
   try {
     const soon = AbortSignal.any([signal, AbortSignal.timeout(PAST_MS)]);
     const { changes } = await ask("log", { table: "headwater.pipeline", limit: 500 }, soon);
     return changes.map((/** @type {any} */ change) => change.after).filter(Boolean).reverse();
   } catch {
-    return []; // Then the plots begin now.
+    return []; // The plots then begin now.
   }
 }
 
 class Stream {
   #behind = new Series();
-  #taken = new Series();
-  #could = new Series();
+  #arrived = new Series();
+  #capacity = new Series();
 
   /** @param {string} name */
   constructor(name) {
     this.plots = [
       plot("Behind", seconds, [this.#behind]),
-      plot("Changes a second", rate, [this.#taken, this.#could], ["came in", "could be taken"]),
+      plot("Changes a second", rate, [this.#arrived, this.#capacity], ["arrived", "capacity"]),
     ];
     this.element = card(name, h("div", { class: "plots" }, this.plots.map((each) => each.element)));
   }
@@ -79,8 +79,8 @@ class Stream {
   add(row) {
     const at = Date.parse(row.updated_at);
     this.#behind.add(at, row.behind_seconds);
-    this.#taken.add(at, row.input_rate);
-    this.#could.add(at, row.processed_rate);
+    this.#arrived.add(at, row.input_rate);
+    this.#capacity.add(at, row.processed_rate);
   }
 
   draw() {
@@ -100,9 +100,9 @@ const COLUMNS = [
   { name: "Stream", by: (/** @type {any} */ row) => row.name, show: name },
   { name: "Batch", number: true, show: (/** @type {any} */ row) => count(row.batch) },
   { name: "Changes", number: true, by: (/** @type {any} */ row) => row.changes, show: (/** @type {any} */ row) => count(row.changes) },
-  { name: "In a second", number: true, show: (/** @type {any} */ row) => rate(row.input_rate) },
+  { name: "Changes a second", number: true, show: (/** @type {any} */ row) => rate(row.input_rate) },
   { name: "Behind", number: true, by: (/** @type {any} */ row) => row.behind_changes, show: (/** @type {any} */ row) => row.behind_changes === null ? "not known" : `${count(row.behind_changes)} changes` },
   { name: "Lag", number: true, by: (/** @type {any} */ row) => row.behind_seconds, show: (/** @type {any} */ row) => seconds(row.behind_seconds) },
   { name: "Restarts", number: true, show: (/** @type {any} */ row) => count(row.restarts) },
-  { name: "Last news", number: true, show: (/** @type {any} */ row) => `${age(row.updated_at)} ago` },
+  { name: "Last report", number: true, show: (/** @type {any} */ row) => `${age(row.updated_at)} ago` },
 ];

@@ -2,9 +2,9 @@
 
 import { parse, stringify } from "../../client/json.js";
 import { ask } from "../api.js";
-import { card, fill, h, head, labelled, say, trouble } from "../dom.js";
+import { card, fill, h, head, labelled, setText, errorNote } from "../dom.js";
 import { count, moment, pretty, short, value } from "../format.js";
-import { captured, suggesting } from "../names.js";
+import { capturedTables, suggestField } from "../suggestions.js";
 import { QueryForm } from "../query-form.js";
 
 const DELTAS_MAX = 200;
@@ -12,7 +12,7 @@ const CELL_MAX = 120;
 
 /** @param {HTMLElement} page @param {any} context */
 export function open(page, { client, signal, parameters, refused }) {
-  const table = suggesting({ required: true, placeholder: "orders", oninput: () => columnsOf() });
+  const table = suggestField({ required: true, placeholder: "orders", oninput: () => columnsOf() });
   const form = new QueryForm(() => write(json, form.query(table.field.value.trim())));
   const json = h("textarea", { class: "code", spellcheck: "false", rows: 9, oninput: () => fromJson() });
   const wrong = h("p", { class: "muted", role: "status" });
@@ -33,19 +33,19 @@ export function open(page, { client, signal, parameters, refused }) {
   }
 
   /** @param {any} query */
-  function take(query) {
+  function showInForm(query) {
     table.field.value = query.table ?? "";
     columnsOf();
-    const isSaid = form.take(query);
-    table.field.disabled = !isSaid;
-    say(wrong, isSaid ? "" : "This query has parts that the form cannot show; change it here; it runs as it is written.");
+    const isComplete = form.show(query);
+    table.field.disabled = !isComplete;
+    setText(wrong, isComplete ? "" : "This query has parts that the form cannot show. Edit it here as JSON; it runs as written.");
   }
 
   function fromJson() {
     try {
-      take(parse(json.value));
+      showInForm(parse(json.value));
     } catch {
-      say(wrong, "This is not JSON yet.");
+      setText(wrong, "This is not JSON yet.");
     }
   }
 
@@ -53,7 +53,7 @@ export function open(page, { client, signal, parameters, refused }) {
     live?.close();
     live = undefined;
     stop.disabled = true;
-    say(state, "Not running.");
+    setText(state, "Not running.");
   }
 
   async function run() {
@@ -63,21 +63,21 @@ export function open(page, { client, signal, parameters, refused }) {
     try {
       query = parse(json.value);
     } catch (error) {
-      fill(rows, trouble({ message: `the query is not JSON: ${/** @type {any} */ (error).message}` }));
+      fill(rows, errorNote({ message: `the query is not JSON: ${/** @type {any} */ (error).message}` }));
       return;
     }
     fill(deltas);
     fill(rows);
-    say(state, "Reading…");
+    setText(state, "Reading…");
     follow(query);
-    fill(served, h("p", { class: "empty" }, "Looking…"));
+    fill(served, h("p", { class: "empty" }, "Reading the plan…"));
     try {
-      const told = await ask("explain", { q: stringify(query) }, signal);
-      fill(served, explained(told, query));
+      const plan = await ask("explain", { q: stringify(query) }, signal);
+      fill(served, explained(plan, query));
     } catch (error) {
       if (signal.aborted) return;
       refused(error);
-      fill(served, trouble(/** @type {any} */ (error)));
+      fill(served, errorNote(/** @type {any} */ (error)));
     }
   }
 
@@ -86,7 +86,7 @@ export function open(page, { client, signal, parameters, refused }) {
     try {
       live = client.live(query);
     } catch (error) {
-      fill(rows, trouble(/** @type {any} */ (error)));
+      fill(rows, errorNote(/** @type {any} */ (error)));
       return;
     }
     const following = live;
@@ -98,10 +98,10 @@ export function open(page, { client, signal, parameters, refused }) {
         const { error } = following;
         refused(error);
         end();
-        fill(rows, trouble(error));
+        fill(rows, errorNote(error));
       } else if (following.value) {
         fill(rows, result(following.value));
-        say(state, `${count(following.value.length)} ${following.value.length === 1 ? "row" : "rows"}, live.`);
+        setText(state, `${count(following.value.length)} ${following.value.length === 1 ? "row" : "rows"}, live.`);
       }
     };
     following.subscribe(show);
@@ -114,7 +114,7 @@ export function open(page, { client, signal, parameters, refused }) {
   }
 
   page.append(
-    head("Playground", "A live query is read once, and from then on told as deltas: what entered, left, moved or changed."),
+    head("Playground", "A live query sends its rows once, and then deltas: rows that enter, leave, move or change."),
     h("form", { onsubmit: (/** @type {Event} */ event) => { event.preventDefault(); void run(); } },
       h("div", { class: "columns" },
         h("section", { class: "card" },
@@ -137,16 +137,16 @@ export function open(page, { client, signal, parameters, refused }) {
 
   const given = parameters.get("q");
   try {
-    take(given ? parse(given) : { table: parameters.get("table") ?? "", limit: 20 });
+    showInForm(given ? parse(given) : { table: parameters.get("table") ?? "", limit: 20 });
     write(json, given ? parse(given) : form.query(table.field.value));
   } catch {
-    take({ table: "", limit: 20 });
+    showInForm({ table: "", limit: 20 });
     json.value = given; // Running it says what is wrong with it.
   }
-  captured(signal).then((found) => {
+  capturedTables(signal).then((found) => {
     tables = found;
     table.suggest(tables.map(({ name }) => name));
-    // Not under the hands of somebody who has begun to write.
+    // Do not change a field that the user is typing into.
     const isWriting = [table.field, json].includes(document.activeElement);
     if (!table.field.value && !given && !isWriting) {
       table.field.value = tables.find(({ kind }) => kind !== "system")?.name ?? "";
@@ -164,7 +164,7 @@ function write(field, query) {
 
 /** @param {readonly any[]} rows */
 function result(rows) {
-  if (!rows.length) return h("p", { class: "empty" }, "No row fits now.");
+  if (!rows.length) return h("p", { class: "empty" }, "No row matches now.");
   const names = Object.keys(rows[0]);
   return h("table", {},
     h("caption", { class: "hidden" }, "Rows"),
@@ -197,17 +197,17 @@ function deltaItem(delta, batch, number) {
   );
 }
 
-/** @param {any} told @param {any} query */
-function explained(told, query) {
-  const { filed, plan } = told;
+/** @param {any} explanation @param {any} query */
+function explained(explanation, query) {
+  const { filed, plan } = explanation;
   const filters = Boolean(Array.isArray(query.where) ? query.where.length : query.where);
   const route = filed === null
-    ? `${filters ? "No condition can be looked up" : "There is no filter"}: every change of the table is compared with this query.`
-    : filed.length ? `A change is compared with this query only if ${filed.length > 1 ? "one of these holds" : "this holds"}, before or after it:` : "No row can fit, so no change is compared with it.";
+    ? `${filters ? "No condition can be indexed" : "There is no filter"}: every change of the table is compared with this query.`
+    : filed.length ? `A change is compared with this query only if ${filed.length > 1 ? "one of these holds" : "this holds"}, before or after it:` : "No row can match, so no change is compared with it.";
   const facts = [
-    ["Index", told.index ? h("code", {}, told.index) : "none fits"],
-    filters && ["Serves the filter", told.serves_filter ? "yes" : "no: rows are read that do not fit"],
-    ["Serves the order", told.serves_order ? "yes" : "no: rows are sorted"],
+    ["Index", explanation.index ? h("code", {}, explanation.index) : "none is suitable"],
+    filters && ["Serves the filter", explanation.serves_filter ? "yes" : "no: rows that do not match are read too"],
+    ["Serves the order", explanation.serves_order ? "yes" : "no: rows are sorted"],
     ["Plan now", `${plan.scan}, about ${count(Math.round(plan.rows))} rows${plan.sorts ? ", then a sort" : ""}`],
   ].filter(Boolean);
   return [
@@ -219,10 +219,10 @@ function explained(told, query) {
     ),
     h("div", { class: "stack" },
       h("h3", {}, "First read"),
-      h("pre", {}, told.sql),
-      told.values.length > 0 && h("p", { class: "muted mono wrap" }, told.values.map((/** @type {string} */ item, /** @type {number} */ i) => `$${i + 1} = ${short(item, 80)}`).join("   ")),
+      h("pre", {}, explanation.sql),
+      explanation.values.length > 0 && h("p", { class: "muted mono wrap" }, explanation.values.map((/** @type {string} */ item, /** @type {number} */ i) => `$${i + 1} = ${short(item, 80)}`).join("   ")),
       h("dl", { class: "facts" }, facts.map(([name, item]) => [h("dt", {}, name), h("dd", {}, item)])),
-      told.suggestion && h("div", { class: "note" }, h("p", {}, "This index would make it quick:"), h("pre", {}, told.suggestion)),
+      explanation.suggestion && h("div", { class: "note" }, h("p", {}, "This index would make the first read fast:"), h("pre", {}, explanation.suggestion)),
     ),
   ];
 }

@@ -1,19 +1,19 @@
-/** Who is connected. */
+/** The connected clients. */
 
 import { card, h, head } from "../dom.js";
 import { age, bytes, count, moment } from "../format.js";
 import { Grid } from "../grid.js";
-import { awaited, follow } from "../live.js";
+import { emptyReason, follow } from "../subscriptions.js";
 
 /** @param {HTMLElement} page @param {any} context */
 export function open(page, context) {
   const grid = new Grid("Sessions", COLUMNS, {
     key: (row) => `${row.gateway}/${row.id}`,
-    empty: awaited(context.info),
+    empty: emptyReason(context.info),
     sort: [4, -1],
   });
   page.append(
-    head("Sessions", "Every connection of a client, the costliest of each gateway. A client that takes too little of what is sent to it has bytes waiting."),
+    head("Sessions", "The connections of clients, the most expensive of each gateway. Bytes wait for a client that reads too slowly."),
     card(null, grid.element),
   );
   const query = { table: "headwater.activity", where: [["kind", "=", "session"]], order: [["bytes", "desc"]], limit: 400 };
@@ -35,13 +35,13 @@ function who(row) {
 }
 
 const COLUMNS = [
-  { name: "Who", by: (/** @type {any} */ row) => row.name ?? "", show: who },
+  { name: "User", by: (/** @type {any} */ row) => row.name ?? "", show: who },
   { name: "From", by: (/** @type {any} */ row) => row.detail.address, show: (/** @type {any} */ row) => row.detail.address },
   { name: "Over", by: (/** @type {any} */ row) => row.type, show: (/** @type {any} */ row) => TRANSPORTS[row.type] ?? row.type },
   { name: "Subscriptions", number: true, by: (/** @type {any} */ row) => row.subscriptions, show: (/** @type {any} */ row) => count(row.subscriptions) },
   { name: "Sent", number: true, by: (/** @type {any} */ row) => row.bytes, show: (/** @type {any} */ row) => bytes(row.bytes) },
   { name: "Messages", number: true, by: (/** @type {any} */ row) => row.sent, show: (/** @type {any} */ row) => count(row.sent) },
   { name: "Waiting", number: true, by: (/** @type {any} */ row) => row.waiting, show: (/** @type {any} */ row) => bytes(row.waiting) },
-  { name: "Memory of its user", number: true, by: (/** @type {any} */ row) => row.detail.memory ?? 0, show: (/** @type {any} */ row) => bytes(row.detail.memory ?? 0) },
+  { name: "Memory of the user", number: true, by: (/** @type {any} */ row) => row.detail.memory ?? 0, show: (/** @type {any} */ row) => bytes(row.detail.memory ?? 0) },
   { name: "Connected for", number: true, by: (/** @type {any} */ row) => -Date.parse(row.since), show: (/** @type {any} */ row) => age(row.since) },
 ];

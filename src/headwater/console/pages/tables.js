@@ -1,10 +1,10 @@
-/** Every table: captured or not, how much goes on in it, what is wrong. */
+/** Every table: whether it is captured, its size and changes, its problems. */
 
 import { ask } from "../api.js";
-import { card, fill, h, head, labelled, trouble } from "../dom.js";
+import { card, fill, h, head, labelled, errorNote } from "../dom.js";
 import { bytes, count } from "../format.js";
 import { Grid } from "../grid.js";
-import { every } from "../live.js";
+import { every } from "../subscriptions.js";
 
 const PERIOD = 5;
 
@@ -20,23 +20,23 @@ export function open(page, { signal, refused }) {
     grid.update(tables.filter((table) => table.name.toLowerCase().includes(wanted)));
   };
   page.append(
-    head("Tables", "Changes of captured tables go to the log, and from there to whoever follows them. Rows are PostgreSQL's estimate."),
+    head("Tables", "Changes of captured tables go to the log, and from there to subscribers. Rows are PostgreSQL's estimate."),
     card(null, h("div", { class: "fields" }, labelled("Find a table", filter, "search")), note, grid.element),
   );
   void every(signal, PERIOD, async () => {
     try {
-      const told = await ask("tables", {}, signal);
-      tables = told.tables;
+      const found = await ask("tables", {}, signal);
+      tables = found.tables;
       const more = [
-        told.busy && "The last minute brought more changes than are counted here.",
-        told.more && "There are more tables than are listed here.",
+        found.busy && "There were more changes in the last minute than are counted here.",
+        found.more && "There are more tables than are listed here.",
       ].filter(Boolean);
       fill(note, more.map((words) => h("p", { class: "note" }, words)));
       draw();
     } catch (error) {
       if (signal.aborted) return;
       refused(error);
-      fill(note, trouble(/** @type {any} */ (error)));
+      fill(note, errorNote(/** @type {any} */ (error)));
     }
   });
 }

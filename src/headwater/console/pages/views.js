@@ -1,20 +1,20 @@
-/** What is followed, and what that costs: identical subscriptions share one view. */
+/** The subscriptions and their costs: identical subscriptions share one view. */
 
 import { stringify } from "../../client/json.js";
 import { card, h, head } from "../dom.js";
 import { age, bytes, count, seconds, short, value } from "../format.js";
 import { Grid } from "../grid.js";
-import { awaited, follow } from "../live.js";
+import { emptyReason, follow } from "../subscriptions.js";
 
 /** @param {HTMLElement} page @param {any} context */
 export function open(page, context) {
   const grid = new Grid("Views", COLUMNS, {
     key: (row) => `${row.gateway}/${row.id}`,
-    empty: awaited(context.info),
+    empty: emptyReason(context.info),
     sort: [5, -1],
   });
   page.append(
-    head("Subscriptions", "Identical subscriptions share one view, which is kept up to date once for all of them. Here are the costliest of every gateway; select a title to sort."),
+    head("Subscriptions", "Identical subscriptions share one view, which is updated once for all of them. These are the most expensive of each gateway; select a column title to sort."),
     card(null, grid.element),
   );
   const query = { table: "headwater.activity", where: [["kind", "=", "view"]], order: [["seconds", "desc"]], limit: 400 };
@@ -53,7 +53,7 @@ function described({ type, detail }) {
   return "";
 }
 
-/** A filter as one says it. @param {any} where @returns {string} */
+/** A filter as text. @param {any} where @returns {string} */
 function condition(where) {
   if (where.not) return `not (${condition(where.not)})`;
   const parts = where.and ?? where.or ?? where;
@@ -67,12 +67,12 @@ function words(fields = {}) {
 }
 
 const COLUMNS = [
-  { name: "What", by: (/** @type {any} */ row) => row.name, show: what },
+  { name: "Subscription", by: (/** @type {any} */ row) => row.name, show: what },
   { name: "Subscribers", number: true, by: (/** @type {any} */ row) => row.subscriptions, show: (/** @type {any} */ row) => count(row.subscriptions) },
   { name: "Rows held", number: true, by: (/** @type {any} */ row) => row.rows, show: (/** @type {any} */ row) => row.type === "live" ? count(row.rows) : "–" },
   { name: "Deltas", number: true, by: (/** @type {any} */ row) => row.sent, show: (/** @type {any} */ row) => count(row.sent) },
   { name: "Sent", number: true, by: (/** @type {any} */ row) => row.bytes, show: (/** @type {any} */ row) => bytes(row.bytes) },
   { name: "Time", number: true, by: (/** @type {any} */ row) => row.seconds, show: (/** @type {any} */ row) => row.runs ? seconds(row.seconds) : "–" },
-  { name: "Each", number: true, by: (/** @type {any} */ row) => row.runs ? row.seconds / row.runs : 0, show: (/** @type {any} */ row) => row.runs ? seconds(row.seconds / row.runs) : "–" },
+  { name: "Time per run", number: true, by: (/** @type {any} */ row) => row.runs ? row.seconds / row.runs : 0, show: (/** @type {any} */ row) => row.runs ? seconds(row.seconds / row.runs) : "–" },
   { name: "Age", number: true, by: (/** @type {any} */ row) => -Date.parse(row.since), show: (/** @type {any} */ row) => age(row.since) },
 ];

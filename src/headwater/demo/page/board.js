@@ -1,12 +1,12 @@
 /**
- * A board: the rows of a live query, which slide in and out and move to where they belong.
+ * A board: the rows of a live query, with animations when they enter, leave and move.
  *
- * Each draw compares the rows with those on the screen, by key. What moves is animated from where
- * it is now (first, last, invert, play), so that a row that is still on its way changes course and
- * does not jump. When much happens at once rows take their places without ado.
+ * Each draw compares the rows with those on the screen, by key. A row that moves is animated from its
+ * current place (first, last, invert, play), so that a row that is still moving does not jump. If
+ * many rows enter or leave at once, they are not animated one by one.
  */
 
-import { element, mark, mayMove, write } from "./dom.js";
+import { element, toggleClass, allowsMotion, setText } from "./dom.js";
 import { draw } from "./frames.js";
 import { received } from "./latency.js";
 
@@ -14,10 +14,10 @@ const MOVE = { duration: 340, easing: "cubic-bezier(.2, .7, .2, 1)" };
 const COME = { duration: 300, easing: "ease-out" };
 const GO = { duration: 220, easing: "ease-in", fill: "forwards" };
 const TOUCH = { duration: 1100, easing: "ease-out" };
-/** More rows than this, coming or going in one frame, are not shown one by one. */
+/** More rows than this, entering or leaving in one frame, are not animated one by one. */
 const SINGLES_MAX = 4;
 
-const NOTHING = "Nothing to see here.";
+const NO_ROWS = "No order matches these filters.";
 
 const money = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 
@@ -25,10 +25,10 @@ export class Board {
   #hw;
   #rows;
   #empty;
-  /** What is on the screen, by key. @type {Map<unknown, {line: HTMLElement, row: any}>} */
+  /** The rows on the screen, by key. @type {Map<unknown, {line: HTMLElement, row: any}>} */
   #shown = new Map();
   #live;
-  /** Asked for, and not there yet. */
+  /** The next live query, whose rows have not arrived yet. */
   #next;
   #ends = () => {};
 
@@ -36,12 +36,12 @@ export class Board {
   constructor(hw, card) {
     this.#hw = hw;
     this.#rows = card.querySelector(".rows");
-    this.#empty = element("p.empty.quiet", NOTHING);
+    this.#empty = element("p.empty.quiet", NO_ROWS);
     this.#empty.hidden = true;
     this.#rows.before(this.#empty);
   }
 
-  /** Show another query. The rows of the last one stay until those of this one are there. */
+  /** Show another query. The rows of the last one stay until those of this one have arrived. */
   async show(query) {
     const live = this.#hw.live(query);
     const before = this.#next;
@@ -50,7 +50,7 @@ export class Board {
     try {
       await live.ready;
     } catch {
-      // It says why itself, below.
+      // The error is shown below.
     }
     if (this.#next !== live) return;
     this.#next = undefined;
@@ -69,10 +69,10 @@ export class Board {
   #draw = () => {
     const live = this.#live;
     const rows = live.value ?? [];
-    mark(this.#rows, "stale", live.status !== "live");
+    toggleClass(this.#rows, "stale", live.status !== "live");
     this.#empty.hidden = rows.length > 0;
-    write(this.#empty, live.error?.message ?? NOTHING);
-    const moves = mayMove() && !document.hidden;
+    setText(this.#empty, live.error?.message ?? NO_ROWS);
+    const moves = allowsMotion() && !document.hidden;
     const before = moves ? this.#places() : new Map();
     const gone = this.#remove(new Set(rows.map((row) => row.id)));
     const came = this.#place(rows);
@@ -82,12 +82,12 @@ export class Board {
     if (gone.length <= SINGLES_MAX) gone.forEach((line) => this.#leave(line, before.get(line)));
   };
 
-  /** Where each line is at this moment, on its way or not. */
+  /** The current place of each line, also of those that are moving. */
   #places() {
     return new Map([...this.#shown.values()].map(({ line }) => [line, topOf(line)]));
   }
 
-  /** Take away the lines of rows that have left; gives them. */
+  /** Remove the lines of rows that have left; returns them. */
   #remove(keys) {
     const gone = [];
     for (const [key, { line }] of this.#shown) {
@@ -99,7 +99,7 @@ export class Board {
     return gone;
   }
 
-  /** Put every row in its place; gives the lines that are new. */
+  /** Put every row in its place; returns the new lines. */
   #place(rows) {
     const came = [];
     let next = this.#rows.firstElementChild;
@@ -125,7 +125,7 @@ export class Board {
     return line;
   }
 
-  /** Let a line that was removed fade where it was. */
+  /** Fade out a removed line at its last place. */
   #leave(line, top) {
     line.classList.add("leaving");
     line.setAttribute("aria-hidden", "true");
@@ -155,33 +155,33 @@ function lineFor(row) {
 
 function fill(line, row) {
   const [id, item, region, status, amount] = line.children;
-  write(id, `#${row.id}`);
-  write(item.firstChild, row.item);
-  write(item.lastChild, row.customer);
-  write(region, row.region);
-  write(status, row.status);
+  setText(id, `#${row.id}`);
+  setText(item.firstChild, row.item);
+  setText(item.lastChild, row.customer);
+  setText(region, row.region);
+  setText(status, row.status);
   status.dataset.status = row.status;
-  write(amount, money.format(row.amount));
+  setText(amount, money.format(row.amount));
 }
 
-/** Write what is new about a row, and let that be seen. */
+/** Update the line of a changed row, and highlight it. */
 function touch(line, before, row) {
   fill(line, row);
   const isOther = before.status !== row.status || before.amount !== row.amount;
-  if (isOther && mayMove()) line.animate([{ backgroundColor: "var(--touch)" }, {}], TOUCH);
+  if (isOther && allowsMotion()) line.animate([{ backgroundColor: "var(--touch)" }, {}], TOUCH);
 }
 
 function enter(line) {
   line.animate([{ opacity: 0, transform: "translateX(-18px)" }, {}], COME);
 }
 
-/** Let lines move from where they were to where they are. @param {Map<Element, number>} before */
+/** Animate lines from their old to their new places. @param {Map<Element, number>} before */
 function slide(before) {
   const lines = [...before.keys()].filter((line) => line.isConnected);
   for (const line of lines) {
     for (const each of line.getAnimations()) if (each.id === "slide") each.cancel();
   }
-  // All are measured before any is animated, or each would have the page laid out anew.
+  // Measure all before any is animated, or each would cause another layout.
   const ways = lines.map((line) => before.get(line) - topOf(line));
   ways.forEach((way, i) => {
     if (Math.abs(way) < 0.5) return;

@@ -1,15 +1,15 @@
 /**
- * The chat. What the assistant says is a row of the table messages that grows while it speaks: a
- * text stream writes it, and every tab that follows the topic of the room is sent it as it is.
+ * The chat. An answer of the assistant is a row of the table messages that grows while it is written:
+ * a text stream writes it, and every tab that follows the topic of the room receives the whole row.
  */
 
-import { byId, complain, element, mark, write } from "./dom.js";
+import { byId, showError, element, toggleClass, setText } from "./dom.js";
 import { draw } from "./frames.js";
 
-/** Each of the shop's people has a room with their name, which nobody else may follow. */
+/** Each of the shop's people has a room with their name, which no other person may follow. */
 const ROOM = "Mira";
-const ASKS = ["How many orders?", "Which region leads?", "How does this work?"];
-const KEPT = 40;
+const EXAMPLES = ["How many orders?", "Which region leads?", "How does this work?"];
+const MESSAGES_MAX = 40;
 
 /** @param {any} hw */
 export function showChat(hw) {
@@ -17,7 +17,7 @@ export function showChat(hw) {
   const rows = new Map();
   const show = () => showMessages(rows);
 
-  /** What was said before the topic was followed. What it has told since is newer. */
+  /** Read the messages from before the topic began. Those that it has sent since are newer. */
   async function read() {
     for (const row of await hw.query("said_before")) {
       if (!rows.has(row.id)) rows.set(row.id, row);
@@ -31,11 +31,11 @@ export function showChat(hw) {
       else rows.clear();
     }
     if (rows.size) draw(show);
-    else read().catch(complain);
+    else read().catch(showError);
   });
-  topic.ready.then(read).catch(complain);
+  topic.ready.then(read).catch(showError);
 
-  const say = (text) => hw.mutate("say", { text }).catch(complain);
+  const say = (text) => hw.mutate("say", { text }).catch(showError);
   const form = byId("say");
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -43,7 +43,7 @@ export function showChat(hw) {
     if (text) say(text);
     form.reset();
   });
-  for (const text of ASKS) {
+  for (const text of EXAMPLES) {
     const button = element("button.ask", { type: "button" }, text);
     button.addEventListener("click", () => say(text));
     byId("asks").append(button);
@@ -56,7 +56,7 @@ const shown = new Map();
 /** @param {Map<number, any>} rows */
 function showMessages(rows) {
   const ids = [...rows.keys()].sort((a, b) => a - b);
-  for (const id of ids.splice(0, ids.length - KEPT)) rows.delete(id);
+  for (const id of ids.splice(0, ids.length - MESSAGES_MAX)) rows.delete(id);
   const list = byId("messages");
   const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
   for (const [id, { line }] of shown) {
@@ -69,8 +69,8 @@ function showMessages(rows) {
     const known = shown.get(id);
     if (known?.row === row) return;
     const line = known?.line ?? element("p", { class: `message ${row.author}` });
-    write(line, row.content);
-    mark(line, "writing", row.state === "streaming");
+    setText(line, row.content);
+    toggleClass(line, "writing", row.state === "streaming");
     shown.set(id, { line, row });
     if (!known) list.insertBefore(line, list.children[place] ?? null);
   });

@@ -18,20 +18,20 @@ export function element(tag, attributes, ...children) {
 /** The element with that id. @param {string} id @returns {any} */
 export const byId = (id) => document.getElementById(id);
 
-/** Write a text only where it is another: the rest of the page need not be looked at again. */
-export function write(node, text) {
+/** Set a text only if it differs, so that the browser lays out nothing else. */
+export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** Set a class or take it away. */
-export const mark = (node, name, on) => node.classList.toggle(name, Boolean(on));
+/** Add or remove a class. */
+export const toggleClass = (node, name, on) => node.classList.toggle(name, Boolean(on));
 
-/** Whether things may move about. */
-const still = matchMedia("(prefers-reduced-motion: reduce)");
-export const mayMove = () => !still.matches;
+const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
+/** Whether the visitor's settings allow animations. */
+export const allowsMotion = () => !reducedMotion.matches;
 
-/** Call `work` once, `ms` after the last time it was asked for. */
-export function soon(ms, work) {
+/** A function that calls `work` once, `ms` after its own last call. */
+export function debounce(ms, work) {
   let timer;
   return () => {
     clearTimeout(timer);
@@ -39,19 +39,19 @@ export function soon(ms, work) {
   };
 }
 
-const SAID_MS = 4000;
-let said;
+const NOTE_MS = 4000;
+let noteTimer;
 
-/** Tell the visitor something, for a while. @param {string} text */
-export function say(text) {
+/** Show a note to the visitor for a while. @param {string} text */
+export function showNote(text) {
   const note = byId("note");
-  write(note, text);
-  mark(note, "shown", true);
-  clearTimeout(said);
-  said = setTimeout(() => mark(note, "shown", false), SAID_MS);
+  setText(note, text);
+  toggleClass(note, "shown", true);
+  clearTimeout(noteTimer);
+  noteTimer = setTimeout(() => toggleClass(note, "shown", false), NOTE_MS);
 }
 
-/** Tell the visitor what went wrong. @param {Error & {hint?: string}} error */
-export function complain({ message, hint }) {
-  say(hint ? `${message}. ${hint}` : message);
+/** Show an error to the visitor. @param {Error & {hint?: string}} error */
+export function showError({ message, hint }) {
+  showNote(hint ? `${message}. ${hint}` : message);
 }

@@ -1,6 +1,6 @@
 /**
- * Drawing, at most once a frame however much happens: a burst of changes costs what its last state
- * costs. And the moment at which a frame was on the screen, for who measures.
+ * Draws at most once a frame: a burst of changes costs no more than its last state. Also reports when
+ * a frame was painted, for the latency measurement.
  */
 
 /** @type {Set<() => void>} */
@@ -9,15 +9,15 @@ const drawings = new Set();
 let painted = [];
 let isAsked = false;
 
-/** Have this drawn with the next frame. @param {() => void} draw */
+/** Call a function in the next frame. @param {() => void} draw */
 export function draw(draw) {
   drawings.add(draw);
   ask();
 }
 
-/** Hear, once, when what is drawn next is on the screen. @param {(now: number) => void} heard */
-export function whenPainted(heard) {
-  painted.push(heard);
+/** Call a function once, after the next frame was painted. @param {(now: number) => void} listener */
+export function whenPainted(listener) {
+  painted.push(listener);
   ask();
 }
 
@@ -35,10 +35,10 @@ function frame() {
   if (painted.length) after.port2.postMessage(null);
 }
 
-// A message sent inside a frame is received behind its painting.
+// A message that is posted inside a frame arrives after it was painted.
 const after = new MessageChannel();
 after.port1.onmessage = () => {
-  const [heard, now] = [painted, Date.now()];
+  const [listeners, now] = [painted, Date.now()];
   painted = [];
-  for (const each of heard) each(now);
+  for (const listener of listeners) listener(now);
 };

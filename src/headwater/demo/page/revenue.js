@@ -1,13 +1,13 @@
 /**
- * Revenue by region: a live query over the table that a streaming view keeps. Spark takes its time
- * to start; until it is there this says how far it is, out of a live query over its progress.
+ * Revenue by region: a live query over the table that a streaming view updates. Spark takes some time
+ * to start; until then this shows its progress, from a live query over the pipeline's table.
  */
 
-import { byId, element, mark, write } from "./dom.js";
+import { byId, element, toggleClass, setText } from "./dom.js";
 import { draw } from "./frames.js";
 
 const VIEW = "view.revenue";
-/** A few changes are always on their way. */
+/** Fewer changes than this are always in progress. */
 const BEHIND = 20;
 const AGAIN_MS = 1000;
 const money = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
@@ -15,8 +15,10 @@ const money = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 /** @param {any} hw the manager's client @param {{lake: string | null}} about */
 export function showRevenue(hw, about) {
   if (!about.lake) {
-    write(byId("pipeline"), "no pipeline here");
-    const why = "Spark was left out, or is not installed: pip install 'headwater[spark]'.";
+    setText(byId("pipeline"), "no pipeline is running");
+    const why =
+      "The demo runs without Spark: it was switched off, or is not installed " +
+      "(pip install 'headwater[spark]').";
     byId("bars").append(element("p.quiet", why));
     return;
   }
@@ -35,30 +37,30 @@ export function showRevenue(hw, about) {
   function show() {
     const streams = new Map((progress.value ?? []).map((each) => [each.name, each]));
     const [lake, view] = [streams.get("events"), streams.get(VIEW)];
-    // The pipeline makes the view's table: before its first batch there is nothing to follow.
+    // The pipeline creates the view's table with its first batch; before that it cannot be followed.
     if (!revenue && view && view.batch !== null) follow();
     const rows = revenue?.value ?? [];
     const isUp = view?.state === "running";
     showSteps([
       ["Spark starts", [lake, view].some((each) => each && each.state !== "stopped")],
-      ["every change goes to the lake", lake?.state === "running"],
-      ["the sums are worked out", isUp && rows.length > 0],
+      ["changes are written to the lake", lake?.state === "running"],
+      ["the sums are computed", isUp && rows.length > 0],
     ]);
-    write(byId("pipeline"), inWords(view, lake));
-    mark(byId("bars"), "stale", !isUp);
+    setText(byId("pipeline"), statusText(view, lake));
+    toggleClass(byId("bars"), "stale", !isUp);
     showBars(rows);
   }
 
   progress.subscribe(() => draw(show));
 }
 
-/** How it is, for the corner of the card. */
-function inWords(view, lake) {
+/** The status line of the card. */
+function statusText(view, lake) {
   const failed = [view, lake].find((each) => each?.error);
   if (failed) return failed.error;
   if (view?.state !== "running") return "Spark is starting";
-  const kept = `${money.format(lake?.changes ?? 0)} changes`;
-  return view.behind_changes > BEHIND ? `${kept}, ${view.behind_changes} to go` : kept;
+  const changes = `${money.format(lake?.changes ?? 0)} changes`;
+  return view.behind_changes > BEHIND ? `${changes}, ${view.behind_changes} behind` : changes;
 }
 
 /** @param {[string, boolean | undefined][]} steps */
@@ -70,8 +72,8 @@ function showSteps(steps) {
     list.replaceChildren(...steps.map(([text]) => element("li", text)));
   }
   steps.forEach(([, isDone], i) => {
-    mark(list.children[i], "done", isDone);
-    mark(list.children[i], "now", i === now);
+    toggleClass(list.children[i], "done", isDone);
+    toggleClass(list.children[i], "now", i === now);
   });
 }
 
@@ -84,8 +86,8 @@ function showBars(rows) {
     known.delete(row.region);
     const [, track, sum, orders] = bar.children;
     track.firstChild.style.transform = `scaleX(${Number(row.revenue) / most})`;
-    write(sum, money.format(row.revenue));
-    write(orders, `${row.orders} orders`);
+    setText(sum, money.format(row.revenue));
+    setText(orders, `${row.orders} orders`);
     if (!bar.isConnected) bars.append(bar);
   }
   for (const bar of known.values()) bar.remove();

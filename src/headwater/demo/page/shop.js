@@ -1,29 +1,29 @@
 /**
- * The page: two people look at one table, each through a connection of their own, with a token of
- * their own. What they may see is decided by the database.
+ * The page: two people see one table, each with their own connection and token. The database decides
+ * which rows each of them may see.
  */
 
 import { connect } from "/client/index.js";
 
 import { Board } from "./board.js";
 import { showChat } from "./chat.js";
-import { byId, complain, say, soon, write } from "./dom.js";
-import { showByHand } from "./hand.js";
-import { tokenOf } from "./people.js";
+import { byId, showError, showNote, debounce, setText } from "./dom.js";
+import { showTerminalCommands } from "./terminal-commands.js";
+import { tokenOf } from "./tokens.js";
 import { showRevenue } from "./revenue.js";
 
-/** So many rows are written by a burst, and so many of them in each transaction. */
-const [BURST, TOGETHER] = [1000, 5];
+/** The rows that a burst writes, and the rows of each transaction. */
+const [BURST, PER_TRANSACTION] = [1000, 5];
 const number = (count) => count.toLocaleString("en");
 
-const LINKS = {
+const STATES = {
   connecting: "Connecting",
   open: "Live",
   closed: "Closed",
   failed: "Lost",
 };
 
-/** A client of one of the shop's people; the token is asked for anew before it ends. */
+/** A client of one of the shop's people; the token is renewed before it expires. */
 const as = (person) => connect(location.origin, { token: () => tokenOf(person) });
 
 const people = { manager: as("manager"), clerk: as("clerk") };
@@ -48,15 +48,15 @@ function showBoards() {
 }
 
 tools.addEventListener("input", () => {
-  write(byId("least"), tools.elements.least.value);
+  setText(byId("least"), tools.elements.least.value);
   later();
 });
-const later = soon(40, showBoards);
+const later = debounce(40, showBoards);
 tools.addEventListener("submit", (event) => event.preventDefault());
 
 for (const [name, hw] of Object.entries(people)) {
   const button = byId(name).querySelector("button");
-  button.addEventListener("click", () => hw.mutate("place_order").catch(complain));
+  button.addEventListener("click", () => hw.mutate("place_order").catch(showError));
 }
 
 // ---------------------------------------------------------------- a burst
@@ -68,39 +68,39 @@ burst.addEventListener("click", async () => {
   const began = performance.now();
   let written = 0;
   const trade = async () => {
-    const { value } = await people.manager.mutate("trade", { writes: TOGETHER });
+    const { value } = await people.manager.mutate("trade", { writes: PER_TRANSACTION });
     written += value;
-    write(burst, `${number(written)} written`);
+    setText(burst, `${number(written)} written`);
   };
   try {
-    await Promise.all(Array.from({ length: BURST / TOGETHER }, trade));
+    await Promise.all(Array.from({ length: BURST / PER_TRANSACTION }, trade));
     const seconds = ((performance.now() - began) / 1000).toFixed(1);
-    say(`${number(written)} rows written, ${TOGETHER} in a transaction, in ${seconds} s`);
+    showNote(`${number(written)} rows written, ${PER_TRANSACTION} in a transaction, in ${seconds} s`);
   } catch (error) {
-    complain(error);
+    showError(error);
   }
-  write(burst, `${number(BURST)} writes`);
+  setText(burst, `${number(BURST)} writes`);
   burst.disabled = false;
 });
 
 // ---------------------------------------------------------------- the connection
 
-function showLink() {
+function showConnection() {
   const states = Object.values(people).map((hw) => hw.status.value);
   const bad = ["failed", "closed", "connecting"];
   const worst = bad.find((state) => states.includes(state)) ?? "open";
   const link = byId("link");
   link.dataset.state = worst;
-  write(link.lastElementChild, LINKS[worst]);
+  setText(link.lastElementChild, STATES[worst]);
   byId("again").hidden = worst !== "failed";
 }
-for (const hw of Object.values(people)) hw.status.subscribe(showLink);
-// A client that has given up stays so; the page begins anew when the visitor says so.
+for (const hw of Object.values(people)) hw.status.subscribe(showConnection);
+// A client that gave up does not connect again: the visitor reloads the page.
 byId("again").addEventListener("click", () => location.reload());
 
-showLink();
+showConnection();
 showBoards();
 showChat(people.manager);
 const about = await (await fetch("/demo/about")).json();
 showRevenue(people.manager, about);
-showByHand(about);
+showTerminalCommands(about);

@@ -1,13 +1,7 @@
-"""Streaming views: a function in PySpark over tables, kept in a table of PostgreSQL.
+"""Streaming views: a PySpark function over tables, whose result is kept in a table of PostgreSQL.
 
-aggregates   what views are made of, as Spark columns
-definitions  what a view is
-results      what a view's function made: columns, types, whether it can be kept
-weighted     changes as rows that come and go
-function     calls a view's function
-state        the rows of joined tables, kept in Spark
-groups       what a batch adds to a view, as PostgreSQL reads it
-tables       the PostgreSQL side of a view
-catalog      views for people
-sink         keeps a view up to date
+`definitions` and `aggregates` are what applications use. `function` calls a view's function,
+`results` reads what it made, `weighted` and `state` bring changes and joined tables into Spark,
+`groups`, `tables` and `store` write the result to PostgreSQL. `sink` connects a view to its stream;
+`catalog` lists and removes views.
 """

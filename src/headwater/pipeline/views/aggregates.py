@@ -1,10 +1,10 @@
 """The aggregates of streaming views, as Spark columns.
 
-A row of a view's tables has a `weight`: +1 where it came, -1 where it went. Each of these sums over
-weighted rows, so that what a batch changes can be added to what was there before. The result is a
-struct whose fields say which aggregate it is: what a function made of them is read from the schema
-of its result, and nothing need be executed for it. Which form a sum needs depends on the type of
-what is summed: when that is known from a first call of the function, later ones make only that.
+A row of a view's tables has a `weight`: +1 if it was added, -1 if it was removed. Each aggregate
+sums over weighted rows, so that the changes of a batch can be added to the stored result. The
+result is a struct whose field names identify the aggregate: the schema of a function's result shows
+its aggregates without executing it. The fields that a sum needs depend on the type of its argument.
+The first call of the function finds that type; later calls make only these fields.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from contextvars import ContextVar
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from headwater import limits
 from headwater.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,11 +21,15 @@ if TYPE_CHECKING:
 
     Given: TypeAlias = str | Column
 
+_VIEW_COLUMNS_REMEMBERED = 1_000
+"""Aggregates of columns that are remembered between the calls of views' functions."""
+
+
 WEIGHT = "weight"
-"""The column that every frame of a view has, from its tables to the aggregate."""
+"""The column that every DataFrame of a view has, from its tables to the aggregate."""
 
 SIDES = (f"{WEIGHT} of left", f"{WEIGHT} of right")
-"""What the weights of two frames are called while they are joined."""
+"""The names of the two weights during a join."""
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "count": ("rows", "total"),
@@ -36,12 +39,12 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "max": ("rows", "values"),
     "count_distinct": ("rows", "values"),
 }
-"""What the struct of each aggregate has, after the aggregate's own name: `sum_rows`, …"""
+"""The fields of each aggregate's struct, after the aggregate's name: `sum_rows`, …"""
 
 
-class Calls:
-    """The aggregates that a function asks for in one call of it, numbered in their order. `forms`
-    has for each the fields that are needed; without it, all are made."""
+class AggregateCalls:
+    """The aggregates in one call of a view's function, numbered in order. `forms` has the fields
+    that each needs; without it, all fields are made."""
 
     def __init__(self, forms: Sequence[tuple[str, ...]] = ()) -> None:
         self._forms = forms
@@ -52,8 +55,8 @@ class Calls:
         return number, self._forms[number] if number < len(self._forms) else FIELDS[kind]
 
 
-calls: ContextVar[Calls | None] = ContextVar("calls", default=None)
-"""Set around a call of a view's function."""
+calls: ContextVar[AggregateCalls | None] = ContextVar("calls", default=None)
+"""Set during a call of a view's function."""
 
 
 def count(column: Given | None = None) -> Column:
@@ -67,7 +70,7 @@ def sum(column: Given) -> Column:
 
 
 def avg(column: Given) -> Column:
-    """The average of a number, to the last digit what SQL's is."""
+    """The average of a number, exactly as in SQL."""
     return _struct("avg", column)
 
 
@@ -87,8 +90,8 @@ def count_distinct(column: Given) -> Column:
 
 
 def join(left: DataFrame, right: DataFrame, on: Any, how: str = "inner") -> DataFrame:
-    """Rows of two tables together: `on` is what DataFrame.join takes. The weight of a pair is the
-    product of theirs. Only inner joins: a row without a partner would come and go with others."""
+    """Joins rows of two tables: `on` is as for DataFrame.join. The weight of a pair is the product
+    of both weights. Only inner joins: a row without a partner depends on other rows."""
     from pyspark.sql import functions as f
 
     if how != "inner":
@@ -102,7 +105,7 @@ def join(left: DataFrame, right: DataFrame, on: Any, how: str = "inner") -> Data
 
 
 def rows_field(kind: str, number: int | None) -> str:
-    """The first field, which tells the aggregate and which call of the function made it."""
+    """The name of the first field, which has the aggregate and the number of its call."""
     return f"{kind}_rows" if number is None else f"{kind}_rows_{number}"
 
 
@@ -116,12 +119,12 @@ def _struct(kind: str, column: Given | None) -> Column:
     return _remembered(kind, column, number, fields, SparkContext._active_spark_context)
 
 
-@lru_cache(maxsize=limits.VIEW_COLUMNS_REMEMBERED)
+@lru_cache(maxsize=_VIEW_COLUMNS_REMEMBERED)
 def _remembered(
     kind: str, column: str | None, number: int | None, fields: tuple[str, ...], context: object
 ) -> Column:
-    """To build one takes dozens of calls into the JVM, and a view's function runs for every
-    batch."""
+    """Cached: to build a column takes dozens of calls into the JVM, and a view's function runs for
+    every batch."""
     return _built(kind, column, number, fields)
 
 
@@ -147,7 +150,7 @@ def _parts(value: Column | None) -> dict[str, Callable[[], Column]]:
     return {
         "rows": lambda: f.sum(weight),
         "total": lambda: f.sum(f.when(known, weight)),
-        # The signs are kept apart: to turn a number's sign, or to multiply it, may lose a digit.
+        # Added and removed values are separate sums: to negate or multiply may lose a digit.
         "added": lambda: f.sum(f.when(weight > 0, wide)),
         "removed": lambda: f.sum(f.when(weight < 0, wide)),
         "values": lambda: f.collect_list(f.when(known, pair)),

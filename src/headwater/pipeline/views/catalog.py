@@ -1,6 +1,6 @@
-"""Views for people: which there are and how they are, building one anew, dropping one.
+"""Lists, rebuilds and drops streaming views, for commands and for the console.
 
-Needs the database alone. A running pipeline sees within seconds that a view is due.
+Needs only the database. A running pipeline sees within seconds that a rebuild was requested.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headwater.errors import ConfigError
 
 class ViewStatus(msgspec.Struct, frozen=True):
     """A view as `headwater view list` shows it. `state` is `new` until it is built the first time,
-    `live`, or `due` to be built anew; `rows` is None where its table is gone."""
+    `live`, or `due` when a rebuild was requested; `rows` is None if its table was dropped."""
 
     name: str
     state: str
@@ -40,8 +40,8 @@ async def list_views(connection: Connection) -> list[ViewStatus]:
 
 
 async def tables_of_views(connection: Connection) -> list[str]:
-    """The tables that views are written to, each with its schema. They belong to the user: what
-    removes Headwater leaves them. None where views are not known yet."""
+    """The tables that views are written to, each with its schema. They belong to the user, and stay
+    when Headwater is removed. Empty for a schema from before views."""
     with translated():
         cursor = await connection.execute("select to_regclass('headwater.views') is not null")
         if not _one(await cursor.fetchone()):
@@ -55,7 +55,7 @@ async def _count(connection: Connection, table: str) -> int:
 
 
 async def rebuild(connection: Connection, name: str) -> None:
-    """Have the pipeline build a view anew: the one that runs, or the next."""
+    """Request a rebuild of a view, by the running pipeline or the next one."""
     with translated():
         cursor = await connection.execute(
             "update headwater.views set state = 'due' where name = %s returning 1",
@@ -66,7 +66,7 @@ async def rebuild(connection: Connection, name: str) -> None:
 
 
 async def drop(connection: Connection, name: str) -> None:
-    """Remove a view, its table, and all that is known of it."""
+    """Remove a view, its table, and its inner tables."""
     with translated():
         async with connection.transaction():
             number, table = await _number(connection, name)

@@ -1,4 +1,4 @@
-"""What a view is, as an application says it: a function, a key, tables. Knows nothing of Spark."""
+"""The definition of a streaming view: a function, a key, tables. Does not import Spark."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _PART = re.compile(r"[a-z_][a-z0-9_]*")
 _PART_CHARS_MAX = 63
 
 
-class View(msgspec.Struct, frozen=True):
-    """A view. `tables` has the table of each of the function's parameters, in their order."""
+class StreamingView(msgspec.Struct, frozen=True):
+    """A streaming view. `tables` has the table of each of the function's parameters, in order."""
 
     name: str
     key: tuple[str, ...]
@@ -46,8 +46,8 @@ class View(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(table.replace('"', "") for _, table in self.tables))
 
     def digest(self, result: str) -> str:
-        """Tells one definition from another: the function's text, the key, the tables, and what the
-        result looks like. What the function calls elsewhere is not seen."""
+        """A digest of the definition: the function's source, the key, the tables, and the columns
+        of the result. Code that the function calls is not included."""
         parts = [_text(self.function), list(self.key), list(self.tables), result]
         return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
@@ -58,22 +58,22 @@ def define(
     key: str | Iterable[str],
     tables: Mapping[str, str] | None = None,
     name: str | None = None,
-) -> View:
-    """The view that a function and its options mean. ConfigError for what cannot be one.
+) -> StreamingView:
+    """The view of a function and its options. ConfigError for an invalid definition.
 
     >>> define(lambda orders: orders, key="region", name="revenue").tables
     (('orders', 'orders'),)
     """
     if not callable(function):
         raise ConfigError(
-            f"{function!r} is not a function", hint="@hw.view(key=[…]) goes above one."
+            f"{function!r} is not a function", hint="Put @hw.view(key=[…]) above a function."
         )
     name = _name(str(function.__name__) if name is None else name)
     columns = (key,) if isinstance(key, str) else tuple(key)
     if not columns or len(set(columns)) < len(columns):
         raise ConfigError(
-            f"view {name} needs the columns that tell its rows apart",
-            hint='Name those it is grouped by: @hw.view(key=["region"])',
+            f"view {name} needs a key: the columns that identify its rows",
+            hint='Name the columns it is grouped by: @hw.view(key=["region"])',
         )
     named = dict(tables or {})
     parameters = _parameters(function, name)
@@ -85,9 +85,10 @@ def define(
     read = tuple((each, named.get(each, each)) for each in parameters)
     if name in (table.removeprefix("public.") for _, table in read):
         raise ConfigError(
-            f"view {name} reads the table it is written to", hint='Give it another: name="…"'
+            f"view {name} reads the table that it is written to",
+            hint='Give the view another name: name="…"',
         )
-    return View(name, columns, read, function)
+    return StreamingView(name, columns, read, function)
 
 
 def _name(given: str) -> str:
@@ -97,14 +98,14 @@ def _name(given: str) -> str:
     ):
         raise ConfigError(
             f"{given!r} cannot be the name of a view",
-            hint='It is that of a table, in small letters, digits and _: @hw.view(name="revenue"),'
+            hint='Use lower-case letters, digits and _, as for a table: @hw.view(name="revenue"),'
             ' or with a schema, name="reports.revenue".',
         )
     if len(parts) == 2 and is_reserved(parts[0]):
         whose = "Headwater" if parts[0] == "headwater" else "PostgreSQL"
         raise ConfigError(
             f"view {given}: the schema {parts[0]} is {whose}'s own",
-            hint=f'Name one of yours: @hw.view(name="public.{parts[1]}")',
+            hint=f'Use a schema of your own: @hw.view(name="public.{parts[1]}")',
         )
     return given.removeprefix("public.")
 
@@ -115,7 +116,7 @@ def _parameters(function: Callable[..., Any], name: str) -> tuple[str, ...]:
     if not found or any(each.kind not in plain for each in found):
         raise ConfigError(
             f"the parameters of view {name} must be tables",
-            hint="def revenue(orders): … reads the table orders.",
+            hint="For example, def revenue(orders): … reads the table orders.",
         )
     return tuple(each.name for each in found)
 

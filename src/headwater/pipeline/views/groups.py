@@ -1,4 +1,4 @@
-"""What a batch adds to a view, as PostgreSQL reads it: arrays of texts and integers."""
+"""What a batch adds to the groups of a view, as arrays of texts and integers for PostgreSQL."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater import limits
-from headwater.pipeline.views.results import Result
+from headwater.pipeline.views.results import ViewResult
 
 
-class Groups(msgspec.Struct, frozen=True):
+class GroupDeltas(msgspec.Struct, frozen=True):
     """A part of what a batch adds: for each group its digest, key, rows and totals; for each
-    aggregate that keeps values, those with the digests of their groups. All of it texts and
-    integers, for PostgreSQL to read."""
+    aggregate that stores values, the values with the digests of their groups."""
 
     ids: list[str]
     keys: list[list[str | None]]
@@ -26,13 +25,13 @@ class Groups(msgspec.Struct, frozen=True):
     values: dict[int, tuple[list[str], list[str | None], list[int]]]
 
     @classmethod
-    def of(cls, result: Result, changes: pa.Table) -> Iterator[Groups]:
-        """In parts that one statement takes."""
+    def of(cls, result: ViewResult, changes: pa.Table) -> Iterator[GroupDeltas]:
+        """The changes, in parts for one statement each."""
         for at in range(0, changes.num_rows, limits.VIEW_GROUPS_AT_ONCE):
             yield cls._part(result, changes.slice(at, limits.VIEW_GROUPS_AT_ONCE))
 
     @classmethod
-    def _part(cls, result: Result, changes: pa.Table) -> Groups:
+    def _part(cls, result: ViewResult, changes: pa.Table) -> GroupDeltas:
         columns = {name: changes.column(name).combine_chunks() for name in changes.column_names}
         keys = [texts(columns[f"k{at}"]) for at in range(len(result.key))]
         ids = [_digest(key) for key in zip(*keys, strict=True)]
@@ -60,7 +59,7 @@ def _values(ids: list[str], lists: pa.Array) -> tuple[list[str], list[str | None
 
 
 def _digest(key: Iterable[str | None]) -> str:
-    """What a group is known by; the same for ever.
+    """The id of a group. It must never change.
 
     >>> _digest(["west", None])
     'b77ddd3e642e13d9d2c836f30eb06038'
@@ -69,7 +68,7 @@ def _digest(key: Iterable[str | None]) -> str:
 
 
 def texts(column: pa.Array) -> list[str | None]:
-    """Values as PostgreSQL reads them.
+    """Values as texts that PostgreSQL reads.
 
     >>> texts(pa.array([True, None])), texts(pa.array([b"a"]))
     (['true', None], ['\\\\x61'])

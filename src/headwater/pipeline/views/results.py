@@ -1,8 +1,8 @@
-"""Reads what a view's function made: which columns, which aggregates, which types in PostgreSQL.
+"""Reads the result of a view's function: its columns, its aggregates, its types in PostgreSQL.
 
-The schema of the result says it all; nothing is executed. The plan is looked at, too: what cannot
-be kept up to date by adding weighted changes (a limit, an outer join, an aggregate of aggregates)
-is refused before anything is written, and the error says which part of which view it is.
+All of it is in the schema of the result; nothing is executed. The plan is checked, too: what cannot
+be maintained by adding weighted changes (a limit, an outer join, an aggregate of aggregates) is
+refused before anything is written. The error names the view and the part.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WHOLE = ("smallint", "integer", "bigint")
 _FLOATS = ("real", "double precision")
 
 
-class Field(msgspec.Struct, frozen=True):
+class ResultField(msgspec.Struct, frozen=True):
     """A column of the result and its type in PostgreSQL. `scale` is that of a decimal."""
 
     name: str
@@ -48,19 +48,19 @@ class Field(msgspec.Struct, frozen=True):
 
 
 class Aggregate(msgspec.Struct, frozen=True):
-    """An aggregate: `input` is the type of what it is taken of (empty for a plain count)."""
+    """An aggregate: `input` is the type of its argument (empty for a plain count)."""
 
     name: str
     kind: str
     input: str = ""
     scale: int | None = None
     call: int | None = None
-    """Which of the function's calls made it."""
+    """The number of the call in the function that made it."""
 
     @property
     def has_values(self) -> bool:
-        """Whether the values themselves are kept, each with how often it is there. Floats are, too:
-        to add and take away what is rounded would drift, and NaN would stay for ever."""
+        """Whether the values themselves are stored, each with its count. Floats are, too: sums of
+        rounded values would drift, and NaN would never go away."""
         return self.kind in ("min", "max", "count_distinct") or self.input in _FLOATS
 
     @property
@@ -85,10 +85,10 @@ class Aggregate(msgspec.Struct, frozen=True):
         return "numeric"
 
 
-class Result(msgspec.Struct, frozen=True):
+class ViewResult(msgspec.Struct, frozen=True):
     """The columns of a view."""
 
-    key: tuple[Field, ...]
+    key: tuple[ResultField, ...]
     aggregates: tuple[Aggregate, ...]
 
     @property
@@ -99,7 +99,7 @@ class Result(msgspec.Struct, frozen=True):
 
     @property
     def forms(self) -> tuple[tuple[str, ...], ...]:
-        """What each of the function's calls of an aggregate need make."""
+        """The fields that each call of an aggregate in the function needs."""
         made = {each.call: each.needs for each in self.aggregates if each.call is not None}
         return tuple(made.get(call, ("rows",)) for call in range(max(made, default=-1) + 1))
 
@@ -108,8 +108,9 @@ class Result(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
 
-def read_result(view: str, key: tuple[str, ...], schema: StructType) -> Result:
-    """What the schema of a function's result says. ConfigError names the view and the column."""
+def read_result(view: str, key: tuple[str, ...], schema: StructType) -> ViewResult:
+    """The columns of a function's result, from its schema. ConfigError names the view and the
+    column."""
     names = [field.name for field in schema.fields]
     for name in names:
         if names.count(name) > 1 or name == ROW_ID:
@@ -131,19 +132,19 @@ def read_result(view: str, key: tuple[str, ...], schema: StructType) -> Result:
             f"view {view} has no aggregate",
             hint='Add one: .agg(views.count().alias("rows")), from headwater import views.',
         )
-    return Result(fields, rest)
+    return ViewResult(fields, rest)
 
 
-def _field(view: str, name: str, kind: DataType) -> Field:
+def _field(view: str, name: str, kind: DataType) -> ResultField:
     text = kind.simpleString()
     if text.startswith("decimal"):
-        return Field(name, "numeric", getattr(kind, "scale", None))
+        return ResultField(name, "numeric", getattr(kind, "scale", None))
     if text not in _TYPES:
         raise ConfigError(
-            f"view {view}: {name} is of Spark's type {text}, which a view cannot keep",
-            hint='Turn it into another: .cast("string"), or explode it.',
+            f"view {view}: {name} has Spark's type {text}, which a view cannot store",
+            hint='Convert it: .cast("string"), or explode it.',
         )
-    return Field(name, _TYPES[text])
+    return ResultField(name, _TYPES[text])
 
 
 def _aggregate(view: str, name: str, kind: DataType) -> Aggregate:
@@ -169,18 +170,18 @@ def _of_kind(
     value = _field(view, name, fields[f"{kind}_values"].elementType["value"].dataType)
     if kind in ("sum", "avg") and value.type not in (*_WHOLE, *_FLOATS, "numeric"):
         raise ConfigError(
-            f"view {view}: {name} is the {kind} of something that is no number ({value.type})",
-            hint='Turn it into one: f.col("…").cast("decimal(12,2)")',
+            f"view {view}: {name} is the {kind} of a column that is not a number ({value.type})",
+            hint='Convert the column: f.col("…").cast("decimal(12,2)")',
         )
     return Aggregate(name, kind, value.type, value.scale, call)
 
 
-# ------------------------------------------------------------------------ what a batch changes
+# ------------------------------------------------------------------------ partial aggregates
 
 
-def partials(result: Result) -> list[Column]:
-    """What to take of a function's result, to be added to the groups: `k0`, …, `rows`, and for each
-    aggregate what it needs."""
+def partials(result: ViewResult) -> list[Column]:
+    """The columns of a function's result that are added to the groups: `k0`, …, `rows`, and the
+    fields that each aggregate needs."""
     columns = [_col(field.name).alias(f"k{at}") for at, field in enumerate(result.key)]
     columns.append(_part(result.aggregates[0], "rows").alias("rows"))
     for at, each in enumerate(result.aggregates):
@@ -207,14 +208,14 @@ _ROW_BY_ROW = (
     "LogicalRDD", "ExternalRDD", "Range", "OneRowRelation", "LogicalRelation", "MapInArrow",
     "PythonMapInArrow",
 )  # fmt: skip
-"""Steps that treat each row by itself, and sources."""
+"""Steps of a plan that process each row by itself, and sources."""
 
 
 _CLOCK = re.compile(r"\b(current_timestamp|current_date|current_time|localtimestamp|now)\(")
 
 
 def check_plan(view: str, made: DataFrame, tables: int) -> None:
-    """ConfigError for a function whose result cannot be kept by adding weighted changes."""
+    """ConfigError for a function whose result cannot be maintained by adding weighted changes."""
     plan = made._jdf.queryExecution().analyzed()
     while plan.nodeName() in ("Project", "SubqueryAlias"):
         plan = plan.children().apply(0)
@@ -222,19 +223,19 @@ def check_plan(view: str, made: DataFrame, tables: int) -> None:
         raise _refused(view, plan.nodeName(), "after the aggregate")
     if not plan.deterministic() or _CLOCK.search(plan.toString()):
         raise ConfigError(
-            f"view {view}: the function uses something random, or the present time",
-            hint="A row that goes must look as it did when it came.",
+            f"view {view}: the function uses a random value or the present time",
+            hint="A removed row must give the same result as when it was added.",
         )
     found = _weighted(view, plan.children().apply(0), tables)
     if found != tables and tables > 1:
         raise ConfigError(
-            f"view {view} has {tables} tables and uses {found} of their frames",
+            f"view {view} has {tables} tables and uses {found} of their DataFrames",
             hint="Each parameter must be used once, with views.join.",
         )
 
 
 def _weighted(view: str, plan: Any, tables: int) -> int:
-    """How many frames of the view's tables lie beneath a step, all of them used as they may be."""
+    """How many DataFrames of the view's tables are below a step. ConfigError for invalid steps."""
     below = [_weighted(view, child, tables) for child in _each(plan.children())]
     name = plan.nodeName()
     if not below:
@@ -258,31 +259,31 @@ def _joined(view: str, plan: Any, below: list[int], tables: int) -> int:
     kind = plan.joinType().sql()
     if kind not in ("INNER", "CROSS"):
         raise ConfigError(
-            f"view {view}: a {kind} join of its tables cannot be kept up to date",
+            f"view {view}: a {kind} join of its tables cannot be maintained",
             hint="Use views.join(left, right, on), which is an inner join.",
         )
     if tables == 1:
         raise ConfigError(
             f"view {view} joins its table with itself through one parameter",
-            hint='Give it two: def view(orders, others), tables={"others": "orders"}.',
+            hint='Use two parameters: def view(orders, others), tables={"others": "orders"}.',
         )
     return sum(below)
 
 
 def _refused(view: str, step: str, where: str) -> ConfigError:
     return ConfigError(
-        f"view {view}: {step} {where} cannot be kept up to date change by change",
+        f"view {view}: {step} {where} cannot be maintained change by change",
         hint="Before the aggregate: filter, select, withColumn, explode, views.join. After it: no "
         "step. Order, limit and filter in the query that reads the view.",
     )
 
 
-# ------------------------------------------------------------------------ what is used
+# ------------------------------------------------------------------------ used columns
 
 
 def used_columns(made: DataFrame, frames: Mapping[str, DataFrame]) -> dict[str, frozenset[str]]:
-    """Which columns of each frame the function's result rests on: those that a step of Spark's own
-    plan, which leaves out the rest, refers to."""
+    """The columns of each DataFrame that the function's result depends on: those that Spark's
+    optimized plan refers to."""
     referred: set[int] = set()
     _collect(made._jdf.queryExecution().optimizedPlan(), referred)
     return {
@@ -302,5 +303,5 @@ def _collect(plan: Any, referred: set[int]) -> None:
 
 
 def _each(found: Any) -> Iterator[Any]:
-    """The members of one of Scala's sequences."""
+    """The elements of a Scala sequence."""
     return (found.apply(at) for at in range(found.size()))

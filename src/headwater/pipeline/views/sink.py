@@ -1,11 +1,10 @@
-"""Keeps views up to date: from a batch of changes to what they change in PostgreSQL.
+"""The sink of a streaming view: turns a batch of changes into changes of the view in PostgreSQL.
 
-A view is built once from its tables, read at one position; every change whose transaction that
-position contains is left out afterwards, so the stream may begin anywhere before it. What a batch
-changes is computed by Spark, with the view's own function, and added in one transaction with the
-batch's number. A batch that tells of more than rows (a truncate, a reset, a table altered or made
-anew) has the view built again from its tables, at a position beyond the batch: as exact, and
-swapped in with the batch's number.
+A view is built once from its tables, read at one position. Changes of transactions that this
+position contains are skipped afterwards, so the stream may begin anywhere before it. Spark computes
+the effect of a batch with the view's own function; it is added in one transaction together with the
+batch's number. After a truncate, a reset, or a change of a table's schema the view is rebuilt from
+its tables, at a position after the batch, and replaced together with the batch's number.
 """
 
 from __future__ import annotations
@@ -20,22 +19,23 @@ import pyarrow.compute as pc
 
 from headwater import limits
 from headwater.errors import HeadwaterError, InvalidQuery, PipelineError
-from headwater.pipeline.checkpoints import Checkpoint
-from headwater.pipeline.crashes import crash_point
-from headwater.pipeline.lake import Lake
-from headwater.pipeline.offsets import Offset
-from headwater.pipeline.planning import Planner
-from headwater.pipeline.reading import EVENTS, forget, read
-from headwater.pipeline.sink import Sink
-from headwater.pipeline.state import contained
-from headwater.pipeline.table_reading import Reading, reading
+from headwater.pipeline.failpoints import failpoint
+from headwater.pipeline.lake.database_snapshot import DatabaseSnapshot, database_snapshot
+from headwater.pipeline.lake.moments import contained
+from headwater.pipeline.reading.lake import Lake
+from headwater.pipeline.stream.checkpoints import Checkpoint
+from headwater.pipeline.stream.offsets import Offset
+from headwater.pipeline.stream.planning import Planner
+from headwater.pipeline.stream.sink import StreamSink
+from headwater.pipeline.stream.worker import EVENTS, forget, read
 from headwater.pipeline.views import weighted
-from headwater.pipeline.views.definitions import View
-from headwater.pipeline.views.function import Function
-from headwater.pipeline.views.results import Result
-from headwater.pipeline.views.state import TableState
-from headwater.pipeline.views.tables import Batch, Store, Tables
-from headwater.pipeline.views.weighted import CHANGES, Source
+from headwater.pipeline.views.definitions import StreamingView
+from headwater.pipeline.views.function import ViewFunction
+from headwater.pipeline.views.results import ViewResult
+from headwater.pipeline.views.state import JoinState
+from headwater.pipeline.views.store import ViewBatch, ViewStore
+from headwater.pipeline.views.tables import ViewTables
+from headwater.pipeline.views.weighted import CHANGES, SourceTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -43,21 +43,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class ViewSink(Sink):
-    """Writes the batches of one view. Made for every start of its stream; builds the view where
-    that is due."""
+class ViewSink(StreamSink):
+    """Writes the batches of one view. A new one is made for every start of the stream, and builds
+    the view if that is due."""
 
-    def __init__(self, view: View, lake: Lake, url: str, checkpoint: Checkpoint) -> None:
+    def __init__(self, view: StreamingView, lake: Lake, url: str, checkpoint: Checkpoint) -> None:
         self._view = view
         self._spark = lake.spark
-        self._function = Function(view, lake.spark)
+        self._function = ViewFunction(view, lake.spark)
         self._url = url
         self._checkpoint = checkpoint
-        self._store = Store(url, view)
-        # A small batch is read here: quicker than by a task of Spark's, and the same rows for ever.
+        self._store = ViewStore(url, view)
+        # A small batch is read here, which is faster than a task of Spark. The rows are the same.
         self._planner = Planner(url, view.sources)
         self._owner = f"view {view.name}"
-        self._states: dict[str, TableState] = {}
+        self._states: dict[str, JoinState] = {}
         try:
             with self._noting():
                 self._state = self._store.state()
@@ -72,8 +72,8 @@ class ViewSink(Sink):
         return self._state.offset
 
     @property
-    def begins_anew(self) -> bool:
-        """It was built just now, at a position that no stream before was beyond."""
+    def is_new_stream(self) -> bool:
+        """Whether the view was just built: no stream before was past its position."""
         return self._state.query_id is None
 
     def close(self) -> None:
@@ -84,8 +84,8 @@ class ViewSink(Sink):
     # -------------------------------------------------------------------- building
 
     def _prepare(self) -> None:
-        """Build the view unless it is there, as the application defines it."""
-        with self._reading() as now:
+        """Build the view, unless it exists with the present definition."""
+        with self._database_snapshot() as now:
             result = self._function.result({p: now.tables[t].table for p, t in self._view.tables})
             state = self._state
             shapes = {p: now.tables[t].table for p, t in self._view.tables}
@@ -94,17 +94,17 @@ class ViewSink(Sink):
                 or state.definition != self._view.digest(result.text)
                 or state.shapes != shapes
             )
-            # What a join needs of its tables is kept while the pipeline runs.
+            # The rows that a join needs are stored only while the pipeline runs.
             if is_due or len(self._view.tables) > 1:
                 self._build(now, result, None)
             else:
-                self._go_on()
+                self._use_current()
 
-    def _reading(self) -> Any:
+    def _database_snapshot(self) -> Any:
         names = tuple(table for _, table in self._view.tables)
-        return reading(self._url, names, purpose=f"view {self._view.name}")
+        return database_snapshot(self._url, names, purpose=f"view {self._view.name}")
 
-    def _build(self, now: Reading, result: Result, batch: Batch | None) -> None:
+    def _build(self, now: DatabaseSnapshot, result: ViewResult, batch: ViewBatch | None) -> None:
         log.info("Building view %s at %s", self._view.name, now.position)
         tables = self._store.begin(self._state, result)
         for changes in self._all(now, result):
@@ -117,42 +117,43 @@ class ViewSink(Sink):
             built=now.position,
             batch=batch,
         )
-        self._go_on()
+        self._use_current()
 
-    def _go_on(self) -> None:
-        """With the generation that is there."""
+    def _use_current(self) -> None:
+        """Use the present generation."""
         state = self._state
-        self._tables = Tables(self._view, state.number, state.generation, state.columns)
+        self._tables = ViewTables(self._view, state.number, state.generation, state.columns)
         self._shapes = state.shapes
         self._sources = {
-            n: Source(table, self._function.used[n]) for n, table in self._shapes.items()
+            n: SourceTable(table, self._function.used[n]) for n, table in self._shapes.items()
         }
-        self._weighers = {name: source.reader() for name, source in self._sources.items()}
+        self._readers = {name: source.reader() for name, source in self._sources.items()}
         self._built = state.position
         self._note(None)
 
-    def _all(self, now: Reading, result: Result) -> Iterator[pa.Table]:
-        """What all rows of the tables come to, in parts of the first one."""
+    def _all(self, now: DatabaseSnapshot, result: ViewResult) -> Iterator[pa.Table]:
+        """The aggregates of all rows, for one part of the first table at a time."""
         sources = {
-            p: Source(now.tables[t].table, self._function.used[p]) for p, t in self._view.tables
+            p: SourceTable(now.tables[t].table, self._function.used[p])
+            for p, t in self._view.tables
         }
         (first, table), *others = self._view.tables
-        self._states = {p: TableState.read(self._spark, now, t, sources[p]) for p, t in others}
+        self._states = {p: JoinState.read(self._spark, now, t, sources[p]) for p, t in others}
         rest = {name: state.frame() for name, state in self._states.items()}
         kept: list[DataFrame] = []
-        weigher = sources[first].reader()
+        reader = sources[first].reader()
         for keys, images in now.rows(table, limits.VIEW_BUILD_ROWS):
-            rows = weighted.frame(self._spark, weigher.rows(images, [1] * len(images)))
+            rows = weighted.frame(self._spark, reader.rows(images, [1] * len(images)))
             if others:
-                part = TableState.part(self._spark, weigher, keys, images)
+                part = JoinState.part(self._spark, reader, keys, images)
                 kept.append(part)
-                rows = TableState.rows_of(part)
+                rows = JoinState.rows_of(part)
             yield self._function.aggregated({first: rows, **rest}, result)
         if others:
-            self._states[first] = TableState(self._spark, sources[first], kept)
+            self._states[first] = JoinState(self._spark, sources[first], kept)
 
-    def _rebuild(self, batch: Batch) -> None:
-        with self._reading() as now:
+    def _rebuild(self, batch: ViewBatch) -> None:
+        with self._database_snapshot() as now:
             tables = {p: now.tables[t].table for p, t in self._view.tables}
             self._build(now, self._function.result(tables), batch)
 
@@ -163,20 +164,20 @@ class ViewSink(Sink):
             return self._write(batch, batch_id)
 
     def _write(self, batch: DataFrame, batch_id: int) -> int | None:
-        told = Batch(self._checkpoint.query_id, batch_id, self._checkpoint.offset(batch_id))
-        if self._is_in(told):
+        current = ViewBatch(self._checkpoint.query_id, batch_id, self._checkpoint.offset(batch_id))
+        if self._is_in(current):
             return 0
-        if not self._follows(told):
-            self._rebuild(told)
+        if not self._follows(current):
+            self._rebuild(current)
             return None
-        parts = self._planner.parts(self._start(batch_id), told.end)
+        parts = self._planner.parts(self._start(batch_id), current.end)
         if len(parts) > 1:
-            self._write_large(batch.select(*CHANGES).persist(), told)
+            self._write_large(batch.select(*CHANGES).persist(), current)
             return None
         changes = pa.Table.from_batches(
             (each for part in parts for each in read(part, self._owner)), EVENTS
         )
-        return self._write_small(self._beyond(changes.select(CHANGES)), told)
+        return self._write_small(self._beyond(changes.select(CHANGES)), current)
 
     def _start(self, batch_id: int) -> Offset:
         """Where a batch begins."""
@@ -186,7 +187,7 @@ class ViewSink(Sink):
         return self.begin if begin is None else Offset(begin.position)
 
     def _beyond(self, changes: pa.Table) -> pa.Table:
-        """Without what had been taken where the stream began inside a read."""
+        """Without the changes before the offset that the stream began at."""
         begin = self._checkpoint.begin
         if begin is None or begin.until is None or not changes.num_rows:
             return changes
@@ -194,7 +195,7 @@ class ViewSink(Sink):
         new = [not begin.until.contains(xid) or seq > begin.seq for xid, seq in pairs]
         return changes.filter(pa.array(new, pa.bool_()))
 
-    def _is_in(self, batch: Batch) -> bool:
+    def _is_in(self, batch: ViewBatch) -> bool:
         state = self._state
         if state.query_id != batch.query_id or state.batch is None or batch.number > state.batch:
             return False
@@ -202,18 +203,17 @@ class ViewSink(Sink):
             return True
         raise PipelineError(
             f"the checkpoint {self._checkpoint.path} is older than view {self._view.name}",
-            hint=f"Build the view anew: headwater view rebuild {self._view.name}",
+            hint=f"Rebuild the view: headwater view rebuild {self._view.name}",
         )
 
-    def _follows(self, batch: Batch) -> bool:
-        """Whether the batch goes on where the view is: another stream than the last one must have
-        begun there."""
+    def _follows(self, batch: ViewBatch) -> bool:
+        """Whether the batch continues where the view is. A new stream must have begun there."""
         state = self._state
         if state.query_id in (None, batch.query_id):
             return True
         return self._checkpoint.begin == state.offset
 
-    def _write_small(self, changes: pa.Table, batch: Batch) -> int:
+    def _write_small(self, changes: pa.Table, batch: ViewBatch) -> int:
         position = self._built
         xids = changes.column("xid").to_pylist()
         changes = changes.filter(pa.array([not position.contains(xid) for xid in xids], pa.bool_()))
@@ -233,14 +233,14 @@ class ViewSink(Sink):
             if own.num_rows:
                 rows[name] = own
         frames = {
-            name: weighted.frame(self._spark, self._weighers[name].changed(own))
+            name: weighted.frame(self._spark, self._readers[name].changed(own))
             for name, own in rows.items()
         }
         folds = {name: self._states[name].folded(own) for name, own in rows.items() if self._states}
         self._apply(frames, folds, batch)
         return int(changes.num_rows)
 
-    def _write_large(self, held: DataFrame, batch: Batch) -> None:
+    def _write_large(self, held: DataFrame, batch: ViewBatch) -> None:
         from pyspark.sql import functions as f
 
         try:
@@ -268,7 +268,7 @@ class ViewSink(Sink):
             held.unpersist()
 
     def _tells_more(self, kinds: Iterable[tuple[int, int, str]]) -> bool:
-        """Whether there is something in a batch that rows do not tell."""
+        """Whether the batch has more than changes of rows: the view must be rebuilt."""
         known = {(table.oid, table.id) for table in self._shapes.values()}
         return any(
             op in ("truncate", "reset") or (relation, shape) not in known
@@ -276,7 +276,7 @@ class ViewSink(Sink):
         )
 
     def _apply(
-        self, frames: Mapping[str, DataFrame], folds: Mapping[str, TableState], batch: Batch
+        self, frames: Mapping[str, DataFrame], folds: Mapping[str, JoinState], batch: ViewBatch
     ) -> None:
         if not frames:
             self._pass(batch)
@@ -284,21 +284,21 @@ class ViewSink(Sink):
         result = self._tables.result
         changes = [self._function.aggregated(each, result) for each in self._terms(frames, folds)]
         self._state = self._store.apply(self._tables, self._state, changes, batch)
-        crash_point("applied")
+        failpoint("applied")
         self._states |= folds
 
-    def _pass(self, batch: Batch) -> None:
-        """Nothing in it is for this view. The first such batch is noted all the same: from then on
-        the checkpoint is worth something."""
+    def _pass(self, batch: ViewBatch) -> None:
+        """Skip a batch without changes for this view. The first one is saved all the same, which
+        ties the view to this checkpoint."""
         if self._state.query_id is None:
             self._state = self._store.apply(self._tables, self._state, (), batch)
 
     def _terms(
-        self, frames: Mapping[str, DataFrame], folds: Mapping[str, TableState]
+        self, frames: Mapping[str, DataFrame], folds: Mapping[str, JoinState]
     ) -> Iterator[dict[str, DataFrame]]:
-        """What the function is called with. For each table that changed: its changes, with the
-        tables before it as they were and those after it as they are now. Together that is what the
-        batch changed: f(A1, B1) - f(A0, B0) = f(dA, B1) + f(A0, dB)."""
+        """The arguments of the calls of the function. For each changed table: its changes, with the
+        tables before it in their old state and the tables after it in their new state. Together
+        they are the effect of the batch: f(A1, B1) - f(A0, B0) = f(dA, B1) + f(A0, dB)."""
         names = self._view.parameters
         for at, name in enumerate(names):
             if name not in frames:
@@ -309,8 +309,8 @@ class ViewSink(Sink):
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
-        """What goes wrong is noted, too. A value that Spark has no place for is the view's
-        affair only where its function uses the column."""
+        """Save errors with the view. A value that Spark cannot hold is an error of the view only if
+        its function uses the column."""
         try:
             yield
         except InvalidQuery as error:
@@ -325,7 +325,7 @@ class ViewSink(Sink):
             raise
 
     def _note(self, error: HeadwaterError | None) -> None:
-        """For `headwater view list`. That the database is away it cannot tell the database."""
+        """Save the error for `headwater view list`; skipped if the database cannot be reached."""
         try:
             self._store.fail(error)
         except HeadwaterError as other:

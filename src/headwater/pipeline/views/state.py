@@ -1,8 +1,7 @@
-"""The rows of a table, kept in Spark: what a join needs to know of the tables that did not change.
+"""The rows of a table, stored in Spark: a join needs them for the tables that did not change.
 
-Most of them lie in a frame that is kept in memory and on disk; what few have changed since, by key,
-lies beside it on the driver and takes the place of theirs. When that grows, both become one frame
-again.
+Most rows are in a DataFrame in memory and on disk. The few rows that changed since are on the
+driver, by key, and replace theirs. When these become many, both are merged into one DataFrame.
 """
 
 from __future__ import annotations
@@ -14,46 +13,53 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headwater import limits
-from headwater.pipeline.table_reading import Reading
+from headwater.pipeline.lake.database_snapshot import DatabaseSnapshot
 from headwater.pipeline.views import weighted
-from headwater.pipeline.views.weighted import Source, Weigher
+from headwater.pipeline.views.weighted import SourceTable, WeightedRowReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_VIEW_CHANGED_ROWS = 10_000
+"""Rows of a joined table that have changed and lie beside the others. Beyond, they are joined to
+them."""
+
+
 KEY = "key of the row"
-"""The key as events have it, beside a row's own columns."""
+"""The column with the key as events have it."""
 
 
-class TableState:
-    """A table as a view last saw it. Nothing in it changes: what follows is another one."""
+class JoinState:
+    """The rows of a table after the last batch. Immutable: each batch makes a new one."""
 
     def __init__(
         self,
         spark: SparkSession,
-        source: Source,
+        source: SourceTable,
         parts: Sequence[DataFrame],
         changed: Mapping[str, str | None] | None = None,
     ) -> None:
         self._spark = spark
         self._source = source
-        self._weigher = source.reader()
+        self._reader = source.reader()
         self._base = reduce(lambda a, b: a.unionByName(b), parts) if parts else self._frame({})
         self._changed = dict(changed or {})
 
     @classmethod
-    def read(cls, spark: SparkSession, now: Reading, name: str, source: Source) -> TableState:
+    def read(
+        cls, spark: SparkSession, now: DatabaseSnapshot, name: str, source: SourceTable
+    ) -> JoinState:
         """From the database."""
-        weigher = source.reader()
+        reader = source.reader()
         rows = now.rows(name, limits.VIEW_BUILD_ROWS)
-        return cls(spark, source, [cls.part(spark, weigher, *each) for each in rows])
+        return cls(spark, source, [cls.part(spark, reader, *each) for each in rows])
 
     @staticmethod
     def part(
-        spark: SparkSession, weigher: Weigher, keys: Sequence[str], images: Sequence[str]
+        spark: SparkSession, reader: WeightedRowReader, keys: Sequence[str], images: Sequence[str]
     ) -> DataFrame:
-        """Rows with their keys, kept."""
-        rows = _with_keys(weigher, keys, images)
+        """Rows with their keys, stored in Spark."""
+        rows = _with_keys(reader, keys, images)
         return weighted.frame(spark, rows).localCheckpoint()
 
     @staticmethod
@@ -82,20 +88,20 @@ class TableState:
         return weighted.frame(self._spark, pa.table({KEY: pa.array(list(keys), pa.string())}))
 
     def _frame(self, images: Mapping[str, str]) -> DataFrame:
-        rows = _with_keys(self._weigher, list(images), list(images.values()))
+        rows = _with_keys(self._reader, list(images), list(images.values()))
         return weighted.frame(self._spark, rows)
 
     # -------------------------------------------------------------------- folding
 
-    def folded(self, changes: pa.Table) -> TableState:
-        """After changes in the order of `seq`."""
+    def folded(self, changes: pa.Table) -> JoinState:
+        """The state after changes, which are in the order of `seq`."""
         keys, images = changes.column("key").to_pylist(), changes.column("after").to_pylist()
         changed = self._changed | dict(zip(keys, images, strict=True))
-        following = TableState(self._spark, self._source, [self._base], changed)
-        return following if len(changed) <= limits.VIEW_CHANGED_ROWS else following._one()
+        following = JoinState(self._spark, self._source, [self._base], changed)
+        return following if len(changed) <= _VIEW_CHANGED_ROWS else following._one()
 
-    def folded_by_spark(self, changes: DataFrame) -> TableState:
-        """The same, for more than the driver should hold."""
+    def folded_by_spark(self, changes: DataFrame) -> JoinState:
+        """The same, for more changes than the driver should hold."""
         from pyspark.sql import functions as f
 
         latest = changes.groupBy("key").agg(f.max_by("after", "seq").alias("after")).persist()
@@ -104,32 +110,34 @@ class TableState:
             rows = _spread(latest.where("after is not null"), self._source)
             keys = latest.select(f.col("key").alias(KEY))
             base = one._base.join(keys, KEY, "left_anti").select(*rows.columns).unionByName(rows)
-            return TableState(self._spark, self._source, [base.localCheckpoint()])
+            return JoinState(self._spark, self._source, [base.localCheckpoint()])
         finally:
             latest.unpersist()
 
-    def _one(self) -> TableState:
-        return TableState(self._spark, self._source, [self._with_keys().localCheckpoint()])
+    def _one(self) -> JoinState:
+        return JoinState(self._spark, self._source, [self._with_keys().localCheckpoint()])
 
 
-def _with_keys(weigher: Weigher, keys: Sequence[str], images: Sequence[str]) -> pa.RecordBatch:
-    rows = weigher.rows(images, [1] * len(images))
+def _with_keys(
+    reader: WeightedRowReader, keys: Sequence[str], images: Sequence[str]
+) -> pa.RecordBatch:
+    rows = reader.rows(images, [1] * len(images))
     arrays = [*rows.columns, pa.array(keys, pa.string())]
-    return pa.RecordBatch.from_arrays(arrays, schema=_schema(weigher))
+    return pa.RecordBatch.from_arrays(arrays, schema=_schema(reader))
 
 
-def _schema(weigher: Weigher) -> pa.Schema:
-    return weigher.schema.append(pa.field(KEY, pa.string()))
+def _schema(reader: WeightedRowReader) -> pa.Schema:
+    return reader.schema.append(pa.field(KEY, pa.string()))
 
 
-def _spread(latest: DataFrame, source: Source) -> DataFrame:
+def _spread(latest: DataFrame, source: SourceTable) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        weigher = source.reader()
+        reader = source.reader()
         for batch in batches:
             keys, images = (batch.column(name).to_pylist() for name in ("key", "after"))
-            yield _with_keys(weigher, keys, images)
+            yield _with_keys(reader, keys, images)
 
     made: DataFrame = latest.select("key", "after").mapInArrow(
         read, from_arrow_schema(_schema(source.reader()))

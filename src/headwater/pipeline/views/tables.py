@@ -1,313 +1,42 @@
-"""The PostgreSQL side of a view: what it shows, and what it needs to know to stay up to date.
+"""The tables of a streaming view in PostgreSQL.
 
-    headwater.views           one row a view: its generation, and which batch is in
+    headwater.views           a row for each view: its generation, and its last batch (`store`)
     headwater.view_7_2_groups a row for each group: how many rows, totals
     headwater.view_7_2_a3     for min, max, count distinct and floats: each value of a group, and
-                              how often it is there
-    revenue                   what everybody reads: the key and the final values
+                              its count
+    revenue                   the table that users read: the key and the final values
 
-A group is known by a digest of its key, `row_id`: so NULL may be in a key, and a view that is built
-anew has the same rows. A batch is one transaction with its number, and touches only the groups that
-it changes; a row whose values are the same is not written, so that nobody hears of nothing. A new
-generation is built beside the old one and takes its place in one transaction.
+A group is identified by a digest of its key, `row_id`: so a key may contain NULL, and a rebuilt
+view has the same rows. A row whose values did not change is not written, so that followers get no
+empty changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-import msgspec
 import psycopg
-import pyarrow as pa
 from psycopg import sql
 
 from headwater import limits
-from headwater.database import connect_blocking, translate
-from headwater.errors import HeadwaterError, PipelineError
-from headwater.model import Position, Table
-from headwater.pipeline.crashes import crash_point
-from headwater.pipeline.offsets import Offset
-from headwater.pipeline.views.definitions import ROW_ID, View
-from headwater.pipeline.views.groups import Groups
-from headwater.pipeline.views.results import Aggregate, Result
+from headwater.errors import PipelineError
+from headwater.pipeline.views.definitions import ROW_ID, StreamingView
+from headwater.pipeline.views.groups import GroupDeltas
+from headwater.pipeline.views.results import Aggregate, ViewResult
 
 Database = psycopg.Connection[tuple[Any, ...]]
 
 _LONG = ("text", "bytea")
-"""Values of these may be too long for an index; they are told apart by a digest."""
+"""Values of these types may be too long for an index; a digest identifies them."""
 
 
-class State(msgspec.Struct, frozen=True):
-    """A row of headwater.views."""
-
-    name: str
-    number: int
-    state: str
-    relation: int | None
-    generation: int
-    definition: str | None
-    result: str | None
-    tables: str | None
-    built: str | None
-    reached: str | None
-    query_id: str | None
-    batch: int | None
-    batch_end: str | None
-
-    @property
-    def position(self) -> Position:
-        assert self.built is not None
-        return Position.parse(self.built)
-
-    @property
-    def offset(self) -> Offset:
-        assert self.reached is not None
-        return Offset.from_dict(msgspec.json.decode(self.reached))
-
-    @property
-    def columns(self) -> Result:
-        return msgspec.json.decode(self.result or "", type=Result)
-
-    @property
-    def shapes(self) -> dict[str, Table]:
-        """The tables by parameter."""
-        return msgspec.json.decode(self.tables or "{}", type=dict[str, Table])
-
-
-class Batch(msgspec.Struct, frozen=True):
-    """Which batch something belongs to."""
-
-    query_id: str
-    number: int
-    end: Offset
-
-    @property
-    def end_text(self) -> str:
-        return offset_text(self.end)
-
-
-def offset_text(offset: Offset) -> str:
-    return msgspec.json.encode(offset.to_dict()).decode()
-
-
-_STATE = ", ".join(name for name in State.__struct_fields__)
-
-
-class Store:
-    """One view in the database, over a connection of its own."""
-
-    def __init__(self, url: str, view: View) -> None:
-        self._url = url
-        self._view = view
-        self._connection: Database | None = None
-
-    def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
-    @contextmanager
-    def transaction(self) -> Iterator[Database]:
-        """A transaction; errors name the view."""
-        try:
-            if self._connection is None or self._connection.closed:
-                self._connection = _connect(self._url)
-            with self._connection.transaction():
-                yield self._connection
-        except psycopg.errors.UndefinedTable as error:
-            raise PipelineError(
-                f"view {self._view.name} lost a table: {error.diag.message_primary}",
-                hint=f"Make it anew: headwater view rebuild {self._view.name}",
-            ) from error
-        except psycopg.Error as error:
-            found = translate(error, self._url)
-            named = type(found)(f"view {self._view.name}: {found}", hint=found.hint)
-            raise named from error
-
-    # -------------------------------------------------------------------- its row
-
-    def state(self) -> State:
-        """How the view is; a new one is noted down."""
-        with self.transaction() as database:
-            database.execute(_NEW, (self._view.name,))
-            return _state(database, self._view.name)
-
-    def fail(self, error: HeadwaterError | None) -> None:
-        """Note why it does not go on, or that it does."""
-        text = None if error is None else str(error)[: limits.PIPELINE_ERROR_CHARS_MAX]
-        with self.transaction() as database:
-            database.execute(_FAIL, {"name": self._view.name, "error": text})
-
-    # -------------------------------------------------------------------- building
-
-    def begin(self, state: State, result: Result) -> Tables:
-        """Empty tables for the next generation."""
-        tables = Tables(self._view, state.number, state.generation + 1, result)
-        with self.transaction() as database:
-            if _state(database, self._view.name).generation != state.generation:
-                raise self._shared()
-            self._check_free(database, state)
-            tables.drop(database)
-            tables.create(database)
-        return tables
-
-    def add(self, tables: Tables, changes: pa.Table) -> None:
-        """Add rows to a generation that nobody sees yet."""
-        with self.transaction() as database:
-            for part in Groups.of(tables.result, changes):
-                tables.add(database, part)
-
-    def swap(
-        self,
-        tables: Tables,
-        *,
-        definition: str,
-        shapes: dict[str, Table],
-        built: Position,
-        batch: Batch | None,
-    ) -> State:
-        """Let a generation take the place of the one before, for all to see at once."""
-        name = self._view.name
-        values = {
-            "name": name,
-            "generation": tables.generation,
-            "definition": definition,
-            "result": tables.result.text,
-            "tables": msgspec.json.encode(shapes).decode(),
-            "built": str(built),
-            "reached": offset_text(Offset(built)),
-            "query_id": None if batch is None else batch.query_id,
-            "batch": None if batch is None else batch.number,
-            "batch_end": None if batch is None else batch.end_text,
-        }
-        with self.transaction() as database:
-            before = _state(database, name)
-            if before.generation != tables.generation - 1:
-                raise self._shared()
-            self._check_free(database, before)
-            values["relation"] = tables.show(database, before)
-            database.execute(_SWAP, values)
-            if before.generation:
-                Tables(self._view, before.number, before.generation, before.columns).drop(database)
-            return _state(database, name)
-
-    def _shared(self) -> PipelineError:
-        return PipelineError(
-            f"view {self._view.name} is written by somebody else, too",
-            hint="Two pipelines may keep the same view; let one of them do it.",
-            retryable=True,
-        )
-
-    def _check_free(self, database: Database, state: State) -> None:
-        name = sql.Identifier(self._view.schema, self._view.table).as_string(database)
-        (found,) = _row(database.execute("select to_regclass(%s)::oid::bigint", (name,)))
-        if found is not None and found != state.relation:
-            raise PipelineError(
-                f"view {self._view.name}: there is a table of that name, and it is not the view's",
-                hint='Give the view another name: @hw.view(name="…"), or rename the table.',
-            )
-
-    # -------------------------------------------------------------------- batches
-
-    def apply(
-        self, tables: Tables, state: State, changes: Sequence[pa.Table], batch: Batch
-    ) -> State:
-        """Add what a batch changed, with its number, in one transaction."""
-        with self.transaction() as database:
-            now = _state(database, self._view.name)
-            if _marker(now) != _marker(state):
-                raise self._shared()
-            touched: dict[str, None] = {}
-            for each in changes:
-                for part in Groups.of(tables.result, each):
-                    tables.add(database, part)
-                    touched |= dict.fromkeys(part.ids)
-            # Only now: what a join takes away may come before what it adds.
-            tables.refresh(database, list(touched))
-            values = {
-                "name": self._view.name,
-                "query_id": batch.query_id,
-                "batch": batch.number,
-                "end": batch.end_text,
-            }
-            database.execute(_NOTE, values)
-            crash_point("applying")
-        return msgspec.structs.replace(
-            now,
-            query_id=batch.query_id,
-            batch=batch.number,
-            batch_end=batch.end_text,
-            reached=batch.end_text,
-        )
-
-
-def _marker(state: State) -> tuple[object, ...]:
-    return state.generation, state.query_id, state.batch, state.batch_end
-
-
-def _connect(url: str) -> Database:
-    return connect_blocking(
-        url,
-        purpose="pipeline",
-        prepare_threshold=2,
-        # Spark goes on once a batch is committed: it must be on disk then.
-        options="-c jit=off -c synchronous_commit=on",
-    )
-
-
-def _state(database: Database, name: str) -> State:
-    query = f"select {_STATE} from headwater.views where name = %s for update".encode()
-    row = database.execute(query, (name,)).fetchone()
-    if row is None:
-        raise PipelineError(
-            f"view {name} was dropped while the pipeline kept it",
-            hint="Take its function out of the application, or start the pipeline again.",
-        )
-    return State(*row)
-
-
-def _row(cursor: psycopg.Cursor[tuple[Any, ...]]) -> tuple[Any, ...]:
-    row = cursor.fetchone()
-    assert row is not None
-    return row
-
-
-_NEW = """
-    insert into headwater.views (name, state) values (%s, 'new') on conflict (name) do nothing
-"""
-
-_FAIL = """
-    update headwater.views set error = %(error)s
-    where name = %(name)s and error is distinct from %(error)s
-"""
-
-_NOTE = """
-    update headwater.views
-    set query_id = %(query_id)s, batch = %(batch)s, batch_end = %(end)s, reached = %(end)s,
-        changed_at = clock_timestamp()
-    where name = %(name)s
-"""
-
-_SWAP = """
-    update headwater.views
-    set state = 'live', relation = %(relation)s, generation = %(generation)s,
-        definition = %(definition)s, result = %(result)s, tables = %(tables)s, built = %(built)s,
-        reached = %(reached)s, query_id = %(query_id)s, batch = %(batch)s,
-        batch_end = %(batch_end)s, error = null, built_at = clock_timestamp(),
-        changed_at = clock_timestamp()
-    where name = %(name)s
-"""
-
-
-# ------------------------------------------------------------------------ a generation
-
-
-class Tables:
+class ViewTables:
     """The tables of one generation of a view, and the statements over them."""
 
-    def __init__(self, view: View, number: int, generation: int, result: Result) -> None:
+    def __init__(
+        self, view: StreamingView, number: int, generation: int, result: ViewResult
+    ) -> None:
         self.generation = generation
         self.result = result
         self._shown = sql.Identifier(view.schema, view.table)
@@ -344,15 +73,15 @@ class Tables:
             self._create_values(database, at, each)
 
     def _create_values(self, database: Database, at: int, each: Aggregate) -> None:
-        told = "digest bytea not null, " if each.input in _LONG else ""
-        key = "digest" if told else "value"
+        digest_column = "digest bytea not null, " if each.input in _LONG else ""
+        key = "digest" if digest_column else "value"
         database.execute(
             sql.SQL(
-                f"create table {{}} (id uuid not null, {told}value {each.input} not null,"
+                f"create table {{}} (id uuid not null, {digest_column}value {each.input} not null,"
                 f" n bigint not null, primary key (id, {key}))"
             ).format(self._values(at))
         )
-        # Those that are gone, for as long as it takes to remove them.
+        # An index of values without rows, which are removed right after.
         database.execute(sql.SQL("create index on {} (id) where n <= 0").format(self._values(at)))
 
     def drop(self, database: Database) -> None:
@@ -361,7 +90,7 @@ class Tables:
 
     # -------------------------------------------------------------------- adding
 
-    def add(self, database: Database, part: Groups) -> None:
+    def add(self, database: Database, part: GroupDeltas) -> None:
         keys = {f"k{at}": key for at, key in enumerate(part.keys)}
         database.execute(
             self._add_groups, {"ids": part.ids, "rows": part.rows, **keys, **part.totals}
@@ -375,7 +104,7 @@ class Tables:
                 database.execute(self._removing_values(at), {"ids": list(set(ids))})
 
     def _adding(self) -> sql.Composed:
-        """Add groups to those that are there."""
+        """The statement that adds to groups."""
         given: list[tuple[str, str, str]] = [
             (f"k{at}", f"text[]::{field.type}[]", f"k{at}")
             for at, field in enumerate(self.result.key)
@@ -404,7 +133,7 @@ class Tables:
                 sums.append(f"a{at}_sum = g.a{at}_sum + excluded.a{at}_sum")
         arrays = "".join(f", %({name})s::{kind}" for name, kind, _ in given)
         names = "".join(f", {name}" for name, _, _ in given)
-        # Without what stays as it was: a row that went and came again, the same.
+
         return sql.SQL(
             f"insert into {{}} as g ({', '.join(columns)}) select {', '.join(chosen)}"
             f" from unnest(%(ids)s::text[]::uuid[], %(rows)s::bigint[]{arrays})"
@@ -413,10 +142,10 @@ class Tables:
         ).format(self._groups)
 
     def _adding_values(self, at: int, each: Aggregate) -> sql.Composed:
-        """Add to the values of groups. A value that was not there is one more that is different."""
+        """The statement that adds to the values of groups, and counts new distinct values."""
         digest = {"text": "sha256(convert_to(d.value, 'UTF8')), ", "bytea": "sha256(d.value), "}
-        told = digest.get(each.input, "")
-        columns, target = ("digest, ", "id, digest") if told else ("", "id, value")
+        digest_column = digest.get(each.input, "")
+        columns, target = ("digest, ", "id, digest") if digest_column else ("", "id, value")
         count = ""
         if each.kind == "count_distinct":
             count = (
@@ -426,7 +155,7 @@ class Tables:
             )
         return sql.SQL(
             f"with added as (insert into {{values}} as v (id, {columns}value, n)"
-            f" select d.id, {told}d.value, sum(d.n)"
+            f" select d.id, {digest_column}d.value, sum(d.n)"
             f" from unnest(%(ids)s::text[]::uuid[], %(values)s::text[]::{each.input}[],"
             " %(n)s::int[]) d (id, value, n) group by d.id, d.value having sum(d.n) <> 0"
             f" on conflict ({target}) do update set n = v.n + excluded.n"
@@ -448,20 +177,20 @@ class Tables:
     # -------------------------------------------------------------------- showing
 
     def refresh(self, database: Database, ids: Sequence[str]) -> None:
-        """Show groups as they are now; those without rows are gone."""
+        """Write the present values of groups to the table that users read."""
         for at in range(0, len(ids), limits.VIEW_GROUPS_AT_ONCE):
             some = {"ids": ids[at : at + limits.VIEW_GROUPS_AT_ONCE]}
             if database.execute(self._less_than_none, some).fetchone():
                 raise PipelineError(
-                    f"view {self._view.name} is told to remove what it does not have",
-                    hint="Does its function give the same row the same result every time? Then "
-                    f"build it anew: headwater view rebuild {self._view.name}",
+                    f"view {self._view.name}: a change removes a row that the view does not have",
+                    hint="Check that its function gives the same result for the same row every "
+                    f"time, then rebuild it: headwater view rebuild {self._view.name}",
                 )
             for statement in self._refresh:
                 database.execute(statement, some)
 
     def _negative(self) -> sql.Composed:
-        """Finds a group or a value that is there less than not at all."""
+        """The statement that finds a group or a value with a negative count."""
         ids = "id = any(%(ids)s::text[]::uuid[])"
         parts = [sql.SQL(f"select from {{}} where rows < 0 and {ids}").format(self._groups)]
         parts += (
@@ -493,7 +222,7 @@ class Tables:
             names=listed(names),
             values=listed([sql.SQL("g.{}").format(each) for each in shown] + final),
             only=only,
-            # The key, too: another key may have the same digest, under another name or type.
+            # Also the key: after a rebuild, the same digest may stand for another name or type.
             values_of=listed(names),
             news=listed([sql.SQL("excluded.{}").format(name) for name in names]),
             olds=listed([sql.SQL("v.{}").format(name) for name in names]),
@@ -530,17 +259,18 @@ class Tables:
                 text = f"case when {total} > 0 then {added} / {total} end"
         return sql.SQL(f"({text})::{each.type}").format(values=self._values(at))
 
-    def show(self, database: Database, before: State) -> int:
-        """Make the table that everybody reads show this generation; returns its oid. Only what
-        differs is written."""
-        if before.relation is None or not _exists(database, before.relation):
+    def show(self, database: Database, relation: int | None, before: ViewResult | None) -> int:
+        """Write this generation to the table that users read; returns its oid. Only differences are
+        written."""
+        if relation is None or not _exists(database, relation):
             self._create_shown(database)
-        elif before.columns.columns != self.result.columns:
-            self._alter_shown(database, before.columns)
+        elif before is not None and before.columns != self.result.columns:
+            self._alter_shown(database, before)
         for statement in self._showing(some=False):
             database.execute(statement)
-        (oid,) = _row(database.execute("select %s::regclass::oid::bigint", (self._label,)))
-        return int(oid)
+        row = database.execute("select %s::regclass::oid::bigint", (self._label,)).fetchone()
+        assert row is not None
+        return int(row[0])
 
     def _create_shown(self, database: Database) -> None:
         columns = [
@@ -560,8 +290,8 @@ class Tables:
         statement = sql.SQL("create index on {} ({})").format(self._shown, sql.SQL(", ").join(keys))
         database.execute(statement)
 
-    def _alter_shown(self, database: Database, before: Result) -> None:
-        """Give the table the columns of this generation. An index goes with its column."""
+    def _alter_shown(self, database: Database, before: ViewResult) -> None:
+        """Give the table the columns of this generation. Dropping a column drops its index."""
         old, new = dict(before.columns), dict(self.result.columns)
         steps = [
             sql.SQL("drop column {}").format(sql.Identifier(name))
@@ -583,7 +313,7 @@ class Tables:
 
 
 _UNSCALED = 18
-"""The scale that a numeric without one is read with: what is beyond its digits is not meant."""
+"""The scale with which a numeric without scale is read: zeros at its end are removed."""
 
 
 def _key(at: int) -> sql.Composable:

@@ -1,7 +1,7 @@
-"""Changes as weighted rows: what came has the weight +1, what went -1.
+"""Changes as weighted rows: an added row has the weight +1, a removed row -1.
 
-An insert is its row with +1, a delete with -1, an update both. The rows have the table's own types,
-as `schemas` reads them. A column of the table that is itself called `weight` becomes `weight_`.
+An insert is its row with +1, a delete with -1, an update both. The rows have the types of the
+table, as `schemas` reads them. A column of the table with the name `weight` becomes `weight_`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import msgspec
 import pyarrow as pa
 
 from headwater.model import Table
-from headwater.pipeline.schemas import ImageReader, arrow_schema
+from headwater.pipeline.lake.schemas import ImageReader, arrow_schema
 from headwater.pipeline.views.aggregates import WEIGHT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 CHANGES = ("seq", "xid", "relation", "shape", "op", "key", "before", "after")
-"""What a view needs to know of a change."""
+"""The columns of a change that a view needs."""
 
 
 def row_schema(table: Table) -> pa.Schema:
@@ -32,21 +32,21 @@ def row_schema(table: Table) -> pa.Schema:
     return pa.schema([*fields, pa.field(WEIGHT, pa.int32(), nullable=False)])
 
 
-class Source(msgspec.Struct, frozen=True):
-    """A table of a view, and the columns of it (as its rows call them) that the view's function
-    uses. The others are there, and NULL: to read them would take time, and may even fail."""
+class SourceTable(msgspec.Struct, frozen=True):
+    """A table of a view, and the columns that the view's function uses. The other columns are NULL:
+    to read them would take time, and could fail."""
 
     table: Table
     used: frozenset[str]
 
-    def reader(self) -> Weigher:
-        return Weigher(self)
+    def reader(self) -> WeightedRowReader:
+        return WeightedRowReader(self)
 
 
-class Weigher:
+class WeightedRowReader:
     """Makes rows of one table from images."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceTable) -> None:
         table = source.table
         self.schema = row_schema(table)
         self._used = [name in source.used for name in self.schema.names[:-1]]
@@ -64,20 +64,20 @@ class Weigher:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def changed(self, changes: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
-        """The rows that changes brought and took."""
+        """The rows that changes added and removed."""
         went = [image for image in changes.column("before").to_pylist() if image is not None]
         came = [image for image in changes.column("after").to_pylist() if image is not None]
         return self.rows([*went, *came], [-1] * len(went) + [1] * len(came))
 
 
-def spread(changes: DataFrame, source: Source) -> DataFrame:
-    """The same, by Spark's tasks."""
+def spread(changes: DataFrame, source: SourceTable) -> DataFrame:
+    """The same, with Spark's tasks."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        weigher = source.reader()
+        reader = source.reader()
         for batch in batches:
-            yield weigher.changed(batch)
+            yield reader.changed(batch)
 
     made: DataFrame = changes.select("before", "after").mapInArrow(
         read, from_arrow_schema(row_schema(source.table))
@@ -86,7 +86,7 @@ def spread(changes: DataFrame, source: Source) -> DataFrame:
 
 
 def frame(spark: SparkSession, rows: pa.RecordBatch | pa.Table) -> DataFrame:
-    """Rows of the driver as a frame, in one part: for few of them that is quickest."""
+    """Rows of the driver as a DataFrame in one partition, which is fastest for few rows."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
@@ -95,7 +95,7 @@ def frame(spark: SparkSession, rows: pa.RecordBatch | pa.Table) -> DataFrame:
 
 
 def empty(spark: SparkSession, table: Table) -> DataFrame:
-    """A frame of the table without rows."""
+    """A DataFrame of the table without rows."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     rows: DataFrame = spark.createDataFrame([], from_arrow_schema(row_schema(table)))

@@ -1,0 +1,101 @@
+"""What commands print: JSON for programs, text for people. JSON goes to standard output as it is;
+Rich would wrap it and read markup in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from headwater.model import Change, Position, Transaction
+from headwater.protocol import plain
+
+OP_STYLES = {
+    "insert": "green",
+    "update": "yellow",
+    "delete": "red",
+    "truncate": "bold red",
+    "reset": "magenta",
+}
+_VALUE_CHARACTERS_MAX = 60
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+encode = msgspec.json.Encoder(decimal_format="number").encode
+"""JSON as clients get it. Numerics keep their digits."""
+
+
+def print_result(document: object, view: RenderableType, *, json: bool) -> None:
+    """Print what a command found: the document as JSON, or the view of it for people."""
+    if json:
+        print(as_json(document))
+    else:
+        out.print(view)
+
+
+def print_message(document: Mapping[str, Any], text: str, *, json: bool) -> None:
+    """Print what a command did: the document as JSON, or a sentence."""
+    print_result(document, Text(text), json=json)
+
+
+def print_note(text: str) -> None:
+    """A line for people on standard error, beside the output."""
+    err.print(text, markup=False)
+
+
+def as_json(value: object) -> str:
+    """One line of JSON. Numerics keep their digits; what JSON lacks is PostgreSQL's text."""
+    return encode(_plain(value)).decode()
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case float() | bytes():
+            return plain(value)
+        case Position():
+            return str(value)
+        case timedelta():
+            return value.total_seconds()
+        case dict():
+            return {name: _plain(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case msgspec.Struct():
+            return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+    if hasattr(value, "is_finite") and not value.is_finite():
+        return str(value)
+    return value
+
+
+def change_as_json(change: Change, transaction: Transaction) -> str:
+    """A change as `headwater tail --json` prints it; docs/reference/cli.md explains the fields."""
+    return as_json(
+        {
+            "position": transaction.position,
+            "seq": change.seq,
+            "xid": change.xid,
+            "at": change.at,
+            "table": change.table.label,
+            "op": change.op,
+            "key": dict(zip(change.table.key, change.key, strict=False)) or None,
+            "before": change.before,
+            "after": change.after,
+            "changed": list(change.changed) if change.op == "update" else None,
+            "user_id": change.actor.user_id,
+            "function_name": change.actor.function_name,
+            "trace_id": change.actor.trace_id,
+        }
+    )
+
+
+def short(value: Any) -> str:
+    """A value in a terminal: on one line, and not too long."""
+    text = "∅" if value is None else str(_plain(value))
+    # A value must not move the cursor or change the colours of the terminal.
+    text = "".join(c if c.isprintable() else {"\n": "⏎"}.get(c, "·") for c in text)
+    return text if len(text) <= _VALUE_CHARACTERS_MAX else text[: _VALUE_CHARACTERS_MAX - 1] + "…"

@@ -1,0 +1,133 @@
+"""`serve`: a gateway, and on request the data pipeline in a child process."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractAsyncContextManager, nullcontext
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from headwater.app import Headwater
+from headwater.commands.execution import chosen_application, run
+from headwater.commands.options import LIVE_PANEL, DataDir, Embedded, Json, Url
+from headwater.commands.output import as_json, out
+from headwater.errors import ConfigError
+from headwater.logs import log_as_json
+from headwater.pipeline import packages
+from headwater.pipeline.process import PipelineProcess, absolute_lake, supervised
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+app = typer.Typer()
+
+
+@app.command(rich_help_panel=LIVE_PANEL)
+def serve(
+    program: Annotated[
+        str | None,
+        typer.Argument(
+            help="Your Headwater object, as module:name; default: one made from the settings."
+        ),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="The port to listen on; 0 for any free port.")
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", help="Serve without authentication on an address that others can reach."
+        ),
+    ] = False,
+    with_pipeline: Annotated[
+        bool, typer.Option("--with-pipeline", help="Run the data pipeline in a child process.")
+    ] = False,
+    url: Url = None,
+    embedded: Embedded = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Serve queries, mutations, live queries and change feeds, until Ctrl-C.
+
+    Example: `headwater serve --embedded --port 8484`
+    """
+    from headwater.gateway.http import server
+
+    if json:
+        log_as_json()
+    if with_pipeline:
+        packages.require()
+
+    async def work() -> None:
+        hw = chosen_application(program, url, embedded, data_dir)
+        settings = hw.settings
+        address = host or settings.host
+        asgi = _guarded(hw, address, insecure=insecure)
+
+        def ready(bound: int) -> None:
+            where = f"http://{address if ':' not in address else f'[{address}]'}:{bound}"
+            if json:
+                print(as_json({"url": where}), flush=True)
+            else:
+                out.print(f"Serving {where}  (Ctrl-C stops)", markup=False)
+
+        async with hw:
+            assert hw.gateway is not None
+            async with _pipeline(hw, program, json=json) if with_pipeline else nullcontext():
+                await server.serve(
+                    asgi,
+                    host=address,
+                    port=settings.port if port is None else port,
+                    drain=settings.drain_period.total_seconds(),
+                    on_stopping=hw.gateway.stop,
+                    ready=ready,
+                    deflate=bool(settings.compression),
+                )
+
+    run(work(), server.new_event_loop)
+
+
+def _guarded(hw: Headwater, address: str, *, insecure: bool) -> ASGIApp:
+    """The gateway's application. Without authentication it serves only this machine."""
+    from headwater.gateway.http.app import LocalOnly
+
+    if hw.settings.has_auth or insecure:
+        return hw.asgi()
+    if _is_local(address):
+        return LocalOnly(hw.asgi())
+    raise ConfigError(
+        f"no authentication is configured, and others can reach {address}",
+        hint="Set auth_secret, auth_public_key or auth_jwks, or allow all clients: --insecure.",
+    )
+
+
+def _is_local(address: str) -> bool:
+    try:
+        return address == "localhost" or ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _pipeline(
+    hw: Headwater, program: str | None, *, json: bool
+) -> AbstractAsyncContextManager[None]:
+    """The pipeline in a child process, with the application, database, lake and settings of the
+    gateway."""
+
+    def print_line(line: str) -> None:
+        print(line if json and line.startswith("{") else f"pipeline │ {line}", file=sys.stderr)
+
+    lake_settings = {
+        f"HEADWATER_{name.upper()}": str(value)
+        for name, value in msgspec.structs.asdict(hw.settings).items()
+        if name.startswith("lake_") and value is not None
+    }
+    options = [*(("--app", program) if program else ()), *(("--json",) if json else ())]
+    lake = absolute_lake(hw.settings.lake)
+    return supervised(
+        PipelineProcess(hw.url, lake, print_line, options=options, settings=lake_settings)
+    )

@@ -1,0 +1,292 @@
+"""What a connection may see of a table: decided when it subscribes, and again every now and then.
+
+Tables of Headwater itself are for admins, whatever the application's rule says of them; they are
+read as Headwater's own role. A reactive query and the database decide themselves what the query
+returns: after a new token it is executed as the new identity.
+Deny when undecided. While the database cannot be reached, a subscription keeps its access; any
+other error ends the subscription.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from datetime import timedelta
+
+import msgspec
+
+from headwater.errors import Forbidden, HeadwaterError, InvalidQuery
+from headwater.gateway.auth.admins import is_admin, not_admin
+from headwater.gateway.auth.authorize_hook import AccessRequest, Authorize, decide
+from headwater.gateway.connection import GatewayConnection
+from headwater.gateway.session import (
+    AnySubscription,
+    ChannelSubscription,
+    SessionFeed,
+    SessionLive,
+    SessionQuery,
+    SessionTopic,
+)
+from headwater.hub.hub import Hub
+from headwater.hub.subscriber import Access
+from headwater.identity import Identity
+from headwater.limits import RECONNECT_SECONDS
+from headwater.live.filters.filter import EVERYTHING
+from headwater.settings import Settings
+from headwater.topics.definitions import TopicDefinition, Topics
+
+_RECHECKS_AT_ONCE = 16
+"""Subscriptions whose access is checked again at the same time."""
+
+
+logger = logging.getLogger(__name__)
+
+_ALL = ""
+"""Stands for all tables, of which an admin's feed has every row. No table has this name."""
+
+
+class Authorization:
+    """The access of all connections of a gateway."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        settings: Settings,
+        authorize: Authorize | None,
+        topics: Topics,
+        declared: Collection[str] = (),
+    ) -> None:
+        """`declared` are the tables that the application declares, by their labels."""
+        self._hub = hub
+        self._settings = settings
+        self._authorize = authorize
+        self._topics = topics
+        self._declared = frozenset(declared)
+
+    @property
+    def has_hook(self) -> bool:
+        """Whether the application decides who may read what."""
+        return self._authorize is not None
+
+    async def of(
+        self, connection: GatewayConnection, tables: Iterable[str], access_request: AccessRequest
+    ) -> dict[str, Access]:
+        """What a connection may see of each table. The hook is given the table's own name, however
+        the client spelled it."""
+        identity = connection.session.identity
+        accesses = {}
+        for name in tables:
+            table = (await self._hub.tables.find(name)).table
+            if table.is_system:
+                if not self._is_admin(connection, identity):
+                    raise not_admin(self._settings, f"table {table.label}")
+                accesses[name] = Access()
+            else:
+                self._check_declared(connection, table.label)
+                request = msgspec.structs.replace(access_request, table=table.label)
+                accesses[name] = await decide(
+                    self._authorize, identity, request, history=self._history(connection)
+                )
+        return accesses
+
+    async def of_feed(
+        self, connection: GatewayConnection, tables: tuple[str, ...], access_request: AccessRequest
+    ) -> dict[str, Access]:
+        """The same of the tables of a feed; of everything, where none is named."""
+        if tables:
+            return await self.of(connection, tables, access_request)
+        identity = connection.session.identity
+        if self._is_admin(connection, identity):
+            return {_ALL: Access(whole=True)}
+        is_closed = self._settings.tables == "closed"
+        if self._authorize is not None or identity.role is not None or is_closed:
+            raise InvalidQuery(
+                "name the tables: access is decided for each table",
+                path="tables",
+            )
+        return {_ALL: Access(history=self._history(connection))}
+
+    async def of_topic(
+        self,
+        connection: GatewayConnection,
+        definition: TopicDefinition,
+        parameters: Mapping[str, str],
+        access_request: AccessRequest,
+    ) -> Access:
+        """As whom a topic is followed; Forbidden where that is not allowed. Its access function
+        decides; for one without, the rule about tables must allow all of their rows."""
+        identity, history = connection.session.identity, self._history(connection)
+        await self._topics.check(definition, parameters, identity)
+        if definition.access is None and self._authorize is not None:
+            for name in definition.tables:
+                known = await self._hub.tables.find(name, captured=False)
+                request = msgspec.structs.replace(access_request, table=known.table.label)
+                access = await decide(self._authorize, identity, request, history=history)
+                if access.where != EVERYTHING:
+                    raise _some_rows(definition, name)
+                history = _shorter(history, access.history)
+        return Access(identity.role, identity.claims_json, history=history)
+
+    def _check_declared(self, connection: GatewayConnection, label: str) -> None:
+        if self._settings.tables == "open" or label in self._declared:
+            return
+        if not self._is_admin(connection, connection.session.identity):
+            raise Forbidden(
+                f"table {label} is not open to clients",
+                hint=f"Declare it in the application: hw.table({label!r}). The setting tables is"
+                " closed.",
+            )
+
+    def _history(self, connection: GatewayConnection) -> timedelta | None:
+        """How far back a feed may begin, where the hook does not say. Admins may read the log."""
+        if self._is_admin(connection, connection.session.identity):
+            return None
+        return self._settings.feed_history_period
+
+    def _is_admin(self, connection: GatewayConnection, identity: Identity) -> bool:
+        return is_admin(self._settings, identity, local=connection.local)
+
+    # -------------------------------------------------------------------- and again
+
+    async def recheck_all(self, connections: list[GatewayConnection]) -> None:
+        """Ask the application again; where it has no rule, the hub looks at the database's own."""
+        if self._authorize is None:
+            connections = [each for each in connections if _needs_access_function(each)]
+        at_once = asyncio.Semaphore(_RECHECKS_AT_ONCE)
+        await asyncio.gather(*(self.recheck(each, at_once) for each in connections))
+
+    async def recheck_until_decided(self, connection: GatewayConnection) -> None:
+        while True:
+            if await self.recheck(connection):
+                return
+            await asyncio.sleep(RECONNECT_SECONDS[1])
+
+    async def recheck(
+        self, connection: GatewayConnection, at_once: asyncio.Semaphore | None = None
+    ) -> bool:
+        """Check again what a connection may see, and apply what changed. False if that could not be
+        decided now."""
+        decided = True
+        async with at_once or asyncio.Semaphore():
+            for id in list(connection.accesses):
+                subscription = connection.session.subscriptions.get(id)
+                if subscription is not None:
+                    decided &= await self._recheck_one(connection, subscription)
+        return decided
+
+    async def _recheck_one(
+        self, connection: GatewayConnection, subscription: AnySubscription
+    ) -> bool:
+        try:
+            if isinstance(subscription, SessionQuery):
+                await self._change_identity(subscription)
+            elif isinstance(subscription, SessionTopic):
+                await self._follow_again(connection, subscription)
+            elif isinstance(subscription, ChannelSubscription):
+                assert subscription.handle is not None, "access is checked once it is open"
+                await subscription.handle.recheck(connection.session.identity)
+            else:
+                await self._decide_again(connection, subscription)
+        except HeadwaterError as error:
+            if error.retryable:
+                return False
+            subscription.failed(error)
+            subscription.close()
+        except Exception:
+            # Deny when undecided; and one failure must not stop the check of the others.
+            logger.exception("the access of a subscription could not be checked again")
+            subscription.failed(Forbidden("access could not be decided"))
+            subscription.close()
+        return True
+
+    async def _change_identity(self, subscription: SessionQuery) -> None:
+        session = subscription.session
+        # Another token may come while this one takes effect, and must not lose to it.
+        while subscription.identity is not session.identity and not subscription.over:
+            assert subscription.handle is not None, "access is checked once it is open"
+            identity = session.identity
+            await subscription.handle.change_identity(identity)
+            subscription.identity = identity
+
+    async def _follow_again(
+        self, connection: GatewayConnection, subscription: SessionTopic
+    ) -> None:
+        definition, parameters = self._topics.find(subscription.topic)
+        access_request = connection.access_requests[subscription.id]
+        access = await self.of_topic(connection, definition, parameters, access_request)
+        handle = subscription.handle
+        if handle is not None and handle.access != access:
+            await self._hub.topics.admit(definition, access)
+            handle.access = access
+
+    async def _decide_again(
+        self, connection: GatewayConnection, subscription: SessionLive | SessionFeed
+    ) -> None:
+        known, access_request = (
+            connection.accesses[subscription.id],
+            connection.access_requests[subscription.id],
+        )
+        if isinstance(subscription, SessionFeed):
+            accesses = await self._of_feed_again(connection, known, access_request)
+        else:
+            accesses = await self.of(connection, list(known), access_request)
+        if accesses != known and not subscription.over:
+            await self._change_access(subscription, accesses)
+            if not subscription.over:
+                connection.accesses[subscription.id] = accesses
+
+    async def _of_feed_again(
+        self, connection: GatewayConnection, known: dict[str, Access], access_request: AccessRequest
+    ) -> dict[str, Access]:
+        tables = tuple(name for name in known if name != _ALL)
+        try:
+            return await self.of_feed(connection, tables, access_request)
+        except InvalidQuery:  # All tables, and no longer an admin.
+            raise _changed() from None
+
+    async def _change_access(
+        self, subscription: SessionLive | SessionFeed, accesses: dict[str, Access]
+    ) -> None:
+        if isinstance(subscription, SessionFeed) or subscription.handle is None:
+            raise _changed()
+        (access,) = accesses.values()
+        await subscription.handle.change_access(access)
+
+
+def _changed() -> Forbidden:
+    return Forbidden("your access has changed", code="access_changed", hint="Subscribe again.")
+
+
+def _needs_access_function(connection: GatewayConnection) -> bool:
+    subscriptions = connection.session.subscriptions.values()
+    return any(isinstance(each, SessionTopic | ChannelSubscription) for each in subscriptions)
+
+
+def _some_rows(definition: TopicDefinition, table: str) -> Forbidden:
+    return Forbidden(
+        f"topic {definition.pattern.text} sends whole rows of {table}, and you may read only some",
+        hint="Give the topic an access function. Then that function alone decides.",
+    )
+
+
+def combined_access(accesses: dict[str, Access]) -> Access:
+    """What a user may see of the tables of one feed."""
+    several = len(accesses) > 1
+    if several and any(access.where != EVERYTHING for access in accesses.values()):
+        raise InvalidQuery(
+            "you may read only some rows of these tables, and one feed cannot filter several"
+            " tables",
+            path="tables",
+            hint="Open a feed for each table.",
+        )
+    first = next(iter(accesses.values()), Access())
+    history = first.history
+    for access in accesses.values():
+        history = _shorter(history, access.history)
+    return msgspec.structs.replace(first, history=history)
+
+
+def _shorter(one: timedelta | None, other: timedelta | None) -> timedelta | None:
+    """The shorter time; None is for ever."""
+    return min((each for each in (one, other) if each is not None), default=None)

@@ -1,0 +1,154 @@
+"""Keys that an issuer publishes (JWKS), behind a URL or in a file.
+
+Fetched when first needed, when they have grown old, and when a token names a key that is not among
+them; never more often than the cooldown, whatever tokens say. A failed fetch leaves the keys as
+they were. Without any keys the error is the gateway's and not the client's: `Unavailable`, never
+`Unauthorized`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import httpx
+
+from headwater.errors import ConfigError, Unavailable
+from headwater.gateway.auth import keys
+from headwater.gateway.auth.keys import Key
+from headwater.limits import (
+    JWKS_BYTES_MAX,
+    JWKS_COOLDOWN_SECONDS,
+    JWKS_REFRESH_SECONDS,
+    JWKS_TIMEOUT_SECONDS,
+)
+from headwater.settings import Settings, read_file
+from headwater.tasks import ended
+
+logger = logging.getLogger(__name__)
+
+
+class KeySet:
+    """The keys as last fetched. `clock` only measures how long ago something was."""
+
+    def __init__(
+        self,
+        load: Callable[[], Awaitable[bytes]],
+        algorithms: Sequence[str] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.known: tuple[Key, ...] = ()
+        self._load = load
+        self._algorithms = algorithms
+        self._clock = clock
+        self._fetching: asyncio.Task[None] | None = None
+        self._fetched_at: float | None = None
+        self._tried_at: float | None = None
+        self._failed = False
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> KeySet | None:
+        """A file is read at once, a URL when the first token comes."""
+        source = settings.auth_jwks
+        if source is None:
+            return None
+        if settings.auth_jwks_is_url:
+            return cls(partial(_fetch, source), settings.auth_algorithms)
+        key_set = cls(partial(_read, source), settings.auth_algorithms)
+        try:
+            key_set.put(read_file(source, name="auth_jwks"))
+        except keys.NotAKey as error:
+            raise ConfigError(
+                f"auth_jwks: {source} is not a key set: {error}",
+                hint='It looks like {"keys": [{"kty": "RSA", "kid": "…", "n": "…", "e": "AQAB"}]}.',
+            ) from error
+        return key_set
+
+    def put(self, data: bytes) -> None:
+        """Take these keys from now on; keys.NotAKey for what is no key set."""
+        self.known = keys.restricted(keys.from_key_set(data), self._algorithms)
+        self._fetched_at = self._clock()
+        self._failed = False
+
+    async def fitting(self, algorithm: str, id: str | None) -> list[Key]:
+        """The keys that may have signed a token with this header; none where its `kid` is unknown
+        or the algorithm is not that of the key."""
+        if algorithm.startswith("HS"):
+            return []  # nor need anything be fetched to know that
+        if self._is_old and not (self.known and self._fetching is not None):
+            await self._refresh()
+        if id is not None and all(key.id != id for key in self.known):
+            await self._refresh()
+        found = [key for key in self.known if key.fits(algorithm, id)]
+        if not found and self._failed:
+            raise Unavailable(
+                "the key set that tokens are verified with cannot be fetched",
+                hint="Try again. The gateway's log has the reason; the setting is auth_jwks.",
+            )
+        return found
+
+    @property
+    def _is_old(self) -> bool:
+        return self._fetched_at is None or self._ago(self._fetched_at) >= JWKS_REFRESH_SECONDS
+
+    def _ago(self, moment: float) -> float:
+        return self._clock() - moment
+
+    async def _refresh(self) -> None:
+        """Fetch the keys, unless that was tried within the cooldown. The fetch belongs to no
+        client: one that leaves neither ends it nor lets the next one begin another."""
+        if self._fetching is None:
+            if self._tried_at is not None and self._ago(self._tried_at) < JWKS_COOLDOWN_SECONDS:
+                return
+            self._tried_at = self._clock()
+            self._fetching = asyncio.create_task(self._fetch())
+        await asyncio.shield(self._fetching)
+
+    async def _fetch(self) -> None:
+        try:
+            self.put(await self._load())
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, keys.NotAKey) as error:
+            self._failed = True
+            reason = str(error) or type(error).__name__
+            logger.warning("the key set (auth_jwks) cannot be fetched: %s", reason)
+        except Exception:
+            self._failed = True
+            logger.exception("the key set (auth_jwks) cannot be fetched")
+        finally:
+            self._fetching = None
+
+    async def close(self) -> None:
+        """Give up a fetch that is under way."""
+        if self._fetching is not None:
+            await ended(self._fetching)
+
+
+async def _read(path: str) -> bytes:
+    return await asyncio.to_thread(Path(path).read_bytes)
+
+
+async def _fetch(url: str) -> bytes:
+    """Redirects are not followed: the keys come from where the setting says. Nor is an answer
+    unpacked: a few hundred bytes can become gigabytes in one step."""
+    headers = {"accept": "application/json", "accept-encoding": "identity"}
+    async with (
+        asyncio.timeout(JWKS_TIMEOUT_SECONDS),
+        httpx.AsyncClient(timeout=JWKS_TIMEOUT_SECONDS) as client,
+        client.stream("GET", url, headers=headers) as response,
+    ):
+        if response.status_code != httpx.codes.OK:
+            raise keys.NotAKey(f"the answer has status {response.status_code}")
+        encoding = response.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            raise keys.NotAKey(f"the answer has the encoding {encoding!r:.40}, not identity")
+        data = bytearray()
+        async for chunk in response.aiter_raw():
+            data += chunk
+            if len(data) > JWKS_BYTES_MAX:
+                raise keys.NotAKey(f"it has more than {JWKS_BYTES_MAX} bytes")
+    return bytes(data)

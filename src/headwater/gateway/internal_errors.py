@@ -1,0 +1,17 @@
+"""Unexpected errors: the client gets an id, the log gets the details."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+from headwater.errors import HeadwaterError
+
+logger = logging.getLogger(__name__)
+
+
+def internal_error() -> HeadwaterError:
+    """Log the current unexpected exception, and return the error that names its log entry."""
+    id = secrets.token_hex(4)
+    logger.exception("request failed (%s)", id)
+    return HeadwaterError(f"internal error; the gateway's log has it under {id}", code="internal")

@@ -1,0 +1,185 @@
+"""The changes that handlers of `hw.on("change")` are called with: all of them, in order.
+
+Usually a flush calls the handlers itself. What it passes over (a backlog), and what comes faster
+than async handlers take it, is handed over beside the flushes: a stretch of the log that is read
+page by page, then what later flushes brought. Only what the log cannot tell any more is left out,
+and a `gap` event says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Collection, Sequence
+
+import msgspec
+import psycopg
+
+from headwater.database import connect
+from headwater.errors import DatabaseError, HeadwaterError, ResyncRequired
+from headwater.hub.flush_state import FlushState
+from headwater.hub.part import Flush, Part
+from headwater.hub.resources import Resources
+from headwater.log.reading.reader import LogReader
+from headwater.log.reconnect import is_lost, reconnect_pause
+from headwater.model import Change, Position, Table, Transaction
+from headwater.queries.events import ChangeEvent, Events, GapEvent
+
+_EVENT_CHANGES_MAX = 10_000
+"""Changes that wait for handlers of `hw.on("change")`. More are read from the log later."""
+
+
+logger = logging.getLogger(__name__)
+
+
+class _Stretch(msgspec.Struct):
+    """A part of the log that is to be handed over. Its transactions are known, or to be read."""
+
+    since: Position
+    until: Position
+    restarts: int | None = None
+    """How often the server had been restarted, where a crash may take the positions back."""
+    transactions: Sequence[Transaction] | None = None
+
+    @property
+    def count(self) -> int:
+        return sum(len(each.changes) for each in self.transactions or ())
+
+
+class ChangeEvents(Part):
+    """Calls the handlers of an application."""
+
+    def __init__(self, resources: Resources, flushes: FlushState, events: Events) -> None:
+        self._resources = resources
+        self._flushes = flushes
+        self._events = events
+        self._waiting: deque[_Stretch] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._lost_since: Position | None = None
+        self._is_lost = False
+
+    def ended(self, flush: Flush) -> None:
+        if not self._events.wanted("change"):
+            self._is_lost = False
+            return
+        if self._is_lost:
+            self._is_lost = False
+            self._events.emit(GapEvent(self._lost_since, flush.position))
+        is_behind = self._task is not None
+        rest = flush.changes if is_behind else self._emit_while_there_is_room(flush.changes)
+        if rest:
+            self._wait(_Stretch(flush.since, flush.position, self._flushes.restarts, rest))
+
+    def skipped(self, since: Position, until: Position, tables: Collection[Table] | None) -> None:
+        """They are read from the log."""
+        if self._events.wanted("change") and (
+            tables is None or any(not table.is_system for table in tables)
+        ):
+            self._wait(_Stretch(since, until))
+
+    def skip_failed(self) -> None:
+        self.resync()
+
+    def resync(self) -> None:
+        """What happens until the next flush cannot be read; nor what waited for it."""
+        if not self._is_lost:
+            first = self._waiting[0].since if self._waiting else self._flushes.position
+            self._is_lost, self._lost_since = True, first
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    # -------------------------------------------------------------------- at once
+
+    def _emit_while_there_is_room(self, transactions: Sequence[Transaction]) -> list[Transaction]:
+        """Returns what is left."""
+        for at, transaction in enumerate(transactions):
+            for number, change in enumerate(transaction.changes):
+                if not self._events.has_room:
+                    rest = msgspec.structs.replace(
+                        transaction, changes=transaction.changes[number:]
+                    )
+                    return [rest, *transactions[at + 1 :]]
+                self._emit(change, transaction.position)
+        return []
+
+    def _emit(self, change: Change, position: Position) -> None:
+        if not change.table.is_system:
+            self._events.emit(
+                ChangeEvent(
+                    change.table.label,
+                    change.op,
+                    change.key,
+                    change.changed,
+                    change.at,
+                    change.actor,
+                    position,
+                )
+            )
+
+    # -------------------------------------------------------------------- beside the flushes
+
+    def _wait(self, stretch: _Stretch) -> None:
+        """It is handed over after all before it."""
+        waiting = self._waiting
+        waiting.append(stretch)
+        if sum(each.count for each in waiting) > _EVENT_CHANGES_MAX and len(waiting) > 1:
+            # The first is being handed over, maybe in part.
+            first, second = waiting.popleft(), waiting[0]
+            merged = _Stretch(second.since, stretch.until, self._flushes.restarts)
+            self._waiting = deque([first, merged])
+        if self._task is None:
+            self._task = self._resources.spawn(self._run())
+
+    async def _run(self) -> None:
+        while self._waiting:
+            stretch = self._waiting[0]
+            try:
+                await self._hand_over(stretch)
+            except Exception:
+                logger.exception("changes cannot be handed to the application")
+                self._events.emit(GapEvent(stretch.since, stretch.until))
+            self._waiting.popleft()
+        self._task = None
+
+    async def _hand_over(self, stretch: _Stretch) -> None:
+        if stretch.transactions is not None:
+            for transaction in stretch.transactions:
+                for change in transaction.changes:
+                    await self._events.room()
+                    self._emit(change, transaction.position)
+            return
+        done: dict[int, int] = {}
+        attempt = 0
+        while True:
+            try:
+                if stretch.restarts not in (None, self._flushes.restarts):
+                    raise ResyncRequired("the server was restarted meanwhile")
+                await self._read(stretch, done)
+                return
+            except ResyncRequired:
+                self._events.emit(GapEvent(stretch.since, stretch.until))
+                return
+            except (psycopg.Error, DatabaseError, HeadwaterError) as error:
+                if isinstance(error, psycopg.Error | DatabaseError) and not is_lost(error):
+                    raise
+                await asyncio.sleep(reconnect_pause(attempt))
+                attempt += 1
+
+    async def _read(self, stretch: _Stretch, done: dict[int, int]) -> None:
+        """From the log. `done` has the last change of each transaction that was handed over."""
+        connection = await connect(self._resources.url, purpose="catch-up")
+        try:
+            reader = await LogReader.open(connection)
+            await reader.check(connection, stretch.since)
+            async for each in reader.catch_up(connection, stretch.since, stretch.until):
+                for change in each.changes:
+                    if change.seq > done.get(each.xid, 0):
+                        await self._events.room()
+                        self._emit(change, each.position)
+                        done[each.xid] = change.seq
+                await asyncio.sleep(0)
+        finally:
+            await connection.close()

@@ -1,0 +1,68 @@
+"""Looks again at the tables and rights of live queries, which no change in the log announces.
+
+No change says that a role lost a right, that a policy was altered, or that the table it reads was.
+So every table is looked up again once a period and every right asked for again; a right that is
+gone ends the subscriptions that rest on it. Guarded views are read again beside the flushes, spread
+over the period, and their subscribers are sent something only where the result differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from headwater.errors import CaptureError, Forbidden, HeadwaterError
+from headwater.hub.live_views.registry import LiveViews
+from headwater.hub.live_views.view import LiveView
+from headwater.hub.live_views.visibility import guarded
+from headwater.hub.row_security import scope_of
+from headwater.hub.tables import KnownTable, Tables
+
+
+async def recheck(views: LiveViews, tables: Tables, seconds: float) -> None:
+    """Every table and every right once; then guarded views, spread over this many seconds."""
+    by_name: dict[str, list[LiveView]] = {}
+    for view in views:
+        by_name.setdefault(view.request.table, []).append(view)
+    for name, its in by_name.items():
+        try:
+            known = await tables.find(name)
+        except CaptureError as error:
+            await _end_if_dropped(views, tables, its, error)
+            continue
+        for view in its:
+            if not view.removed:
+                await _recheck_view(views, tables, view, known)
+    secured = [view for view in views if guarded(view)]
+    for view in secured:
+        if not view.removed and view.live:
+            views.open(view, quiet=True)
+        await asyncio.sleep(seconds / len(secured))
+
+
+async def _end_if_dropped(
+    views: LiveViews, tables: Tables, its: list[LiveView], error: HeadwaterError
+) -> None:
+    """A table that is only disabled keeps its subscriptions, until it is enabled again."""
+    for view in its:
+        exists = await tables.ask("select from pg_class where oid = %s", (view.known.table.oid,))
+        if not exists and not view.removed:
+            views.fail_all(view, error)
+
+
+async def _recheck_view(
+    views: LiveViews, tables: Tables, view: LiveView, known: KnownTable
+) -> None:
+    if (known.table.id, known.secured) != (view.known.table.id, view.known.secured):
+        views.reopen(view)
+        return
+    for access in {each.access.role: each.access for each in view.subscribers}.values():
+        try:
+            scope = await scope_of(tables, known, view.query, access)
+        except Forbidden as error:
+            for subscription in list(view.subscribers):
+                if subscription.access.role == access.role:
+                    subscription.fail(error)
+            continue
+        if scope is not None and view.scope is not None and scope.checked != view.scope.checked:
+            views.reopen(view)
+            return

@@ -1,0 +1,72 @@
+"""One view's part in a flush: the changes that came for it, and what it makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from headwater.hub.live_views.view import InitialSnapshot, LiveView
+from headwater.live.needs import Need
+from headwater.live.streamed import Streamed
+from headwater.live.window import Window
+from headwater.model import Change, Delta, Row
+
+_ONE_BY_ONE_MAX = 16
+"""Up to this many changes are applied transaction by transaction, which is quick for each; more are
+applied at once, and only what differs in the end is sent."""
+
+
+class ViewStep:
+    """Takes a state from the last flush to this one."""
+
+    __slots__ = (
+        "applied", "at", "changes", "deltas", "done", "error", "snapshot", "state", "view",
+    )  # fmt: skip
+
+    def __init__(self, view: LiveView, snapshot: InitialSnapshot | None = None) -> None:
+        self.view = view
+        self.snapshot = snapshot
+        self.state: Window | Streamed = view.state if snapshot is None else snapshot.state
+        self.changes: list[list[Change]] = []
+        if snapshot is not None and snapshot.changes:
+            self.changes.append(snapshot.changes)
+            snapshot.changes = []  # for those of later flushes
+        self.applied = False
+        """Whether the state has taken the changes."""
+        self.deltas: list[Delta] = []
+        self.at: datetime | None = None
+        self.error: Exception | None = None
+        """The driver's, for a question; or a fault of ours."""
+        self.done = False
+        """Whether all subscribers have what came of it, the view is read again, or a job beside the
+        flush answers for it."""
+
+    def add(self, changes: list[Change]) -> None:
+        """Those of one more transaction."""
+        self.changes.append(changes)
+
+    def apply(self) -> None:
+        self.applied = True
+        count = sum(map(len, self.changes))
+        if not count:
+            return
+        last = next(changes[-1] for changes in reversed(self.changes) if changes)
+        self.at = last.at
+        if count > _ONE_BY_ONE_MAX or self.snapshot is not None or self.view.scope is not None:
+            # Rows hidden from the scope are among the changes as deletes: all or nothing.
+            self._take([change for changes in self.changes for change in changes])
+        else:
+            for changes in self.changes:
+                self._take(changes)
+
+    def _take(self, changes: Sequence[Change]) -> None:
+        self.deltas += self.state.apply(changes).deltas
+
+    @property
+    def need(self) -> Need | None:
+        """What must be asked before it is done."""
+        needs = self.state.needs if self.error is None else ()
+        return needs[0] if needs else None
+
+    def answer(self, need: Need, rows: Sequence[Row]) -> None:
+        self.deltas += self.state.answer(need, rows).deltas

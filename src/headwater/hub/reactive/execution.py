@@ -1,0 +1,230 @@
+"""One execution of a query: in a transaction that was begun for it, as the caller, within its
+time; and what it read.
+
+What goes wrong in the function is the outcome, and harms no other query. A connection that is lost
+is not the query's fault and is raised: the pool tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+from weakref import WeakKeyDictionary, WeakSet
+
+import msgspec
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from headwater.database import Connection, connect, translated
+from headwater.errors import HeadwaterError, Unavailable
+from headwater.hub.reactive.group import Moment, QueryGroup, Reason, Seen
+from headwater.hub.snapshot_queries import lost
+from headwater.hub.tables import FORMATS
+from headwater.metrics import Metrics
+from headwater.queries.analysis.analyst import Analyst
+from headwater.queries.analysis.search_path import NameLookup, session_of
+from headwater.queries.analysis.statements import Executed, Read, Statement
+from headwater.queries.context import Context
+from headwater.queries.events import Events
+from headwater.queries.execution.chunked_fetch import StalePlan
+from headwater.queries.execution.error_mapping import caller_error
+from headwater.queries.execution.impersonation import (
+    end_impersonation,
+    impersonate,
+    role_settings,
+    statement_timeout,
+    trace_id_of,
+)
+from headwater.queries.execution.runner import run_with_timeout
+from headwater.settings import Settings
+
+
+class ExecutionOutcome(msgspec.Struct, frozen=True):
+    """How an execution ended: with a value, as JSON, or an error; and what it read."""
+
+    moment: Moment
+    reason: Reason
+    statements: frozenset[Statement] = frozenset()
+    value: bytes | None = None
+    error: HeadwaterError | None = None
+    reads: tuple[Read, ...] = ()
+    everything: bool = False
+    uncaptured: tuple[str, ...] = ()
+    analysed: bool = False
+    """Whether a statement was met for the first time."""
+    seen: Seen | None = None
+
+
+Finished: TypeAlias = Callable[[QueryGroup, ExecutionOutcome], None]
+
+
+class Execution:
+    """Executes groups, and reports how it went."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        analyst: Analyst,
+        events: Events,
+        finished: Finished,
+        metrics: Metrics,
+    ) -> None:
+        self._seconds = settings.query_timeout_period.total_seconds()
+        self._has_question_role = settings.question_url is not None
+        self._analyst = analyst
+        self._events = events
+        self._finished = finished
+        self.metrics = metrics
+        self._options = f"{FORMATS} -c statement_timeout={int(self._seconds * 1000)}"
+        self._sessions: WeakKeyDictionary[Connection, NameLookup] = WeakKeyDictionary()
+        self._current: WeakSet[Connection] = WeakSet()
+
+    async def open(self, url: str) -> Connection:
+        """A connection for queries, of which is known how it finds names."""
+        current = self._current
+        await self._analyst.note_settings()
+        connection = await connect(
+            url,
+            purpose="queries",
+            options=self._options,
+            prepares=False,
+            application_path=True,
+        )
+        try:
+            with translated(url):
+                self._sessions[connection] = await session_of(connection)
+        except BaseException:
+            await connection.close()
+            raise
+        current.add(connection)
+        return connection
+
+    def is_current(self, connection: Connection) -> bool:
+        """Whether its session is like one that would begin now."""
+        return connection in self._current
+
+    @property
+    def users(self) -> set[str]:
+        """As whom sessions were begun."""
+        return {session.user for session in self._sessions.values()}
+
+    def outdate(self) -> None:
+        """Sessions that began before this are not like new ones: they have other settings, or
+        plans that the server does not make again (for a role that may see more, for example)."""
+        self._current = WeakSet()
+
+    async def run(
+        self, connection: Connection, group: QueryGroup, moment: Moment, seen: Seen | None
+    ) -> bool:
+        """Execute a group in the connection's transaction. Raises if the connection is lost.
+        Returns whether the transaction is as it was, so that it may serve another."""
+        reason, executed = group.reason, list[Executed]()
+        self.metrics.query_executions.labels(reason).inc()
+        began = time.perf_counter()
+        fenced = self._needs_fence(group)
+        value, error = await self._call(connection, group, executed, fenced)
+        took = time.perf_counter() - began
+        self.metrics.query_seconds.observe(took)
+        group.cost.ran(took)
+        group.losses = 0
+        outcome = ExecutionOutcome(moment, reason, value=value, error=error, seen=seen)
+        outcome = await self._with_reads(outcome, group, executed, self._sessions[connection])
+        self._finished(group, outcome)
+        # What may read anything may also have changed settings, as `set_config` does.
+        is_known = len(outcome.statements) > 0 or not executed
+        return fenced or (is_known and not outcome.everything)
+
+    def _needs_fence(self, group: QueryGroup) -> bool:
+        """Whether settings are made for it, or are likely to be made by it."""
+        return bool(group.identity.role or group.query.timeout or group.everything)
+
+    async def _call(
+        self, connection: Connection, group: QueryGroup, executed: list[Executed], fenced: bool
+    ) -> tuple[bytes | None, HeadwaterError | None]:
+        query, identity = group.query, group.identity
+        seconds = query.timeout or self._seconds
+        settings = [
+            *role_settings(identity),
+            *(statement_timeout(seconds) if query.timeout else ()),
+        ]
+        trace_id = trace_id_of(group.trace_id)
+        context = Context(
+            connection,
+            identity,
+            function=query.name,
+            trace_id=trace_id,
+            events=self._events,
+            observe=executed.append,
+        )
+        try:
+            if fenced:
+                refuses = identity.role is not None and not self._has_question_role
+                await impersonate(connection, settings, refuses_policies=refuses)
+            value = await run_with_timeout(query, context, group.arguments, seconds)
+            if connection.closed:  # the function made do without what it could not read
+                raise psycopg.OperationalError("the connection was lost while it ran")
+            return query.encode(value), None
+        except Exception as error:
+            if isinstance(error, psycopg.Error) and (lost(error) or isinstance(error, StalePlan)):
+                raise
+            if isinstance(error.__cause__, TimeoutError):
+                await connection.close()  # whatever it was waiting for may still be under way
+            events = self._events
+            return None, caller_error(
+                error, query, identity=identity, trace_id=trace_id, events=events
+            )
+        except asyncio.CancelledError:
+            await connection.close()  # it may not answer, and no task waits
+            raise
+        finally:
+            await self._clean(connection, fenced)
+
+    async def _clean(self, connection: Connection, fenced: bool) -> None:
+        """Nothing of one query is there for the next. What failed is rolled back anyway."""
+        match connection.info.transaction_status:
+            case TransactionStatus.INTRANS:
+                if fenced and not await end_impersonation(connection):
+                    await connection.close()
+            case TransactionStatus.INERROR:
+                pass
+            case _:  # a statement that was not awaited is under way, or the transaction is over
+                await connection.close()
+
+    async def _with_reads(
+        self,
+        outcome: ExecutionOutcome,
+        group: QueryGroup,
+        executed: list[Executed],
+        session: NameLookup,
+    ) -> ExecutionOutcome:
+        reads, role = list[Read](), group.identity.role
+        everything, uncaptured, analysed = False, dict[str, None](), False
+        for each in executed:
+            known = self._analyst.known(each.statement, role, session)
+            if known is None:
+                analysed = True
+                try:
+                    known = await self._analyst.analyse(each.statement, role, session)
+                except HeadwaterError as error:
+                    return msgspec.structs.replace(outcome, value=None, error=error)
+            reads += known.reads(each)
+            everything |= known.everything
+            uncaptured.update(dict.fromkeys(known.uncaptured))
+        return msgspec.structs.replace(
+            outcome,
+            statements=frozenset(each.statement for each in executed),
+            reads=tuple(dict.fromkeys(reads)),
+            everything=everything,
+            uncaptured=tuple(uncaptured),
+            analysed=analysed,
+        )
+
+    def give_up(self, group: QueryGroup, moment: Moment) -> None:
+        """Its connection was lost time and again."""
+        error = Unavailable(
+            f"query {group.query.name}: the database ended the connection while it ran",
+            hint="PostgreSQL's own log has the reason.",
+        )
+        self._finished(group, ExecutionOutcome(moment, group.reason, error=error))

@@ -1,0 +1,48 @@
+"""What the hub lends to its parts: the database's address, known tables, memory, metrics, tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from itertools import count
+from typing import Any
+
+from headwater.hub.tables import Tables
+from headwater.memory import Memory
+from headwater.metrics import Metrics
+
+_FEED_CATCH_UPS_MAX = 16
+"""Change feeds that catch up from the log at the same time. Further ones wait for their turn."""
+
+
+class Resources:
+    """`question_url` is the login for statements that run as a user's role; None without one."""
+
+    def __init__(
+        self, url: str, question_url: str | None, tables: Tables, memory: Memory, metrics: Metrics
+    ) -> None:
+        self.url = url
+        self.question_url = question_url
+        self.tables = tables
+        self.memory = memory
+        self.metrics = metrics
+        self.catch_ups = asyncio.Semaphore(_FEED_CATCH_UPS_MAX)
+        """How many subscriptions read the log at a time."""
+        self._ids = count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def next_id(self) -> int:
+        """The number of a new view of any kind."""
+        return next(self._ids)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run beside everything else, and end with the hub."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def end_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,311 @@
+"""Reads the changes since a position. No loop and no waiting: `follow` has those.
+
+One statement asks for the rows of all transactions that the position does not contain, and for its
+own snapshot, which is the next position. Where that is more than a page, both positions are fixed,
+and `catch_up` reads the pages between them by number. The same pair always gives the same changes.
+
+Which rows these are is decided in `headwater.log.between`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from psycopg import errors
+from psycopg.pq.abc import PGresult
+
+from headwater.database import Connection
+from headwater.errors import ResyncRequired
+from headwater.limits import LOG_TABLES_SECONDS
+from headwater.log import marks, reach
+from headwater.log.between import (
+    BETWEEN,
+    BETWEEN_TESTED,
+    SINCE,
+    parameters,
+    since_ranges,
+)
+from headwater.log.reading.rows import ROWS_AS_JSON, LogRow, Shapes, decode_rows
+from headwater.log.reading.slots import Slots
+from headwater.log.reading.transactions import PendingTransactions
+from headwater.model import Position, Table, Transaction
+
+_LOG_PAGE_CHANGES = 50_000
+"""Changes in one read. With more since the position, they are read page by page."""
+
+
+class LogBatch(msgspec.Struct, frozen=True):
+    """The result of one read. `position` is how far the log was read.
+
+    With `backlog` set, there is more than a page: the batch has no transactions, and
+    `LogReader.catch_up` reads from the old position to this one. The position survives a crash of
+    the server once its WAL is on disk up to `written`; at the time of the read it was on disk up to
+    `flushed`. `has_changes` says that anything was written, also to tables that the reader does not
+    want.
+    """
+
+    transactions: tuple[Transaction, ...]
+    position: Position
+    written: int
+    flushed: int
+    has_changes: bool
+    backlog: bool = False
+
+
+class LogReader:
+    """Reads the log over connections that its caller owns; remembers shapes and slots.
+
+    `wants` leaves tables out before their images are decoded. Without it, only the tables of
+    Headwater itself are left out, such as signals.
+    """
+
+    def __init__(
+        self,
+        log: str,
+        installation: str,
+        opened: Position,
+        wants: Callable[[Table], bool] | None = None,
+    ) -> None:
+        self.log = log
+        self._opened = opened
+        self._installation = installation.encode()
+        self._shapes = Shapes(wants)
+        self._slots = Slots()
+
+    @classmethod
+    async def open(
+        cls, connection: Connection, wants: Callable[[Table], bool] | None = None
+    ) -> LogReader:
+        """A reader of the log in this database. The connection is for reading the log only."""
+        # Making a plan for each read would cost more than the read. The one plan must neither scan
+        # a slot that was empty when it was made, nor start workers for a handful of rows.
+        for setting in (
+            "plan_cache_mode = force_generic_plan",
+            "enable_seqscan = off",
+            "jit = off",
+            "max_parallel_workers_per_gather = 0",
+        ):
+            await connection.execute(f"set {setting}")
+        log, installation, snapshot = await _one(
+            connection,
+            "select headwater.log_id(), id, pg_current_snapshot()::text"
+            " from headwater.installation",
+        )
+        return cls(log, installation, Position.of_snapshot(log, snapshot), wants)
+
+    async def now(self, connection: Connection) -> Position:
+        """The present position."""
+        (snapshot,) = await _one(connection, "select pg_current_snapshot()::text")
+        return await self._marked(connection, Position.of_snapshot(self.log, snapshot))
+
+    async def _marked(
+        self, connection: Connection, position: Position, since: Position | None = None
+    ) -> Position:
+        """With a mark of the newest rows, for a position that was not reached by a read."""
+        cursor = await connection.execute(
+            marks.NEWEST.encode(), marks.newest_parameters(position, since)
+        )
+        return marks.marked(position, await cursor.fetchall(), since)
+
+    async def check(self, connection: Connection, position: Position) -> None:
+        """Raise ResyncRequired unless the log still has everything since the position."""
+        await reach.check(connection, position, self.log)
+
+    async def read(self, connection: Connection, since: Position) -> LogBatch:
+        """Everything committed since the position, as of the connection's snapshot.
+
+        In a repeatable-read transaction, that is the transaction's snapshot; otherwise now.
+        """
+        slots = await self._slots.holding(connection, since)
+        try:
+            cursor = await connection.execute(
+                _rows_since(slots, since_ranges(since)),
+                {**parameters(since), "limit": _LOG_PAGE_CHANGES + 1},
+                prepare=True,
+            )
+        except errors.ProgramLimitExceeded:
+            # Fewer rows than a page, but larger than the server can send at once.
+            return LogBatch((), await self.now(connection), 0, 0, has_changes=True, backlog=True)
+        answer = _values(cursor.pgresult, 8)
+        snapshot, floor, installation, retention, slot, written, flushed, page = answer
+        if installation != self._installation:
+            raise ResyncRequired("the log was given another name", hint=reach.READ_AGAIN)
+        reach.check_floor(since, int(floor))
+        position = Position.of_snapshot(self.log, snapshot.decode())
+        if self._slots.must_repeat(retention, int(slot), position):
+            return await self.read(connection, since)
+        rows = decode_rows(page)
+        backlog = len(rows) > _LOG_PAGE_CHANGES
+        # A position from before this connection may contain transactions that were only ended by a
+        # restart of the server, after rows that are read now: no mark can begin there.
+        if backlog or (rows and not since.covers(self._opened)):
+            position = await self._marked(connection, position, since)
+        else:
+            stamps = (marks.Stamp.of(row.xid, row.seq, row.at) for row in rows)
+            mark = marks.mark_of_read(since, position, stamps)
+            position = msgspec.structs.replace(position, mark=mark)
+        await self._shapes.learn(connection, {row.shape for row in rows})
+        return LogBatch(
+            () if backlog else tuple(self._assemble(rows, since, position)),
+            position,
+            int(written),
+            int(flushed),
+            has_changes=bool(rows),
+            backlog=backlog,
+        )
+
+    async def tables_since(self, connection: Connection, since: Position) -> list[Table] | None:
+        """The tables that changed since the position, in every shape that they had, without those
+        that the reader does not want. None where the query takes too long."""
+        seconds = LOG_TABLES_SECONDS
+        try:
+            async with connection.transaction():
+                await connection.execute(
+                    f"set local statement_timeout = '{int(seconds * 1000)}ms'".encode()
+                )
+                await connection.execute("set local enable_seqscan = on")
+                cursor = await connection.execute(
+                    f"select distinct shape from headwater.log where {SINCE}", parameters(since)
+                )
+                shapes = {shape for (shape,) in await cursor.fetchall()}
+        except errors.QueryCanceled:
+            return None
+        await self._shapes.learn(connection, shapes)
+        return self._shapes.tables(shapes)
+
+    async def catch_up(
+        self, connection: Connection, since: Position, until: Position
+    ) -> AsyncIterator[Transaction]:
+        """The transactions between two positions, page by page. Only the last one carries `until`;
+        a consumer that resumes from an earlier one begins at `since` again."""
+        held: Transaction | None = None
+        pending = PendingTransactions()
+        async with aclosing(self._pages(connection, since, until)) as pages:
+            async for rows, upto in pages:
+                await self._shapes.learn(connection, {row.shape for row in rows})
+                pending.add(self._shapes.wanted(rows))
+                finished = await _without_changes_beyond(connection, pending.xids(), upto)
+                for xid, ready, complete in pending.take_ready(finished):
+                    if held is not None:
+                        yield held
+                    held = Transaction(xid, self._shapes.changes(ready), since, complete)
+        if held is not None:
+            yield Transaction(held.xid, held.changes, until)
+
+    async def _pages(
+        self, connection: Connection, since: Position, until: Position
+    ) -> AsyncGenerator[tuple[list[LogRow], int], None]:
+        """The rows between two positions in the order of `seq`, with the last number of each page.
+        A caller that stops early must close it: the next page was requested already."""
+        first, last = await _one(connection, _SEQ_BOUNDS, parameters(since, until))
+        size = _LOG_PAGE_CHANGES
+        fetching = asyncio.ensure_future(_fetch_page(connection, since, until, first, size))
+        try:
+            while first <= last:
+                try:
+                    page = await fetching
+                except errors.ProgramLimitExceeded:
+                    size = max(1, size // 10)
+                    fetching = asyncio.ensure_future(
+                        _fetch_page(connection, since, until, first, size)
+                    )
+                    continue
+                first += size
+                # PostgreSQL prepares the next page while this one is decoded.
+                fetching = asyncio.ensure_future(_fetch_page(connection, since, until, first, size))
+                await asyncio.sleep(0)
+                yield decode_rows(page), first - 1
+        finally:
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
+
+    def _assemble(
+        self, rows: list[LogRow], since: Position, position: Position
+    ) -> Iterator[Transaction]:
+        """Whole transactions in the order of their last change."""
+        pending = PendingTransactions()
+        pending.add(self._shapes.wanted(rows))
+        order = pending.xids()
+        for xid in order[:-1]:
+            yield Transaction(xid, self._shapes.changes(pending.take(xid)), since)
+        for xid in order[-1:]:
+            yield Transaction(xid, self._shapes.changes(pending.take(xid)), position)
+
+
+# After the rows: a slot that was emptied while it was read is noticed.
+_FLOOR = f"({reach.FLOOR} where page.rows is not null)"
+
+
+@lru_cache(maxsize=64)
+def _rows_since(slots: tuple[int, ...], ranges: tuple[str, ...]) -> str:
+    parts = " union all ".join(
+        f"select * from headwater.log_{slot} where {range_}" for slot in slots for range_ in ranges
+    )
+    return f"""
+        with page as materialized (
+          select {ROWS_AS_JSON} as rows
+          from (select * from ({parts}) new order by seq limit %(limit)s) ordered
+        )
+        select pg_current_snapshot()::text, {_FLOOR},
+               installation.id, installation.retention::text,
+               headwater.slot_at(clock_timestamp()),
+               pg_current_wal_insert_lsn() - '0/0', pg_current_wal_flush_lsn() - '0/0', page.rows
+        from page cross join headwater.installation"""
+
+
+_PAGE = f"""
+    with page as materialized (
+      select {ROWS_AS_JSON} as rows
+      from (
+        select * from headwater.log
+        where seq between %(first)s and %(last)s and {BETWEEN_TESTED}
+        order by seq
+      ) ordered
+    )
+    select {_FLOOR}, page.rows from page"""
+
+_SEQ_BOUNDS = (
+    f"select coalesce(min(seq), 1), coalesce(max(seq), 0) from headwater.log where {BETWEEN}"
+)
+
+
+async def _fetch_page(
+    connection: Connection, since: Position, until: Position, first: int, size: int
+) -> bytes:
+    numbers = {"first": first, "last": first + size - 1}
+    cursor = await connection.execute(_PAGE, parameters(since, until) | numbers)
+    floor, page = _values(cursor.pgresult, 2)
+    reach.check_floor(since, int(floor))
+    return page
+
+
+async def _without_changes_beyond(connection: Connection, xids: list[int], upto: int) -> list[int]:
+    """The transactions without rows after the pages read so far, in the same order."""
+    cursor = await connection.execute(
+        "select x.xid::text::bigint from unnest(%s::xid8[]) with ordinality x (xid, n)"
+        " where not exists (select from headwater.log l where l.xid = x.xid and l.seq > %s)"
+        " order by x.n",
+        (list(map(str, xids)), upto),
+    )
+    return [row[0] for row in await cursor.fetchall()]
+
+
+def _values(result: PGresult | None, count: int) -> list[bytes]:
+    """The first row's values as the server sent them."""
+    assert result is not None
+    values = [result.get_value(0, column) for column in range(count)]
+    return [value for value in values if value is not None]
+
+
+async def _one(
+    connection: Connection, statement: str, values: dict[str, Any] | None = None
+) -> tuple[Any, ...]:
+    cursor = await connection.execute(statement.encode(), values)
+    row = await cursor.fetchone()
+    assert row is not None
+    return row

@@ -1,0 +1,25 @@
+"""Failpoints: places at which a test kills this process, as a crash of the machine would.
+
+`HEADWATER_FAILPOINT=written:3` kills it the third time that a batch has been written and not yet
+committed. Without the variable nothing happens.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+_VARIABLE = "HEADWATER_FAILPOINT"
+
+_passed: Counter[str] = Counter()
+
+
+def failpoint(name: str) -> None:
+    """Kill this process if the environment names this failpoint and this pass."""
+    wanted = os.environ.get(_VARIABLE)
+    if wanted is None:
+        return
+    _passed[name] += 1
+    if wanted == f"{name}:{_passed[name]}":
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,111 @@
+"""Continues a lake at the present position, where the log no longer has the changes that the lake
+lacks.
+
+The lake keeps its data. First a gap is recorded, then the streams are set to the present position,
+then a snapshot of every captured table is read: later changes are exact again. After an
+interruption all steps are repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import psycopg
+import pyarrow.compute as pc
+
+from headwater.database import connect_blocking, translated
+from headwater.errors import CaptureError
+from headwater.model import Position
+from headwater.pipeline.files import FileLocation
+from headwater.pipeline.lake import delta, events, gaps, snapshots
+from headwater.pipeline.lake.events import STORED_EVENTS
+from headwater.pipeline.lake.gaps import LakeGap
+from headwater.pipeline.lake.moments import contained_arrow
+from headwater.pipeline.reading.lake import Lake
+from headwater.pipeline.stream.checkpoints import LakeLock
+from headwater.pipeline.stream.offsets import Offset
+from headwater.pipeline.stream.planning import Planner
+
+
+class ResnapshotResult(msgspec.Struct, frozen=True):
+    """A table of which a snapshot was made; `error` if that failed."""
+
+    table: str
+    rows: int = 0
+    position: str | None = None
+    error: str | None = None
+
+
+def resnapshot(lake: Lake, url: str) -> Iterator[LakeGap | ResnapshotResult]:
+    """Continue at the present position. Yields the gap, if there is one, then each table.
+    PipelineError while a pipeline writes to the lake."""
+    with LakeLock(lake.root):
+        table = delta.create(lake.events_path, STORED_EVENTS, ["day"])
+        reached = events.last_offset(lake.events_path)
+        present, at = _now(url, None if reached is None else reached.position)
+        if reached is not None:
+            gap = LakeGap(reached.position, present, _last_time(lake, reached.position), at)
+            gaps.add(lake.gaps_path, gap)
+            yield gap
+        # From here on the lake continues at the present position.
+        delta.note(table, {"offset": msgspec.json.encode(Offset(present).to_dict()).decode()})
+        FileLocation.of(lake.root).remove("_checkpoints")
+        for name in _captured(url):
+            yield _taken(lake, url, name)
+
+
+def _taken(lake: Lake, url: str, name: str) -> ResnapshotResult:
+    try:
+        taken = lake.snapshot(url, name)
+    except CaptureError as error:
+        return ResnapshotResult(name, error=str(error))
+    return ResnapshotResult(name, taken.rows, str(taken.position))
+
+
+def _now(url: str, reached: Position | None) -> tuple[Position, datetime]:
+    """The present position, and a time after everything in it. If the database was restored to an
+    earlier state, the log gets a new name first: the lake identifies transactions by log and
+    id."""
+    planner = Planner(url)
+    try:
+        if reached is not None and planner.is_replaced(reached):
+            planner.rename_log()
+        position = planner.now()
+    finally:
+        planner.close()
+    with translated(url), _connected(url) as database:
+        row = database.execute("select clock_timestamp()").fetchone()
+    assert row is not None
+    return position, row[0].astimezone(UTC)
+
+
+def _captured(url: str) -> list[str]:
+    with translated(url), _connected(url) as database:
+        return [name for (name,) in database.execute(_CAPTURED).fetchall()]
+
+
+def _connected(url: str) -> psycopg.Connection[tuple[Any, ...]]:
+    return connect_blocking(url, purpose="pipeline")
+
+
+def _last_time(lake: Lake, reached: Position) -> datetime:
+    """The time of the last event, snapshot or gap in the lake that the position contains."""
+    taken = snapshots.load(lake.places)
+    known = [each.taken_at for each in taken if reached.covers(each.position)]
+    known += (gap.until_at for gap in gaps.load(lake.gaps_path) if reached.covers(gap.until))
+    contained = contained_arrow(reached, pc.field("xid"))
+    table = delta.open_table(lake.events_path)
+    if table is not None:
+        found = table.to_pyarrow_dataset().to_table(columns=["committed_at"], filter=contained)
+        last = pc.max(found["committed_at"]).as_py()
+        known += [last.astimezone(UTC)] if last is not None else []
+    return max(known, default=datetime(1970, 1, 1, tzinfo=UTC))
+
+
+_CAPTURED = """
+    select t.relid::regclass::text from headwater.tables t join pg_class c on c.oid = t.relid
+    where t.enabled and t.schema_name <> 'headwater' order by 1
+"""

@@ -1,0 +1,324 @@
+"""A stream of the pipeline: its streaming query, supervised.
+
+Only this module knows `readStream`, checkpoints and `foreachBatch`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headwater import limits
+from headwater.errors import HeadwaterError, PipelineError
+from headwater.pipeline.jobs.plan import PipelinePlan, StreamJob
+from headwater.pipeline.jobs.spark_errors import explain
+from headwater.pipeline.lake.events import after_offset
+from headwater.pipeline.stream.checkpoints import Checkpoint, owner_name
+from headwater.pipeline.stream.offsets import Offset
+from headwater.pipeline.stream.planning import Planner
+from headwater.pipeline.stream.progress import StreamLag, StreamProgress
+from headwater.pipeline.stream.sink import StreamSink
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger(__name__)
+
+
+class RunningStream:
+    """A job and its streaming query. `look` starts it, and starts it again after a failure."""
+
+    def __init__(self, spark: SparkSession, plan: PipelinePlan, job: StreamJob) -> None:
+        self.state = "starting"
+        self.error: HeadwaterError | None = None
+        self.offset: Offset | None = None
+        self.view = job.view
+        self._spark = spark
+        self._plan = plan
+        self._job = job
+        self._checkpoint = Checkpoint(plan.lake.checkpoint(job.name))
+        self._owner = owner_name()
+        self._starts = ThreadPoolExecutor(1, f"start of {job.name}")
+        self._starting: Future[None] | None = None
+        self._query: StreamingQuery | None = None
+        self._sink: StreamSink | None = None
+        self._seen: list[pa.Table] = []
+        self._failure: Exception | None = None
+        self._gate = Lock()
+        self._stopping = False
+        self._error_at: datetime | None = None
+        self._pause, self._start_at = limits.PIPELINE_RESTART_SECONDS[0], 0.0
+        self._restarts = 0
+        self._latest: dict[str, Any] = {}
+        self._rates = 0.0, 0.0
+        self._noted = ""
+        self._noted_batch: int | None = None
+        self._taken: dict[int, int | None] = {}
+        self._reached: Offset | None = None
+        self._batch: int | None = None
+        self._written: int | None = None
+        self._changes = 0
+
+    # -------------------------------------------------------------------- supervising
+
+    def look(self) -> None:
+        """Check the query, and start it if that is due. A start runs in a thread, because it may
+        take long, as when a view is built."""
+        if self._starting is not None:
+            if self._starting.done():
+                self._has_started(self._starting)
+        elif self.state in ("starting", "waiting") and time.monotonic() >= self._start_at:
+            self._starting = self._starts.submit(self._start)
+        elif self.state == "running" and self._query is not None:
+            self._note_progress(self._query)
+            if not self._query.isActive:
+                self._ended(self._query)
+
+    def _has_started(self, starting: Future[None]) -> None:
+        self._starting = None
+        try:
+            starting.result()
+            self.state = "running"
+        except Exception as error:
+            self._failed(error)
+
+    def _ended(self, query: StreamingQuery) -> None:
+        error = query.exception()
+        if error is not None:
+            self._failed(self._failure or error)
+        elif self._plan.once:
+            self._close_sink()
+            self.state = "stopped"
+        else:
+            self._failed(PipelineError("Spark stopped the query", retryable=True))
+
+    def _failed(self, error: Exception) -> None:
+        self._close_sink()
+        self.error = explain(error, self._job.name, self._plan.lake.root)
+        self._error_at = datetime.now(UTC)
+        log.warning("Stream %s of the pipeline failed: %s", self._job.name, self.error)
+        self._start_at = time.monotonic() + self._pause
+        self._pause = min(self._pause * 2, limits.PIPELINE_RESTART_SECONDS[1])
+        if not self.error.retryable or self._plan.once:
+            self.state = "failed"
+            return
+        self.state = "waiting"
+        self._restarts += 1
+
+    def restart(self) -> None:
+        """Stop, and start at the next look. A stream that has failed is started too, after its
+        pause."""
+        if self.state != "running" and time.monotonic() < self._start_at:
+            return
+        if self._starting is None and self.state in ("running", "failed", "waiting"):
+            self._stop_query()
+            self._stopping, self._start_at, self.state = False, 0.0, "starting"
+
+    def stop(self) -> None:
+        """Stop between two batches: wait for the batch that is being written."""
+        if self._starting is not None:
+            self._stopping = True
+            wait([self._starting], limits.PIPELINE_STOP_SECONDS)
+        self._starts.shutdown(wait=False)
+        self._stop_query()
+        if self.state != "failed":
+            self.state = "stopped"
+
+    def _stop_query(self) -> None:
+        self._stopping = True
+        if self._query is None:
+            self._close_sink()
+            return
+        if self._gate.acquire(timeout=limits.PIPELINE_STOP_SECONDS):
+            self._gate.release()
+            self._wait_for_commit(self._query)
+        self._note_progress(self._query)
+        try:
+            self._query.stop()
+        except Exception as error:  # Spark's own error; the next start repairs what is left
+            log.warning("Stream %s of the pipeline did not stop in time: %s", self._job.name, error)
+        self._close_sink()
+
+    def _close_sink(self) -> None:
+        """Close the sink, unless a batch still writes to it: then that batch closes it. To close a
+        connection in the middle of a batch would free memory that the driver still reads."""
+        sink, self._sink = self._sink, None
+        if sink is None:
+            return
+        self._seen += sink.contents()
+        if self._gate.acquire(timeout=limits.PIPELINE_LOOK_SECONDS):
+            try:
+                sink.close()
+            finally:
+                self._gate.release()
+
+    def contents(self) -> list[pa.Table]:
+        """The contents of the batches since the last call."""
+        found, self._seen = self._seen, []
+        return [*found, *(self._sink.contents() if self._sink is not None else ())]
+
+    def _wait_for_commit(self, query: StreamingQuery) -> None:
+        """Wait until Spark has recorded the batch as done, which it does after the sink returns.
+        This may give up: a batch that is not recorded is repeated, and then found to be written."""
+        deadline = time.monotonic() + limits.PIPELINE_REPORT_SECONDS
+        while query.isActive and self._written is not None and time.monotonic() < deadline:
+            latest = query.lastProgress
+            if latest is not None and latest["batchId"] >= self._written:
+                return
+            time.sleep(limits.PIPELINE_LOOK_SECONDS / 10)
+
+    # -------------------------------------------------------------------- the query
+
+    def _start(self) -> None:
+        self._failure = self._written = None
+        self._sink = self._job.sink(self._plan.lake, self._plan.url, self._checkpoint)
+        if self._stopping:
+            self._close_sink()
+            raise PipelineError("the pipeline is stopping")
+        if self._sink.is_new_stream:
+            self._checkpoint.remove()
+        self._checkpoint.check()
+        begin = self._begin()
+        reader = self._spark.readStream.format("headwater").option("url", self._plan.url)
+        if self._job.tables:
+            reader = reader.option("tables", ",".join(self._job.tables))
+        rows_max = self._plan.rows_max if self._job.rows_max is None else self._job.rows_max
+        if rows_max is not None:
+            reader = reader.option("maxRows", rows_max)
+        if begin is not None:
+            reader = reader.option("since", str(begin.position))
+        if self._job.reads_itself:
+            changes = reader.load().where("false")
+        else:
+            changes = after_offset(reader.load(), begin)
+        writer = changes.writeStream.foreachBatch(self._write).queryName(self._job.name)
+        writer = writer.option("checkpointLocation", self._checkpoint.path)
+        if self._plan.once:
+            self._query = writer.trigger(availableNow=True).start()
+        else:
+            seconds = self._plan.seconds if self._job.seconds is None else self._job.seconds
+            self._query = writer.trigger(
+                processingTime=f"{seconds * 1000:.0f} milliseconds"
+            ).start()
+
+    def _begin(self) -> Offset | None:
+        """Where the stream began, or begins now. It is saved first, so that the first batch has the
+        same rows when it is repeated."""
+        begin = self._checkpoint.begin
+        if begin is None and not self._checkpoint.exists:
+            assert self._sink is not None
+            begin = self._sink.begin or self._job.begin(self._plan.lake) or self._beginning()
+            self._checkpoint.begin_at(begin)
+        return begin
+
+    def _beginning(self) -> Offset:
+        planner = Planner(self._plan.url)
+        try:
+            return Offset(planner.beginning())
+        finally:
+            planner.close()
+
+    def _write(self, batch: DataFrame, batch_id: int) -> None:
+        with self._gate:
+            sink = self._sink
+            if self._stopping or sink is None:
+                raise PipelineError("the pipeline is stopping")
+            try:
+                taken, failure = sink.write(batch, batch_id), None
+            except Exception as error:
+                taken, failure = None, error
+            if self._sink is not sink:
+                sink.close()  # the stream was stopped without waiting for this batch
+                raise PipelineError("the pipeline has stopped") from failure
+            if failure is not None:
+                self._failure = failure
+                raise failure
+            self._taken[batch_id], self._written = taken, batch_id
+
+    # -------------------------------------------------------------------- progress
+
+    def _note_progress(self, query: StreamingQuery) -> None:
+        for latest in self._new_progress(query):
+            # Spark also reports while nothing happens, under the number of the batch to come.
+            if latest["timestamp"] <= self._noted or "addBatch" not in latest["durationMs"]:
+                continue
+            self._noted, self._noted_batch = latest["timestamp"], latest["batchId"]
+            with _unless_odd():
+                self.offset = Offset.from_dict(_end_offset(latest))
+            # A batch is done: the last error is over.
+            self._pause, self.error, self._error_at = limits.PIPELINE_RESTART_SECONDS[0], None, None
+            taken = self._taken.pop(latest["batchId"], None)
+            if taken is None:
+                taken = latest["numInputRows"]
+            # A batch of nothing but our own progress rows must not be reported: the report would
+            # be the next batch, without end.
+            if taken:
+                self._batch, self._reached = latest["batchId"], self.offset
+                self._rates = _rates(taken, self._latest, latest)
+                self._latest = latest
+                self._changes += taken
+
+    def _new_progress(self, query: StreamingQuery) -> Sequence[dict[str, Any]]:
+        """Spark's progress since the last look, and perhaps older entries. To fetch all that Spark
+        has takes tens of milliseconds, so that is done only where several may be new. The latest
+        entry may be one without a batch, and the batch before it be new."""
+        latest = query.lastProgress
+        if latest is None or latest["timestamp"] <= self._noted:
+            return ()
+        alone = self._noted_batch is not None and latest["batchId"] <= self._noted_batch + 1
+        return (latest,) if alone else query.recentProgress
+
+    def progress(self, behind: StreamLag | None = None) -> StreamProgress:
+        idle = behind is not None and behind.changes == 0
+        return StreamProgress(
+            self._job.name,
+            self.state,
+            self._owner,
+            self._batch,
+            None if self._reached is None else str(self._reached.position),
+            self._changes,
+            *((0.0, 0.0) if idle else self._rates),
+            None if behind is None else behind.changes,
+            None if behind is None else round(behind.seconds, 3),
+            self._restarts,
+            None if self.error is None else str(self.error)[: limits.PIPELINE_ERROR_CHARS_MAX],
+            self._error_at,
+        )
+
+
+def _end_offset(progress: dict[str, Any]) -> dict[str, Any]:
+    offset = progress["sources"][0]["endOffset"]
+    return dict(msgspec.json.decode(offset) if isinstance(offset, str) else offset)
+
+
+@contextmanager
+def _unless_odd() -> Iterator[None]:
+    """Ignore progress of Spark that has no offset: it is only displayed, and must end no stream."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, msgspec.DecodeError):
+        return
+
+
+def _rates(taken: int, before: dict[str, Any], latest: dict[str, Any]) -> tuple[float, float]:
+    """Changes a second: that came in, and that were written. Spark's own counts do not include rows
+    that a sink reads itself.
+
+    >>> batch = lambda at: {"timestamp": at, "durationMs": {"triggerExecution": 250}}
+    >>> _rates(100, batch("2026-11-15T10:00:00.000Z"), batch("2026-11-15T10:00:02.000Z"))
+    (50.0, 400.0)
+    """
+    worked = latest["durationMs"].get("triggerExecution", 0) / 1000
+    began = [datetime.fromisoformat(each["timestamp"]) for each in (before, latest) if each]
+    passed = (began[-1] - began[0]).total_seconds() if len(began) > 1 else worked
+    return round(taken / max(passed, 0.001), 1), round(taken / max(worked, 0.001), 1)

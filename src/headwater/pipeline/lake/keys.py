@@ -1,0 +1,109 @@
+"""A row's key as events store it: its values as PostgreSQL prints them in JSON, without blanks.
+
+Keys are compared as text, so that Parquet files without a match can be skipped. Values of Python
+and texts that people type are both accepted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from psycopg import sql
+
+from headwater.errors import InvalidQuery
+from headwater.live import kinds
+from headwater.model import Column, Table
+from headwater.pipeline.lake.schemas import arrow_type
+
+
+def key_text(table: Table, key: Any) -> str:
+    """The text of a key: one value, several in the order of the key, or by their names.
+
+    >>> column = Column("id", "integer", "integer")
+    >>> key_text(Table(1, "public", "orders", (column,), ("id",)), "42")
+    '{"id":42}'
+    """
+    columns = {column.name: column for column in table.columns}
+    values = _values(table, key)
+    parts = (
+        f"{json.dumps(name, ensure_ascii=False)}:{_json(columns[name], value)}"
+        for name, value in zip(table.key, values, strict=True)
+    )
+    return f"{{{','.join(parts)}}}"
+
+
+def key_expression(image: str, key: Sequence[str]) -> sql.Composed:
+    """The same in SQL, of an image."""
+    parts = (
+        sql.SQL(
+            "to_json({name}::text)::text || ':' || coalesce(({image} -> {name})::text, 'null')"
+        ).format(name=sql.Literal(name), image=sql.SQL(image))
+        for name in key
+    )
+    return sql.SQL("'{{' || {parts} || '}}'").format(parts=sql.SQL(" || ',' || ").join(parts))
+
+
+def _values(table: Table, key: Any) -> tuple[Any, ...]:
+    if isinstance(key, Mapping):
+        given = tuple(key[name] for name in table.key if name in key)
+        fits = set(key) == set(table.key)
+    else:
+        given = tuple(key) if isinstance(key, tuple | list) else (key,)
+        fits = len(given) == len(table.key)
+    if not fits:
+        raise InvalidQuery(
+            f"the key of {table.label} is ({', '.join(table.key)})",
+            hint="Give one value for each of these columns, in this order.",
+        )
+    return given
+
+
+def _json(column: Column, value: Any) -> str:
+    try:
+        read = kinds.read(kinds.kind_of(column), value)
+    except ValueError as error:
+        raise InvalidQuery(str(error), path=f"key.{column.name}") from None
+    return _printed(column, read)
+
+
+def _printed(column: Column, value: Any) -> str:
+    """As PostgreSQL prints it in JSON."""
+    match value:
+        case Decimal():
+            return f"{_scaled(column, value):f}"
+        case datetime():
+            return json.dumps(_moment(value))
+        case bytes():
+            return json.dumps(f"\\x{value.hex()}")
+        case str():
+            padded = _padded(column, value)
+            return json.dumps(padded, ensure_ascii=False)
+        case float():
+            return json.dumps(repr(value)) if value - value != 0 else f"{value!r}"
+    return msgspec.json.encode(value).decode()
+
+
+def _scaled(column: Column, value: Decimal) -> Decimal:
+    kind = arrow_type(column)
+    if column.declared == column.type or not pa.types.is_decimal(kind):
+        return value
+    return value.quantize(Decimal(1).scaleb(-kind.scale))
+
+
+def _moment(value: datetime) -> str:
+    text = value.isoformat(timespec="microseconds")
+    head, tail = text[:26].rstrip("0").rstrip("."), text[26:]
+    return head + tail
+
+
+def _padded(column: Column, value: str) -> str:
+    """`character(n)` is stored with its blanks."""
+    if column.type == "character" and column.declared.endswith(")"):
+        return value.ljust(int(column.declared[:-1].partition("(")[2]))
+    return value

@@ -1,0 +1,142 @@
+"""Filters as conditions of Spark.
+
+Both follow SQL. Spark orders texts by code point, whatever the collation of the column is. It does
+not know the order of an enumeration, and cannot compare types that are text in the lake (interval,
+inet): such comparisons are refused.
+"""
+
+from __future__ import annotations
+
+from datetime import time
+from functools import reduce
+from typing import TYPE_CHECKING, Any, assert_never
+from uuid import UUID
+
+import pyarrow as pa
+
+from headwater.errors import InvalidQuery
+from headwater.live import kinds
+from headwater.live.filters.check import check
+from headwater.live.filters.filter import And, Compare, Filter, In, IsNull, Like, Not, Or
+from headwater.live.filters.like import tokens
+from headwater.model import Column, Table
+from headwater.pipeline.lake.schemas import arrow_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+
+
+def condition(where: Filter, table: Table) -> SparkColumn:
+    """The filter over rows of the table, as `schemas` reads them. InvalidQuery where it does not
+    fit the table or Spark."""
+    return _ConditionBuilder(table).node(check(where, table))
+
+
+class _ConditionBuilder:
+    def __init__(self, table: Table) -> None:
+        self._columns = {column.name: column for column in table.columns}
+
+    def node(self, where: Filter) -> SparkColumn:
+        from pyspark.sql import functions as f
+
+        match where:
+            case And(parts):
+                return reduce(lambda a, b: a & b, map(self.node, parts), f.lit(True))
+            case Or(parts):
+                return reduce(lambda a, b: a | b, map(self.node, parts), f.lit(False))
+            case Not(part):
+                return ~self.node(part)
+            case IsNull(column):
+                return self._value(column).isNull()
+            case In(column, values):
+                parts = tuple(Compare(column, "=", v) for v in values if v is not None)
+                unknown = f.lit(None).cast("boolean") if None in values else f.lit(False)
+                return reduce(lambda a, b: a | b, map(self.node, parts), unknown)
+            case Like(column, pattern, fold):
+                value = self._value(column)
+                regex = _regex(pattern)
+                return value.rlike(f"(?isu){regex}" if fold else f"(?s){regex}")
+            case Compare(column, operator, value):
+                return self._compare(column, operator, value)
+            case _:
+                assert_never(where)
+
+    def _value(self, name: str) -> SparkColumn:
+        from pyspark.sql import functions as f
+
+        return f.col("`" + name.replace("`", "``") + "`")
+
+    def _compare(self, name: str, operator: str, value: Any) -> SparkColumn:
+        from pyspark.sql import functions as f
+
+        column = self._columns[name]
+        _check_comparable(column, operator, value)
+        left, right = self._value(name), _constant(column, value)
+        if column.type == "character":
+            left, right = f.rtrim(left), f.rtrim(right)
+        match operator:
+            case "=":
+                return left == right
+            case "!=":
+                return left != right
+            case "<":
+                return left < right
+            case "<=":
+                return left <= right
+            case ">":
+                return left > right
+            case _:
+                return left >= right
+
+
+def _check_comparable(column: Column, operator: str, value: Any) -> None:
+    kind = kinds.kind_of(column)
+    if not kind.text and not (kind.orders or (kind.equates and operator in ("=", "!="))):
+        raise InvalidQuery(
+            f"Spark cannot compare {column.name}, which is {column.declared}",
+            path="where",
+            hint="Read all rows, and compare them in your program.",
+        )
+    if isinstance(value, str) and arrow_type(column) != pa.string():
+        raise InvalidQuery(
+            f"{column.name}: Spark's {arrow_type(column)} cannot hold {value!r}", path="where"
+        )
+
+
+def _constant(column: Column, value: Any) -> SparkColumn:
+    from pyspark.sql import functions as f
+
+    match value:
+        case UUID():
+            return f.lit(str(value))
+        case time():
+            return f.lit(_clock(value))
+        case float() if column.type == "real":
+            return f.lit(value).cast("float")
+        case bytes():
+            return f.lit(bytearray(value))
+    return f.lit(value)
+
+
+def _clock(value: time) -> str:
+    """As PostgreSQL prints it: without zeros at the end."""
+    text = value.isoformat()
+    return text.rstrip("0") if "." in text else text
+
+
+_SPECIAL = frozenset(".^$*+?()[]{}|\\")
+
+
+def _regex(pattern: str) -> str:
+    """A LIKE pattern as a regular expression that Java reads.
+
+    >>> _regex("a.b%_")
+    '\\\\Aa\\\\.b.*.\\\\z'
+    """
+    parts = []
+    for token in tokens(pattern):
+        if token.wildcard is not None:
+            parts.append(".*" if token.wildcard == "%" else ".")
+        else:
+            parts.append("".join(f"\\{c}" if c in _SPECIAL else c for c in token.literal))
+    return f"\\A{''.join(parts)}\\z"

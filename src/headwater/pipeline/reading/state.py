@@ -1,0 +1,359 @@
+"""The state of a table at a moment: a snapshot, and the changes between the two.
+
+A snapshot and a moment are each a set of transactions. Transactions of the moment that the snapshot
+lacks are applied (the latest image per key by `seq`). Transactions of the snapshot that the moment
+lacks are undone (the earliest before-image per key). So a snapshot can be used for moments before
+and after it, and no transaction is split. The nearest snapshot below the moment is tried first,
+then the nearest above. Some events in between are obstacles:
+
+- A `reset` means that rows changed without changes in the log. No state is computed across it.
+- A `truncate` can be applied, but not undone.
+- A schema change may rewrite rows (a default, `using …`) without changes in the log. A snapshot on
+  the same side of it is preferred, and nothing is undone across it. Otherwise rows are carried
+  forward across it by the names of their columns, if no value can have changed. An added column is
+  NULL. A renamed column is recognised by its place and type.
+
+Without a usable snapshot, `ResyncRequired` says to make one. A schema change takes effect with the
+first change written under it. A dropped table keeps its last state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headwater.errors import ResyncRequired
+from headwater.model import Column, Position, Table
+from headwater.pipeline.lake.gaps import LakeGap
+from headwater.pipeline.lake.moments import Moment, contained, within
+from headwater.pipeline.lake.snapshots import TableSnapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_LAKE_XIDS_LISTED_MAX = 100
+"""Transactions that were open at a snapshot and are looked for one by one. Beyond, everything since
+the oldest of them is read."""
+
+
+_UNDONE = 2**62
+"""Above every `seq`, so that the earliest of the changes to be undone ranks first."""
+
+
+# ------------------------------------------------------------------------ moments
+
+
+def is_below(snapshot: TableSnapshot, when: Moment) -> bool:
+    """Whether every transaction of the snapshot is in the moment too."""
+    if isinstance(when, Position):
+        return when.covers(snapshot.position)
+    return snapshot.taken_at <= when
+
+
+def is_above(snapshot: TableSnapshot, when: Moment) -> bool:
+    """Whether the snapshot is later than the moment."""
+    if isinstance(when, Position):
+        return snapshot.position.covers(when)
+    return snapshot.taken_at > when
+
+
+def nearest(snapshots: Sequence[TableSnapshot], when: Moment) -> list[TableSnapshot]:
+    """The snapshots to try: the last one below the moment, then the first one above it. A snapshot
+    of another log is neither: the database was restored, or Headwater was installed again."""
+    below = [each for each in snapshots if is_below(each, when)]
+    above = [each for each in snapshots if each not in below and is_above(each, when)]
+    return [*below[-1:], *above[:1]]
+
+
+def days(
+    snapshot: TableSnapshot, snapshots: Sequence[TableSnapshot], when: Moment
+) -> tuple[date | None, date | None]:
+    """The first and last day of changes between a snapshot and a moment; None for no bound.
+
+    The time of a transaction may be well before a snapshot that does not contain it, because it was
+    still running. It began after every snapshot whose `xmax` is below the oldest running one.
+    """
+    ends = (snapshot.position, when) if isinstance(when, Position) else (snapshot.position,)
+    oldest = min(position.xmin for position in ends)
+    done = [each.taken_at for each in snapshots if each.position.xmax <= oldest]
+    first = max(done, default=None)
+    if first is not None and isinstance(when, datetime):
+        first = min(first, when)
+    tops = [snapshot.taken_at]
+    if isinstance(when, datetime):
+        tops.append(when)
+    else:
+        later = [each.taken_at for each in snapshots if each.position.covers(when)]
+        tops = [*tops, later[0]] if later else []
+    # A clock may be set back a little, and midnight be near.
+    margin = timedelta(hours=1)
+    return (
+        (first - margin).astimezone(UTC).date() if first else None,
+        (max(tops) + margin).astimezone(UTC).date() if tops else None,
+    )
+
+
+# ------------------------------------------------------------------------ sets of transactions
+
+
+def bounds(snapshot: TableSnapshot, when: Moment) -> str:
+    """A condition on every change between a snapshot and a moment, in SQL that Spark and delta-rs
+    both read: files without such changes are skipped. It may be true too often; it must never be
+    false for such a change."""
+    return f"relation = {snapshot.relation} and ({_bounds(snapshot, when)})"
+
+
+def _bounds(snapshot: TableSnapshot, when: Moment) -> str:
+    position = snapshot.position
+    if isinstance(when, Position):
+        plans = []
+        if not position.covers(when):
+            plans.append(f"(({_lacked(position)}) and xid < {when.xmax})")
+        if not when.covers(position):
+            plans.append(f"(({_lacked(when)}) and xid < {position.xmax})")
+        return " or ".join(plans) or "xid < 0"
+    low, high = min(when, snapshot.taken_at), max(when, snapshot.taken_at)
+    return (
+        f"(committed_at <= '{_instant(when, 1)}' and ({_lacked(position)}))"
+        f" or (committed_at >= '{_instant(when, -1)}' and xid < {position.xmax})"
+        # Of another log, whose transactions have other numbers.
+        f" or (committed_at >= '{_instant(low, -1)}' and committed_at <= '{_instant(high, 1)}')"
+    )
+
+
+def missing_from_all(taken: Sequence[TableSnapshot]) -> str:
+    """The changes that these snapshots lack, in the same SQL. For many tables: the changes after
+    the oldest of them."""
+    if len(taken) > _LAKE_XIDS_LISTED_MAX:
+        return f"xid >= {min(each.position.xmin for each in taken)}"
+    return " or ".join(
+        f"(relation = {each.relation} and ({_lacked(each.position)}))" for each in taken
+    )
+
+
+def _lacked(position: Position) -> str:
+    """The transactions that a position does not contain."""
+    if len(position.xip) > _LAKE_XIDS_LISTED_MAX:
+        return f"xid >= {position.xmin}"
+    return " or ".join([f"xid >= {position.xmax}", *(f"xid = {xid}" for xid in position.xip)])
+
+
+def _instant(at: datetime, milliseconds: int) -> str:
+    """Delta may cut the bounds of times to milliseconds: so one millisecond is added."""
+    with suppress(OverflowError):
+        at += timedelta(milliseconds=milliseconds)
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def between(events: DataFrame, snapshot: TableSnapshot, when: Moment) -> DataFrame:
+    """The changes between a snapshot and a moment. `forward` marks those to apply; the others are
+    undone. Changes of another log count as resets: the database was restored in between."""
+    from pyspark.sql import functions as f
+
+    own = f.col("position").startswith(f"{snapshot.position.log}-")
+    apart = own & (f.col("forward") != contained(snapshot.position))
+    if isinstance(when, datetime):
+        taken = f.col("committed_at") <= f.lit(snapshot.taken_at)
+        apart = apart | (~own & (f.col("forward") != taken))
+    return (
+        events.filter(bounds(snapshot, when))
+        .withColumn("forward", within(when))
+        .filter(apart)
+        .withColumn("op", f.when(own, f.col("op")).otherwise("reset"))
+    )
+
+
+# ------------------------------------------------------------------------ plans
+
+
+class ChangeSummary(msgspec.Struct, frozen=True):
+    """Changes between a snapshot and a moment: of one direction, operation and shape."""
+
+    forward: bool
+    op: str
+    shape: int
+    first: int
+    last: int
+
+
+def summarize(changes: DataFrame) -> list[ChangeSummary]:
+    """The changes by direction, operation and shape."""
+    from pyspark.sql import functions as f
+
+    whole = f.when(f.col("op").isin("truncate", "reset"), f.col("op")).otherwise("row")
+    grouped = changes.groupBy("forward", whole.alias("op"), "shape")
+    rows = grouped.agg(f.min("seq").alias("first"), f.max("seq").alias("last")).collect()
+    return [ChangeSummary(r["forward"], r["op"], r["shape"], r["first"], r["last"]) for r in rows]
+
+
+class StatePlan(msgspec.Struct, frozen=True):
+    """How the state at a moment is computed from a snapshot."""
+
+    snapshot: TableSnapshot
+    shape: int
+    """The table's shape at the moment."""
+    passed: tuple[int, ...]
+    """The shapes in between, in order; the last is `shape`."""
+    truncated: int = 0
+    """The `seq` of the last truncate to apply; earlier changes do not count."""
+    obstacle: str = ""
+    """Why this snapshot cannot be used."""
+
+
+def plan(snapshot: TableSnapshot, spans: Iterable[ChangeSummary]) -> StatePlan:
+    """The plan for a snapshot and the changes after it."""
+    found = sorted(spans, key=lambda span: span.last)
+    applied = [span for span in found if span.forward]
+    undone = [span for span in found if not span.forward]
+    obstacle = ""
+    if any(span.op == "reset" for span in found):
+        obstacle = "rows changed in between without changes in the log (a reset)"
+    elif any(span.op == "truncate" for span in undone):
+        obstacle = "the table was truncated in between, which cannot be undone"
+    elif any(span.shape != snapshot.shape for span in undone):
+        obstacle = "the table was altered in between"
+    passed = tuple(dict.fromkeys([snapshot.shape, *(span.shape for span in applied)]))
+    last = applied[-1].shape if applied else snapshot.shape
+    truncated = max((span.last for span in applied if span.op == "truncate"), default=0)
+    ordered = (*(shape for shape in passed if shape != last), last)
+    return StatePlan(snapshot, last, ordered, truncated, obstacle)
+
+
+def check_shape(found: StatePlan, shape: int | None) -> StatePlan:
+    """The plan for a snapshot above, given the table's shape at the moment: changes are undone
+    under one shape only, and not before the first captured change."""
+    if found.obstacle or shape == found.snapshot.shape:
+        return found
+    obstacle = "it was not captured yet" if shape is None else "the table was altered in between"
+    return msgspec.structs.replace(found, obstacle=obstacle)
+
+
+def outside_gaps(found: StatePlan, gaps: Iterable[LakeGap], when: Moment) -> StatePlan:
+    """The plan, with an obstacle if a gap lies between the snapshot and the moment."""
+    for gap in gaps:
+        if not _same_side(gap, found.snapshot, when):
+            obstacle = (
+                f"the lake lacks the changes between {gap.since_at:%Y-%m-%d %H:%M:%S} and"
+                f" {gap.until_at:%Y-%m-%d %H:%M:%S} UTC"
+            )
+            return msgspec.structs.replace(found, obstacle=obstacle)
+    return found
+
+
+def _same_side(gap: LakeGap, snapshot: TableSnapshot, when: Moment) -> bool:
+    if gap.is_before(when):
+        return gap.is_before(snapshot.position)
+    return gap.is_after(when) and gap.is_after(snapshot.position)
+
+
+def choose(plans: Sequence[StatePlan], label: str, when: Moment) -> StatePlan:
+    """The first plan without an obstacle and without a schema change, else the first without an
+    obstacle. ResyncRequired if there is none."""
+    possible = [each for each in plans if not each.obstacle]
+    same = [each for each in possible if len(each.passed) == 1]
+    for each in [*same, *possible]:
+        return each
+    reason = plans[0].obstacle if plans else "the lake has no snapshot of it"
+    moment = when if isinstance(when, Position) else f"{when:%Y-%m-%d %H:%M:%S %Z}"
+    raise ResyncRequired(
+        f"the state of {label} at {moment} is not known: {reason}",
+        hint="Make a snapshot, for moments since the last reset or schema change: "
+        f"headwater pipeline snapshot {label}",
+    )
+
+
+# ------------------------------------------------------------------------ folding
+
+
+def fold(rows: DataFrame, changes: DataFrame, chosen: StatePlan) -> DataFrame:
+    """`key`, `image` and `shape` of the rows at the moment. `rows` are the snapshot's."""
+    from pyspark.sql import functions as f
+
+    effective = changes.filter(
+        f.col("op").isin("insert", "update", "delete")
+        & (~f.col("forward") | (f.col("seq") > chosen.truncated))
+    ).select(
+        "key",
+        f.when(f.col("forward"), f.col("after")).otherwise(f.col("before")).alias("image"),
+        "shape",
+        f.when(f.col("forward"), f.col("seq")).otherwise(_UNDONE - f.col("seq")).alias("rank"),
+    )
+    kept = rows.select("key", "image", "shape", f.lit(0).cast("long").alias("rank"))
+    everything = effective if chosen.truncated else kept.unionByName(effective)
+    latest = f.max_by(f.struct("image", "shape"), "rank").alias("row")
+    return (
+        everything.groupBy("key")
+        .agg(latest)
+        .filter("row.image is not null")
+        .select("key", "row.image", "row.shape")
+    )
+
+
+# ------------------------------------------------------------------------ schema changes
+
+
+def names_of(passed: Sequence[Table]) -> dict[int, dict[str, str]]:
+    """For each shape: the names that the columns of the last shape have in it. ResyncRequired where
+    a value may have changed without a change in the log."""
+    names: dict[int, dict[str, str]] = {}
+    for place, table in enumerate(passed[:-1]):
+        steps = [step(a, b) for a, b in zip(passed[place:], passed[place + 1 :], strict=False)]
+        names[table.id] = reduce(_through, reversed(steps))
+    return names
+
+
+def _through(later: Mapping[str, str], earlier: Mapping[str, str]) -> dict[str, str]:
+    return {name: earlier[old] for name, old in later.items() if old in earlier}
+
+
+def step(before: Table, after: Table) -> dict[str, str]:
+    """The names that the columns of `after` have in `before`; without new columns.
+
+    >>> integer = lambda name: Column(name, "integer", "integer")
+    >>> table = lambda *names: Table(1, "public", "t", tuple(map(integer, names)), ("id",))
+    >>> step(table("id", "a", "b"), table("id", "x", "b", "c"))
+    {'id': 'id', 'b': 'b', 'x': 'a'}
+    """
+    old = {column.name: column for column in before.columns}
+    names = {column.name: column.name for column in after.columns if column.name in old}
+    kept = {column.name for column in after.columns}
+    # A dropped and an added column have different places, unless the last column was dropped and
+    # another one of its type was added: that counts as a new name.
+    for a, b in zip(before.columns, after.columns, strict=False):
+        if a.name not in kept and b.name not in old and a.declared == b.declared:
+            names[b.name] = a.name
+    for column in after.columns:
+        source = old.get(names.get(column.name, ""))
+        if source is not None and not _keeps_values(source, column):
+            raise _rewritten(after, f"{column.name} became {column.declared}")
+    if tuple(names.get(name) for name in after.key) != before.key or before.key != after.key:
+        raise _rewritten(after, "its primary key was altered")
+    return names
+
+
+def _keeps_values(before: Column, after: Column) -> bool:
+    """Whether the change of type, without a `using`, leaves the text of every value the same."""
+    if before.declared == after.declared:
+        return True
+    if before.type in _INTEGERS and after.type in _INTEGERS:
+        return _INTEGERS.index(before.type) <= _INTEGERS.index(after.type)
+    if before.type in (*_INTEGERS, "numeric"):
+        return after.declared == "numeric"
+    return before.type in _TEXTS and after.type == "text"
+
+
+_INTEGERS = ("smallint", "integer", "bigint")
+_TEXTS = ("character varying", "text")
+
+
+def _rewritten(table: Table, what: str) -> ResyncRequired:
+    return ResyncRequired(
+        f"{table.label} was altered, and its rows may have changed without changes in the log:"
+        f" {what}",
+        hint=f"Make a snapshot, for moments since then: headwater pipeline snapshot {table.label}",
+    )

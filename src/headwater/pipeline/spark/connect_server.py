@@ -1,0 +1,65 @@
+"""The pipeline's Spark as a Spark Connect server, for programs of the same user on this machine.
+
+The server listens on 127.0.0.1, which every user of the machine can reach: so it requires a token.
+Spark gets the token in its environment, because every user can read its command line.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SETTINGS = {
+    "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+    "spark.connect.grpc.binding.address": "127.0.0.1",
+    "spark.connect.grpc.binding.port": "0",
+}
+
+PACKAGES = ("grpc", "grpc_status", "google.rpc", "zstandard", "pandas")
+"""The packages that a client of Spark Connect needs besides PySpark."""
+
+_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+
+
+@contextmanager
+def token_for_spark() -> Iterator[str]:
+    """A token for clients of a Spark that is started inside the block."""
+    token, before = secrets.token_urlsafe(32), os.environ.get(_TOKEN)
+    os.environ[_TOKEN] = token
+    try:
+        yield token
+    finally:
+        if before is None:
+            del os.environ[_TOKEN]
+        else:
+            os.environ[_TOKEN] = before
+
+
+def address(spark: SparkSession) -> str | None:
+    """The address of this Spark's Connect server; None if it has none."""
+    jvm = spark._jvm
+    if jvm is None:
+        return None
+    package = jvm.org.apache.spark.sql.connect.service
+    service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")
+    port = service.localPort() if service.started() else 0
+    return f"sc://localhost:{port}" if port else None
+
+
+def missing() -> list[str]:
+    """The packages of a client that are not installed."""
+    return [name for name in PACKAGES if not _is_there(name)]
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,5 @@
+"""What a statement reads: tables, columns and rows, found with the database's own parser.
+
+`analyst` answers and caches, `catalog` follows views, functions and policies, `predicate` reads
+conditions, `fingerprints` notice alterations, `watches` decides which executions a change concerns.
+"""

@@ -1,0 +1,114 @@
+"""What a role can do that may connect to the database and nothing else: it can take any advisory
+lock. Others wait a moment longer, or get an error that names it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+
+from headwater.capture.postgres import doctor, schema, triggers
+from headwater.database import Connection, connect
+from headwater.errors import CaptureError, DatabaseError
+from headwater.gateway.auth import tickets
+from headwater.log import maintenance
+from headwater.log.reading.follow import follow
+from tests.support.log_probe import enable, rows, run
+
+LOCK = "select pg_advisory_lock(1752654962, {})"
+
+
+@pytest.fixture
+async def stranger(connection: Connection, url: str) -> AsyncIterator[Connection]:
+    await run(connection, "create role stranger login")
+    opened = await connect(url.replace("postgres@", "stranger@"), purpose="test")
+    yield opened
+    await opened.close()
+    await run(connection, "drop owned by stranger", "drop role stranger")
+
+
+async def test_changes_arrive_while_a_stranger_is_taken_for_a_poller(
+    connection: Connection, stranger: Connection, url: str
+) -> None:
+    await run(connection, "create table t (id int primary key)")
+    await enable(connection, "t")
+    await run(stranger, LOCK.format(1))
+    seen = []
+    async with asyncio.timeout(60):
+        changes = follow(url)
+        reading = asyncio.create_task(anext(changes))
+        for number in range(5):
+            while not reading.done():  # it begins where the log is when it has connected
+                await run(connection, f"insert into t values ({number}) on conflict do nothing")
+                await run(connection, f"delete from t where id = {number}")
+                await asyncio.wait([reading], timeout=0.05)
+            seen.append(await reading)
+            reading = asyncio.create_task(anext(changes))
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    assert len(seen) == 5
+    (found,) = [each for each in await doctor.examine(connection) if each.topic == "locks"]
+    assert f"process {stranger.info.backend_pid} of role stranger" in found.detail
+
+
+async def test_maintenance_is_done_while_a_stranger_holds_its_lock(
+    connection: Connection, stranger: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    await run(connection, "create table t (id int primary key)")
+    await enable(connection, "t")
+    await run(connection, "alter table t add column a int")
+    await run(stranger, LOCK.format(3))
+    with caplog.at_level(logging.WARNING):
+        done = await maintenance.once(connection)
+    assert done.tables_synced == 1
+    assert "of role stranger holds the maintenance lock" in caplog.text
+
+
+async def test_maintenance_goes_on_while_a_stranger_holds_the_lock_of_one_step(
+    connection: Connection, stranger: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    await run(
+        connection,
+        "insert into headwater.published values ('s', 'k', 'd', now() - interval '1 day')",
+    )
+    await run(stranger, LOCK.format(4))
+    with caplog.at_level(logging.WARNING):
+        await maintenance.once(connection)
+    assert "sync_tables is skipped" in caplog.text
+    assert await rows(connection, "select count(*) from headwater.published") == [(0,)]
+
+
+async def test_tickets_do_not_wait_for_a_stranger(
+    connection: Connection, stranger: Connection
+) -> None:
+    await run(stranger, "select pg_advisory_lock(1752654963, hashtext('ann'))")
+    async with asyncio.timeout(3):
+        await tickets.issue(connection, "ann", "a token")
+
+
+async def test_one_of_ours_is_waited_for(connection: Connection, other: Connection) -> None:
+    await run(other, LOCK.format(3))
+    assert await maintenance.once(connection) == maintenance.MaintenanceRound()
+
+
+async def test_enabling_names_a_stranger(connection: Connection, stranger: Connection) -> None:
+    await run(connection, "create table t (id int primary key)")
+    await run(stranger, LOCK.format(4))
+    with pytest.raises(CaptureError, match="role stranger holds the lock") as caught:
+        await triggers.enable(connection, "t")
+    assert "pg_terminate_backend" in str(caught.value.hint)
+
+
+async def test_installing_does_not_wait_for_ever(
+    empty_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "MIGRATION_LOCK_TIMEOUT", "50ms")
+    async with (
+        await connect(empty_url, purpose="test") as stranger,
+        await connect(empty_url, purpose="test") as ours,
+    ):
+        await run(stranger, LOCK.format(2))
+        with pytest.raises(DatabaseError, match="holds the lock"):
+            await schema.install(ours)

@@ -1,0 +1,449 @@
+"""Rooms over a real bus: what is remembered, who is there, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+
+from headwater import ConfigError, Forbidden, Headwater, InvalidQuery, LimitExceeded, NotFound
+from headwater.capture.postgres import schema
+from headwater.channels import bus as bus_module
+from headwater.channels import registry as registry_module
+from headwater.channels.bus import Bus
+from headwater.channels.definitions import ChannelDefinition, Channels, message_json
+from headwater.channels.registry import _CHANNEL_MESSAGE_FACTOR, ChannelRegistry, Listener
+from headwater.database import Connection, connect
+from headwater.errors import HeadwaterError
+from headwater.identity import Identity
+from headwater.memory import Memory
+from headwater.metrics import Metrics
+from headwater.protocol import Frame, Member, Message, Presence
+from tests.support.applications.shop import until
+from tests.support.databases import database_url, run_statement
+from tests.support.log_probe import rows
+
+ROOM = ChannelDefinition("room:{id}", history=20)
+QUIET = ChannelDefinition("quiet", history=0, presence=False)
+
+
+class ChannelSubscriber:
+    """Folds what it is told, as a client does."""
+
+    def __init__(self) -> None:
+        self.behind = False
+        self.member: str | None = None
+        self.views: list[int] = []
+        self.ids: list[str] = []
+        self.heard: list[Any] = []
+        self.members: dict[str, Member] = {}
+        self.wholes = 0
+        self.missed = 0
+        self.error: HeadwaterError | None = None
+
+    def failed(self, error: HeadwaterError) -> None:
+        self.error = error
+
+    def subscribed(self, view: int, *, key: tuple[str, ...], resumed: bool) -> None:
+        self.views.append(view)
+
+    def deliver(self, frame: Frame) -> None:
+        if self.behind:
+            return
+        message = msgspec.json.decode(frame.json, type=Message | Presence)
+        assert [message.view] == self.views[-1:]
+        if isinstance(message, Message):
+            self.ids.append(message.id)
+            self.heard.append(message.data)
+            return
+        self.missed += message.missed
+        if message.whole:
+            self.members, self.wholes = {}, self.wholes + 1
+        self.members |= {member.member: member for member in message.joined}
+        for id in message.left:
+            del self.members[id]  # nobody leaves who was not there
+
+    @property
+    def states(self) -> list[Any]:
+        return sorted(member.state for member in self.members.values())
+
+
+class Place:
+    """A gateway's rooms, with a bus of their own."""
+
+    def __init__(self, url: str) -> None:
+        numbers = itertools.count(1)
+        self.memory = Memory(per_owner=100_000)
+        self.metrics = Metrics()
+        self.bus = Bus(url)
+        self.registry = ChannelRegistry(
+            self.bus,
+            period=0.1,
+            timeout=0.5,
+            metrics=self.metrics,
+            next_view=lambda: next(numbers),
+            memory=self.memory,
+        )
+
+    async def follow(
+        self, name: str = "room:1", **options: Any
+    ) -> tuple[ChannelSubscriber, Listener]:
+        follower = ChannelSubscriber()
+        definition = QUIET if name == "quiet" else ROOM
+        return follower, await self.registry.enter(name, definition, follower, **options)
+
+    async def say(self, data: Any, name: str = "room:1") -> None:
+        await self.registry.publish(name, message_json(data))
+
+    async def crash(self) -> None:
+        """Without a word to the others."""
+        tasks = [*self.registry._tasks, self.bus._sender]
+        for task in tasks:
+            assert task is not None
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # type: ignore[arg-type]
+        await self.bus._disconnect()
+
+
+@asynccontextmanager
+async def running(url: str) -> AsyncIterator[Place]:
+    place = Place(url)
+    async with place.bus, place.registry:
+        yield place
+
+
+async def acquainted(*places: Place) -> None:
+    """Each has heard all others."""
+    await until(lambda: all(len(p.registry.presence.gateways) == len(places) - 1 for p in places))
+
+
+@pytest.fixture
+async def places(url: str) -> AsyncIterator[list[Place]]:
+    async with AsyncExitStack() as stack:
+        found = [await stack.enter_async_context(running(url)) for _ in range(3)]
+        await acquainted(*found)
+        yield found
+
+
+# ------------------------------------------------------------------------ messages
+
+
+async def test_who_comes_while_others_speak_misses_nothing_and_gets_nothing_twice(
+    places: list[Place],
+) -> None:
+    """What another gateway remembers and what is heard oneself join without a seam."""
+    first, _ = await places[0].follow()
+    done = asyncio.Event()
+
+    async def speak(place: Place, who: int) -> None:
+        for turn in itertools.count():
+            await place.say([who, turn])
+            if done.is_set():
+                return
+
+    speaking = [asyncio.create_task(speak(place, who)) for who, place in enumerate(places)]
+    await until(lambda: len(first.heard) > 100)
+    for turn in range(20):
+        late, seat = await places[1 + turn % 2].follow()
+        before = len(first.ids)
+        await until(lambda b=before, late=late: len(first.ids) > b + 30 and len(late.ids) > 40)
+        seat.close()
+        begin = first.ids.index(late.ids[0])
+        await until(lambda begin=begin, late=late: len(first.ids) >= begin + len(late.ids))
+        assert first.ids[begin : begin + len(late.ids)] == late.ids
+    done.set()
+    await asyncio.gather(*speaking)
+
+
+async def test_a_newcomer_is_sent_that_messages_may_be_missing(
+    places: list[Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only gateway that remembers them does not answer."""
+    monkeypatch.setattr(registry_module, "CHANNEL_RECALL_SECONDS", 0.05)
+    first, _ = await places[0].follow()
+    await places[0].say("before")
+    await until(lambda: first.heard == ["before"])
+    await places[0].crash()
+    late, _ = await places[1].follow()
+    assert (late.heard, late.missed) == ([], 1)
+    for number in range(20):
+        await places[1].say(number)
+    await until(lambda: len(late.heard) == 20)
+    later, _ = await places[1].follow()
+    assert (later.heard, later.missed) == ([*range(20)], 0), "all that is remembered is here again"
+
+
+async def test_a_follower_that_was_behind_gets_what_is_remembered(places: list[Place]) -> None:
+    place = places[0]
+    follower, seat = await place.follow(present=True, state="here")
+    other, _ = await place.follow()
+    for number in range(5):
+        await place.say(number)
+    await until(lambda: len(follower.heard) == 5)
+    follower.behind = True
+    for number in range(5, 40):
+        await place.say(number)
+    _, guest = await place.follow(present=True, state="new")
+    await until(lambda: len(other.heard) == 40)
+    follower.behind = False
+    seat.resync()
+    assert follower.heard == [*range(5), *range(20, 40)]
+    assert (follower.states, follower.wholes) == (["here", "new"], 2)
+    assert follower.missed == 1
+    seat.resync()
+    assert (len(follower.heard), follower.missed) == (25, 1)
+    guest.close()
+
+
+async def test_what_is_remembered_is_bounded_in_bytes(places: list[Place]) -> None:
+    first, _ = await places[0].follow()
+    for number in range(10):
+        await places[0].say(str(number) * 60_000)
+    await until(lambda: len(first.heard) == 10)
+    late, _ = await places[1].follow()
+    assert [text[0] for text in late.heard] == ["6", "7", "8", "9"]
+
+
+async def test_a_channel_that_remembers_nothing_and_tells_nobody(places: list[Place]) -> None:
+    follower, _ = await places[0].follow("quiet")
+    other, _ = await places[1].follow("quiet")
+    await places[2].say("psst", "quiet")
+    await until(lambda: other.heard == follower.heard == ["psst"])
+    late, _ = await places[2].follow("quiet")
+    assert (late.heard, late.members, late.wholes) == ([], {}, 1)
+
+
+async def test_letters_that_the_database_does_not_have(server_url: str) -> None:
+    run_statement(server_url, "create database latin encoding latin1 locale 'C' template template0")
+    try:
+        url = database_url(server_url, "latin")
+        async with await connect(url, purpose="test") as connection:
+            await schema.install(connection)
+        async with running(url) as one, running(url) as other:
+            await acquainted(one, other)
+            follower, _ = await other.follow()
+            await one.follow(present=True, state="Zoë 中 😀")
+            await one.say("Zoë 中 😀")
+            await until(lambda: follower.heard == ["Zoë 中 😀"])
+            assert follower.states == ["Zoë 中 😀"]
+    finally:
+        run_statement(server_url, "drop database latin with (force)")
+
+
+async def test_too_much_at_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus_module, "BUS_QUEUE_BYTES_MAX", 100_000)
+    async with running(url) as place:
+        follower, _ = await place.follow()
+        sent = [place.registry.publish("room:1", message_json("x" * 50_000)) for _ in range(2)]
+        with pytest.raises(LimitExceeded, match="too many bytes wait") as caught:
+            place.registry.publish("room:1", message_json(1))
+        assert caught.value.code == "bus_busy"
+        await asyncio.gather(*sent)
+        await place.say("there is room again")
+        await until(lambda: len(follower.heard) == 3)
+
+
+# ------------------------------------------------------------------------ presence
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_happens_all_end_with_the_same_members(url: str, seed: int) -> None:
+    """Members come, go and change at random; gateways crash and others start; connections are cut.
+    In the end everybody sees those who are there, and nobody else."""
+    chance = random.Random(seed)
+    async with AsyncExitStack() as stack:
+        places = [await stack.enter_async_context(running(url)) for _ in range(3)]
+        seats: dict[Place, list[tuple[ChannelSubscriber, Listener]]] = {
+            place: [] for place in places
+        }
+        cutter = await psycopg.AsyncConnection.connect(url, autocommit=True)
+        stack.push_async_callback(cutter.close)
+        for turn in range(150):
+            place = chance.choice(places)
+            match chance.randrange(10):
+                case 0 | 1 | 2 | 3:
+                    name = chance.choice(("room:1", "room:2"))
+                    present = chance.random() < 0.7
+                    seats[place].append(await place.follow(name, present=present, state=turn))
+                case 4 | 5 | 6 if seats[place]:
+                    _, seat = seats[place].pop(chance.randrange(len(seats[place])))
+                    seat.close()
+                case 7 if seats[place]:
+                    _, seat = chance.choice(seats[place])
+                    if seat.member is not None:
+                        seat.set_state(turn)
+                case 8 if chance.random() < 0.2:
+                    await place.crash()
+                    places.remove(place)
+                    del seats[place]
+                    places.append(await stack.enter_async_context(running(url)))
+                    seats[places[-1]] = []
+                case 9 if chance.random() < 0.3:
+                    await cutter.execute(
+                        "select pg_terminate_backend(pid) from pg_stat_activity"
+                        " where datname = current_database()"
+                        " and application_name like 'headwater bus%' and random() < 0.5"
+                    )
+        everybody = [(f, s) for place in places for f, s in seats[place]]
+
+        def is_right() -> bool:
+            for name in ("room:1", "room:2"):
+                here = [s.member for _, s in everybody if s.active.name == name and s.member]
+                truth = {member.member: member for member in here}
+                for follower, seat in everybody:
+                    if seat.active.name == name and follower.members != truth:
+                        return False
+                if any(
+                    {m.member: m for m in p.registry.presence.members(name)} != truth
+                    for p in places
+                ):
+                    return False
+            return True
+
+        await until(is_right)
+        for _, seat in everybody:
+            seat.close()
+        await until(lambda: not any(p.registry.presence._channels for p in places))
+        assert not any(place.registry._channels for place in places)
+        await until(lambda: not any(place.registry.presence.changed() for place in places))
+
+
+async def test_rooms_that_come_and_go_leave_nothing_behind(places: list[Place]) -> None:
+    place = places[0]
+    for turn in range(100):
+        opening = asyncio.create_task(place.follow(f"room:{turn % 7}", present=True))
+        await asyncio.sleep(0)
+        if turn % 3 == 0:
+            opening.cancel()
+        for outcome in await asyncio.gather(opening, return_exceptions=True):
+            if isinstance(outcome, tuple):
+                outcome[1].close()
+                outcome[1].close()
+    assert (place.registry._channels, place.registry._history_replies) == ({}, {})
+    assert place.registry.presence.own == 0
+    await until(lambda: not any(each.registry.presence._channels for each in places))
+    assert place.metrics.channels._value.get() == 0
+    assert place.metrics.channel_members._value.get() == 0
+
+
+# ------------------------------------------------------------------------ declaring
+
+
+def access(ctx: Any, id: int) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    ("declare", "said"),
+    [
+        (lambda hw: hw.channel("room {id}"), "is not a valid pattern"),
+        (lambda hw: hw.channel("room:{id}", history=1001), "0 to 1,000 messages, not 1,001"),
+        (lambda hw: hw.channel("room:{id}", history=-1), "0 to 1,000 messages"),
+        (lambda hw: hw.channel("room:{name}", access=access), "takes id, and the pattern has name"),
+        (lambda hw: hw.channel("room", access=access), "the pattern has no parameters"),
+        (lambda hw: hw.channel("room:{id}", access=access)(access), "an access function already"),
+        (lambda hw: [hw.channel("a:{id}"), hw.channel("a:{name}")], "matches the same names"),
+    ],
+)
+def test_what_cannot_be_declared(declare: Callable[[Headwater], Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        declare(Headwater("postgresql://nowhere"))
+
+
+async def test_access_functions_hear_what_is_to_be_done() -> None:
+    asked = list[tuple[str, dict[str, Any]]]()
+
+    class AccessRunner:
+        async def run(self, query: Any, arguments: Any, identity: Identity) -> Any:
+            asked.append((query.label, dict(arguments.values)))
+            return arguments.values.get("action") != "publish"
+
+    def may(ctx: Any, id: int, action: str) -> bool:
+        raise NotImplementedError
+
+    channels = Channels()
+    channels.add(ChannelDefinition("room:{id}", access=may))
+    channels.add(ChannelDefinition("hall:{id}", access=access))
+    channels.add(ChannelDefinition("open"))
+    channels.start(AccessRunner())
+    for name in ("room:7", "hall:7", "open"):
+        await channels.check(*channels.find(name), Identity(), "join")
+    with pytest.raises(Forbidden, match="you may not publish on channel room:7"):
+        await channels.check(*channels.find("room:7"), Identity(), "publish")
+    assert asked == [
+        ("channel room:{id}", {"id": 7, "action": "join"}),
+        ("channel hall:{id}", {"id": 7}),
+        ("channel room:{id}", {"id": 7, "action": "publish"}),
+    ]
+    with pytest.raises(InvalidQuery, match=r"channel\.id: expected int"):
+        await channels.check(*channels.find("room:x"), Identity(), "join")
+
+
+# ------------------------------------------------------------------------ from a program
+
+
+async def test_a_program_without_a_gateway_publishes(url: str, connection: Connection) -> None:
+    hw = Headwater(url)
+    hw.channel("room:{id}")
+    with pytest.raises(ConfigError, match="while Headwater is not running"):
+        await hw.publish("room:1", 1)
+    async with running(url) as place:
+        follower, _ = await place.follow()
+        async with hw:
+            with pytest.raises(ConfigError, match="declared too late"):
+                hw.channel("other")
+            with pytest.raises(NotFound, match="there is no channel 'else'"):
+                await hw.publish("else", 1)
+            with pytest.raises(InvalidQuery, match="cannot be sent as JSON"):
+                await hw.publish("room:1", object())
+            with pytest.raises(InvalidQuery, match="cannot be sent as JSON"):
+                await hw.publish("room:1", "\ud800")
+            await hw.publish("room:1", {"at": 1})
+            await until(lambda: follower.heard == [{"at": 1}])
+
+
+async def test_without_channels_there_is_no_bus(url: str, connection: Connection) -> None:
+    hw = Headwater(url)
+    hw.asgi()
+    buses = (
+        "select application_name from pg_stat_activity"
+        " where datname = current_database() and application_name like 'headwater bus%'"
+    )
+    async with hw:
+        assert await rows(connection, buses) == []
+        with pytest.raises(NotFound, match="there is no channel 'room:1'") as caught:
+            hw.channels.find("room:1")
+        assert caught.value.code == "channel_unknown"
+
+
+async def test_what_is_remembered_counts_for_those_who_follow(url: str) -> None:
+    async with running(url) as place:
+        memory = place.memory
+        ann, seat = await place.follow(owner="ann")
+        other, _ = await place.follow("room:2", owner="ann")
+        bob, _ = await place.follow(owner="bob")
+        for number in range(30):
+            await place.say(number)
+        await until(lambda: len(bob.heard) == 30)
+        remembered = sum(message.frame.size for message in seat.active.history)
+        assert len(seat.active.history) == 20
+        assert memory.total == memory.of("bob") == _CHANNEL_MESSAGE_FACTOR * remembered
+        # What is remembered of another channel is too much for one of the two.
+        for _ in range(2):
+            await place.say("x" * 12_000, "room:2")
+        await until(lambda: len(other.heard) == 2)
+        memory.enforce()
+        assert isinstance(other.error, LimitExceeded)
+        assert other.error.code == "bytes_per_user"
+        assert (ann.error, bob.error) == (None, None)
+        assert memory.of("ann") == memory.total == _CHANNEL_MESSAGE_FACTOR * remembered
+        seat.close()
+        assert memory.of("ann") == 0
+        assert memory.total == memory.of("bob") > 0

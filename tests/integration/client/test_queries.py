@@ -1,0 +1,563 @@
+"""Queries, mutations and what follows them, from a client over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from headwater import Backoff, Connection, connect, connect_sync, limits
+from headwater.errors import (
+    ConfigError,
+    ConnectionFailed,
+    HeadwaterError,
+    InvalidQuery,
+    LimitExceeded,
+    NotFound,
+    Refused,
+    ResyncRequired,
+    TimedOut,
+    Unavailable,
+)
+from headwater.model import Position
+from headwater.protocol import Ask, Error, Mutate, QueryCall, Subscribe, Unsubscribe, Wait
+from headwater.testing.served import Served, serving
+from tests.integration.client.test_client import WAIT_SECONDS, client, ids, next_of, until
+from tests.support.fake_gateway import StandIn, standing_in
+
+
+@pytest.fixture
+async def standin() -> AsyncIterator[StandIn]:
+    async with standing_in() as standin:
+        yield standin
+
+
+@pytest.fixture(params=["ws", "sse"])
+def transport(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def asked(standin: StandIn, kind: type[Any]) -> list[Any]:
+    return [message for message in standin.seen if isinstance(message, kind)]
+
+
+async def raised(task: asyncio.Task[Any]) -> BaseException:
+    await asyncio.wait([task])
+    error = asyncio.CancelledError() if task.cancelled() else task.exception()
+    assert error is not None
+    return error
+
+
+# ------------------------------------------------------------------------ asked once
+
+
+async def test_a_query_and_a_mutation(standin: StandIn, transport: Any) -> None:
+    async with client(standin, transport) as hw:
+        assert await hw.query("all_orders", region=7) == []
+        placed = await hw.mutate("put", {"id": 1}, amount=5)
+        assert (placed.value, placed.position) == (1, standin.position)
+        assert await hw.query("all orders?", {"after": 1}) == [{"id": 1, "amount": 5}]
+    (mutation,) = asked(standin, Mutate)
+    assert (mutation.name, mutation.args) == ("put", {"id": 1, "amount": 5})
+    first, second = asked(standin, Ask)
+    assert (first.name, first.args, first.after) == ("all_orders", {"region": 7}, None)
+    # Its own writes are in what it reads, without a word.
+    assert (second.name, second.args, second.after) == (
+        "all orders?",
+        {"after": 1},
+        placed.position,
+    )
+
+
+async def test_a_query_after_another_position(standin: StandIn, transport: Any) -> None:
+    async with client(standin, transport) as hw:
+        await hw.mutate("put", id=1, amount=5)
+        await hw.query("all_orders", after=Position("ab", 7, 7))
+        with pytest.raises(InvalidQuery, match="after"):
+            await hw.query("all_orders", after="yesterday")
+    assert asked(standin, Ask)[0].after == "ab-7:7:"
+
+
+async def test_wait_for(standin: StandIn, transport: Any) -> None:
+    async with client(standin, transport) as hw, hw.subscribe("all_orders") as orders:
+        placed = await hw.mutate("put", id=1, amount=5)
+        await hw.wait_for(placed.position)
+        assert orders.value == [{"id": 1, "amount": 5}]
+        with pytest.raises(InvalidQuery, match="position"):
+            await hw.wait_for("")
+    (waited,) = asked(standin, Wait)
+    assert waited.position == placed.position
+
+
+REFUSALS: list[tuple[Error, type[HeadwaterError]]] = [
+    (Error("sold_out", "none is left", hint="Wait."), Refused),
+    (Error("refused", "no"), Refused),
+    (Error("timed_out", "too slow", retryable=True), TimedOut),
+    (Error("invalid_query", "region: expected an integer"), InvalidQuery),
+    (Error("limit", "too often", retryable=True, retry_after_secs=7.0), LimitExceeded),
+]
+
+
+@pytest.mark.parametrize(("refusal", "kind"), REFUSALS)
+async def test_refusals(
+    standin: StandIn,
+    transport: Any,
+    refusal: Error,
+    kind: type[HeadwaterError],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headwater.client.calls._CLIENT_REPEAT_SECONDS", 5.0)  # less than it asks
+    standin.status |= {"sold_out": 422, "refused": 422, "timed_out": 504}
+    async with client(standin, transport) as hw:
+        for ask in (hw.query, hw.mutate, lambda _: hw.wait_for("ab-7:7:")):
+            standin.call_refusals = [refusal]
+            with pytest.raises(kind) as caught:
+                await ask("all_orders")
+            error = caught.value
+            assert (error.code, str(error)) == (refusal.code, refusal.message)
+            assert (error.hint, error.retryable) == (refusal.hint, refusal.retryable)
+        assert await hw.query("all_orders") == []
+        assert hw.reconnects == 0
+
+
+async def test_a_token_that_ended_refuses_a_mutation(standin: StandIn, transport: Any) -> None:
+    standin.call_refusals = [Error("token_expired", "over")]
+    async with client(standin, transport) as hw:
+        with pytest.raises(HeadwaterError, match="over"):
+            await hw.mutate("put", id=1, amount=5)
+
+
+async def test_arguments_that_cannot_be_sent(standin: StandIn) -> None:
+    async with client(standin, "ws") as hw:
+        with pytest.raises(InvalidQuery):
+            await hw.query("all_orders", what=object())
+        with pytest.raises(LimitExceeded):
+            hw.subscribe("all_orders", text="x" * limits.REQUEST_BYTES_MAX)
+        assert await hw.query("all_orders") == []
+
+
+async def test_not_open(standin: StandIn) -> None:
+    hw = client(standin, "ws")
+    with pytest.raises(ConfigError):
+        await hw.query("all_orders")
+    async with hw:
+        pass
+    with pytest.raises(ConfigError):
+        await hw.mutate("put", id=1, amount=1)
+
+
+# ------------------------------------------------------------------------ a lost connection
+
+
+async def unanswered(standin: StandIn, hw: Connection, kind: type[Any]) -> asyncio.Task[Any]:
+    """A call that the gateway has got and does not answer."""
+    standin.answers = False
+    calls: dict[type[Any], Callable[[], Any]] = {
+        Ask: lambda: hw.query("all_orders"),
+        Mutate: lambda: hw.mutate("put", id=1, amount=5),
+        Wait: lambda: hw.wait_for("ab-7:7:"),
+    }
+    task = asyncio.create_task(calls[kind]())
+    await until(lambda: asked(standin, kind))
+    return task
+
+
+@pytest.mark.parametrize("kind", [Ask, Wait])
+async def test_what_is_safe_is_asked_again(standin: StandIn, transport: Any, kind: Any) -> None:
+    async with client(standin, transport) as hw:
+        task = await unanswered(standin, hw, kind)
+        standin.answers = True
+        standin.cut()
+        await task
+        assert len(asked(standin, kind)) == 2
+
+
+async def test_a_mutation_is_repeated_with_its_key(standin: StandIn, transport: Any) -> None:
+    async with client(standin, transport) as hw:
+        task = await unanswered(standin, hw, Mutate)
+        standin.answers = True
+        standin.put(1, 6)
+        standin.cut()
+        assert (await task).value == 1
+        assert await hw.query("all_orders") == [{"id": 1, "amount": 6}]
+        await hw.mutate("put", id=1, amount=7)
+    keys = [message.idempotency_key for message in asked(standin, Mutate)]
+    assert keys[0] == keys[1] != keys[2]
+    assert len(keys[0]) >= 22  # 128 random bits
+
+
+RATE = Error("limit", "too often", retryable=True, retry_after_secs=0.01)
+STARTING = Error("unavailable", "starting", retryable=True)
+CONFLICT = Error("conflict", "others write", retryable=True)
+RUNNING = Error("still_running", "wait for it", retryable=True)
+
+
+async def test_a_mutation_that_is_refused_for_now(standin: StandIn, transport: Any) -> None:
+    standin.status |= {"conflict": 503, "still_running": 503}
+    async with client(standin, transport) as hw:
+        standin.call_refusals = [RATE, STARTING, CONFLICT, RUNNING]
+        assert (await hw.mutate("put", id=1, amount=5)).value == 1
+    calls = asked(standin, Mutate)
+    assert len(calls) == 5
+    assert len({message.idempotency_key for message in calls}) == 1
+
+
+async def test_a_mutation_that_is_refused_for_long(
+    standin: StandIn, transport: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If an attempt before may have succeeded, the last refusal does not say how it ended."""
+    monkeypatch.setattr("headwater.client.calls._CLIENT_REPEAT_SECONDS", 0.2)
+    async with client(standin, transport) as hw:
+        standin.call_refusals = [STARTING] * 1000
+        with pytest.raises(Unavailable, match="starting"):
+            await hw.mutate("put", id=1, amount=5)
+        standin.call_refusals, before = [], len(asked(standin, Mutate))
+        standin.answers = False
+        task = asyncio.create_task(hw.mutate("put", id=1, amount=5))
+        await until(lambda: len(asked(standin, Mutate)) > before)
+        standin.answers = True
+        standin.call_refusals = [STARTING] * 1000
+        standin.cut()
+        error = await raised(task)
+        assert isinstance(error, ConnectionFailed)
+        assert (error.code, error.retryable) == ("outcome_unknown", False)
+
+
+async def test_a_mutation_is_not_repeated_when_its_key_may_be_forgotten(
+    standin: StandIn, transport: Any
+) -> None:
+    """The machine of the client has slept, and the gateway would run the mutation once more."""
+    async with client(standin, transport) as hw:
+        task = await unanswered(standin, hw, Mutate)
+        later = time.time() + limits.CLIENT_MUTATION_SECONDS
+        hw._calls._requests._clock = lambda: later
+        standin.answers = True
+        standin.cut()
+        error = await raised(task)
+        assert isinstance(error, ConnectionFailed)
+        assert (error.code, error.retryable) == ("outcome_unknown", False)
+        assert len(asked(standin, Mutate)) == 1
+        assert (await hw.mutate("put", id=1, amount=5)).value == 1
+
+
+async def test_a_key_of_ones_own(standin: StandIn, transport: Any) -> None:
+    async with client(standin, transport) as hw:
+        for amount in (5, 6):
+            await hw.mutate("put", idempotency_key="order-7", id=1, amount=amount)
+        assert await hw.query("all_orders") == [{"id": 1, "amount": 5}]
+        for wrong in ("", "a b", "x" * 129):
+            with pytest.raises(InvalidQuery, match="idempotency_key: expected"):
+                await hw.mutate("put", idempotency_key=wrong, id=1, amount=5)
+    assert len(asked(standin, Mutate)) == 2
+
+
+async def test_a_mutation_that_was_not_sent_waits_for_a_connection(
+    standin: StandIn, transport: Any
+) -> None:
+    async with client(standin, transport) as hw:
+        standin.refusals = [Error("unavailable", "starting", retryable=True)] * 3
+        standin.cut()
+        await until(lambda: hw.session is None)
+        assert (await hw.mutate("put", id=1, amount=5)).value == 1
+        assert len(asked(standin, Mutate)) == 1
+
+
+async def test_a_wait_covers_what_goes_on_after_a_reconnect(
+    standin: StandIn, transport: Any
+) -> None:
+    async with client(standin, transport) as hw, hw.subscribe("all_orders") as orders:
+        task = await unanswered(standin, hw, Wait)
+        standin.answers = True
+        standin.cut()
+        standin.put(1, 5)
+        await task
+        assert ids(orders.value) == [1]
+
+
+@pytest.mark.parametrize("kind", [Ask, Mutate, Wait])
+async def test_the_end_of_the_connection_ends_its_calls(
+    standin: StandIn, transport: Any, kind: Any
+) -> None:
+    async with client(standin, transport) as hw:
+        task = await unanswered(standin, hw, kind)
+    error = await raised(task)
+    assert isinstance(error, ConnectionFailed)
+    assert error.code == ("outcome_unknown" if kind is Mutate else "connection")
+
+
+async def test_who_gives_up_says_why(standin: StandIn, transport: Any) -> None:
+    async with client(standin, transport) as hw:
+        task = await unanswered(standin, hw, Ask)
+        standin.refusals = [Error("forbidden", "not any more")] * 2
+        standin.cut()
+        assert str(await raised(task)) == "not any more"
+        with pytest.raises(HeadwaterError, match="not any more"):
+            await hw.query("all_orders")
+
+
+async def test_a_caller_that_is_cancelled_is_forgotten(standin: StandIn, transport: Any) -> None:
+    async with client(standin, transport) as hw:
+        task = await unanswered(standin, hw, Ask)
+        task.cancel()
+        assert isinstance(await raised(task), asyncio.CancelledError)
+        standin.answers = True
+        standin.cut()
+        await until(lambda: hw.reconnects == 1)
+        assert await hw.query("all_orders") == []
+        assert len(asked(standin, Ask)) == 2
+
+
+async def test_what_is_cancelled_before_it_is_sent_is_not_sent(
+    standin: StandIn, transport: Any
+) -> None:
+    async with client(standin, transport) as hw:
+        standin.refusals = [Error("unavailable", "starting", retryable=True)] * 3
+        standin.cut()
+        await until(lambda: hw.session is None)
+        task = asyncio.create_task(hw.mutate("put", id=1, amount=5))
+        await asyncio.sleep(0)
+        task.cancel()
+        await raised(task)
+        assert await hw.query("all_orders") == []
+    assert asked(standin, Mutate) == []
+
+
+async def test_so_many_at_once(standin: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.client.calls.CLIENT_CALLS_AT_ONCE", 2)
+    standin.answers = False
+    async with client(standin, "ws") as hw:
+        tasks = [asyncio.create_task(hw.query("all_orders", n=n)) for n in range(5)]
+        await until(lambda: len(asked(standin, Ask)) == 2)
+        standin.answers = True
+        standin.cut()
+        assert await asyncio.gather(*tasks) == [[]] * 5
+    assert sorted({ask.args["n"] for ask in asked(standin, Ask)}) == [0, 1, 2, 3, 4]
+
+
+async def test_a_slow_reader_of_a_feed_can_do_something_else(
+    standin: StandIn, transport: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CLIENT_TRANSACTIONS_MAX", 2)
+    async with client(standin, transport) as hw, hw.changes("orders") as feed:
+        for id in range(1, 8):
+            standin.put(id, id)
+        seen = list[int]()
+        async for transaction in feed:
+            seen.append(transaction.changes[0].key["id"])
+            if len(seen) <= 5:
+                async with asyncio.timeout(WAIT_SECONDS):
+                    await hw.mutate("put", id=10 + len(seen), amount=1)
+                    async with hw.live("orders") as orders:
+                        await orders.reanchor((1,))
+            if len(seen) == 12:
+                break
+        assert seen == [1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 14, 15]
+        assert hw.reconnects == 0
+    assert len(asked(standin, Subscribe)) > 1
+
+
+# ------------------------------------------------------------------------ followed
+
+
+@pytest.fixture(params=[False, True], ids=["whole", "delta"])
+def delta(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+async def test_results_now_and_after_every_change(
+    standin: StandIn, transport: Any, delta: bool
+) -> None:
+    standin.put(1, 10)
+    async with client(standin, transport) as hw:
+        results = aiter(hw.subscribe("all_orders", {"delta": 1}, delta=delta, region=7))
+        assert await next_of(results) == [{"id": 1, "amount": 10}]
+        standin.put(2, 20)
+        assert ids(await next_of(results)) == [1, 2]
+        await results.aclose()
+        await until(lambda: asked(standin, Unsubscribe))
+    (subscribe,) = asked(standin, Subscribe)
+    assert subscribe.query == QueryCall("all_orders", {"delta": 1, "region": 7}, delta)
+
+
+async def test_a_slow_reader_skips_to_the_latest(
+    standin: StandIn, transport: Any, delta: bool
+) -> None:
+    async with client(standin, transport) as hw, hw.subscribe("all_orders", delta=delta) as orders:
+        results = aiter(orders)
+        assert await next_of(results) == []
+        for id in range(1, 6):
+            standin.put(id, id)
+        await until(lambda: len(orders.value) == 5)
+        assert ids(await next_of(results)) == [1, 2, 3, 4, 5]
+        assert orders.position == standin.position
+        await results.aclose()
+
+
+async def test_it_goes_on_after_a_reconnect(standin: StandIn, transport: Any, delta: bool) -> None:
+    async with client(standin, transport) as hw, hw.subscribe("all_orders", delta=delta) as orders:
+        results = aiter(orders)
+        await next_of(results)
+        position = orders.position
+        standin.cut()
+        await until(lambda: hw.reconnects == 1 and hw.session)
+        standin.put(1, 10)
+        # What is as it was is not told again: the first news is the change.
+        assert ids(await next_of(results)) == [1]
+        await results.aclose()
+    first, second = asked(standin, Subscribe)
+    assert (first.since, second.since) == (None, position)
+
+
+async def test_a_failure_is_told_beside_the_value(
+    standin: StandIn, transport: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    standin.put(1, 10)
+    async with client(standin, transport) as hw, hw.subscribe("all_orders") as orders:
+        results = aiter(orders)
+        await next_of(results)
+        with caplog.at_level(logging.WARNING, "headwater.client"):
+            standin.fail()
+            await until(lambda: orders.error)
+        assert isinstance(orders.error, TimedOut)
+        assert "all_orders may be out of date: it took too long" in caplog.text
+        assert ids(orders.value) == [1]
+        standin.put(2, 20)
+        assert ids(await next_of(results)) == [1, 2]
+        assert orders.error is None
+        await results.aclose()
+
+
+async def test_a_query_that_cannot_be_followed(standin: StandIn, transport: Any) -> None:
+    standin.subscription_refusals = [Error("sold_out", "none is left")]
+    async with client(standin, transport) as hw:
+        with pytest.raises(Refused, match="none is left"):
+            await next_of(aiter(hw.subscribe("all_orders")))
+
+
+# ------------------------------------------------------------------------ blocking
+
+
+async def test_blocking(standin: StandIn) -> None:
+    def work() -> list[Any]:
+        with connect_sync(standin.url) as hw:
+            placed = hw.mutate("put", id=1, amount=5)
+            hw.wait_for(placed.position)
+            seen = [hw.query("all_orders"), next(iter(hw.subscribe("all_orders", region=7)))]
+            with hw.subscribe("all_orders", delta=True) as orders:
+                assert (orders.error, orders.position) == (None, placed.position)
+                seen.append(orders.value)
+            with pytest.raises(InvalidQuery):
+                hw.wait_for("yesterday")
+            return seen
+
+    assert await asyncio.to_thread(work) == [[{"id": 1, "amount": 5}]] * 3
+
+
+# ------------------------------------------------------------------------ a gateway as it is run
+
+SHOP = """
+from headwater import Headwater
+from headwater.errors import Refused
+
+hw = Headwater()
+hw.table("orders")
+
+@hw.query(key="id")
+async def open_orders(ctx, region: int) -> list[dict]:
+    sql = "select id, amount from orders where region = %s and amount > 0 order by id"
+    return await ctx.fetch(sql, region)
+
+@hw.query
+async def ratio(ctx) -> int:
+    rows = await ctx.fetch("select 100 / min(amount) as ratio from orders")
+    return rows[0]["ratio"] or 0
+
+@hw.mutation
+async def place_order(ctx, region: int, id: int, amount: int) -> int:
+    if amount < 0:
+        raise Refused("nothing is ordered", code="nothing", hint="Order something.")
+    await ctx.execute("insert into orders values (%s, %s, %s)", id, region, amount)
+    return id
+
+@hw.mutation
+async def clear(ctx) -> int:
+    return await ctx.execute("delete from orders")
+"""
+
+
+@pytest.fixture
+async def shop(url: str, tmp_path: Path) -> AsyncIterator[Served]:
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        await connection.execute("create table orders (id int primary key, region int, amount int)")
+    (tmp_path / "shop.py").write_text(SHOP)
+    with serving(url, tmp_path, program="shop:hw", requests_per_second=10_000) as gateway:
+        yield gateway
+
+
+async def test_reading_ones_own_writes(shop: Served, transport: Any, delta: bool) -> None:
+    async with asyncio.timeout(60), connect(shop.url, transport=transport) as hw:
+        async with hw.subscribe("open_orders", region=7, delta=delta) as orders:
+            for id in range(1, 11):
+                placed = await hw.mutate("place_order", region=7, id=id, amount=5)
+                assert placed.value == id
+                assert ids(await hw.query("open_orders", region=7)) == list(range(1, id + 1))
+                await hw.wait_for(placed.position)
+                assert ids(orders.value) == list(range(1, id + 1))
+        assert (hw.reconnects, hw.diverged) == (0, 0)
+
+
+async def test_what_the_functions_refuse(shop: Served, transport: Any) -> None:
+    async with asyncio.timeout(60), connect(shop.url, transport=transport) as hw:
+        with pytest.raises(Refused) as refused:
+            await hw.mutate("place_order", region=7, id=1, amount=-1)
+        assert (refused.value.code, refused.value.hint) == ("nothing", "Order something.")
+        with pytest.raises(InvalidQuery, match="region"):
+            await hw.query("open_orders", region="north")
+        with pytest.raises(NotFound) as unknown:
+            await next_of(aiter(hw.subscribe("closed_orders")))
+        assert unknown.value.code == "query_unknown"
+        with pytest.raises(ResyncRequired, match="another log"):
+            await hw.wait_for("ab-7:7:")
+        hw._written = Position.parse("ab-7:7:")  # as after the database was restored
+        assert isinstance(await hw.query("open_orders", region=7), list)
+
+
+async def test_a_query_that_fails_and_recovers(shop: Served, transport: Any) -> None:
+    async with (
+        asyncio.timeout(60),
+        connect(shop.url, transport=transport) as hw,
+        hw.subscribe("ratio") as ratio,
+    ):
+        broken = await hw.mutate("place_order", region=7, id=1, amount=0)
+        await hw.wait_for(broken.position)
+        assert ratio.error is not None
+        assert ratio.value == 0
+        mended = await hw.mutate("clear")
+        await hw.wait_for(mended.position)
+        await until(lambda: ratio.error is None)
+
+
+async def test_a_gateway_that_is_started_again(
+    shop: Served, url: str, tmp_path: Path, transport: Any
+) -> None:
+    port = urlsplit(shop.url).port or 0
+    options: dict[str, Any] = {"transport": transport, "backoff": lambda: Backoff((0.1, 0.5), 100)}
+    async with (
+        asyncio.timeout(60),
+        connect(shop.url, **options) as hw,
+        hw.subscribe("open_orders", region=7) as orders,
+    ):
+        await asyncio.to_thread(shop.kill)
+        asking = asyncio.create_task(hw.query("open_orders", region=7))
+        with serving(url, tmp_path, program="shop:hw", port=port):
+            assert await asking == []
+            placed = await hw.mutate("place_order", region=7, id=1, amount=5)
+            await hw.wait_for(placed.position)
+            assert ids(orders.value) == [1]

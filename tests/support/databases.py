@@ -1,0 +1,80 @@
+"""Databases for tests: settings of a server that may lose data in a crash, folders that it may
+enter, and a fresh database for each test, copied from one in which Headwater is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+
+from headwater.capture.postgres import schema
+from headwater.database import connect
+
+_numbers = itertools.count(1)
+
+# Tests do not crash the machine; without this each commit waits for the disk.
+FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+@contextmanager
+def passable_folder() -> Iterator[Path]:
+    """Not pytest's own: as root the server runs as another user, who may not enter that."""
+    with tempfile.TemporaryDirectory(prefix="headwater-") as folder:
+        Path(folder).chmod(0o711)
+        yield Path(folder)
+
+
+@contextmanager
+def fresh_database(server_url: str, *, installed: bool) -> Iterator[str]:
+    """The URL of a new database on that server, with or without Headwater's schema."""
+    name = f"test_{next(_numbers)}"
+    template = _template(server_url) if installed else "template0"
+    # As files, which nobody writes meanwhile: the usual way logs every page.
+    run_statement(server_url, f"create database {name} template {template} strategy file_copy")
+    url = database_url(server_url, name)
+    if installed:
+        run_statement(url, "select headwater.adopt()")
+    try:
+        yield url
+    finally:
+        run_statement(server_url, f"drop database if exists {name} with (force)")
+
+
+@cache
+def _template(server_url: str) -> str:
+    """A database with the schema, made once a server: copying it is quicker than installing."""
+    run_statement(server_url, "create database headwater_template template template0")
+
+    async def install() -> None:
+        connection = await connect(
+            database_url(server_url, "headwater_template"), purpose="test", application_path=True
+        )
+        await schema.install(connection)
+        await connection.close()
+
+    finish(install())
+    return "headwater_template"
+
+
+def finish(work: Coroutine[Any, Any, None]) -> None:
+    """Do it here and now; fixtures may run inside an event loop of their own."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, work).result()
+
+
+def run_statement(server_url: str, statement: str) -> None:
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(statement.encode())
+
+
+def database_url(server_url: str, name: str) -> str:
+    return urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
