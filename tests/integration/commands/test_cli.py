@@ -71,6 +71,20 @@ def test_from_nothing_to_status_and_back(database: str) -> None:
     assert documents(headwater("uninstall", "--yes", *at)) == [gone | {"removed": False}]
 
 
+def test_views_are_listed_whatever_their_schema(url: str) -> None:
+    psql(
+        url,
+        'create schema "Reports"; create table "Reports"."by day" as select 1 as id',
+        "create table sums ()",
+        "insert into headwater.views (name, state, relation) values"
+        """ ('a', 'live', '"Reports"."by day"'::regclass), ('b', 'live', 'sums'::regclass),"""
+        " ('gone', 'live', 1), ('new', 'new', null)",
+    )
+    (found,) = documents(headwater("view", "list", "--url", url, "--json"))
+    rows = {"a": 1, "b": 0, "gone": None, "new": None}
+    assert {each["name"]: each["rows"] for each in found} == rows
+
+
 def test_uninstall_names_the_tables_of_views(url: str) -> None:
     psql(
         url,

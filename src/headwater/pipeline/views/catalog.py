@@ -95,7 +95,7 @@ def _one(row: tuple[Any, ...] | None) -> Any:
 
 
 _LIST = """
-    select v.name, v.state, headwater.label(c.oid), v.reached::json ->> 'snap', v.built_at,
+    select v.name, v.state, c.oid::regclass::text, v.reached::json ->> 'snap', v.built_at,
            v.changed_at, v.error
     from headwater.views v left join pg_class c on c.oid = v.relation order by v.name
 """
