@@ -168,8 +168,10 @@ async def test_a_newcomer_is_sent_that_messages_may_be_missing(
     """The only gateway that remembers them does not answer."""
     monkeypatch.setattr(registry_module, "CHANNEL_RECALL_SECONDS", 0.05)
     first, _ = await places[0].follow()
+    behind_it, _ = await places[1].follow("quiet")
     await places[0].say("before")
-    await until(lambda: first.heard == ["before"])
+    await places[0].say("behind it", "quiet")
+    await until(lambda: (first.heard, behind_it.heard) == (["before"], ["behind it"]))
     await places[0].crash()
     late, _ = await places[1].follow()
     assert (late.heard, late.missed) == ([], 1)
