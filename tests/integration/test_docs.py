@@ -140,7 +140,7 @@ class Reader:
         self.environment = inherited | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "HEADWATER_DATA_DIR": str(server.data_dir),
-            "HEADWATER_PORT": self.ports[GATEWAY_SHOWN],
+            "HEADWATER_GATEWAY_PORT": self.ports[GATEWAY_SHOWN],
             "NO_PROXY": "*",
             "PYTHONUNBUFFERED": "1",
         }

@@ -264,7 +264,7 @@ def test_doctor(database: str) -> None:
     (after,) = documents(headwater("doctor", "--url", database, "--json"))
     assert [f["level"] for f in after if f["topic"] in ("schema", "table orders")] == ["ok", "warn"]
     tokens = {"HEADWATER_AUTH_SECRET": "x" * 32}
-    for setting, level in (({}, "warn"), ({"HEADWATER_TABLES": "closed"}, "ok")):
+    for setting, level in (({}, "warn"), ({"HEADWATER_GATEWAY_TABLES": "closed"}, "ok")):
         (found,) = documents(headwater("doctor", "--url", database, "--json", **tokens, **setting))
         assert [f["level"] for f in found if f["topic"] == "clients"] == [level]
 
