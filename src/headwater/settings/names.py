@@ -39,12 +39,16 @@ class Setting(NamedTuple):
     group: type[Group] | None
     name: str
     type: Any
-    is_list: bool
+    default: Any
 
     @property
     def label(self) -> str:
         """What messages call it."""
         return self.name if self.group is None else self.group.label(self.name)
+
+    @property
+    def is_list(self) -> bool:
+        return isinstance(self.default, tuple)
 
     @property
     def keyword(self) -> str:
@@ -65,7 +69,7 @@ def _settings(group: type[Group] | None = None) -> Iterator[Setting]:
         if isinstance(field.default, Group):
             yield from _settings(field.type)
         else:
-            yield Setting(group, field.name, field.type, isinstance(field.default, tuple))
+            yield Setting(group, field.name, field.type, field.default)
 
 
 SETTINGS = {setting.keyword: setting for setting in _settings()}

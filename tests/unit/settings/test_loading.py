@@ -34,7 +34,6 @@ every_setting = pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTIN
 
 
 def two_values(setting: Setting) -> list[Any]:
-    default = value_of(Settings(), setting)
     if setting.keyword in VALUES:
         return VALUES[setting.keyword]
     if setting.keyword in DURATIONS:
@@ -42,7 +41,7 @@ def two_values(setting: Setting) -> list[Any]:
     if get_origin(setting.type) is Literal:
         return list(get_args(setting.type)[-2:])
     if setting.type is int:
-        return [default + 1, default + 2]
+        return [setting.default + 1, setting.default + 2]
     return [["one", "another"], ["third"]] if setting.is_list else ["one", "two"]
 
 
