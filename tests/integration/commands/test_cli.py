@@ -137,9 +137,9 @@ def test_the_version() -> None:
 
 def test_settings_from_the_environment(database: str) -> None:
     assert headwater("init", HEADWATER_URL=database).returncode == 0
-    done = headwater("init", HEADWATER_URL=database, HEADWATER_RETENTION="long")
+    done = headwater("init", HEADWATER_URL=database, HEADWATER_LOG_RETENTION="long")
     assert done.returncode == 2
-    assert "'long' is not a length of time" in done.stderr
+    assert "[log] retention: 'long' is not a length of time" in done.stderr
 
 
 class Tail:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from headwater.errors import ConfigError
 from headwater.settings import Settings, load_settings
 from headwater.settings.names import SETTINGS
+from tests.support.paths import ROOT
 
 BEFORE = (
     "url", "question_url", "data_dir", "retention", "maintenance", "coalesce", "topic_window",
@@ -118,3 +120,14 @@ def test_a_group_is_no_setting(section: str, tmp_path: Path) -> None:
     assert f"[{section}] " in (caught.value.hint or "")
     with pytest.raises(ConfigError, match=f"^{section}: this is a group of settings$"):
         load_settings(overrides={section: {}}, environment={}, folder=tmp_path)
+
+
+def test_no_source_and_no_page_uses_an_old_name() -> None:
+    old = {f"HEADWATER_{name.upper()}" for name in {*BEFORE, *BARE} - SETTINGS.keys()}
+    folders = ("src", "docs", "examples", "benchmarks", "clients/js/src", "clients/js/tests")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    assert len(files) > 400
+    for path in files:
+        if path.suffix in (".py", ".md", ".js", ".toml") and path.name != "settings.md":
+            used = set(re.findall(r"\bHEADWATER_[A-Z_]+\b", path.read_text()))
+            assert not used & old, f"{path}: {used & old}"
