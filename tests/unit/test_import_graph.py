@@ -57,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
         "live", "queries", "topics", "channels", "hub", "gateway", "idempotency", "memory",
         "tasks",
     },
-    "settings": {"errors", "limits"},
+    "settings": {"errors", "limits", "settings"},
     "metrics": {"protocol"},
     "logs": set(),
     "views": {"pipeline"},

@@ -90,8 +90,8 @@ def _for_admins(
 ) -> Handler:
     async def handle(gateway: Gateway, request: Request) -> Response:
         caller = await admit(gateway, request)
-        if not is_admin(gateway.settings, caller.identity, local=caller.local):
-            raise not_admin(gateway.settings, "the console's data")
+        if not is_admin(gateway.settings.auth, caller.identity, local=caller.local):
+            raise not_admin(gateway.settings.auth, "the console's data")
         async with at_once, _connected(gateway.hub.url) as connection:
             try:
                 with translated():
@@ -151,9 +151,9 @@ async def overview(call: AdminRequest) -> Overview:
         version("headwater"),
         gateway.activity.gateway,
         call.caller.identity.user,
-        gateway.settings.has_auth,
-        gateway.settings.activity_period.total_seconds(),
-        gateway.settings.lake,
+        gateway.settings.auth.has_key,
+        gateway.activity.period.total_seconds(),
+        gateway.settings.lake.location,
         await log_status(connection),
         await cursors.list_all(connection),
         findings,
@@ -214,7 +214,7 @@ async def query_lake(
         return record
     table, key = request.path_params["table"], tuple(request.path_params["key"].split(","))
     try:
-        lake = await from_lake(gateway.settings.lake, table, key, turns)
+        lake = await from_lake(gateway.settings.lake.location, table, key, turns)
     except HeadwaterError as error:
         return msgspec.structs.replace(record, lake_error=str(error))
     reason = None if lake is not None else "this gateway has no pipeline that could answer"

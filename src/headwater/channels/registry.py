@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _CHANNEL_MESSAGE_FACTOR = 4
 """How many times its size a message takes that a channel remembers: as it came, and in the forms in
-which it is sent; as `bytes_per_user` counts it."""
+which it is sent; as `[limits] bytes_per_user` counts it."""
 
 _CHANNEL_KNOWN_SECONDS = 0.5
 """How long after its start a gateway waits to hear of others, which the first who follows a channel

@@ -43,7 +43,7 @@ def token(person: Person, secret: str) -> str:
 
 def site(gateway: ASGIApp, settings: Settings, about: About) -> ASGIApp:
     """The page, beside a gateway with these settings."""
-    secret = settings.auth_secret
+    secret = settings.auth.secret
     assert secret is not None, "the demo's people have tokens"
 
     async def hand_out_token(request: Request) -> Response:

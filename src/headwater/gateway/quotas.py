@@ -16,7 +16,7 @@ from typing import TypeAlias
 from headwater.errors import LimitExceeded
 from headwater.gateway.http.addresses import counted
 from headwater.limits import QUOTA_RETRY_SECONDS, RATE_BURST_SECONDS
-from headwater.settings import Settings
+from headwater.settings.groups import LimitSettings
 
 _RATE_OWNERS_MAX = 100_000
 """Users and addresses whose requests are counted. Beyond it the one seen longest ago is forgotten
@@ -30,7 +30,7 @@ Owner: TypeAlias = tuple[str, str]
 class Quotas:
     """The quotas of one gateway. `user` is an `Identity.account`, None for an anonymous one."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: LimitSettings) -> None:
         self._settings = settings
         self._sessions: Counter[Owner] = Counter()
         self._subscriptions: Counter[Owner] = Counter()
@@ -68,7 +68,7 @@ class Quotas:
     def _too_fast(self, wait: float) -> LimitExceeded:
         return LimitExceeded(
             f"more than {self._settings.requests_per_second} requests a second",
-            hint=f"Try again in {wait:.3g} s. The setting is requests_per_second.",
+            hint=f"Try again in {wait:.3g} s. The setting is [limits] requests_per_second.",
             code="rate",
             retry_after=wait,
         )
@@ -79,7 +79,7 @@ class Quotas:
         if wait := self._publish_rate.take(("session", session), now):
             raise LimitExceeded(
                 f"more than {self._settings.publishes_per_second} messages and states a second",
-                hint=f"Try again in {wait:.3g} s. The setting is publishes_per_second.",
+                hint=f"Try again in {wait:.3g} s. The setting is [limits] publishes_per_second.",
                 code="publish_rate",
                 retry_after=wait,
             )
@@ -164,7 +164,7 @@ def owner_of(user: str | None, address: str) -> Owner:
 _HINTS = {
     "sessions_per_user": "Close one, or carry many subscriptions over one connection.",
     "sessions_per_ip": "Sessions with a user are not counted by address: send a token. Behind a"
-    " proxy, name it in trusted_proxies, or all its clients are one.",
+    " proxy, name it in [gateway] trusted_proxies, or all its clients are one.",
     "subscriptions_per_user": "Unsubscribe from what is no longer shown.",
 }
 
@@ -172,7 +172,7 @@ _HINTS = {
 def _exceeded(setting: str, most: int, owner: str) -> LimitExceeded:
     return LimitExceeded(
         f"{owner} has {most} {setting.partition('_')[0]} open, which is the limit",
-        hint=f"{_HINTS[setting]} The setting is {setting}.",
+        hint=f"{_HINTS[setting]} The setting is [limits] {setting}.",
         code=setting,
         retry_after=QUOTA_RETRY_SECONDS,
     )

@@ -34,7 +34,7 @@ class Coalescing(msgspec.Struct, frozen=True):
         match = re.fullmatch(r"(\d{1,6})ms/(\d{1,6})ms", text)
         if match is None or not 0 < int(match[1]) <= int(match[2]):
             raise ConfigError(
-                f"coalesce: {text!r} is not known",
+                f"[live] coalesce: {text!r} is not known",
                 hint="Write adaptive, or a quiet and a maximum time: 50ms/200ms.",
             )
         return cls(int(match[1]) / 1000, int(match[2]) / 1000)

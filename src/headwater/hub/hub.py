@@ -78,7 +78,7 @@ class Hub:
         settings, events = settings or Settings(), events or Events()
         self.url = url
         self.metrics = metrics or Metrics()
-        self.memory = Memory(settings.bytes_per_user, settings.bytes_total)
+        self.memory = Memory(settings.limits.bytes_per_user, settings.limits.bytes_total)
         self.memory.on_over = self._enforce_soon
         self.memory.on_shed = lambda code: self.metrics.memory_shed.labels(code).inc()
         self.flushes = FlushState()
@@ -92,9 +92,9 @@ class Hub:
         self.live_views = self.live_part.views
         self.reactive = ReactiveQueries(*shared, self.positions, settings, events)
         self.feeds = FeedRegistry(*shared)
-        self.topics = TopicRegistry(*shared, settings.topic_window_period.total_seconds())
+        self.topics = TopicRegistry(*shared, settings.live.topic_window_period.total_seconds())
         self.reconciler = Reconciler(
-            self.live_part, self.topics, self.metrics, settings.reconcile_seconds
+            self.live_part, self.topics, self.metrics, settings.live.reconcile_seconds
         )
         self.parts: tuple[Part, ...] = (
             self.reactive,

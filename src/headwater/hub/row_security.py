@@ -25,7 +25,7 @@ async def scope_of(
         if known.secured:
             raise Forbidden(
                 f"{label} is guarded by row-level security, and this session has no database role",
-                hint="Give it one: the setting auth_role, or the role claim of its token.",
+                hint="Give it one: the setting [auth] role, or the role claim of its token.",
             )
         return None
     rights = await _rights(tables, known.table.oid, known.secured, access.role)
@@ -102,7 +102,7 @@ async def _rights(tables: Tables, oid: int, secured: bool, role: str) -> _Rights
     if not rows:
         raise Forbidden(
             f"there is no database role {role}",
-            hint="Create it, or correct the setting auth_role or the token's role claim.",
+            hint="Create it, or correct the setting [auth] role or the token's role claim.",
         )
     ((whole, columns, bypasses, may_become, owner, has_safe_owner),) = rows
     if not may_become and secured:

@@ -135,8 +135,8 @@ def check_floor(position: Position, floor: int, way_out: str = READ_AGAIN) -> No
     if position.xmin < floor:
         raise ResyncRequired(
             f"the log was trimmed past position {position}",
-            hint=f"Its retention is over. {way_out} A longer retention is set with `retention` in "
-            "headwater.toml.",
+            hint=f"Its retention is over. {way_out} A longer retention is set with "
+            "`[log] retention` in headwater.toml.",
         )
 
 
@@ -148,8 +148,8 @@ async def check_age(connection: Connection, position: Position, history: timedel
     if await cursor.fetchone() is not None:
         raise ResyncRequired(
             f"position {position} lies further back than a feed may begin here",
-            hint=f"{READ_AGAIN} How far back it may begin is decided by the setting feed_history,"
-            " or by the application's authorize hook.",
+            hint=f"{READ_AGAIN} How far back it may begin is decided by the setting"
+            " [gateway] feed_history, or by the application's authorize hook.",
         )
 
 

@@ -19,7 +19,7 @@ import httpx
 
 from headwater.hub.drift import DRIFT
 
-SETTINGS: dict[str, Any] = {"metrics": "open"}
+SETTINGS: dict[str, Any] = {"gateway_metrics": "open"}
 """What every gateway is set to, unless its block says otherwise."""
 
 

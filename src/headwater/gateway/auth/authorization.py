@@ -80,7 +80,7 @@ class Authorization:
             table = (await self._hub.tables.find(name)).table
             if table.is_system:
                 if not self._is_admin(connection, identity):
-                    raise not_admin(self._settings, f"table {table.label}")
+                    raise not_admin(self._settings.auth, f"table {table.label}")
                 accesses[name] = Access()
             else:
                 self._check_declared(connection, table.label)
@@ -99,7 +99,7 @@ class Authorization:
         identity = connection.session.identity
         if self._is_admin(connection, identity):
             return {_ALL: Access(whole=True)}
-        is_closed = self._settings.tables == "closed"
+        is_closed = self._settings.gateway.tables == "closed"
         if self._authorize is not None or identity.role is not None or is_closed:
             raise InvalidQuery(
                 "name the tables: access is decided for each table",
@@ -129,7 +129,7 @@ class Authorization:
         return Access(identity.role, identity.claims_json, history=history)
 
     def _check_declared(self, connection: GatewayConnection, label: str) -> None:
-        if self._settings.tables == "open" or label in self._declared:
+        if self._settings.gateway.tables == "open" or label in self._declared:
             return
         if not self._is_admin(connection, connection.session.identity):
             raise Forbidden(
@@ -142,10 +142,10 @@ class Authorization:
         """How far back a feed may begin, where the hook does not say. Admins may read the log."""
         if self._is_admin(connection, connection.session.identity):
             return None
-        return self._settings.feed_history_period
+        return self._settings.gateway.feed_history_period
 
     def _is_admin(self, connection: GatewayConnection, identity: Identity) -> bool:
-        return is_admin(self._settings, identity, local=connection.local)
+        return is_admin(self._settings.auth, identity, local=connection.local)
 
     # -------------------------------------------------------------------- and again
 

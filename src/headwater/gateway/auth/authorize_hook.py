@@ -53,7 +53,7 @@ class AccessRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 class Allow(msgspec.Struct, frozen=True):
     """Yes, with more to it: only rows that match `where`, and a feed may begin at most `history`
-    ago; None for what the setting `feed_history` says."""
+    ago; None for what the setting `[gateway] feed_history` says."""
 
     where: Filter = EVERYTHING
     history: timedelta | None = None

@@ -71,7 +71,7 @@ class Execution:
         finished: Finished,
         metrics: Metrics,
     ) -> None:
-        self._seconds = settings.query_timeout_period.total_seconds()
+        self._seconds = settings.query.timeout_period.total_seconds()
         self._has_question_role = settings.question_url is not None
         self._analyst = analyst
         self._events = events

@@ -33,8 +33,8 @@ from headwater.queries.functions import Arguments, Query
 from headwater.queries.row_deltas import Rows, entering, rows_of, steps
 
 _QUERY_ROWS_FACTOR = 8
-"""How many times its text the rows of a result take that is sent row by row, as `bytes_per_user`
-counts it."""
+"""How many times its text the rows of a result take that is sent row by row, as `[limits]
+bytes_per_user` counts it."""
 
 
 logger = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class QueryGroup:
     def weigh(self, *, by_row: bool = False) -> None:
         """Count the memory that it takes now for those who follow it, or with `by_row`, that it
         takes once its rows are sent one by one. A result that is only cached is bounded by
-        `query_cache_bytes` instead."""
+        `[query] cache_bytes` instead."""
         if self.holding is None:
             return
         if not (self.subscribers or self.joining):

@@ -20,16 +20,16 @@ class Placement:
     def __init__(
         self, url: str, settings: Settings, changed: Callable[[], None], execution: Execution
     ) -> None:
-        size = settings.query_concurrency
+        size = settings.query.concurrency
         self._primary = Primary(url, size, changed, execution)
         self._replica: ReplicaPool | None = None
-        if settings.replica_url is not None:
+        if settings.replica.url is not None:
             self._replica = ReplicaPool(
-                settings.replica_url,
+                settings.replica.url,
                 size,
                 changed,
                 execution,
-                patience=settings.replica_wait_period.total_seconds(),
+                patience=settings.replica.wait_period.total_seconds(),
                 fall_back=self._primary.want,
             )
         self._as_roles: Primary | None = None

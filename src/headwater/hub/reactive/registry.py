@@ -86,9 +86,9 @@ class ReactiveQueries(Part):
         self._resources = resources
         self._flushes = flushes
         self._positions = positions
-        self._cache_bytes = settings.query_cache_bytes
-        self._cache_entry_bytes = settings.query_cache_entry_bytes
-        self._sweep_seconds = settings.query_sweep_period.total_seconds()
+        self._cache_bytes = settings.query.cache_bytes
+        self._cache_entry_bytes = settings.query.cache_entry_bytes
+        self._sweep_seconds = settings.query.sweep_period.total_seconds()
         self.analyst = Analyst(resources.url)
         execution = Execution(settings, self.analyst, events, self._finished, resources.metrics)
         self._executions = Placement(resources.url, settings, self._wake, execution)
