@@ -35,7 +35,7 @@ from headwater.hub.live_views.steps import ViewStep
 from headwater.hub.live_views.view import LiveView
 from headwater.hub.reactive import group as group_module
 from headwater.hub.reactive.registry import ReactiveQueries
-from headwater.hub.snapshot_queries import SnapshotQuery
+from headwater.hub.reading.snapshot_queries import SnapshotQuery
 from headwater.hub.topics.registry import TopicRegistry
 from headwater.hub.topics.topic import Gathering, TopicView
 from headwater.identity import ANONYMOUS

@@ -10,8 +10,8 @@ from headwater.database import Connection
 from headwater.errors import HeadwaterError
 from headwater.hub.flush_state import FlushState
 from headwater.hub.part import Flush, Part
+from headwater.hub.reading.tables import KnownTable, Tables
 from headwater.hub.resources import Resources
-from headwater.hub.tables import KnownTable, Tables
 from headwater.log.images import ImageDecoder
 from headwater.memory import Memory
 from headwater.metrics import Metrics

@@ -20,7 +20,7 @@ from headwater.gateway.session import (
     SessionSubscription,
     error_message,
 )
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import Identity
 from headwater.limits import (
     SESSION_BEHIND_SECONDS_MAX,

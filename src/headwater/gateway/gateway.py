@@ -49,7 +49,7 @@ from headwater.gateway.session import (
 )
 from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.hub import Hub
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import Identity, anonymous
 from headwater.limits import (
     ARGUMENT_VALUES_MAX,

@@ -24,7 +24,7 @@ from headwater.database import Connection
 from headwater.errors import HeadwaterError
 from headwater.hub.flush_state import FlushState
 from headwater.hub.part import Flush, Part, call_each
-from headwater.hub.snapshot_queries import allow_any_plan
+from headwater.hub.reading.snapshot_queries import allow_any_plan
 from headwater.log.reading.progress import flush as flush_wal
 from headwater.log.reading.reader import LogBatch, LogReader
 from headwater.log.reconnect import is_lost

@@ -38,10 +38,10 @@ from headwater.hub.live_views.view import LiveSubscription, ViewInfo
 from headwater.hub.part import Part, call_each
 from headwater.hub.positions import Positions
 from headwater.hub.reactive.registry import ReactiveQueries
+from headwater.hub.reading.tables import FORMATS, Tables
 from headwater.hub.reconcile import Reconciler
 from headwater.hub.resources import Resources
-from headwater.hub.subscriber import Access, Settling, Subscriber
-from headwater.hub.tables import FORMATS, Tables
+from headwater.hub.subscriptions.subscriber import Access, Settling, Subscriber
 from headwater.hub.topics.registry import TopicRegistry
 from headwater.live.query import LiveQuery, Rules
 from headwater.log.reading.follow import reading_session

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from headwater.errors import Behind, ResyncRequired
 from headwater.hub.flush_state import FlushState
-from headwater.hub.subscriber import Settling
-from headwater.hub.tables import LookupConnection
+from headwater.hub.reading.tables import LookupConnection
+from headwater.hub.subscriptions.subscriber import Settling
 from headwater.log import marks
 from headwater.model import Position
 

@@ -28,11 +28,11 @@ from headwater.hub.drift import DRIFT, cut, differing
 from headwater.hub.live_views.part import LivePart
 from headwater.hub.live_views.view import LiveView
 from headwater.hub.part import Flush, Part
-from headwater.hub.snapshot_queries import SnapshotQuery, ask_in_flush, lost
+from headwater.hub.reading.snapshot_queries import SnapshotQuery, ask_in_flush, lost
 from headwater.hub.topics.registry import TopicRegistry
 from headwater.hub.topics.subscription import TopicSubscription
 from headwater.hub.topics.topic import News, TopicView
-from headwater.live.comparison import State
+from headwater.live.state.comparison import State
 from headwater.live.view import new_state
 from headwater.metrics import Metrics
 from headwater.model import Key, Table

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from itertools import count
 from typing import Any
 
-from headwater.hub.tables import Tables
+from headwater.hub.reading.tables import Tables
 from headwater.memory import Memory
 from headwater.metrics import Metrics
 

@@ -15,8 +15,8 @@ import msgspec
 from headwater.live import kinds
 from headwater.live.query import BoundQuery
 from headwater.live.router import Router
-from headwater.live.streamed import Streamed
-from headwater.live.window import Window
+from headwater.live.state.streamed import Streamed
+from headwater.live.state.window import Window
 from headwater.model import Change, Table
 
 Scope: TypeAlias = Hashable

@@ -29,7 +29,7 @@ from headwater.gateway.session import (
     SessionTopic,
 )
 from headwater.hub.hub import Hub
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import Identity
 from headwater.limits import RECONNECT_SECONDS
 from headwater.live.filters.filter import EVERYTHING

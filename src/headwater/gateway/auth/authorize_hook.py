@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from headwater.errors import ConfigError, Forbidden
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import Identity
 from headwater.limits import AUTHORIZE_SECONDS_MAX, DURATION_SECONDS_MAX
 from headwater.live.filters.filter import EVERYTHING, Filter

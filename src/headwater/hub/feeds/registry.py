@@ -19,11 +19,11 @@ from headwater.hub.feeds.subscription import FeedSubscription, explained
 from headwater.hub.feeds.view import FeedQuery, FeedView
 from headwater.hub.flush_state import FlushState
 from headwater.hub.part import Flush, Part
+from headwater.hub.reading.row_security import feed_rights
+from headwater.hub.reading.tables import KnownTable
 from headwater.hub.resources import Resources
-from headwater.hub.row_security import feed_rights
-from headwater.hub.subscriber import Access, Subscriber
-from headwater.hub.subscription import not_taken
-from headwater.hub.tables import KnownTable
+from headwater.hub.subscriptions.subscriber import Access, Subscriber
+from headwater.hub.subscriptions.subscription import not_taken
 from headwater.live.feed import ChangeFilter
 from headwater.live.filters.filter import EVERYTHING
 from headwater.live.needs import Undecided

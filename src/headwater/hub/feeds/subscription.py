@@ -18,11 +18,11 @@ from typing import ClassVar, Protocol
 from headwater import limits
 from headwater.database import Connection
 from headwater.errors import Forbidden, HeadwaterError, InvalidQuery, ResyncRequired, Unavailable
-from headwater.hub.catch_up import CatchUp, Place, SlowClient
 from headwater.hub.feeds.view import FeedQuery, FeedView
 from headwater.hub.flush_state import FlushState
 from headwater.hub.resources import Resources
-from headwater.hub.subscriber import Access, Subscriber
+from headwater.hub.subscriptions.catch_up import CatchUp, Place, SlowClient
+from headwater.hub.subscriptions.subscriber import Access, Subscriber
 from headwater.live.needs import Undecided
 from headwater.log.reading.progress import flush as flush_wal
 from headwater.log.reading.reader import LogReader

@@ -6,8 +6,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from headwater.hub.costs import Cost
-from headwater.hub.tables import KnownTable
+from headwater.hub.reading.tables import KnownTable
+from headwater.hub.subscriptions.costs import Cost
 from headwater.live.feed import ChangeFilter
 from headwater.live.filters.filter import Filter
 from headwater.model import Change, Position, Table, Transaction

@@ -39,13 +39,13 @@ from headwater.hub.live_views.steps import ViewStep
 from headwater.hub.live_views.view import LiveView
 from headwater.hub.live_views.visibility import guarded, hide
 from headwater.hub.loop_time import Metered, Turn
+from headwater.hub.reading.snapshot_pool import Export, SnapshotPool
+from headwater.hub.reading.snapshot_queries import SnapshotQuery, ask_in_flush
+from headwater.hub.reading.tables import FORMATS
 from headwater.hub.resources import Resources
-from headwater.hub.snapshot_pool import Export, SnapshotPool
-from headwater.hub.snapshot_queries import SnapshotQuery, ask_in_flush
-from headwater.hub.tables import FORMATS
 from headwater.live.needs import Need, Refill
-from headwater.live.streamed import Streamed
-from headwater.live.window import Window
+from headwater.live.state.streamed import Streamed
+from headwater.live.state.window import Window
 
 _JOB_LOOP_SECONDS = 0.02
 """How long the event loop may be busy with one look at what a role with claims may see. After more,

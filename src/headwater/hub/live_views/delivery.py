@@ -16,8 +16,8 @@ from typing import NamedTuple
 from headwater.hub.live_views.registry import LiveViews
 from headwater.hub.live_views.steps import ViewStep
 from headwater.hub.live_views.view import InitialSnapshot, LiveSubscription
-from headwater.hub.subscription import not_taken
-from headwater.live.window import Window
+from headwater.hub.subscriptions.subscription import not_taken
+from headwater.live.state.window import Window
 from headwater.model import Position
 from headwater.protocol import Frame
 

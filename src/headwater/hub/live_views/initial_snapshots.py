@@ -25,9 +25,9 @@ from headwater.database import PIN, Connection, connect
 from headwater.errors import DatabaseError, HeadwaterError, LimitExceeded
 from headwater.fair_queue import FairQueue
 from headwater.hub.live_views.view import InitialSnapshot, LiveSubscription
-from headwater.hub.snapshot_pool import Export, SnapshotPool
-from headwater.hub.snapshot_queries import UNLOCK, SnapshotQuery, ask, rewritten
-from headwater.hub.tables import FORMATS
+from headwater.hub.reading.snapshot_pool import Export, SnapshotPool
+from headwater.hub.reading.snapshot_queries import UNLOCK, SnapshotQuery, ask, rewritten
+from headwater.hub.reading.tables import FORMATS
 from headwater.live.query import BoundQuery
 from headwater.model import Delta, Match, Position
 from headwater.protocol import Frame, Reset, Snapshot

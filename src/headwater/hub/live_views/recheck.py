@@ -14,8 +14,8 @@ from headwater.errors import CaptureError, Forbidden, HeadwaterError
 from headwater.hub.live_views.registry import LiveViews
 from headwater.hub.live_views.view import LiveView
 from headwater.hub.live_views.visibility import guarded
-from headwater.hub.row_security import scope_of
-from headwater.hub.tables import KnownTable, Tables
+from headwater.hub.reading.row_security import scope_of
+from headwater.hub.reading.tables import KnownTable, Tables
 
 
 async def recheck(views: LiveViews, tables: Tables, seconds: float) -> None:

@@ -41,18 +41,18 @@ from headwater.hub.live_views.lag import Lag
 from headwater.hub.live_views.replay_buffer import ReplayBuffers
 from headwater.hub.live_views.view import InitialSnapshot, LiveSubscription, LiveView, attempts_left
 from headwater.hub.live_views.visibility import guarded
+from headwater.hub.reading.row_security import scope_of
+from headwater.hub.reading.snapshot_queries import Scope
+from headwater.hub.reading.tables import KnownTable, TableIdentity, identities
 from headwater.hub.resources import Resources
-from headwater.hub.row_security import scope_of
-from headwater.hub.snapshot_queries import Scope
-from headwater.hub.subscriber import Access, Subscriber
-from headwater.hub.tables import KnownTable, TableIdentity, identities
-from headwater.live.comparison import Difference, difference
+from headwater.hub.subscriptions.subscriber import Access, Subscriber
 from headwater.live.filters.check import check
 from headwater.live.filters.filter import EVERYTHING
 from headwater.live.query import BoundQuery, LiveQuery, Rules
-from headwater.live.streamed import Streamed
+from headwater.live.state.comparison import Difference, difference
+from headwater.live.state.streamed import Streamed
+from headwater.live.state.window import Window
 from headwater.live.view import Views
-from headwater.live.window import Window
 from headwater.model import Change, Table
 from headwater.protocol import Frame, ResetReason
 

@@ -7,8 +7,8 @@ from datetime import datetime
 
 from headwater.hub.live_views.view import InitialSnapshot, LiveView
 from headwater.live.needs import Need
-from headwater.live.streamed import Streamed
-from headwater.live.window import Window
+from headwater.live.state.streamed import Streamed
+from headwater.live.state.window import Window
 from headwater.model import Change, Delta, Row
 
 _ONE_BY_ONE_MAX = 16

@@ -17,18 +17,18 @@ import msgspec
 
 from headwater import limits
 from headwater.fair_queue import Owner
-from headwater.hub.costs import Cost
 from headwater.hub.flush_state import FlushState
 from headwater.hub.live_views.lag import Lag
 from headwater.hub.live_views.replay_buffer import ReplayBuffer
-from headwater.hub.snapshot_queries import Scope
-from headwater.hub.subscriber import Access, Subscriber
-from headwater.hub.subscription import Subscription, not_taken
-from headwater.hub.tables import KnownTable
+from headwater.hub.reading.snapshot_queries import Scope
+from headwater.hub.reading.tables import KnownTable
+from headwater.hub.subscriptions.costs import Cost
+from headwater.hub.subscriptions.subscriber import Access, Subscriber
+from headwater.hub.subscriptions.subscription import Subscription, not_taken
 from headwater.live.query import BoundQuery, LiveQuery
-from headwater.live.streamed import Streamed
+from headwater.live.state.streamed import Streamed
+from headwater.live.state.window import Window
 from headwater.live.view import View, new_state
-from headwater.live.window import Window
 from headwater.memory import Holding
 from headwater.model import Change, Delta, Enter, Match, Position, Reset, Unmatch, Update
 from headwater.protocol import Deltas, Frame, ResetReason, Snapshot, result_hash

@@ -17,8 +17,8 @@ from headwater.database import Connection
 from headwater.hub.live_views.steps import ViewStep
 from headwater.hub.live_views.view import LiveView
 from headwater.hub.loop_time import Turn
-from headwater.hub.snapshot_queries import Scope, SnapshotQuery, ask_in_flush, of_keys
-from headwater.live.window import Window
+from headwater.hub.reading.snapshot_queries import Scope, SnapshotQuery, ask_in_flush, of_keys
+from headwater.live.state.window import Window
 from headwater.model import Change, Key
 
 

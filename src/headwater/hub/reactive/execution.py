@@ -20,8 +20,8 @@ from psycopg.pq import TransactionStatus
 from headwater.database import Connection, connect, translated
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.hub.reactive.group import Moment, QueryGroup, Reason, Seen
-from headwater.hub.snapshot_queries import lost
-from headwater.hub.tables import FORMATS
+from headwater.hub.reading.snapshot_queries import lost
+from headwater.hub.reading.tables import FORMATS
 from headwater.metrics import Metrics
 from headwater.queries.analysis.analyst import Analyst
 from headwater.queries.analysis.search_path import NameLookup, session_of

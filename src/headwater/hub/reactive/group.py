@@ -20,11 +20,11 @@ import msgspec
 from headwater import limits
 from headwater.errors import HeadwaterError
 from headwater.fair_queue import Owner
-from headwater.hub.costs import Cost
-from headwater.hub.subscriber import Subscriber
-from headwater.hub.subscription import Subscription, not_taken
+from headwater.hub.subscriptions.costs import Cost
+from headwater.hub.subscriptions.subscriber import Subscriber
+from headwater.hub.subscriptions.subscription import Subscription, not_taken
 from headwater.identity import Identity
-from headwater.live.sizes import size_of
+from headwater.live.state.sizes import size_of
 from headwater.memory import Holding
 from headwater.model import Position
 from headwater.protocol import Deltas, Failed, Frame, Reset, ResetReason, Result, Snapshot

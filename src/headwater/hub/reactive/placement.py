@@ -8,7 +8,7 @@ from headwater.hub.reactive.execution import Execution
 from headwater.hub.reactive.group import Moment, QueryGroup
 from headwater.hub.reactive.query_pool import Primary, QueryPool
 from headwater.hub.reactive.replica_pool import ReplicaPool
-from headwater.hub.snapshot_pool import Export
+from headwater.hub.reading.snapshot_pool import Export
 from headwater.settings import Settings
 
 

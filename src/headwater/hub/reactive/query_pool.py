@@ -25,7 +25,7 @@ from headwater.errors import HeadwaterError
 from headwater.fair_queue import FairQueue
 from headwater.hub.reactive.execution import Execution
 from headwater.hub.reactive.group import Moment, QueryGroup, Seen
-from headwater.hub.snapshot_pool import Export, SnapshotPool
+from headwater.hub.reading.snapshot_pool import Export, SnapshotPool
 from headwater.model import Position
 from headwater.queries.execution.impersonation import PREPARED_BY_OTHERS
 

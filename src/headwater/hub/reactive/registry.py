@@ -46,7 +46,7 @@ from headwater.hub.reactive.group import (
 )
 from headwater.hub.reactive.placement import Placement
 from headwater.hub.resources import Resources
-from headwater.hub.subscriber import Subscriber
+from headwater.hub.subscriptions.subscriber import Subscriber
 from headwater.identity import Identity
 from headwater.log.signals import is_signals
 from headwater.model import Change, Position, Table, Transaction

@@ -20,14 +20,14 @@ import psycopg
 from headwater import limits
 from headwater.database import Connection
 from headwater.errors import CaptureError, Forbidden, HeadwaterError
-from headwater.hub.catch_up import Place
 from headwater.hub.flush_state import FlushState
 from headwater.hub.part import Flush, Part
+from headwater.hub.reading.row_security import check_own_reading, feed_rights
+from headwater.hub.reading.tables import KnownTable, TableIdentity, identities
 from headwater.hub.resources import Resources
-from headwater.hub.row_security import check_own_reading, feed_rights
-from headwater.hub.subscriber import Access, Subscriber
-from headwater.hub.subscription import not_taken
-from headwater.hub.tables import KnownTable, TableIdentity, identities
+from headwater.hub.subscriptions.catch_up import Place
+from headwater.hub.subscriptions.subscriber import Access, Subscriber
+from headwater.hub.subscriptions.subscription import not_taken
 from headwater.hub.topics.rows import Found, KeyReader, fetch
 from headwater.hub.topics.subscription import TopicSubscription
 from headwater.hub.topics.topic import Gathering, News, TopicView, upsert

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from headwater.database import Connection
-from headwater.hub.snapshot_queries import SnapshotQuery, ask_in_flush, images
-from headwater.hub.tables import KnownTable
+from headwater.hub.reading.snapshot_queries import SnapshotQuery, ask_in_flush, images
+from headwater.hub.reading.tables import KnownTable
 from headwater.limits import WINDOW_ASK_KEYS_MAX
 from headwater.live.filters.sql import Sql, enum_type, identifier
 from headwater.live.statements import select_keys

@@ -11,10 +11,10 @@ from typing import ClassVar, Literal, Protocol, TypeAlias
 
 from headwater.database import Connection
 from headwater.errors import ResyncRequired
-from headwater.hub.catch_up import CatchUp, Place
 from headwater.hub.flush_state import FlushState
 from headwater.hub.resources import Resources
-from headwater.hub.subscriber import Access, Subscriber
+from headwater.hub.subscriptions.catch_up import CatchUp, Place
+from headwater.hub.subscriptions.subscriber import Access, Subscriber
 from headwater.hub.topics.topic import Gathering, News, TopicView
 from headwater.log.reading.reader import LogReader
 from headwater.model import Position, Table

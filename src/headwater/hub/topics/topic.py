@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from typing import Generic, TypeAlias, TypeVar
 
 from headwater import limits
-from headwater.hub.catch_up import Place
-from headwater.hub.costs import Cost
-from headwater.hub.tables import KnownTable
+from headwater.hub.reading.tables import KnownTable
+from headwater.hub.subscriptions.catch_up import Place
+from headwater.hub.subscriptions.costs import Cost
 from headwater.hub.topics.rows import KeyReader
 from headwater.log.signals import channel_of, is_signals
 from headwater.model import Change, Key, Position, Row, Table

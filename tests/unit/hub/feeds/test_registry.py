@@ -9,7 +9,7 @@ import pytest
 
 from headwater.hub.feeds.registry import FeedRegistry
 from headwater.hub.feeds.view import FeedQuery
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.live.filters.filter import Compare, Filter
 from headwater.model import Op, Table
 from headwater.protocol import Changes, Gap

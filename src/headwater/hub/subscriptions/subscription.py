@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from headwater.errors import HeadwaterError, Unavailable
-from headwater.hub.arrival import Arrival
-from headwater.hub.subscriber import Subscriber
+from headwater.hub.subscriptions.arrival import Arrival
+from headwater.hub.subscriptions.subscriber import Subscriber
 
 logger = logging.getLogger(__name__)
 

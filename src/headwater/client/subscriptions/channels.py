@@ -13,7 +13,7 @@ from typing import Any
 from headwater import limits
 from headwater.client.requests import Attempts
 from headwater.client.state.channel import ChannelMessage, ChannelState
-from headwater.client.subscriptions import Owner, Subscription
+from headwater.client.subscriptions.subscription import Owner, Subscription
 from headwater.errors import ConfigError, ConnectionFailed, HeadwaterError, NotFound
 from headwater.idempotency import check_key, new_key
 from headwater.protocol import ChannelCall, Member, Publish, SetState

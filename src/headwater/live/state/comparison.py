@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from headwater.live.streamed import Streamed
-from headwater.live.window import Window
+from headwater.live.state.streamed import Streamed
+from headwater.live.state.window import Window
 from headwater.model import Key, Row
 
 State: TypeAlias = Window | Streamed

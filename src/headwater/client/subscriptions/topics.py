@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Sequence
 
 from headwater.client.state.topic import Ops, TopicState, Waiting
-from headwater.client.subscriptions import Owner, Subscription
+from headwater.client.subscriptions.subscription import Owner, Subscription
 from headwater.model import Row
 
 

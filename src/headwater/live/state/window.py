@@ -19,10 +19,10 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import assert_never
 
 from headwater import limits
-from headwater.live.layout import Entry
 from headwater.live.needs import NOTHING, Need, Order, Outcome, Refill, Undecided, Unplaced
 from headwater.live.query import BoundQuery
-from headwater.live.steps import Enters, Leaves, Moves, Stays, Step, steps
+from headwater.live.state.layout import Entry
+from headwater.live.state.steps import Enters, Leaves, Moves, Stays, Step, steps
 from headwater.model import Change, Cursor, Delta, Enter, Key, Leave, Move, Reset, Row, Update
 
 _WINDOW_CUSHION_ROWS_MIN = 5

@@ -23,10 +23,10 @@ import psycopg
 from headwater.database import Connection, connect
 from headwater.errors import DatabaseError, HeadwaterError, ResyncRequired, Unavailable
 from headwater.hub.flush_state import FlushState
-from headwater.hub.read_errors import unreadable
 from headwater.hub.resources import Resources
-from headwater.hub.subscriber import Access, Subscriber
-from headwater.hub.subscription import Subscription, not_taken
+from headwater.hub.subscriptions.read_errors import unreadable
+from headwater.hub.subscriptions.subscriber import Access, Subscriber
+from headwater.hub.subscriptions.subscription import Subscription, not_taken
 from headwater.log.reach import check_age
 from headwater.log.reading.reader import LogReader
 from headwater.log.reconnect import is_lost, reconnect_pause

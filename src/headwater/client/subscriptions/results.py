@@ -10,7 +10,7 @@ import msgspec
 
 from headwater.client.state.query import QueryState
 from headwater.client.state.rows import QueryRowsState
-from headwater.client.subscriptions import Latest, Owner
+from headwater.client.subscriptions.subscription import Latest, Owner
 from headwater.errors import HeadwaterError
 from headwater.protocol import QueryCall
 

@@ -25,7 +25,7 @@ from headwater import limits
 from headwater.database import PINNED_PATH, Connection
 from headwater.errors import ResultError
 from headwater.hub.loop_time import Turn
-from headwater.hub.tables import KnownTable
+from headwater.hub.reading.tables import KnownTable
 from headwater.live.filters.sql import Sql
 from headwater.live.needs import Need
 from headwater.live.query import BoundQuery

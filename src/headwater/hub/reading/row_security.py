@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headwater.errors import Forbidden
-from headwater.hub.snapshot_queries import Scope
-from headwater.hub.subscriber import Access
-from headwater.hub.tables import KnownTable, Tables
+from headwater.hub.reading.snapshot_queries import Scope
+from headwater.hub.reading.tables import KnownTable, Tables
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.live.filters.filter import conditions
 from headwater.live.query import BoundQuery
 
