@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import psycopg
 
@@ -38,7 +38,7 @@ from headwater.hub.live_views.view import LiveSubscription, ViewInfo
 from headwater.hub.part import Part, call_each
 from headwater.hub.positions import Positions
 from headwater.hub.reactive.registry import ReactiveQueries
-from headwater.hub.reading.tables import FORMATS, Tables
+from headwater.hub.reading.tables import FORMATS, KnownTable, Tables
 from headwater.hub.reconcile import Reconciler
 from headwater.hub.resources import Resources
 from headwater.hub.subscriptions.subscriber import Access, Settling, Subscriber
@@ -275,26 +275,29 @@ class Hub:
         query: LiveQuery,
         subscriber: Subscriber,
         *,
+        known: KnownTable | None = None,
         access: Access = Access(),  # noqa: B008
         since: str | None = None,
         verify: bool = False,
         owner: Owner | None = None,
     ) -> LiveSubscription:
         """Follow a live query. Returns when its snapshot, or what it missed since a position, has
-        been handed over. Its memory counts for the `owner`, and of one owner only some snapshots
-        are read at a time."""
-        return await self.live_views.join(query, subscriber, access, since, verify, owner)
+        been handed over. `known` is its table, where the caller has looked it up. Its memory counts
+        for the `owner`, and of one owner only some snapshots are read at a time."""
+        return await self.live_views.join(query, subscriber, known, access, since, verify, owner)
 
     async def feed(
         self,
         query: FeedQuery,
         subscriber: Subscriber,
         *,
+        known: Collection[KnownTable] = (),
         access: Access = Access(),  # noqa: B008
     ) -> FeedSubscription:
         """Follow a change feed, from now on or from a position. Returns once it is certain that
-        the log reaches back to there; ResyncRequired if it does not."""
-        return await self.feeds.follow(query, subscriber, access)
+        the log reaches back to there; ResyncRequired if it does not. `known` are its tables, where
+        the caller has looked them up."""
+        return await self.feeds.follow(query, subscriber, access, known)
 
     def describe(self) -> list[ViewInfo]:
         """Every live query that is maintained."""

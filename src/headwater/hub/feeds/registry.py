@@ -64,21 +64,25 @@ class FeedRegistry(Part):
         return bool(self._views)
 
     async def follow(
-        self, query: FeedQuery, subscriber: Subscriber, access: Access
+        self,
+        query: FeedQuery,
+        subscriber: Subscriber,
+        access: Access,
+        known: Collection[KnownTable] = (),
     ) -> FeedSubscription:
         """Follow a change feed; see `Hub.feed`."""
         if not self._flushes.ready:
             raise self._flushes.unavailable()
-        subscription = await self._open(query, subscriber, access)
+        tables = list(known) or await self._find(query.tables)
+        subscription = await self._open(query, subscriber, access, tables)
         if not self._flushes.ready:
             raise self._flushes.unavailable()
         await subscription.begin()
         return subscription
 
     async def _open(
-        self, query: FeedQuery, subscriber: Subscriber, access: Access
+        self, query: FeedQuery, subscriber: Subscriber, access: Access, tables: list[KnownTable]
     ) -> FeedSubscription:
-        tables = await self._find(query.tables)
         for known in tables:
             table = known.table
             await feed_rights(self._resources.tables, table.oid, table.label, known.secured, access)

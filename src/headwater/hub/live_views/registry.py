@@ -120,6 +120,7 @@ class LiveViews:
         self,
         query: LiveQuery,
         subscriber: Subscriber,
+        known: KnownTable | None,
         access: Access,
         since: str | None,
         verify: bool,
@@ -129,7 +130,7 @@ class LiveViews:
         subscription = LiveSubscription(
             self, self._flushes, query, subscriber, access, verify, owner
         )
-        bound = await self._bind(query, access)
+        bound = await self._bind(query, access, known)
         await self._flushes.between()
         self._join(subscription, *bound, since=since)
         try:
@@ -139,18 +140,20 @@ class LiveViews:
             raise
         return subscription
 
-    async def _bind(self, query: LiveQuery, access: Access) -> Bound:
+    async def _bind(
+        self, query: LiveQuery, access: Access, known: KnownTable | None = None
+    ) -> Bound:
         """The query, checked against its table as it is now, and as whom it is read."""
-        request, bound, known = await self.check(query, access)
+        request, bound, known = await self.check(query, access, known)
         return request, bound, known, await scope_of(self._resources.tables, known, bound, access)
 
     async def check(
-        self, query: LiveQuery, access: Access
+        self, query: LiveQuery, access: Access, known: KnownTable | None = None
     ) -> tuple[LiveQuery, BoundQuery, KnownTable]:
         """The query, checked against its table as it is now, without a check of rights."""
         if not self._flushes.ready:
             raise self._flushes.unavailable()
-        known = await self._resources.tables.find(query.table)
+        known = known or await self._resources.tables.find(query.table)
         rules = self._rules.get(known.table.label, Rules())
         check(query.where, known.table, filterable=rules.filterable)
         request = query

@@ -8,7 +8,7 @@ a shape implies (decoder, statement parts) is cached by its id.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -144,6 +144,9 @@ class Tables:
             if self._task is None or self._task.done():
                 self._task = asyncio.create_task(self._look_up())
         return await asyncio.shield(future)
+
+    async def find_each(self, names: Iterable[str]) -> dict[str, KnownTable]:
+        return {name: await self.find(name) for name in names}
 
     async def ask(self, statement: str, values: _Values) -> list[tuple[Any, ...]]:
         """Put any other question about tables. Raises the driver's errors for wrong questions."""
