@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
+from headwater.database import Connection, connect
 from headwater.hub.reading.tables import Tables
+from headwater.log.reading.reader import LogReader
 from headwater.memory import Memory
 from headwater.metrics import Metrics
+from headwater.model import Table
 
 _FEED_CATCH_UPS_MAX = 16
 """Change feeds that catch up from the log at the same time. Further ones wait for their turn."""
@@ -34,6 +38,17 @@ class Resources:
     def next_id(self) -> int:
         """The number of a new view of any kind."""
         return next(self._ids)
+
+    @asynccontextmanager
+    async def log_reader(
+        self, wants: Callable[[Table], bool] | None = None
+    ) -> AsyncIterator[tuple[Connection, LogReader]]:
+        """Reads the log beside the flushes, over a connection of its own."""
+        connection = await connect(self.url, purpose="catch-up")
+        try:
+            yield connection, await LogReader.open(connection, wants)
+        finally:
+            await connection.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run beside everything else, and end with the hub."""

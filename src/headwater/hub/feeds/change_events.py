@@ -16,12 +16,10 @@ from collections.abc import Collection, Sequence
 import msgspec
 import psycopg
 
-from headwater.database import connect
 from headwater.errors import DatabaseError, HeadwaterError, ResyncRequired
 from headwater.hub.flush_state import FlushState
 from headwater.hub.part import Flush, Part
 from headwater.hub.resources import Resources
-from headwater.log.reading.reader import LogReader
 from headwater.log.reconnect import is_lost, reconnect_pause
 from headwater.model import Change, Position, Table, Transaction
 from headwater.queries.events import ChangeEvent, Events, GapEvent
@@ -170,9 +168,7 @@ class ChangeEvents(Part):
 
     async def _read(self, stretch: _Stretch, done: dict[int, int]) -> None:
         """From the log. `done` has the last change of each transaction that was handed over."""
-        connection = await connect(self._resources.url, purpose="catch-up")
-        try:
-            reader = await LogReader.open(connection)
+        async with self._resources.log_reader() as (connection, reader):
             await reader.check(connection, stretch.since)
             async for each in reader.catch_up(connection, stretch.since, stretch.until):
                 for change in each.changes:
@@ -181,5 +177,3 @@ class ChangeEvents(Part):
                         self._emit(change, each.position)
                         done[each.xid] = change.seq
                 await asyncio.sleep(0)
-        finally:
-            await connection.close()

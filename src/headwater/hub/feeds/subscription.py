@@ -360,7 +360,10 @@ class FeedSubscription(CatchUp):
             return
         await self._flushes.between()
         self._task = None
-        self._deliver(self._home.gap_frame(self.feed, self._durable))
+        if self._may_deliver.is_set():
+            self._deliver(self._home.gap_frame(self.feed, self._durable))
+        else:
+            self.missed_gap = True  # it was paused meanwhile, and is sent it when it continues
         self._flushes.announce()
 
     def _explain(self, error: Exception) -> HeadwaterError:

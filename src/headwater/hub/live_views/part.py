@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import psycopg
 
@@ -19,6 +19,7 @@ from headwater import limits
 from headwater.hub.flush_state import FlushState
 from headwater.hub.live_views.background import BackgroundQueries, Unit, units_of
 from headwater.hub.live_views.delivery import Delivery, Flushed
+from headwater.hub.live_views.initial_snapshots import InitialSnapshots
 from headwater.hub.live_views.recheck import recheck
 from headwater.hub.live_views.registry import LiveViews
 from headwater.hub.live_views.steps import ViewStep
@@ -36,16 +37,23 @@ later flush."""
 
 
 class LivePart(Part):
-    """`views` is what the hub and the gateway use of it."""
+    """`views` is what the hub and the gateway use of it. `snapshots` and `background` read from the
+    database; a unit test passes others."""
 
     def __init__(
-        self, resources: Resources, flushes: FlushState, rules: Mapping[str, Rules]
+        self,
+        resources: Resources,
+        flushes: FlushState,
+        rules: Mapping[str, Rules],
+        *,
+        snapshots: Callable[..., InitialSnapshots] = InitialSnapshots,
+        background: Callable[..., BackgroundQueries] = BackgroundQueries,
     ) -> None:
         self._resources = resources
         self._flushes = flushes
-        self.views = LiveViews(resources, flushes, rules, self._expect_questions)
+        self.views = LiveViews(resources, flushes, rules, self._expect_questions, snapshots)
         self._delivery = Delivery(self.views)
-        self.background = BackgroundQueries(resources, flushes, self.views, self._delivery)
+        self.background = background(resources, flushes, self.views, self._delivery)
         self._steps: dict[object, ViewStep] = {}
 
     def _expect_questions(self, view: LiveView) -> None:

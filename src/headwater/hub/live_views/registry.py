@@ -79,6 +79,7 @@ class LiveViews:
         flushes: FlushState,
         rules: Mapping[str, Rules],
         expect: Callable[[LiveView], None],
+        snapshots: Callable[..., InitialSnapshots] = InitialSnapshots,
     ) -> None:
         self._resources = resources
         self._flushes = flushes
@@ -86,7 +87,7 @@ class LiveViews:
         self._rules = dict(rules)
         self.views: Views[LiveView] = Views(LiveView, resources.next_id)
         self.replay_buffers = ReplayBuffers()
-        self.snapshots = InitialSnapshots(
+        self.snapshots = snapshots(
             resources.url,
             flushes.wake,
             self._snapshot_failed,

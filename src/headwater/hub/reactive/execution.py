@@ -75,7 +75,7 @@ class Execution:
         self._has_question_role = settings.question_url is not None
         self._analyst = analyst
         self._events = events
-        self._finished = finished
+        self.finished = finished
         self.metrics = metrics
         self._options = f"{FORMATS} -c statement_timeout={int(self._seconds * 1000)}"
         self._sessions: WeakKeyDictionary[Connection, NameLookup] = WeakKeyDictionary()
@@ -131,7 +131,7 @@ class Execution:
         group.losses = 0
         outcome = ExecutionOutcome(moment, reason, value=value, error=error, seen=seen)
         outcome = await self._with_reads(outcome, group, executed, self._sessions[connection])
-        self._finished(group, outcome)
+        self.finished(group, outcome)
         # What may read anything may also have changed settings, as `set_config` does.
         is_known = len(outcome.statements) > 0 or not executed
         return fenced or (is_known and not outcome.everything)
@@ -227,4 +227,4 @@ class Execution:
             f"query {group.query.name}: the database ended the connection while it ran",
             hint="PostgreSQL's own log has the reason.",
         )
-        self._finished(group, ExecutionOutcome(moment, group.reason, error=error))
+        self.finished(group, ExecutionOutcome(moment, group.reason, error=error))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
@@ -73,7 +73,8 @@ time. What they depend on comes to light step by step; a text that differs every
 
 
 class ReactiveQueries(Part):
-    """All reactive queries of a hub."""
+    """All reactive queries of a hub. `placement` executes them in the database; a unit test passes
+    another."""
 
     def __init__(
         self,
@@ -82,6 +83,8 @@ class ReactiveQueries(Part):
         positions: Positions,
         settings: Settings,
         events: Events,
+        *,
+        placement: Callable[..., Placement] = Placement,
     ) -> None:
         self._resources = resources
         self._flushes = flushes
@@ -91,7 +94,7 @@ class ReactiveQueries(Part):
         self._sweep_seconds = settings.query_sweep_period.total_seconds()
         self.analyst = Analyst(resources.url)
         execution = Execution(settings, self.analyst, events, self._finished, resources.metrics)
-        self._executions = Placement(resources.url, settings, self._wake, execution)
+        self._executions = placement(resources.url, settings, self._wake, execution)
         self._groups: dict[Hashable, QueryGroup] = {}
         self._watches: Watches[QueryGroup] = Watches()
         self._cached: OrderedDict[QueryGroup, int] = OrderedDict()

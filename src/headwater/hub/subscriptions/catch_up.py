@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import msgspec
 import psycopg
 
-from headwater.database import Connection, connect
+from headwater.database import Connection
 from headwater.errors import DatabaseError, HeadwaterError, ResyncRequired, Unavailable
 from headwater.hub.flush_state import FlushState
 from headwater.hub.resources import Resources
@@ -167,9 +167,7 @@ class CatchUp(Subscription):
                 return
 
     async def _catch_up(self) -> None:
-        connection = await connect(self._resources.url, purpose="catch-up")
-        try:
-            reader = await LogReader.open(connection, self._wants())
+        async with self._resources.log_reader(self._wants()) as (connection, reader):
             while True:
                 since = self._since()
                 await reader.check(connection, since)
@@ -181,8 +179,6 @@ class CatchUp(Subscription):
                     await self._read(connection, reader, since, until)
                 if await self._join(since, until):
                     return
-        finally:
-            await connection.close()
 
     def _explain(self, error: Exception) -> HeadwaterError:
         """An error that ends it, as its subscriber is sent it."""

@@ -28,7 +28,7 @@ from headwater.hub.resources import Resources
 from headwater.hub.subscriptions.catch_up import Place
 from headwater.hub.subscriptions.subscriber import Access, Subscriber
 from headwater.hub.subscriptions.subscription import not_taken
-from headwater.hub.topics.rows import Found, KeyReader, fetch
+from headwater.hub.topics.rows import Fetch, Found, KeyReader, fetch
 from headwater.hub.topics.subscription import TopicSubscription
 from headwater.hub.topics.topic import Gathering, News, TopicView, upsert
 from headwater.log.signals import is_signals
@@ -44,9 +44,18 @@ View: TypeAlias = TopicView[TopicSubscription]
 
 
 class TopicRegistry(Part):
-    """All topics of a hub that have subscribers."""
+    """All topics of a hub that have subscribers. `listener` and `fetch` use the database; a unit
+    test passes others."""
 
-    def __init__(self, resources: Resources, flushes: FlushState, window: float = 0.0) -> None:
+    def __init__(
+        self,
+        resources: Resources,
+        flushes: FlushState,
+        window: float = 0.0,
+        *,
+        listener: Listener | None = None,
+        fetch: Fetch = fetch,
+    ) -> None:
         self._resources = resources
         self._flushes = flushes
         self._window = window
@@ -65,7 +74,8 @@ class TopicRegistry(Part):
         self.ready: dict[TopicSubscription, None] = {}
         """Those that know what they missed, and wait for a flush to read it."""
         self._handout: Handout | None = None
-        self.listener = Listener(resources.url, flushes.heard)
+        self.listener = listener or Listener(resources.url, flushes.heard)
+        self._fetch_rows = fetch
 
     def __iter__(self) -> Iterator[View]:
         return iter(list(self._views.values()))
@@ -277,7 +287,7 @@ class TopicRegistry(Part):
         asked = {
             name: list(keys) for name, keys in wanted.items() if keys and name not in found_slow
         }
-        found, statements = await fetch(
+        found, statements = await self._fetch_rows(
             connection, [(self._known[name], keys) for name, keys in asked.items()]
         )
         self._resources.metrics.questions.labels(kind).inc(statements)
@@ -432,7 +442,8 @@ class TopicRegistry(Part):
         if name in self._stale:
             return None
         news.ops = dict.fromkeys(view.sent)
-        (rows,), statements = await fetch(connection, [(known, list(news.ops))])
+        wanted = [(known, list(news.ops))]
+        (rows,), statements = await self._fetch_rows(connection, wanted)
         self._resources.metrics.questions.labels("reconcile").inc(statements)
         if isinstance(rows, Exception):
             return None

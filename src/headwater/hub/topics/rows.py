@@ -7,9 +7,9 @@ so that `042` and `42` are the same row, and one that no key can be is never put
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -130,7 +130,11 @@ def _element(value: Value) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-Found = Mapping[Key, Row] | Exception
+Found: TypeAlias = Mapping[Key, Row] | Exception
+Fetch: TypeAlias = Callable[
+    [Connection, Sequence[tuple[KnownTable, Sequence[Key]]]],
+    Awaitable[tuple[list[Found], int]],
+]
 
 
 async def fetch(
