@@ -19,7 +19,7 @@ from headwater.hub.live_views.initial_snapshots import InitialSnapshots
 from headwater.hub.live_views.registry import LiveViews
 from headwater.hub.live_views.view import InitialSnapshot, LiveView
 from headwater.hub.reactive.execution import Execution, ExecutionOutcome
-from headwater.hub.reactive.group import Moment, QueryGroup
+from headwater.hub.reactive.group import FlushMoment, QueryGroup
 from headwater.hub.reactive.placement import Placement
 from headwater.hub.reading.snapshot_pool import Export
 from headwater.hub.reading.tables import KnownTable
@@ -29,7 +29,7 @@ from headwater.live.filters.filter import Compare
 from headwater.live.needs import Check, Need, Order, Refill
 from headwater.live.query import BoundQuery
 from headwater.live.state.streamed import Streamed
-from headwater.log.waking.listener import Listener
+from headwater.log.waking.listener import NotifyListener
 from headwater.model import Key, Position, Row
 from headwater.queries.analysis.statements import Read
 from headwater.settings import Settings
@@ -205,14 +205,14 @@ class FakePlacement(Placement):
         self._wanted.append(group)
         self._changed()
 
-    async def start(self, export: Export, moment: Moment) -> None:
+    async def start(self, export: Export, moment: FlushMoment) -> None:
         wanted, self._wanted = self._wanted, []
         for group in wanted:
             group.state = "running"
             self._running[group] = moment.flush
             self._late.call(self._executed(group, moment))
 
-    def _executed(self, group: QueryGroup, moment: Moment) -> Callable[[], None]:
+    def _executed(self, group: QueryGroup, moment: FlushMoment) -> Callable[[], None]:
         self.executed += 1
         least = group.arguments.values["least"]
         rows = [row for row in self._database.rows["things"].values() if row["n"] >= least]
@@ -238,7 +238,7 @@ class FakePlacement(Placement):
 # ------------------------------------------------------------------------ topics
 
 
-class FakeListener(Listener):
+class FakeListener(NotifyListener):
     """Listens to every channel at once."""
 
     def __init__(self) -> None:

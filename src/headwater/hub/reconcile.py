@@ -32,7 +32,7 @@ from headwater.hub.reading.snapshot_queries import SnapshotQuery, ask_in_flush, 
 from headwater.hub.topics.registry import TopicRegistry
 from headwater.hub.topics.subscription import TopicSubscription
 from headwater.hub.topics.topic import News, TopicView
-from headwater.live.state.comparison import State
+from headwater.live.state.comparison import ResultState
 from headwater.live.view import new_state
 from headwater.metrics import Metrics
 from headwater.model import Key, Table
@@ -184,7 +184,7 @@ class Reconciler(Part):
             self._compare(view, state)
         return rows
 
-    def _compare(self, view: LiveView, state: State) -> None:
+    def _compare(self, view: LiveView, state: ResultState) -> None:
         # It may have been left meanwhile, or have begun to lag.
         if view.live and not view.removed and view.lag is None:
             self._metrics.reconcile_checks.labels("live").inc()

@@ -42,7 +42,7 @@ from headwater.protocol import (
 logger = logging.getLogger(__name__)
 
 
-View: TypeAlias = FeedView[FeedSubscription]
+_FeedView: TypeAlias = FeedView[FeedSubscription]
 
 
 class FeedRegistry(Part):
@@ -51,13 +51,13 @@ class FeedRegistry(Part):
     def __init__(self, resources: Resources, flushes: FlushState) -> None:
         self._resources = resources
         self._flushes = flushes
-        self._views: dict[Any, View] = {}
+        self._views: dict[Any, _FeedView] = {}
         self._wires: dict[int, Wire] = {}
         self.gap_since: Position | None = None
         self._lost = False
         self._positions_sent_at = time.monotonic()
 
-    def __iter__(self) -> Iterator[View]:
+    def __iter__(self) -> Iterator[_FeedView]:
         return iter(self._views.values())
 
     def __bool__(self) -> bool:
@@ -98,7 +98,7 @@ class FeedRegistry(Part):
             names = tuple(name for (name,) in rows)
         return [await tables.find(name) for name in names]
 
-    def _view(self, query: FeedQuery, access: Access, tables: list[KnownTable]) -> View:
+    def _view(self, query: FeedQuery, access: Access, tables: list[KnownTable]) -> _FeedView:
         filters = [query.where, None if access.where == EVERYTHING else access.where]
         if any(where is not None for where in filters) and len(query.tables) != 1:
             raise InvalidQuery(
@@ -113,7 +113,7 @@ class FeedRegistry(Part):
         )
         view = self._views.get(identity)
         if view is None:
-            view = View(self._resources.next_id(), identity, query, tables)
+            view = _FeedView(self._resources.next_id(), identity, query, tables)
             where, mandatory = filters
             if where is not None:
                 view.filter = ChangeFilter(where, tables[0].table)
@@ -188,7 +188,7 @@ class FeedRegistry(Part):
             if view.subscribers:
                 self._hand_out(view, transactions, quiet)
 
-    def _hand_out(self, view: View, transactions: Sequence[Transaction], quiet: bool) -> None:
+    def _hand_out(self, view: _FeedView, transactions: Sequence[Transaction], quiet: bool) -> None:
         """What fails in one feed harms no other; it continues from the log."""
         try:
             seen = [part for each in transactions if (part := view.seen(each))]
@@ -207,11 +207,13 @@ class FeedRegistry(Part):
         if frame is not None and seen:
             view.cost.sent(frame, len(view.subscribers))
 
-    def _read_again(self, view: View) -> None:
+    def _read_again(self, view: _FeedView) -> None:
         for subscription in tuple(view.subscribers):
             subscription.read_again()
 
-    def frame(self, view: View, transactions: Sequence[Transaction], position: Position) -> Frame:
+    def frame(
+        self, view: _FeedView, transactions: Sequence[Transaction], position: Position
+    ) -> Frame:
         """Transactions as a message that says where to resume."""
         sent = tuple(
             WireTransaction(
@@ -268,11 +270,11 @@ class FeedRegistry(Part):
             for subscription in list(view.subscribers):
                 subscription.gap()
 
-    def gap_frame(self, view: View, since: Position | None) -> Frame:
+    def gap_frame(self, view: _FeedView, since: Position | None) -> Frame:
         text = None if since is None else str(since)
         return Frame(Gap(view.id, self._flushes.position_text, text, "resync"))
 
-    def fail(self, view: View, error: Exception) -> None:
+    def fail(self, view: _FeedView, error: Exception) -> None:
         found = explained(error)
         for subscription in list(view.subscribers):
             subscription.fail(found)

@@ -65,7 +65,7 @@ _VIEWS_LINGERING_MAX = 1_000
 
 logger = logging.getLogger(__name__)
 
-Bound: TypeAlias = tuple[LiveQuery, BoundQuery, KnownTable, Scope | None]
+CheckedQuery: TypeAlias = tuple[LiveQuery, BoundQuery, KnownTable, Scope | None]
 """A query with what the hook adds to it, the same bound to its table, and as whom it is read."""
 
 
@@ -143,7 +143,7 @@ class LiveViews:
 
     async def _bind(
         self, query: LiveQuery, access: Access, known: KnownTable | None = None
-    ) -> Bound:
+    ) -> CheckedQuery:
         """The query, checked against its table as it is now, and as whom it is read."""
         request, bound, known = await self.check(query, access, known)
         return request, bound, known, await scope_of(self._resources.tables, known, bound, access)
@@ -468,13 +468,13 @@ class LiveViews:
                 if not subscription.closed and subscription.target is left:
                     self._try_join(subscription, bound)
 
-    def _try_join(self, subscription: LiveSubscription, bound: Bound) -> None:
+    def _try_join(self, subscription: LiveSubscription, bound: CheckedQuery) -> None:
         try:
             self._join(subscription, *bound)
         except HeadwaterError as error:
             subscription.fail(error)
 
-    async def _bind_when_ready(self, query: LiveQuery, access: Access) -> Bound:
+    async def _bind_when_ready(self, query: LiveQuery, access: Access) -> CheckedQuery:
         while True:
             await self._flushes.until_ready()
             try:

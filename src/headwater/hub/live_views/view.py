@@ -24,7 +24,7 @@ from headwater.hub.reading.snapshot_queries import Scope
 from headwater.hub.reading.tables import KnownTable
 from headwater.hub.subscriptions.costs import Cost
 from headwater.hub.subscriptions.subscriber import Access, Subscriber
-from headwater.hub.subscriptions.subscription import Subscription, not_taken
+from headwater.hub.subscriptions.subscription import HubSubscription, not_taken
 from headwater.live.query import BoundQuery, LiveQuery
 from headwater.live.state.streamed import Streamed
 from headwater.live.state.window import Window
@@ -361,7 +361,7 @@ class LiveHome(Protocol):
     async def change_access(self, subscription: LiveSubscription, access: Access) -> None: ...
 
 
-class LiveSubscription(Subscription):
+class LiveSubscription(HubSubscription):
     """One subscriber's live query. Made by `Hub.live`."""
 
     __slots__ = (

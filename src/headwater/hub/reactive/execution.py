@@ -19,7 +19,7 @@ from psycopg.pq import TransactionStatus
 
 from headwater.database import Connection, connect, translated
 from headwater.errors import HeadwaterError, Unavailable
-from headwater.hub.reactive.group import Moment, QueryGroup, Reason, Seen
+from headwater.hub.reactive.group import FlushMoment, QueryGroup, Reason, Seen
 from headwater.hub.reading.snapshot_queries import lost
 from headwater.hub.reading.tables import FORMATS
 from headwater.metrics import Metrics
@@ -44,7 +44,7 @@ from headwater.settings import Settings
 class ExecutionOutcome(msgspec.Struct, frozen=True):
     """How an execution ended: with a value, as JSON, or an error; and what it read."""
 
-    moment: Moment
+    moment: FlushMoment
     reason: Reason
     statements: frozenset[Statement] = frozenset()
     value: bytes | None = None
@@ -116,7 +116,7 @@ class Execution:
         self._current = WeakSet()
 
     async def run(
-        self, connection: Connection, group: QueryGroup, moment: Moment, seen: Seen | None
+        self, connection: Connection, group: QueryGroup, moment: FlushMoment, seen: Seen | None
     ) -> bool:
         """Execute a group in the connection's transaction. Raises if the connection is lost.
         Returns whether the transaction is as it was, so that it may serve another."""
@@ -221,7 +221,7 @@ class Execution:
             analysed=analysed,
         )
 
-    def give_up(self, group: QueryGroup, moment: Moment) -> None:
+    def give_up(self, group: QueryGroup, moment: FlushMoment) -> None:
         """Its connection was lost time and again."""
         error = Unavailable(
             f"query {group.query.name}: the database ended the connection while it ran",

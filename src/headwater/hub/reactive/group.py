@@ -22,7 +22,7 @@ from headwater.errors import HeadwaterError
 from headwater.fair_queue import Owner
 from headwater.hub.subscriptions.costs import Cost
 from headwater.hub.subscriptions.subscriber import Subscriber
-from headwater.hub.subscriptions.subscription import Subscription, not_taken
+from headwater.hub.subscriptions.subscription import HubSubscription, not_taken
 from headwater.identity import Identity
 from headwater.live.state.sizes import size_of
 from headwater.memory import Holding
@@ -43,7 +43,7 @@ Reason: TypeAlias = Literal["first", "call", "change", "retry", "sweep", "catalo
 """Why a query is executed."""
 
 
-class Moment(msgspec.Struct, frozen=True):
+class FlushMoment(msgspec.Struct, frozen=True):
     """The flush in whose snapshot queries are executed. `written` is the end of the WAL then."""
 
     flush: int
@@ -189,7 +189,7 @@ class QueryGroup:
     def size(self) -> int:
         return 0 if self.result is None else len(self.result)
 
-    def take(self, result: bytes, moment: Moment) -> bool:
+    def take(self, result: bytes, moment: FlushMoment) -> bool:
         """A new result; whether it differs from the one before."""
         digest = blake2b(result, digest_size=16).digest()
         differs = digest != self._digest
@@ -288,7 +288,7 @@ class QueryHome(Protocol):
     async def answered(self, group: QueryGroup, flush: int) -> None: ...
 
 
-class QuerySubscription(Subscription):
+class QuerySubscription(HubSubscription):
     """One subscriber's query. Made by `ReactiveQueries.subscribe`."""
 
     __slots__ = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headwater.hub.reactive.execution import Execution
-from headwater.hub.reactive.group import Moment, QueryGroup
+from headwater.hub.reactive.group import FlushMoment, QueryGroup
 from headwater.hub.reactive.query_pool import Primary, QueryPool
 from headwater.hub.reactive.replica_pool import ReplicaPool
 from headwater.hub.reading.snapshot_pool import Export
@@ -58,7 +58,7 @@ class Placement:
         else:
             replica.want(group)
 
-    async def start(self, export: Export, moment: Moment) -> None:
+    async def start(self, export: Export, moment: FlushMoment) -> None:
         """Share out what is wanted. The snapshot is lent until this returns."""
         if self._replica is not None:
             self._replica.expect(moment)

@@ -24,7 +24,7 @@ from headwater.database import Connection
 from headwater.errors import HeadwaterError
 from headwater.fair_queue import FairQueue
 from headwater.hub.reactive.execution import Execution
-from headwater.hub.reactive.group import Moment, QueryGroup, Seen
+from headwater.hub.reactive.group import FlushMoment, QueryGroup, Seen
 from headwater.hub.reading.snapshot_pool import Export, SnapshotPool
 from headwater.model import Position
 from headwater.queries.execution.impersonation import PREPARED_BY_OTHERS
@@ -173,7 +173,7 @@ class QueryPool:
         self._pool.close_unusable()
         self._start_or_look()
 
-    def _spawn(self, work: Awaitable[None], moment: Moment | None = None) -> None:
+    def _spawn(self, work: Awaitable[None], moment: FlushMoment | None = None) -> None:
         task = asyncio.ensure_future(work)
         self._tasks[task] = None if moment is None else moment.flush
         task.add_done_callback(lambda task: self._tasks.pop(task, None))
@@ -184,7 +184,7 @@ class QueryPool:
         self,
         connection: Connection,
         share: int,
-        moment: Moment,
+        moment: FlushMoment,
         fits: Fits,
         seen: Seen | None = None,
     ) -> None:
@@ -231,7 +231,7 @@ class QueryPool:
         """Whether the task that asks still counts. A function may not heed that it is cancelled."""
         return asyncio.current_task() in self._tasks
 
-    def _lost(self, connection: Connection, group: QueryGroup | None, moment: Moment) -> None:
+    def _lost(self, connection: Connection, group: QueryGroup | None, moment: FlushMoment) -> None:
         self._drop(connection)
         if group is None:
             return
@@ -263,7 +263,7 @@ async def _finish(connection: Connection) -> None:
 class Primary(QueryPool):
     """The database itself: queries are executed in the flush's own snapshot."""
 
-    async def start(self, export: Export, moment: Moment) -> None:
+    async def start(self, export: Export, moment: FlushMoment) -> None:
         """Share out what is wanted; returns once the snapshot is no longer needed."""
         share = self._share + 1
 

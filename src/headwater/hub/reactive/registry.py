@@ -38,7 +38,7 @@ from headwater.hub.positions import Positions
 from headwater.hub.reactive.execution import Execution, ExecutionOutcome
 from headwater.hub.reactive.group import (
     Answered,
-    Moment,
+    FlushMoment,
     QueryGroup,
     QuerySubscription,
     Reason,
@@ -332,7 +332,7 @@ class ReactiveQueries(Part):
     async def prepare(self, flush: Flush) -> None:
         self.flushed(flush.changes)
         if self._executions.can_start:
-            moment = Moment(self._flushes.begun, flush.position, flush.written)
+            moment = FlushMoment(self._flushes.begun, flush.position, flush.written)
             await self._executions.start(flush.export, moment)
 
     def flushed(self, transactions: Sequence[Transaction]) -> None:

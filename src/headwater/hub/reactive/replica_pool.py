@@ -21,7 +21,7 @@ import psycopg
 from headwater.database import Connection
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.hub.reactive.execution import Execution
-from headwater.hub.reactive.group import Moment, QueryGroup, Seen
+from headwater.hub.reactive.group import FlushMoment, QueryGroup, Seen
 from headwater.hub.reactive.query_pool import QueryPool
 from headwater.model import Position
 
@@ -54,13 +54,13 @@ class ReplicaPool(QueryPool):
         super().__init__(url, size, changed, execution)
         self._fall_back = fall_back
         self._patience = patience
-        self._moment: Moment | None = None
+        self._moment: FlushMoment | None = None
         self._looking = False
         self.is_up = True
         """Whether it was there, and not too far behind, when it was last asked."""
         execution.metrics.replica_up.set(1)
 
-    def start(self, moment: Moment) -> None:
+    def start(self, moment: FlushMoment) -> None:
         """Share out what is wanted; it begins once the replica has come as far."""
         self._moment = moment
         self._share += 1
@@ -73,7 +73,7 @@ class ReplicaPool(QueryPool):
             connections = self._take_connections(len(share))
             self._spawn(self._begin(connections, share, moment, self._share), moment)
 
-    def expect(self, moment: Moment) -> None:
+    def expect(self, moment: FlushMoment) -> None:
         """How far it must have come to be used again."""
         self._moment = moment
 
@@ -84,7 +84,11 @@ class ReplicaPool(QueryPool):
             self._look_again()
 
     async def _begin(
-        self, connections: list[Connection], share: list[QueryGroup], moment: Moment, number: int
+        self,
+        connections: list[Connection],
+        share: list[QueryGroup],
+        moment: FlushMoment,
+        number: int,
     ) -> None:
         log = moment.position.log
         shown = [group.seen.replayed for group in share if group.seen is not None]
@@ -126,7 +130,7 @@ class ReplicaPool(QueryPool):
     def _unreachable(self, error: HeadwaterError) -> None:
         self._give_up(str(error))
 
-    def _lost(self, connection: Connection, group: QueryGroup | None, moment: Moment) -> None:
+    def _lost(self, connection: Connection, group: QueryGroup | None, moment: FlushMoment) -> None:
         """It may be the replica's doing: one that falls behind ends queries that are in its way."""
         self._drop(connection)
         if group is not None:

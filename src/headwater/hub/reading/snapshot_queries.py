@@ -103,13 +103,13 @@ def of_keys(known: KnownTable, keys: Sequence[Key], scope: Scope | None) -> Snap
     return SnapshotQuery(known, images(known, rows), scope, keys_only=known.plain)
 
 
-Answer: TypeAlias = list[Row] | Exception
+RowsOrError: TypeAlias = list[Row] | Exception
 """The rows; or the driver's error, or that of decoding them."""
 
 
 async def ask(
     connection: Connection, questions: Sequence[SnapshotQuery], *, seconds: float = 0.0
-) -> list[Answer]:
+) -> list[RowsOrError]:
     """The rows for each question, or the error it met. Only a lost connection is raised. With
     `seconds`, what takes longer is left: the questions still open then count as timed out."""
     return (await _ask(connection, questions, seconds, ()))[0]
@@ -120,7 +120,7 @@ async def ask_in_flush(
     questions: Sequence[SnapshotQuery],
     *,
     seconds: float = limits.FLUSH_QUESTIONS_SECONDS,
-) -> list[Answer]:
+) -> list[RowsOrError]:
     """The same within the bounds of a flush. Rows that a table was rewritten with are not in a
     snapshot from before, so what such a table answered counts as an error."""
     oids = {question.known.table.oid for question in questions}
@@ -146,7 +146,7 @@ async def _ask(
     questions: Sequence[SnapshotQuery],
     seconds: float,
     oids: Collection[int],
-) -> tuple[list[Answer], _Rewritten]:
+) -> tuple[list[RowsOrError], _Rewritten]:
     try:
         return await _ask_together(connection, questions, oids)
     except psycopg.Error as error:
@@ -157,7 +157,7 @@ async def _ask(
         if len(questions) == 1:
             return [error], {}
     until = time.monotonic() + seconds if seconds else None
-    answers: list[Answer] = []
+    answers: list[RowsOrError] = []
     for question in questions:
         if until is not None and time.monotonic() > until:
             answers.append(psycopg.errors.QueryCanceled("asked for too long"))
@@ -194,7 +194,7 @@ _REWRITTEN = """
 
 async def _ask_together(
     connection: Connection, questions: Sequence[SnapshotQuery], oids: Collection[int]
-) -> tuple[list[Answer], _Rewritten]:
+) -> tuple[list[RowsOrError], _Rewritten]:
     cursors = []
     checking = None
     turn = Turn()
@@ -226,7 +226,7 @@ async def _ask_together(
     return answers, {} if checking is None else dict(await checking.fetchall())
 
 
-def _decoded(question: SnapshotQuery, rows: Sequence[tuple[str]]) -> Answer:
+def _decoded(question: SnapshotQuery, rows: Sequence[tuple[str]]) -> RowsOrError:
     try:
         if rows and rows[-1][0] is None:
             return _too_large(question)

@@ -26,7 +26,7 @@ from headwater.hub.flush_state import FlushState
 from headwater.hub.resources import Resources
 from headwater.hub.subscriptions.read_errors import unreadable
 from headwater.hub.subscriptions.subscriber import Access, Subscriber
-from headwater.hub.subscriptions.subscription import Subscription, not_taken
+from headwater.hub.subscriptions.subscription import HubSubscription, not_taken
 from headwater.log.reach import check_age
 from headwater.log.reading.reader import LogReader
 from headwater.log.reconnect import is_lost, reconnect_pause
@@ -48,7 +48,7 @@ class SlowClient(Exception):
     """The client takes what it is sent too slowly to hold a connection for it."""
 
 
-class CatchUp(Subscription):
+class CatchUp(HubSubscription):
     """A feed or a topic of one subscriber."""
 
     __slots__ = (

@@ -11,7 +11,7 @@ from headwater.hub.subscriptions.subscriber import Subscriber
 logger = logging.getLogger(__name__)
 
 
-class Subscription:
+class HubSubscription:
     """One subscriber of something. A kind of subscription says in `_leave` how it is forgotten."""
 
     __slots__ = ("_arrived", "begun", "closed", "subscriber")

@@ -32,7 +32,7 @@ from headwater.hub.topics.rows import Fetch, Found, KeyReader, fetch
 from headwater.hub.topics.subscription import TopicSubscription
 from headwater.hub.topics.topic import Gathering, News, TopicView, upsert
 from headwater.log.signals import is_signals
-from headwater.log.waking.listener import Listener
+from headwater.log.waking.listener import NotifyListener
 from headwater.model import Key, Position, Table, Transaction
 from headwater.protocol import Frame, Remove, Upsert, Wire
 from headwater.topics.definitions import TopicDefinition
@@ -40,7 +40,7 @@ from headwater.topics.definitions import TopicDefinition
 logger = logging.getLogger(__name__)
 
 
-View: TypeAlias = TopicView[TopicSubscription]
+_TopicView: TypeAlias = TopicView[TopicSubscription]
 
 
 class TopicRegistry(Part):
@@ -53,20 +53,20 @@ class TopicRegistry(Part):
         flushes: FlushState,
         window: float = 0.0,
         *,
-        listener: Listener | None = None,
+        listener: NotifyListener | None = None,
         fetch: Fetch = fetch,
     ) -> None:
         self._resources = resources
         self._flushes = flushes
         self._window = window
         """Seconds for which signals are collected; 0 for no longer than it takes."""
-        self._views: dict[str, View] = {}
+        self._views: dict[str, _TopicView] = {}
         self._known: dict[str, KnownTable] = {}
         self._stale: set[str] = set()
         self._paused: dict[str, float] = {}
         """Tables that took too long to be read, and until when no flush waits for them again."""
         self._wires: dict[int, Wire] = {}
-        self._collecting: dict[View, None] = {}
+        self._collecting: dict[_TopicView, None] = {}
         """Those with something pending, the oldest first."""
         self._place: Place | None = None
         self._positions_sent_at = time.monotonic()
@@ -74,10 +74,10 @@ class TopicRegistry(Part):
         self.ready: dict[TopicSubscription, None] = {}
         """Those that know what they missed, and wait for a flush to read it."""
         self._handout: Handout | None = None
-        self.listener = listener or Listener(resources.url, flushes.heard)
+        self.listener = listener or NotifyListener(resources.url, flushes.heard)
         self._fetch_rows = fetch
 
-    def __iter__(self) -> Iterator[View]:
+    def __iter__(self) -> Iterator[_TopicView]:
         return iter(list(self._views.values()))
 
     def __len__(self) -> int:
@@ -107,9 +107,9 @@ class TopicRegistry(Part):
         access: Access = Access(),  # noqa: B008
     ) -> TopicSubscription:
         """Follow a topic, from now on or from a position. Returns when the subscriber was sent that
-        it is subscribed. The frames are `Topic`, `Poke` and `Gap`; a `Topic` without `ops` says
-        where to resume. Whether the application lets the caller in is decided before; `access` has
-        the database role that must be allowed to read the rows."""
+        it is subscribed. The frames are `Topic`, `Poke` and `Gap`; a `Topic` without
+        `ops` only says where to resume. The caller has checked that the application allows it;
+        `access` has the database role that must be allowed to read the rows."""
         if not self._flushes.ready:
             raise self._flushes.unavailable()
         await self.admit(definition, access)
@@ -129,10 +129,10 @@ class TopicRegistry(Part):
             raise
         return subscription
 
-    def _view(self, topic: str, definition: TopicDefinition) -> View:
+    def _view(self, topic: str, definition: TopicDefinition) -> _TopicView:
         view = self._views.get(topic)
         if view is None:
-            view = View(self._resources.next_id(), topic, definition)
+            view = _TopicView(self._resources.next_id(), topic, definition)
             self._views[topic] = view
             self.listener.want(view.channel)
             self._resources.metrics.topics.set(len(self._views))
@@ -195,10 +195,10 @@ class TopicRegistry(Part):
 
     # -------------------------------------------------------------------- a flush
 
-    def gathering_of(self, view: View) -> Gathering[TopicSubscription]:
+    def gathering_of(self, view: _TopicView) -> Gathering[TopicSubscription]:
         return self.gathering({view.name: view})
 
-    def gathering(self, views: Mapping[str, View]) -> Gathering[TopicSubscription]:
+    def gathering(self, views: Mapping[str, _TopicView]) -> Gathering[TopicSubscription]:
         return Gathering(views, self._known, self._wire_of)
 
     def _wire_of(self, table: Table) -> Wire:
@@ -372,7 +372,7 @@ class TopicRegistry(Part):
         self._send_positions(handout, text)
         self._place = place
 
-    def _send(self, view: View, frame: Frame | None, before: Place) -> None:
+    def _send(self, view: _TopicView, frame: Frame | None, before: Place) -> None:
         """A topic whose rows cannot be sent harms no other: it is read from the log."""
         if frame is None:
             view.sent.clear()
@@ -384,7 +384,7 @@ class TopicRegistry(Part):
         if frame is not None:
             view.cost.sent(frame, len(view.subscribers))
 
-    def _late(self, handout: Handout) -> Iterable[tuple[View, News]]:
+    def _late(self, handout: Handout) -> Iterable[tuple[_TopicView, News]]:
         """What the flush brought for topics that got subscribers while it read rows: one that
         catches up with one of them does so up to the position before the flush."""
         late = {name: view for name, view in self._views.items() if view not in handout.views}
@@ -433,7 +433,7 @@ class TopicRegistry(Part):
                     if subscription not in handout.joining:
                         subscription.deliver(frame)
 
-    async def compare(self, connection: Connection, view: View) -> News | None:
+    async def compare(self, connection: Connection, view: _TopicView) -> News | None:
         """The rows of a topic that were sent last, and that the database does not have as they were
         sent, as they are. None where that cannot be known."""
         name = view.definition.table
@@ -453,19 +453,19 @@ class TopicRegistry(Part):
             del news.ops[key]
         return news
 
-    def table_of(self, view: View) -> Table:
+    def table_of(self, view: _TopicView) -> Table:
         """The table that a topic is derived from."""
         assert view.definition.table is not None
         return self._known[view.definition.table].table
 
-    def correct(self, view: View, news: News) -> None:
+    def correct(self, view: _TopicView, news: News) -> None:
         """Send rows again as they are."""
         view.remember(news)
         frame = view.frame(news, str(self.place.durable))
         for subscription in tuple(view.subscribers):
             subscription.deliver(frame)
 
-    def position_frame(self, view: View) -> Frame:
+    def position_frame(self, view: _TopicView) -> Frame:
         """Says no more than where to resume."""
         return view.frame(News(), str(self.place.durable))
 
@@ -493,7 +493,7 @@ class TopicRegistry(Part):
         if not self._collecting:
             self._place = None
 
-    def _resting_on(self, tables: Iterable[Table] | None) -> Iterable[View]:
+    def _resting_on(self, tables: Iterable[Table] | None) -> Iterable[_TopicView]:
         if tables is None or any(map(is_signals, tables)):
             return list(self)
         changed = {identity for table in tables for identity in identities(table)}
@@ -560,14 +560,14 @@ class Handout:
         self.transactions = transactions
         self.done = False
         """Whether it was handed out, or is read from the log."""
-        self.views: set[View] = set()
+        self.views: set[_TopicView] = set()
         """Those that it was gathered for."""
-        self.sending: dict[View, News] = {}
+        self.sending: dict[_TopicView, News] = {}
         self.joining: dict[TopicSubscription, News] = {}
         self._parents: dict[News, dict[tuple[str, Key], Upsert]] = {}
 
     @property
-    def all(self) -> Iterator[tuple[View, News]]:
+    def all(self) -> Iterator[tuple[_TopicView, News]]:
         yield from self.sending.items()
         for subscription, news in self.joining.items():
             yield subscription.topic, news
@@ -575,7 +575,7 @@ class Handout:
     def add_parent(self, news: News, parent: str, key: Key, op: Upsert) -> None:
         self._parents.setdefault(news, {})[parent, key] = op
 
-    def frame(self, view: View, news: News, position: str) -> Frame | None:
+    def frame(self, view: _TopicView, news: News, position: str) -> Frame | None:
         """The message, encoded; None for one that cannot be sent."""
         try:
             frame = view.frame(news, position, self._parents.get(news, {}).values())

@@ -20,7 +20,7 @@ from headwater.log.reading.reader import LogReader
 from headwater.model import Position, Table
 from headwater.protocol import Frame
 
-State: TypeAlias = Literal["opening", "live", "paused", "catching", "ready"]
+SubscriptionState: TypeAlias = Literal["opening", "live", "paused", "catching", "ready"]
 
 
 class TopicHome(Protocol):
@@ -57,7 +57,7 @@ class TopicSubscription(CatchUp):
     ) -> None:
         super().__init__(resources, flushes, subscriber, access, since)
         self.topic = topic
-        self.state: State = "opening"
+        self.state: SubscriptionState = "opening"
         self._home = home
         self._stored = News()
         self._gathering: Gathering[TopicSubscription] | None = None

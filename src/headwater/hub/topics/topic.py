@@ -24,7 +24,7 @@ _RECONCILE_TOPIC_ROWS = 8
 """Rows of a topic that are compared: the last that were sent."""
 
 
-Op: TypeAlias = Upsert | Remove
+RowOp: TypeAlias = Upsert | Remove
 SubscriptionT = TypeVar("SubscriptionT")
 
 
@@ -34,7 +34,7 @@ class News:
     __slots__ = ("at", "gap", "ops", "poked")
 
     def __init__(self) -> None:
-        self.ops: dict[Key, Op | None] = {}
+        self.ops: dict[Key, RowOp | None] = {}
         """None for a row that is yet to be read."""
         self.at: datetime | None = None
         self.poked = False
@@ -44,7 +44,7 @@ class News:
     def __bool__(self) -> bool:
         return bool(self.ops) or self.poked or self.gap
 
-    def add(self, key: Key, op: Op | None) -> None:
+    def add(self, key: Key, op: RowOp | None) -> None:
         """The last word about a row counts, and its place."""
         self.ops.pop(key, None)
         self.ops[key] = op
@@ -87,7 +87,7 @@ class TopicView(Generic[SubscriptionT]):
         self.pending: News | None = None
         self.due = 0.0
         self.safe: Place | None = None
-        self.sent: dict[Key, Op] = {}
+        self.sent: dict[Key, RowOp] = {}
         """The last rows that were sent, to be compared with the database; of a topic that is
         derived from a table, as any other sends what it is signalled."""
         self.cost = Cost()
@@ -241,7 +241,7 @@ class Gathering(Generic[SubscriptionT]):
         view = None if name is None else self._views.get(name)
         return view if view is not None and view.definition is definition else None
 
-    def _add(self, view: TopicView[SubscriptionT], change: Change, op: Op) -> None:
+    def _add(self, view: TopicView[SubscriptionT], change: Change, op: RowOp) -> None:
         news = self._of(view, change)
         try:
             if not news.gap:
