@@ -74,7 +74,7 @@ class TopicRegistry(Part):
         self.ready: dict[TopicSubscription, None] = {}
         """Those that know what they missed, and wait for a flush to read it."""
         self._handout: Handout | None = None
-        self.listener = listener or NotifyListener(resources.url, flushes.heard)
+        self.listener = listener or NotifyListener(resources.url, flushes.notified)
         self._fetch_rows = fetch
 
     def __iter__(self) -> Iterator[_TopicView]:
