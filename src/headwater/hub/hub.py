@@ -208,14 +208,14 @@ class Hub:
         while True:
             try:
                 async with asyncio.timeout(limits.FLUSH_SECONDS_MAX):
-                    news = await flusher.flush()
+                    has_changes = await flusher.flush()
             except TimeoutError as error:
                 raise DatabaseError(
                     f"the database did not answer for {limits.FLUSH_SECONDS_MAX:.0f} seconds"
                 ) from error
             for part in self.parts:
                 part.sweep()
-            await waker.have_read(has_changes=news, position=self.flushes.progress.position)
+            await waker.have_read(has_changes=has_changes, position=self.flushes.progress.position)
             await self._coalescing.wait(waker)
 
     def _is_followed(self) -> None:

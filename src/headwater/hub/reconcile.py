@@ -31,7 +31,7 @@ from headwater.hub.part import Flush, Part
 from headwater.hub.reading.snapshot_queries import SnapshotQuery, ask_in_flush, lost
 from headwater.hub.topics.registry import TopicRegistry
 from headwater.hub.topics.subscription import TopicSubscription
-from headwater.hub.topics.topic import News, TopicView
+from headwater.hub.topics.topic import TopicUpdate, TopicView
 from headwater.live.state.comparison import ResultState
 from headwater.live.view import new_state
 from headwater.metrics import Metrics
@@ -226,23 +226,23 @@ class Reconciler(Part):
             return 0
         count = len(view.sent)
         sent = dict(view.sent)
-        news = await self._topics.compare(connection, view)
-        if news is None:
+        update = await self._topics.compare(connection, view)
+        if update is None:
             self._skip("error")
             return count
         if not await _was_read(connection, self._topics.table_of(view)):
             return count
         self._metrics.reconcile_checks.labels("topic").inc()
-        if news.ops and view.subscribers:
-            self._topic_drifted(view, sent, news)
-            self._topics.correct(view, news)
+        if update.ops and view.subscribers:
+            self._topic_drifted(view, sent, update)
+            self._topics.correct(view, update)
         return count
 
     def _topic_drifted(
-        self, view: TopicView[TopicSubscription], sent: dict[Key, Any], news: News
+        self, view: TopicView[TopicSubscription], sent: dict[Key, Any], update: TopicUpdate
     ) -> None:
         self._metrics.reconcile_drift.labels("topic").inc()
-        for key, op in news.ops.items():
+        for key, op in update.ops.items():
             rows = [each.row if isinstance(each, Upsert) else None for each in (sent[key], op)]
             ours, theirs = differing(*rows, secret=view.definition.trusted)
             logger.error(

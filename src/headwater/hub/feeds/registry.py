@@ -1,9 +1,9 @@
-"""Change feeds: who follows which tables, and what of each flush they are sent.
+"""All change feeds of a hub: their views, and the frames they are sent in each flush.
 
-Feeds that ask for the same share one view: one frame a flush for all of them. A feed that begins in
-the past, or was paused, catches up from the log (`catch_up`) and then joins without a gap. What a
-subscriber may resume from is the newest position that a crash of the server cannot take
-back, so after a reconnect it may see something twice and never misses anything.
+Identical feeds share one view: one frame in a flush for all of them. A feed that begins in the
+past, or was paused, catches up from the log (`catch_up`) and then joins without a gap. A subscriber
+may resume from the newest position that is on the server's disk. So after a reconnect it may get
+changes twice, but never misses one.
 """
 
 from __future__ import annotations
@@ -122,10 +122,10 @@ class FeedRegistry(Part):
         view.tables.update(known.table.oid for known in tables)
         return view
 
-    # -------------------------------------------------------------------- who follows
+    # -------------------------------------------------------------------- subscriptions
 
     def join(self, subscription: FeedSubscription) -> None:
-        """It is sent every flush from here on."""
+        """Send it every flush from here on."""
         view = self._views.setdefault(subscription.feed.identity, subscription.feed)
         subscription.feed = view
         view.subscribers[subscription] = None
@@ -136,7 +136,7 @@ class FeedRegistry(Part):
         if not view.subscribers and self._views.get(view.identity) is view:
             del self._views[view.identity]
 
-    # -------------------------------------------------------------------- what they are sent
+    # -------------------------------------------------------------------- a flush
 
     async def prepare(self, flush: Flush) -> None:
         if self._views:
@@ -149,13 +149,13 @@ class FeedRegistry(Part):
         self.flushed(flush.changes)
 
     def unsent(self, flush: Flush) -> None:
-        """Those that were not sent this flush read it from the log."""
+        """Feeds that were not sent this flush read it from the log."""
         for view in list(self._views.values()):
             self._read_again(view)
 
     async def meet(self, tables: Iterable[Table]) -> None:
-        """Tables that changes come from. One that feeds of everything have not met, or that took
-        the name of one, is theirs too, if their role may read all of it."""
+        """The tables of the changes. A table that is new to a feed of all tables, or has the name
+        of a followed table, is added to the feed if its role may read all of the table."""
         for table in tables:
             for view in [view for view in self._views.values() if view.may_meet(table)]:
                 asked: set[FeedSubscription] = set()
@@ -175,7 +175,7 @@ class FeedRegistry(Part):
             subscription.fail(error)
 
     def flushed(self, transactions: Sequence[Transaction]) -> None:
-        """A flush brought these."""
+        """Send the transactions of a flush."""
         if self._lost:
             self._announce_gap()
         now = time.monotonic()
@@ -189,7 +189,7 @@ class FeedRegistry(Part):
                 self._hand_out(view, transactions, quiet)
 
     def _hand_out(self, view: _FeedView, transactions: Sequence[Transaction], quiet: bool) -> None:
-        """What fails in one feed harms no other; it continues from the log."""
+        """A feed that fails continues from the log; other feeds are not affected."""
         try:
             seen = [part for each in transactions if (part := view.seen(each))]
             frame = self.frame(view, seen, self._flushes.durable) if seen or quiet else None
@@ -214,7 +214,7 @@ class FeedRegistry(Part):
     def frame(
         self, view: _FeedView, transactions: Sequence[Transaction], position: Position
     ) -> Frame:
-        """Transactions as a message that says where to resume."""
+        """The message with these transactions, and the position to resume from."""
         sent = tuple(
             WireTransaction(
                 each.xid,
@@ -247,7 +247,7 @@ class FeedRegistry(Part):
             change.actor.trace_id,
         )
 
-    # -------------------------------------------------------------------- what goes wrong
+    # -------------------------------------------------------------------- failures
 
     def skipped(self, since: Position, until: Position, tables: Collection[Table] | None) -> None:
         for view in list(self._views.values()):
@@ -256,7 +256,7 @@ class FeedRegistry(Part):
                     subscription.fell_behind(since)
 
     def skip_failed(self) -> None:
-        """Nothing is known of how far they are: clients continue from the positions they have."""
+        """End all feeds: their places are not known. Clients resume from their own positions."""
         for view in list(self._views.values()):
             self.fail(view, not_taken())
 

@@ -33,7 +33,7 @@ async def hide(connection: Connection, steps: Iterable[ViewStep], now: datetime)
     if not groups:
         return 0
     turn = Turn()
-    # Once for all steps of a group: of very many views, each by itself would take very long.
+    # Once for all steps of a group: with very many views, one query each would take long.
     visible: dict[tuple[Scope, int], dict[Key, None]] = {}
     asked: list[tuple[tuple[Scope, int], tuple[Key, ...]]] = []
     questions: list[SnapshotQuery] = []
