@@ -90,7 +90,7 @@ class Snapshot(_Message, frozen=True):
     hash: int | None = None
 
 
-Step: TypeAlias = Enter | Leave | Move | Update | Match | Unmatch
+WireDelta: TypeAlias = Enter | Leave | Move | Update | Match | Unmatch
 """A delta as it travels: a reset is a message of its own."""
 
 
@@ -101,7 +101,7 @@ class Deltas(_Message, frozen=True):
     position: str
     at: datetime
     """When the last of these changes was written."""
-    deltas: tuple[Step, ...]
+    deltas: tuple[WireDelta, ...]
     hash: int | None = None
     """Of the result that they lead to, where a subscriber asked to verify."""
 
@@ -435,7 +435,7 @@ class Wire:
             return row
         return {name: plain(v) if name in self._plain else v for name, v in row.items()}
 
-    def delta(self, delta: Step) -> Step:
+    def delta(self, delta: WireDelta) -> WireDelta:
         if not self._plain:
             return delta
         match delta:

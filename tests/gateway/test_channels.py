@@ -24,7 +24,7 @@ from websockets.asyncio.client import connect as connect_socket
 
 from headwater import connect, connect_sync
 from headwater.capture.postgres import schema
-from headwater.client.channels import Channel
+from headwater.client.subscriptions.channels import Channel
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.embedded import EmbeddedPostgres

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headwater import Backoff, connect
-from headwater.client.subscriptions import Live
+from headwater.client.subscriptions.subscription import Live
 from headwater.database import Connection
 from headwater.testing.link import cutting
 from headwater.testing.served import serving

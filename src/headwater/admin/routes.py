@@ -35,7 +35,7 @@ from headwater.limits import (
 )
 from headwater.live.query import LiveQuery
 from headwater.log import cursors
-from headwater.log.cursors import Cursor
+from headwater.log.cursors import SavedCursor
 
 AdminHandler: TypeAlias = Callable[["AdminRequest"], Awaitable[object]]
 """What answers a question, with something that can be JSON."""
@@ -133,7 +133,7 @@ class Overview(msgspec.Struct, frozen=True):
     activity_seconds: float
     lake: str
     log: LogStatus
-    cursors: list[Cursor]
+    cursors: list[SavedCursor]
     findings: list[Finding]
 
 

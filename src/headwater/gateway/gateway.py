@@ -49,7 +49,7 @@ from headwater.gateway.session import (
 )
 from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.hub import Hub
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import Identity, anonymous
 from headwater.limits import (
     ARGUMENT_VALUES_MAX,
@@ -392,10 +392,13 @@ class Gateway:
             after=query.after,
             mode=query.mode,
         )
-        accesses = await self._authorization.of(connection, [query.table], access_request)
+        known = await self.hub.tables.find(query.table)
+        tables = {query.table: known}
+        accesses = await self._authorization.of(connection, tables, access_request)
         handle = await self.hub.live(
             query,
             subscription,
+            known=known,
             access=accesses[query.table],
             since=message.since,
             verify=message.verify,
@@ -446,8 +449,10 @@ class Gateway:
         identity = connection.session.identity
         where = EVERYTHING if query.where is None else query.where
         access_request = AccessRequest(kind="feed", table="", where=where, since=query.since)
-        accesses = await self._authorization.of_feed(connection, query.tables, access_request)
-        handle = await self.hub.feed(query, subscription, access=combined_access(accesses))
+        tables = await self.hub.tables.find_each(query.tables)
+        accesses = await self._authorization.of_feed(connection, tables, access_request)
+        access = combined_access(accesses)
+        handle = await self.hub.feed(query, subscription, known=tables.values(), access=access)
         self._opened_with(connection, subscription, accesses, identity, access_request)
         subscription.opened(handle)
 

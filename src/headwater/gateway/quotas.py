@@ -23,7 +23,7 @@ _RATE_OWNERS_MAX = 100_000
 early, and may ask a little more often than the rate."""
 
 
-Owner: TypeAlias = tuple[str, str]
+QuotaOwner: TypeAlias = tuple[str, str]
 """The owner in a quota: ("user", account), ("address", network) or ("session", id)."""
 
 
@@ -32,8 +32,8 @@ class Quotas:
 
     def __init__(self, settings: LimitSettings) -> None:
         self._settings = settings
-        self._sessions: Counter[Owner] = Counter()
-        self._subscriptions: Counter[Owner] = Counter()
+        self._sessions: Counter[QuotaOwner] = Counter()
+        self._subscriptions: Counter[QuotaOwner] = Counter()
         self._rate = Rate(settings.requests_per_second)
         self._publish_rate = Rate(settings.publishes_per_second)
 
@@ -94,7 +94,7 @@ class Quotas:
 class Lease:
     """Something counted for its owners until it is closed."""
 
-    def __init__(self, held: Counter[Owner], owners: list[Owner]) -> None:
+    def __init__(self, held: Counter[QuotaOwner], owners: list[QuotaOwner]) -> None:
         self._held = held
         self._owners = owners
         held.update(owners)
@@ -124,9 +124,9 @@ class Rate:
         self._each = 1 / per_second
         # The last one may always be taken, however slow the rate.
         self._most = max(RATE_BURST_SECONDS, self._each)
-        self._full_at: dict[Owner, float] = {}
+        self._full_at: dict[QuotaOwner, float] = {}
 
-    def take(self, owner: Owner, now: float, weight: int = 1) -> float:
+    def take(self, owner: QuotaOwner, now: float, weight: int = 1) -> float:
         """0 where there was something to take, else how many seconds until there will be."""
         if wait := self.wait(owner, now, weight):
             return wait
@@ -134,7 +134,7 @@ class Rate:
         self._full_at[owner] = full_at + self._seconds(weight)
         return 0.0
 
-    def wait(self, owner: Owner, now: float, weight: int = 1) -> float:
+    def wait(self, owner: QuotaOwner, now: float, weight: int = 1) -> float:
         """The same, and nothing is taken."""
         self._forget(now)
         full_at = max(self._full_at.get(owner, -math.inf), now) + self._seconds(weight)
@@ -156,7 +156,7 @@ class Rate:
         return len(self._full_at)
 
 
-def owner_of(user: str | None, address: str) -> Owner:
+def owner_of(user: str | None, address: str) -> QuotaOwner:
     """The owner in quotas: the user, or the address without one."""
     return ("address", counted(address)) if user is None else ("user", user)
 

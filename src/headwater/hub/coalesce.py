@@ -1,8 +1,8 @@
-"""When the next flush begins: at once after quiet, or after a quiet and at most a maximum time.
+"""When the next flush begins: at once, or after a quiet time and at most a maximum time.
 
-*Adaptive* needs no times: the first change after quiet is flushed at once, and what comes while a
-flush runs is the next flush. With fixed times, a flush waits until nothing has come for the quiet
-time, and never longer than the maximum.
+*Adaptive* needs no times: the first change is flushed at once, and all changes that arrive during a
+flush are the next flush. With fixed times, a flush begins when no change has arrived for the quiet
+time, at the latest after the maximum time.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import pytest
 
 from headwater import connect
 from headwater.client.connection import Connection as Client
-from headwater.client.subscriptions import Live
+from headwater.client.subscriptions.subscription import Live
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.errors import Forbidden

@@ -13,8 +13,8 @@ from headwater.database import Connection
 from headwater.errors import LimitExceeded, ResultError
 from headwater.hub.hub import Hub
 from headwater.hub.live_views.view import LiveSubscription
-from headwater.live.sizes import key_sizes
-from headwater.live.window import Window
+from headwater.live.state.sizes import key_sizes
+from headwater.live.state.window import Window
 from headwater.settings.groups import LimitSettings, Settings
 from tests.support.generators.sizes import first_seed, size
 from tests.support.log_probe import enable, run

@@ -711,7 +711,7 @@ async def test_connections_that_nobody_needs_are_closed(
         await asyncio.gather(*calls)
         await settle(hub)
         assert await connections() > 1
-        monkeypatch.setattr("headwater.hub.snapshot_pool._IDLE_SECONDS", 0)
+        monkeypatch.setattr("headwater.hub.reading.snapshot_pool._IDLE_SECONDS", 0)
         async with asyncio.timeout(30):
             while await connections() > 1:
                 await hub.reactive.recheck()  # one that is being opened is closed by the next

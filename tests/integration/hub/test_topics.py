@@ -14,7 +14,7 @@ from headwater.database import Connection, connect
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import CaptureError, Forbidden
 from headwater.hub.hub import Hub
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.hub.topics.rows import of_keys
 from headwater.hub.topics.subscription import TopicSubscription
 from headwater.log.reading import reader as reader_module

@@ -14,7 +14,7 @@ from headwater.database import Connection, connect
 from headwater.errors import Forbidden
 from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.hub import Hub
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.live.filters.filter import c
 from tests.support.log_probe import enable, run
 from tests.support.subscribers import Historian, Recorder, TableHistory, answer, live, logged

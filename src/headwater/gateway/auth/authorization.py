@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 
 import msgspec
@@ -29,7 +29,8 @@ from headwater.gateway.session import (
     SessionTopic,
 )
 from headwater.hub.hub import Hub
-from headwater.hub.subscriber import Access
+from headwater.hub.reading.tables import KnownTable
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import Identity
 from headwater.limits import RECONNECT_SECONDS
 from headwater.live.filters.filter import EVERYTHING
@@ -70,14 +71,17 @@ class Authorization:
         return self._authorize is not None
 
     async def of(
-        self, connection: GatewayConnection, tables: Iterable[str], access_request: AccessRequest
+        self,
+        connection: GatewayConnection,
+        tables: Mapping[str, KnownTable],
+        access_request: AccessRequest,
     ) -> dict[str, Access]:
-        """What a connection may see of each table. The hook is given the table's own name, however
-        the client spelled it."""
+        """What a connection may see of each table, by the name that the client wrote. The hook is
+        given the table's own name."""
         identity = connection.session.identity
         accesses = {}
-        for name in tables:
-            table = (await self._hub.tables.find(name)).table
+        for name, known in tables.items():
+            table = known.table
             if table.is_system:
                 if not self._is_admin(connection, identity):
                     raise not_admin(self._settings.auth, f"table {table.label}")
@@ -91,7 +95,10 @@ class Authorization:
         return accesses
 
     async def of_feed(
-        self, connection: GatewayConnection, tables: tuple[str, ...], access_request: AccessRequest
+        self,
+        connection: GatewayConnection,
+        tables: Mapping[str, KnownTable],
+        access_request: AccessRequest,
     ) -> dict[str, Access]:
         """The same of the tables of a feed; of everything, where none is named."""
         if tables:
@@ -230,7 +237,8 @@ class Authorization:
         if isinstance(subscription, SessionFeed):
             accesses = await self._of_feed_again(connection, known, access_request)
         else:
-            accesses = await self.of(connection, list(known), access_request)
+            tables = await self._hub.tables.find_each(known)
+            accesses = await self.of(connection, tables, access_request)
         if accesses != known and not subscription.over:
             await self._change_access(subscription, accesses)
             if not subscription.over:
@@ -239,7 +247,7 @@ class Authorization:
     async def _of_feed_again(
         self, connection: GatewayConnection, known: dict[str, Access], access_request: AccessRequest
     ) -> dict[str, Access]:
-        tables = tuple(name for name in known if name != _ALL)
+        tables = await self._hub.tables.find_each(name for name in known if name != _ALL)
         try:
             return await self.of_feed(connection, tables, access_request)
         except InvalidQuery:  # All tables, and no longer an admin.

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from headwater.errors import ConfigError, Forbidden
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import Identity
 from headwater.limits import AUTHORIZE_SECONDS_MAX, DURATION_SECONDS_MAX
 from headwater.live.filters.filter import EVERYTHING, Filter
@@ -59,9 +59,9 @@ class Allow(msgspec.Struct, frozen=True):
     history: timedelta | None = None
 
 
-Answer: TypeAlias = bool | Filter | Allow
+HookAnswer: TypeAlias = bool | Filter | Allow
 
-Authorize: TypeAlias = Callable[[Identity, AccessRequest], Answer | Awaitable[Answer]]
+Authorize: TypeAlias = Callable[[Identity, AccessRequest], HookAnswer | Awaitable[HookAnswer]]
 """Asked with who, and for what. True: all rows, as far as the database lets the user's role; a
 filter: only rows that match it; False: none; `Allow`: yes, with more to it. May be a coroutine
 function; one that is not must not block."""
@@ -107,7 +107,7 @@ async def decide(
     return Access(identity.role, identity.claims_json, allowed.where, history=history)
 
 
-async def _asked(hook: Authorize, identity: Identity, request: AccessRequest) -> Answer:
+async def _asked(hook: Authorize, identity: Identity, request: AccessRequest) -> HookAnswer:
     table = request.table
     try:
         async with asyncio.timeout(AUTHORIZE_SECONDS_MAX):

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from headwater.live import kinds
 from headwater.live.order import OrderBy, Ordering, ordering
-from headwater.live.sizes import ENTRY_BYTES, VALUE_BYTES, sizes
+from headwater.live.state.sizes import ENTRY_BYTES, VALUE_BYTES, sizes
 from headwater.model import Cursor, Key, Row, Table
 
 Entry: TypeAlias = tuple[Any, ...]

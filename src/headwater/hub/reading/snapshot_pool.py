@@ -1,9 +1,9 @@
 """Connections that import the snapshot of a flush and read in it, beside the flush.
 
-First results, reactive queries and the questions of live views all read so. A pool knows how many
-connections there are and which are idle; who uses it decides how many there should be, what is read
-over them, and when one is free again. A connection counts from the moment it is being opened until
-it is dropped, and is dropped once: what fails at any point leaves no count behind.
+First results, reactive queries and the background queries of live views use it. A pool knows its
+connections and which of them are idle. Its user decides how many there should be, what is read, and
+when a connection is free again. A connection counts from the start of opening it until it is
+dropped, and is dropped once: so errors never leave a wrong count.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from headwater.database import Connection, connect
 from headwater.errors import HeadwaterError
 
 _IDLE_SECONDS = 60.0
-"""A connection that was not used for this long is closed; one stays."""
+"""A connection that was not used for this long is closed. One stays open."""
 
 
 logger = logging.getLogger(__name__)
 
 Export: TypeAlias = Callable[[], Awaitable[str]]
-"""Lends the snapshot of a flush, for as long as the flush lasts."""
+"""Returns the id of the snapshot of a flush, which is valid until the flush ends."""
 
 Open: TypeAlias = Callable[[], Awaitable[Connection]]
 
 
 class SnapshotPool:
-    """Connections to one URL, opened by `open`. `changed` is called when one is free, and when one
-    could not be opened; `unreachable` instead of the latter. One that is not `usable` any more is
-    dropped when it is free. `purpose` names them in the gateway's log."""
+    """Connections to one URL, opened by `open`. `changed` is called when one is free. When one
+    cannot be opened, `unreachable` is called if there is one, else `changed`. A connection that is
+    not `usable` is dropped when it is free. `purpose` is its name in the gateway's log."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class SnapshotPool:
         self._usable = usable
         self._idle: list[tuple[Connection, float]] = []
         self._pids: dict[Connection, int] = {}
-        """Every connection that is open, with its process at the server."""
+        """Every open connection, with the id of its server process."""
         self._connecting = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -67,7 +67,7 @@ class SnapshotPool:
 
     @property
     def size(self) -> int:
-        """Those that are idle, in use, or being opened."""
+        """Connections that are idle, in use, or being opened."""
         return len(self._pids) + self._connecting
 
     @property
@@ -77,11 +77,11 @@ class SnapshotPool:
     # -------------------------------------------------------------------- opening and closing
 
     def want(self, idle: int, most: int) -> None:
-        """Have this many idle, as far as `most` of them in all allows."""
+        """Open connections until this many are idle, and at most `most` are open."""
         self.open_more(min(idle - len(self._idle) - self._connecting, most - self.size))
 
     def grow(self, wanted: int, most: int) -> None:
-        """As many again as are open, at most, and no more than are wanted."""
+        """At most double the number of connections, and open no more than are wanted."""
         opened = len(self._pids)
         self.open_more(min(most - opened, max(1, opened), wanted) - self._connecting)
 
@@ -107,12 +107,12 @@ class SnapshotPool:
         self.add(connection)
 
     def add(self, connection: Connection) -> None:
-        """One that was opened elsewhere; it is free."""
+        """Add a free connection that was opened elsewhere."""
         self._pids[connection] = connection.info.backend_pid
         self.free(connection)
 
     def drop(self, connection: Connection, *, end: bool = False) -> None:
-        """It is not used again; with `end`, it is still busy and the server is to end it."""
+        """Close it. With `end`, it is still busy, and the server is asked to end it."""
         pid = self._pids.pop(connection, None)
         if pid is not None:  # otherwise it was dropped before
             _spawn(self._close(connection, pid if end else None), self._closing)
@@ -125,19 +125,19 @@ class SnapshotPool:
                     await other.execute("select pg_catalog.pg_terminate_backend(%s)", (pid,))
 
     def close_idle(self) -> None:
-        """Close what was not needed for a while; one stays."""
+        """Close connections that were idle for long. One stays open."""
         before = time.monotonic() - _IDLE_SECONDS
         while len(self._idle) > 1 and self._idle[0][1] < before:
             self.drop(self._idle.pop(0)[0])
 
     def close_unusable(self) -> None:
-        """Of the idle ones; those in use are dropped when they are free."""
+        """Close the idle ones. Those in use are dropped when they are free."""
         for each in [each for each in self._idle if not self._usable(each[0])]:
             self._idle.remove(each)
             self.drop(each[0])
 
     def restart(self) -> None:
-        """Forget all connections. Those in use are closed by who uses them."""
+        """Forget all connections. Tasks that use one close it themselves."""
         for task in self._tasks:
             task.cancel()
         self._tasks.clear()
@@ -155,7 +155,7 @@ class SnapshotPool:
     # -------------------------------------------------------------------- using them
 
     def take(self, count: int) -> list[Connection]:
-        """As many of the idle ones, at most; those that were used last."""
+        """Take up to this many idle connections, those used last."""
         count = min(count, len(self._idle))
         taken = [connection for connection, _ in self._idle[len(self._idle) - count :]]
         del self._idle[len(self._idle) - count :]
@@ -164,8 +164,9 @@ class SnapshotPool:
     async def begin(
         self, connections: Sequence[Connection], export: Export, seconds: Sequence[float] = ()
     ) -> list[Connection | None]:
-        """Begin a transaction in the snapshot on each of them, with these statement timeouts if
-        there are any. None for one that could not: it is dropped. So are all where this raises."""
+        """Begin a transaction in the snapshot on each of them, with these statement timeouts if any
+        are given. None for a connection that failed, which is dropped. If this raises, all of them
+        are dropped."""
         settings = [f"; set local statement_timeout = '{int(each * 1000)}ms'" for each in seconds]
         settings = settings or [""] * len(connections)
         try:
@@ -185,7 +186,7 @@ class SnapshotPool:
     ) -> Connection | None:
         try:
             async with asyncio.timeout(limits.FLUSH_QUESTION_SECONDS):
-                # All as one message: a pipeline costs several times that.
+                # One message, because a pipeline takes several times as long.
                 await connection.execute(
                     "begin isolation level repeatable read, read only;"
                     f" set transaction snapshot '{snapshot}'{settings}".encode()
@@ -197,7 +198,7 @@ class SnapshotPool:
         return connection
 
     def free(self, connection: Connection) -> None:
-        """Its transaction is over, and nothing of it is left."""
+        """Its transaction has ended, and its session has no changed settings."""
         if self._usable(connection):
             self._idle.append((connection, time.monotonic()))
         else:
@@ -205,7 +206,7 @@ class SnapshotPool:
         self._changed()
 
     def clean(self, connection: Connection, statements: Sequence[str]) -> None:
-        """End its transaction beside everything else; then it is free."""
+        """Run these statements in a task; then it is free."""
         _spawn(self._clean(connection, statements), self._tasks)
 
     async def _clean(self, connection: Connection, statements: Sequence[str]) -> None:
@@ -225,8 +226,8 @@ class SnapshotPool:
 
     @contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
-        """Hang up on one that takes longer: it is lost then. To be cancelled is not enough, since
-        the driver would wait until the server has given up the statement."""
+        """Close the connection if this takes longer. Cancelling the task is not enough: the driver
+        would wait until the server has ended the statement."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(seconds, self.hang_up, connection)
         try:
@@ -235,7 +236,7 @@ class SnapshotPool:
             timer.cancel()
 
     def hang_up(self, connection: Connection) -> None:
-        """The task that waits for its answer meets a lost connection."""
+        """Close it. The task that waits for an answer gets the error of a lost connection."""
         _spawn(connection.close(), self._closing)
 
 

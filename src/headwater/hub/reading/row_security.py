@@ -1,7 +1,8 @@
-"""What a database role may read: decided before a subscription begins, and again now and then.
+"""What a database role may read: decided before a subscription begins, and checked again later.
 
-A live query of a guarded table is read as the user's role (`scope_of`). A feed or a topic carries
-whole rows for everybody, so its role must be allowed to read all of them (`feed_rights`).
+A live query over a table with row-level security is read as the user's role (`scope_of`). A feed or
+a topic sends whole rows to all subscribers, so the role must be allowed to read all rows
+(`feed_rights`).
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headwater.errors import Forbidden
-from headwater.hub.snapshot_queries import Scope
-from headwater.hub.subscriber import Access
-from headwater.hub.tables import KnownTable, Tables
+from headwater.hub.reading.snapshot_queries import Scope
+from headwater.hub.reading.tables import KnownTable, Tables
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.live.filters.filter import conditions
 from headwater.live.query import BoundQuery
 
@@ -19,7 +20,8 @@ from headwater.live.query import BoundQuery
 async def scope_of(
     tables: Tables, known: KnownTable, query: BoundQuery, access: Access
 ) -> Scope | None:
-    """As whom a query's rows are read. Forbidden where the role may not read them."""
+    """The role and claims that a query is read with; None for Headwater's own role. Forbidden if
+    the role may not read the rows."""
     label = known.table.label
     if access.role is None:
         if known.secured:
@@ -29,7 +31,7 @@ async def scope_of(
             )
         return None
     rights = await _rights(tables, known.table.oid, known.secured, access.role)
-    # Under a policy rows are read as the role itself, and always whole.
+    # Under a policy, rows are read as the role itself, with all columns.
     may_read = rights.table or (not known.secured and rights.columns.issuperset(_used(query)))
     if not may_read:
         raise Forbidden(
@@ -55,8 +57,8 @@ def _unsafe(label: str, owner: str) -> Forbidden:
 
 
 async def check_own_reading(tables: Tables, known: KnownTable) -> None:
-    """Forbidden where Headwater itself, reading a table's rows, would execute its policies: code of
-    the table's owner, with Headwater's rights."""
+    """Forbidden if Headwater would execute policies when it reads the table: that is code of the
+    table's owner, and it would run with Headwater's rights."""
     if known.secured and (await tables.ask(_POLICIES_APPLY, (known.table.oid,))) == [(True,)]:
         raise Forbidden(
             f"{known.table.label} is guarded by row-level security, which applies to Headwater's"
@@ -90,10 +92,10 @@ class _Rights:
         self.bypasses = bypasses
         self.owner = owner
         self.is_safe = is_safe
-        """Whether code of the table's owner may run over the connections that ask."""
+        """Whether code of the table's owner may run over the connections that read as a role."""
         self.is_apart = is_apart
-        """Whether the table is read as the role itself although no policy says so: its owner is
-        another role, and there is a question role that can read it so."""
+        """Whether the table is read as the role itself although it has no policies: its owner is
+        another role, and there is a question role."""
 
 
 async def _rights(tables: Tables, oid: int, secured: bool, role: str) -> _Rights:
@@ -134,8 +136,8 @@ async def feed_rights(
     access: Access,
     no: Callable[[str], Forbidden] | None = None,
 ) -> None:
-    """Forbidden unless everything in the table may be seen: a feed carries every row whole. `no`
-    says it for something else that does."""
+    """Forbidden unless the role may read all rows of the table: a feed sends all of them. `no`
+    makes the error for something else than a feed."""
     no = no or _no_feed
     role = access.role
     if role is None:
@@ -180,6 +182,6 @@ _RIGHTS = """
     join pg_roles me on me.rolname = session_user
     where c.oid = %(oid)s and r.rolname = %(role)s
 """
-# An owner whose code gains nothing: one that is allowed everything, or whose rights we have anyway.
+# An owner is safe if its code gains nothing: it is a superuser, or we have its rights anyway.
 
 _POLICIES_APPLY = "select row_security_active(%s::oid)"

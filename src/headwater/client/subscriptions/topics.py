@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Sequence
 
 from headwater.client.state.topic import Ops, TopicState, Waiting
-from headwater.client.subscriptions import Owner, Subscription
+from headwater.client.subscriptions.subscription import Subscription, SubscriptionOwner
 from headwater.model import Row
 
 
@@ -24,7 +24,7 @@ class Topic(Subscription):
 
     state: TopicState
 
-    def __init__(self, owner: Owner, name: str) -> None:
+    def __init__(self, owner: SubscriptionOwner, name: str) -> None:
         super().__init__(owner)
         self.name = name
         self.state = TopicState(name)

@@ -10,7 +10,7 @@ import msgspec
 
 from headwater.client.state.query import QueryState
 from headwater.client.state.rows import QueryRowsState
-from headwater.client.subscriptions import Latest, Owner
+from headwater.client.subscriptions.subscription import Latest, SubscriptionOwner
 from headwater.errors import HeadwaterError
 from headwater.protocol import QueryCall
 
@@ -35,7 +35,7 @@ class Results(Latest[Any]):
 
     state: QueryState | QueryRowsState
 
-    def __init__(self, owner: Owner, call: QueryCall) -> None:
+    def __init__(self, owner: SubscriptionOwner, call: QueryCall) -> None:
         super().__init__(owner)
         self._call = call
         self.state = self._new_state()

@@ -19,10 +19,10 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import assert_never
 
 from headwater import limits
-from headwater.live.layout import Entry
 from headwater.live.needs import NOTHING, Need, Order, Outcome, Refill, Undecided, Unplaced
 from headwater.live.query import BoundQuery
-from headwater.live.steps import Enters, Leaves, Moves, Stays, Step, steps
+from headwater.live.state.layout import Entry
+from headwater.live.state.steps import Enters, Leaves, ListStep, Moves, Stays, steps
 from headwater.model import Change, Cursor, Delta, Enter, Key, Leave, Move, Reset, Row, Update
 
 _WINDOW_CUSHION_ROWS_MIN = 5
@@ -431,11 +431,11 @@ class Window:
         self._stale = False
         return (self.snapshot(),)
 
-    def _idle(self, step: Step, before: dict[Key, Entry]) -> bool:
+    def _idle(self, step: ListStep, before: dict[Key, Entry]) -> bool:
         """Whether a touched row looks the same as before, where it was before."""
         return isinstance(step, Stays) and self._same(before[step.key], self._at[step.key])
 
-    def _delta(self, step: Step) -> Delta:
+    def _delta(self, step: ListStep) -> Delta:
         match step:
             case Leaves(key, index):
                 return Leave(key, index)

@@ -1,13 +1,14 @@
 """A subscription that follows the log from a position: live, catching up, or paused.
 
-The seam. To join the flushes, it notes the hub's position, stores what later flushes bring, reads
-the log from where it is up to exactly that position, hands over what was stored, and is live.
-Nothing is missed, because every transaction is in the position or comes later; nothing is doubled,
-because none is both.
+To join the flushes, it takes the hub's position (the seam), stores the changes of later flushes,
+reads the log from its own place up to exactly the seam, sends the stored changes, and is live. No
+change is missed or sent twice: every transaction is either in the position of the seam or comes
+later.
 
-What a subscriber may resume from is on disk (`Place.durable`). After a restart of the server, what
-was not on disk may mean something else: then it begins again from there. Change feeds and topics
-differ in what they store and how they join; both say so in the methods that begin with `_` below.
+A subscriber may resume from a position that is on disk (`Place.durable`). After a restart of the
+server, a position that was not on disk may mean other transactions; so the subscription continues
+from the durable one. Change feeds and topics differ in what they store and how they join: both
+implement the methods at the end.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from typing import Any, ClassVar
 import msgspec
 import psycopg
 
-from headwater.database import Connection, connect
+from headwater.database import Connection
 from headwater.errors import DatabaseError, HeadwaterError, ResyncRequired, Unavailable
 from headwater.hub.flush_state import FlushState
-from headwater.hub.read_errors import unreadable
 from headwater.hub.resources import Resources
-from headwater.hub.subscriber import Access, Subscriber
-from headwater.hub.subscription import Subscription, not_taken
+from headwater.hub.subscriptions.read_errors import unreadable
+from headwater.hub.subscriptions.subscriber import Access, Subscriber
+from headwater.hub.subscriptions.subscription import HubSubscription, not_taken
 from headwater.log.reach import check_age
 from headwater.log.reading.reader import LogReader
 from headwater.log.reconnect import is_lost, reconnect_pause
@@ -37,18 +38,18 @@ logger = logging.getLogger(__name__)
 
 
 class Place(msgspec.Struct, frozen=True):
-    """How far a subscriber was sent everything, and how far of that a crash of the server cannot
-    take back: the latter is what may be resumed from."""
+    """The subscriber was sent everything up to `reached`. It may resume from `durable`, which a
+    crash of the server cannot undo."""
 
     reached: Position
     durable: Position
 
 
 class SlowClient(Exception):
-    """The client takes what it is sent too slowly to hold a connection for it."""
+    """The client reads too slowly to use a connection for it."""
 
 
-class CatchUp(Subscription):
+class CatchUp(HubSubscription):
     """A feed or a topic of one subscriber."""
 
     __slots__ = (
@@ -57,7 +58,7 @@ class CatchUp(Subscription):
     )  # fmt: skip
 
     kind: ClassVar[str]
-    """What messages call it."""
+    """Its name in messages."""
 
     def __init__(
         self,
@@ -73,12 +74,12 @@ class CatchUp(Subscription):
         self._resources = resources
         self._flushes = flushes
         self._place = None if since is None else Place(since, since)
-        """How far it was sent everything, while it is not live."""
+        """Its place in the log, while it is not live."""
         self._restarts = flushes.restarts
-        """How often the server had been restarted when it was there."""
+        """The number of restarts of the server when it was at this place."""
         self._task: asyncio.Task[None] | None = None
         self.missed_gap = False
-        """Whether a gap happened that it must be sent when it continues."""
+        """Whether it must be sent a gap when it continues."""
 
     def _closed_early(self) -> HeadwaterError:
         return Unavailable(f"the {self.kind} was closed before it began", hint="Try again.")
@@ -99,14 +100,14 @@ class CatchUp(Subscription):
         except Exception:
             logger.exception("a subscriber of a %s failed to take that it begins", self.kind)
 
-    # -------------------------------------------------------------------- where it is
+    # -------------------------------------------------------------------- its place
 
     def _stay_at(self, place: Place) -> None:
-        """Remember where it is, as it is not live any more."""
+        """Store its place: it is no longer live."""
         self._place, self._restarts = place, self._flushes.restarts
 
     def _since(self) -> Position:
-        """From where to read. After a restart of the server, from what was on disk then."""
+        """The position to read from. After a restart of the server, the durable one."""
         if self.missed_gap:
             self.missed_gap = False
             raise ResyncRequired(f"the log was lost while the {self.kind} was paused")
@@ -121,7 +122,7 @@ class CatchUp(Subscription):
         return self._place.reached
 
     async def _seam(self, since: Position) -> Position:
-        """The hub's position, from which on everything that flushes bring is stored."""
+        """The hub's position. The changes of later flushes are stored."""
         while True:
             await self._flushes.between()
             until = self._flushes.position
@@ -143,7 +144,7 @@ class CatchUp(Subscription):
             task.cancel()
 
     async def _run(self) -> None:
-        """Until it has caught up, however often the connection or client needs another start."""
+        """Try until it has caught up: connections can be lost, and clients can be slow."""
         attempt = 0
         while not self.closed:
             try:
@@ -167,9 +168,7 @@ class CatchUp(Subscription):
                 return
 
     async def _catch_up(self) -> None:
-        connection = await connect(self._resources.url, purpose="catch-up")
-        try:
-            reader = await LogReader.open(connection, self._wants())
+        async with self._resources.log_reader(self._wants()) as (connection, reader):
             while True:
                 since = self._since()
                 await reader.check(connection, since)
@@ -181,11 +180,9 @@ class CatchUp(Subscription):
                     await self._read(connection, reader, since, until)
                 if await self._join(since, until):
                     return
-        finally:
-            await connection.close()
 
     def _explain(self, error: Exception) -> HeadwaterError:
-        """An error that ends it, as its subscriber is sent it."""
+        """The error that its subscriber is sent when it ends."""
         if isinstance(error, HeadwaterError):
             return error
         logger.error("a %s cannot catch up with the log", self.kind, exc_info=error)
@@ -194,35 +191,36 @@ class CatchUp(Subscription):
             hint="Subscribe again: nothing is lost.",
         )
 
-    # -------------------------------------------------------------------- what kinds differ in
+    # -------------------------------------------------------------------- different for each kind
 
     def _wants(self) -> Callable[[Table], bool]:
-        """Of which tables to read the log."""
+        """The tables whose changes it reads."""
         raise NotImplementedError
 
     def _rewound(self) -> None:
-        """It begins again from what was on disk."""
+        """It continues from the durable position."""
 
     async def _before_seam(self, connection: Connection) -> None:
-        """Wait for what must hold before it joins."""
+        """Wait until it may join."""
 
     def _begin_storing(self) -> None:
-        """What flushes bring from here on is stored. Its subscriber learns that it has begun."""
+        """Store the changes of flushes from here on. Inform the subscriber that it has begun."""
         raise NotImplementedError
 
     async def _read(
         self, connection: Connection, reader: LogReader, since: Position, until: Position
     ) -> None:
-        """Take what the log has between the two."""
+        """Read the changes between the two positions."""
         raise NotImplementedError
 
     async def _join(self, since: Position, until: Position) -> bool:
-        """It has everything up to `until`. False where more came than it could store."""
+        """It has everything up to `until`: join the flushes. False if there were more changes than
+        it could store."""
         raise NotImplementedError
 
     async def _caught_up(self) -> None:
-        """The connection is given back."""
+        """It has caught up, and its connection is closed."""
 
     async def _cannot_resume(self, error: ResyncRequired) -> None:
-        """The log does not reach back to where it is."""
+        """The log does not reach back to its place."""
         raise NotImplementedError

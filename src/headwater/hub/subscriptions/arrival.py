@@ -1,4 +1,4 @@
-"""Whether what a subscription waits for has been handed over, or failed."""
+"""An event that a subscription waits for: it has happened, or it has failed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headwater.errors import HeadwaterError
 
 
 class Arrival:
-    """Settled once. The error, if there is one, is raised in each task that waits."""
+    """Settled once. An error is raised in each task that waits."""
 
     __slots__ = ("_future",)
 
@@ -23,7 +23,7 @@ class Arrival:
         await asyncio.shield(self._future)
 
     def settle(self, error: HeadwaterError | None = None) -> None:
-        """It is there, or never will be. Only the first call counts."""
+        """It has happened, or has failed. Only the first call counts."""
         if self.is_settled:
             return
         if error is None:
@@ -33,6 +33,6 @@ class Arrival:
             self._future.exception()  # the task that waited may be gone
 
     def renew(self) -> None:
-        """Something else is to come. Tasks that wait already continue to wait for it."""
+        """Wait for another one. Tasks that wait already continue to wait."""
         if self.is_settled:
             self._future = asyncio.get_running_loop().create_future()

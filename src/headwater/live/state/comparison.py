@@ -12,11 +12,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from headwater.live.streamed import Streamed
-from headwater.live.window import Window
+from headwater.live.state.streamed import Streamed
+from headwater.live.state.window import Window
 from headwater.model import Key, Row
 
-State: TypeAlias = Window | Streamed
+ResultState: TypeAlias = Window | Streamed
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -32,7 +32,9 @@ class Difference(msgspec.Struct, frozen=True):
     """Whether subscribers see a difference, and not only the cushion behind their rows has one."""
 
 
-def difference(ours: State, theirs: State, sent: Callable[[Row], Row]) -> Difference | None:
+def difference(
+    ours: ResultState, theirs: ResultState, sent: Callable[[Row], Row]
+) -> Difference | None:
     """How our state differs from the true one; None if it does not. `sent` makes a row as it is on
     the wire."""
     if isinstance(ours, Window) and isinstance(theirs, Window):

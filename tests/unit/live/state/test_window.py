@@ -15,7 +15,7 @@ from headwater.live.filters.filter import c
 from headwater.live.needs import Order, Outcome, Refill
 from headwater.live.order import OrderBy
 from headwater.live.query import BoundQuery, LiveQuery
-from headwater.live.window import Window
+from headwater.live.state.window import Window
 from headwater.model import Change, Column, Delta, Enter, Leave, Move, Reset, Row, Table, Update
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)

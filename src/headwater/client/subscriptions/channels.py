@@ -13,7 +13,7 @@ from typing import Any
 from headwater import limits
 from headwater.client.requests import Attempts
 from headwater.client.state.channel import ChannelMessage, ChannelState
-from headwater.client.subscriptions import Owner, Subscription
+from headwater.client.subscriptions.subscription import Subscription, SubscriptionOwner
 from headwater.errors import ConfigError, ConnectionFailed, HeadwaterError, NotFound
 from headwater.idempotency import check_key, new_key
 from headwater.protocol import ChannelCall, Member, Publish, SetState
@@ -31,7 +31,7 @@ class Channel(Subscription):
 
     state: ChannelState
 
-    def __init__(self, owner: Owner, call: ChannelCall) -> None:
+    def __init__(self, owner: SubscriptionOwner, call: ChannelCall) -> None:
         super().__init__(owner)
         self.dropped = 0
         """How many messages were missed because their reader fell behind."""

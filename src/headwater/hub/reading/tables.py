@@ -1,14 +1,14 @@
-"""What is known of the enabled tables: their shape, how their rows are read, who guards them.
+"""Looks up enabled tables: their shape, how their rows are read, and whether policies apply.
 
-A table is looked up again for every subscription, so that one that was disabled or altered a moment
-ago is not taken for what it was; lookups that are wanted at the same time share one question. What
-a shape implies (decoder, statement parts) is cached by its id.
+Every subscription looks its table up again, because it may have been disabled or altered. Lookups
+at the same time share one statement. What depends only on the shape (decoders, parts of statements)
+is cached by the id of the shape.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -24,13 +24,13 @@ from headwater.model import Column, Table, with_operators
 from headwater.protocol import Wire
 
 _Asked: TypeAlias = tuple[str, bool]
-"""A name, and whether only a table of that name counts that is enabled."""
+"""A name, and whether the table must be enabled."""
 
 FORMATS = (
     "-c datestyle=ISO -c intervalstyle=iso_8601 -c bytea_output=hex -c extra_float_digits=1"
     " -c lc_monetary=C"
 )
-"""Connection options with which a table's values are written as capture writes them."""
+"""Connection options that make the server write values as capture does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,20 @@ class KnownTable:
     image: str
     """The SQL expression that makes a log image of the row `o`, as capture does."""
     secured: bool
-    """Whether row-level security guards it."""
+    """Whether row-level security is enabled."""
     decode: ImageDecoder
     decode_key: ImageDecoder
-    """For images of no more than the primary key."""
+    """For images with only the primary key."""
     wire: Wire
 
     @property
     def plain(self) -> bool:
-        """Whether an image is the row as it stands, so that a part of it is a part of the row."""
+        """Whether the image is simply the row as JSON: then columns can be left out."""
         return self.image == "pg_catalog.row_to_json(o.*)"
 
     @property
     def names_relations(self) -> bool:
-        """Whether it holds names that are written differently in another search path."""
+        """Whether it has values that are written differently under another search path."""
         return any(column.type.removesuffix("[]") in _NAMES for column in self.table.columns)
 
 
@@ -69,7 +69,7 @@ TableIdentity: TypeAlias = int | tuple[str, str]
 
 
 def identities(table: Table) -> tuple[TableIdentity, ...]:
-    """What a change may know a table by: another table may have taken its name."""
+    """The oid and the name: a change may be of another table that got the name."""
     return table.oid, (table.schema, table.name)
 
 
@@ -77,8 +77,8 @@ _Values: TypeAlias = Sequence[Any] | Mapping[str, Any] | None
 
 
 class LookupConnection:
-    """A connection for short questions, which come one after the other. It is opened when the first
-    one comes, and again after it was lost."""
+    """A connection for short queries, one after the other. It is opened for the first query, and
+    again after it was lost."""
 
     def __init__(self, url: str, *, purpose: str) -> None:
         self._url = url
@@ -87,7 +87,7 @@ class LookupConnection:
         self._lock = asyncio.Lock()
 
     async def ask(self, statement: str, values: _Values) -> list[tuple[Any, ...]]:
-        """Raises the driver's errors for wrong questions, and Unavailable without an answer."""
+        """Raises the driver's errors; Unavailable if the database cannot be reached."""
         async with self._lock:
             reused = self._connection is not None
             try:
@@ -98,7 +98,7 @@ class LookupConnection:
                 await self.close()
                 if not reused:
                     raise _away() from error
-            # One that was open may have been cut long ago; that alone is no error.
+            # The open connection may have been lost long ago: try once with a new one.
             try:
                 return await self._ask(statement, values)
             except (psycopg.Error, DatabaseError) as error:
@@ -125,7 +125,7 @@ class LookupConnection:
 
 
 class Tables:
-    """Finds tables by the names people use, through a connection of its own."""
+    """Finds tables by name, over a connection of its own."""
 
     def __init__(self, url: str, question_url: str | None = None) -> None:
         self._connection = LookupConnection(url, purpose="tables")
@@ -136,7 +136,8 @@ class Tables:
         self._shapes: dict[int, KnownTable] = {}
 
     async def find(self, name: str, *, captured: bool = True) -> KnownTable:
-        """The enabled table of that name, or any that has a key; CaptureError if there is none."""
+        """The enabled table of that name; with `captured=False`, any table with a primary key.
+        CaptureError if there is none."""
         asked = name, captured
         future = self._wanted.get(asked)
         if future is None:
@@ -145,13 +146,15 @@ class Tables:
                 self._task = asyncio.create_task(self._look_up())
         return await asyncio.shield(future)
 
+    async def find_each(self, names: Iterable[str]) -> dict[str, KnownTable]:
+        return {name: await self.find(name) for name in names}
+
     async def ask(self, statement: str, values: _Values) -> list[tuple[Any, ...]]:
-        """Put any other question about tables. Raises the driver's errors for wrong questions."""
+        """Run any other query about tables. Raises the driver's errors."""
         return await self._connection.ask(statement, values)
 
     async def question_role(self) -> str | None:
-        """The role that questions are asked over, None without `question_url`. Raises Unavailable
-        while it cannot connect."""
+        """The role of `question_url`; None without one. Unavailable if it cannot connect."""
         if self._question_url is not None and self._question_role is None:
             connection = LookupConnection(self._question_url, purpose="questions")
             try:
@@ -172,7 +175,7 @@ class Tables:
             _resolve(future, Unavailable("the hub is stopping", hint="Try again elsewhere."))
 
     async def _look_up(self) -> None:
-        """Answer what is wanted until nothing is."""
+        """Look up all wanted names together, until none is left."""
         while self._wanted:
             wanted, self._wanted = self._wanted, {}
             try:
@@ -191,7 +194,7 @@ class Tables:
         except psycopg.Error as error:
             if len(asked) == 1:
                 return {asked[0]: _no_table(asked[0][0], error)}
-            # One of them is no name at all; the others shall not suffer.
+            # One of them is not a valid name. The others are looked up one by one.
             alone = [await self._found([one]) for one in asked]
             return {one: found for each in alone for one, found in each.items()}
         except HeadwaterError as error:
@@ -207,7 +210,7 @@ class Tables:
         image: str,
         operators: dict[str, list[str]],
     ) -> KnownTable:
-        """A shape is described once: that takes longer than telling whether it is the same."""
+        """The server describes a shape only once, because that takes long."""
         if description is not None:
             columns = tuple(
                 with_operators(column, operators)
@@ -236,7 +239,7 @@ def _resolve(future: asyncio.Future[KnownTable], found: KnownTable | HeadwaterEr
         return
     if isinstance(found, HeadwaterError):
         future.set_exception(found)
-        future.exception()  # the task that waited may be gone; that is no fault
+        future.exception()  # the task that waited may have ended: asyncio must not warn
     else:
         future.set_result(found)
 

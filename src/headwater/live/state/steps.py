@@ -36,10 +36,10 @@ class Stays(NamedTuple):
     at: int
 
 
-Step: TypeAlias = Leaves | Moves | Enters | Stays
+ListStep: TypeAlias = Leaves | Moves | Enters | Stays
 
 
-def steps(old: list[Key], new: list[Key], touched: Container[Key]) -> Iterator[Step] | None:
+def steps(old: list[Key], new: list[Key], touched: Container[Key]) -> Iterator[ListStep] | None:
     """The steps from old to new; only touched rows move. None if others would have to, too.
 
     >>> list(steps([(1,), (2,), (3,)], [(3,), (1,), (4,)], {(2,), (3,), (4,)}))
@@ -54,7 +54,7 @@ def steps(old: list[Key], new: list[Key], touched: Container[Key]) -> Iterator[S
 
 def _steps(
     old: list[Key], new: list[Key], staying: frozenset[Key], touched: Container[Key]
-) -> Iterator[Step]:
+) -> Iterator[ListStep]:
     now = list(old)
     for index in range(len(old) - 1, -1, -1):
         if old[index] not in staying:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.live.steps import Enters, Leaves, Moves, Stays, steps
+from headwater.live.state.steps import Enters, Leaves, Moves, Stays, steps
 from headwater.model import Key
 
 keys = st.lists(st.integers(0, 12).map(lambda n: (n,)), unique=True, max_size=10)

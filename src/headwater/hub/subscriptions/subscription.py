@@ -1,34 +1,35 @@
-"""What subscriptions of every kind have in common: how one begins, ends, and is waited for."""
+"""The base class of all subscriptions of the hub: how one begins, ends, and is waited for."""
 
 from __future__ import annotations
 
 import logging
 
 from headwater.errors import HeadwaterError, Unavailable
-from headwater.hub.arrival import Arrival
-from headwater.hub.subscriber import Subscriber
+from headwater.hub.subscriptions.arrival import Arrival
+from headwater.hub.subscriptions.subscriber import Subscriber
 
 logger = logging.getLogger(__name__)
 
 
-class Subscription:
-    """One subscriber of something. A kind of subscription says in `_leave` how it is forgotten."""
+class HubSubscription:
+    """One subscription of one subscriber. `_leave` is different for each kind."""
 
     __slots__ = ("_arrived", "begun", "closed", "subscriber")
 
     def __init__(self, subscriber: Subscriber) -> None:
         self.subscriber = subscriber
         self.begun = False
-        """Whether its subscriber knows of it; before, errors are raised where it is made."""
+        """Whether its subscriber was sent that it has begun. Before, errors are raised to the
+        caller."""
         self.closed = False
         self._arrived = Arrival()
 
     async def arrived(self) -> None:
-        """Wait until what it waits for, or the error, was handed over; the error is raised."""
+        """Wait until its result was sent. Raises the error if there is none."""
         await self._arrived.wait()
 
     def close(self) -> None:
-        """End it; nothing is delivered any more."""
+        """End it. Nothing is delivered after this."""
         if self.closed:
             return
         self.closed = True
@@ -36,7 +37,7 @@ class Subscription:
         self._arrived.settle(self._closed_early())
 
     def fail(self, error: HeadwaterError) -> None:
-        """It is over. The error is raised where its begin is waited for, or sent."""
+        """End it with an error: raised to the caller before it has begun, sent afterwards."""
         if self.closed:
             return
         if not self.begun:
@@ -49,16 +50,16 @@ class Subscription:
                 logger.exception("a subscriber failed to take an error")
 
     def _leave(self) -> None:
-        """Forget it. It is closed already."""
+        """Remove it from its registry. It is closed already."""
         raise NotImplementedError
 
     def _closed_early(self) -> HeadwaterError | None:
-        """What is raised where it was closed before what it waits for was there."""
+        """The error for tasks that wait when it is closed."""
         return None
 
 
 def not_taken() -> HeadwaterError:
-    """For a subscription whose subscriber raised an error instead of taking a frame."""
+    """The error for a subscription whose subscriber raised one in `deliver`."""
     return Unavailable(
         "a message could not be sent; the gateway's log has the reason",
         hint="Subscribe again: nothing is lost.",

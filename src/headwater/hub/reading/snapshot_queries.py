@@ -1,14 +1,14 @@
-"""Puts questions to the database in the snapshot of a transaction that the caller began.
+"""Reads rows of tables in the snapshot of a transaction that the caller began.
 
-A row is read as the log holds it: the statement's rows go through the same expression that capture
-writes images with, and through the same decoder. So a row that a window was refilled with equals
-the row that a change brings. Many questions travel together; when one of them fails they are asked
-one by one, and each has its own answer or error.
+Rows have the same form as in the log: the statement uses the expression that capture writes images
+with, and the rows go through the same decoder. So a row that is read equals the same row in a
+change. Many queries are sent together; when one of them fails, they are sent one by one, and each
+has its own answer or error.
 
-A question with a scope executes the code of a table's owner (a policy) as the scope's role. That
-code can leave the role and be the role that the connection logged in as, so such questions belong
-on connections of a `QuestionPool` only. What it sets is undone behind each question, with the
-savepoint, before another scope's question is asked in the same transaction.
+A query with a scope executes code of the table's owner (a policy) as the scope's role. That code
+can leave the role, and then has the role that the connection logged in with. So such queries are
+sent only over connections for users' roles (`live_views.background`). Settings that it changes are
+undone with a savepoint before the next query in the same transaction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headwater import limits
 from headwater.database import PINNED_PATH, Connection
 from headwater.errors import ResultError
 from headwater.hub.loop_time import Turn
-from headwater.hub.tables import KnownTable
+from headwater.hub.reading.tables import KnownTable
 from headwater.live.filters.sql import Sql
 from headwater.live.needs import Need
 from headwater.live.query import BoundQuery
@@ -36,8 +36,8 @@ from headwater.model import Key, Row
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """As whom a question is asked. `checked` says that row-level security hides rows from the
-    role, so that what comes from the log must be looked at again through its eyes."""
+    """The role and claims that a query is read with. `checked` means that row-level security may
+    hide rows from the role: rows from the log must be checked before they are sent."""
 
     role: str
     claims: str
@@ -46,13 +46,13 @@ class Scope(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotQuery:
-    """A statement over one table, and as whom to ask it."""
+    """A statement over one table, and the scope to read it with."""
 
     known: KnownTable
     sql: Sql
     scope: Scope | None = None
     keys_only: bool = False
-    """Whether its rows have no other columns than the primary key."""
+    """Whether its rows have only the columns of the primary key."""
 
     @property
     def decode(self) -> ImageDecoder:
@@ -68,13 +68,13 @@ class SnapshotQuery:
         *,
         most: int | None = None,
     ) -> SnapshotQuery:
-        """What answers a need of a query; with `most`, if it has no more bytes."""
+        """The query for a need. With `most`, the answer fails if it has more bytes."""
         rows = images(known, statement(query, need))
         return cls(known, rows if most is None else within(rows, most), scope)
 
     @property
     def settings(self) -> dict[str, str]:
-        """What is set for this question alone."""
+        """Settings for this query only."""
         if self.scope is None:
             return {}
         found = {"request.jwt.claims": self.scope.claims, "role": self.scope.role}
@@ -82,13 +82,13 @@ class SnapshotQuery:
 
 
 def images(known: KnownTable, rows: Sql) -> Sql:
-    """A statement's rows as the log would hold them."""
+    """The rows of a statement as images of the log."""
     image = known.image.replace("%", "%%")
     return rows.wrapped(f"select ({image})::pg_catalog.text from (", ") o")
 
 
 def within(rows: Sql, most: int) -> Sql:
-    """The same images; null in place of those behind this many bytes, which are not sent."""
+    """The same images; after this many bytes, null for each further one."""
     return rows.wrapped(
         f"select case when t.bytes operator(pg_catalog.<=) {most} then t.image end from ("
         "select i.image, pg_catalog.sum(pg_catalog.octet_length(i.image))"
@@ -98,20 +98,20 @@ def within(rows: Sql, most: int) -> Sql:
 
 
 def of_keys(known: KnownTable, keys: Sequence[Key], scope: Scope | None) -> SnapshotQuery:
-    """Which of the rows with these keys can be seen. Of most tables only the key is read."""
+    """Which of the rows with these keys the scope can see. For most tables only keys are read."""
     rows = select_keys(known.table, tuple(keys), whole=not known.plain)
     return SnapshotQuery(known, images(known, rows), scope, keys_only=known.plain)
 
 
-Answer: TypeAlias = list[Row] | Exception
-"""The rows; or the driver's error, or that of decoding them."""
+RowsOrError: TypeAlias = list[Row] | Exception
+"""The rows, the error of the driver, or the error of decoding them."""
 
 
 async def ask(
     connection: Connection, questions: Sequence[SnapshotQuery], *, seconds: float = 0.0
-) -> list[Answer]:
-    """The rows for each question, or the error it met. Only a lost connection is raised. With
-    `seconds`, what takes longer is left: the questions still open then count as timed out."""
+) -> list[RowsOrError]:
+    """The rows of each query, or its error. Only a lost connection is raised. After `seconds`, the
+    remaining queries are not sent, and count as timed out."""
     return (await _ask(connection, questions, seconds, ()))[0]
 
 
@@ -120,9 +120,9 @@ async def ask_in_flush(
     questions: Sequence[SnapshotQuery],
     *,
     seconds: float = limits.FLUSH_QUESTIONS_SECONDS,
-) -> list[Answer]:
-    """The same within the bounds of a flush. Rows that a table was rewritten with are not in a
-    snapshot from before, so what such a table answered counts as an error."""
+) -> list[RowsOrError]:
+    """The same within the time of a flush. A table that was rewritten after the snapshot looks
+    empty in it, so its answers count as errors."""
     oids = {question.known.table.oid for question in questions}
     answers, found = await _ask(connection, questions, seconds, oids)
     if not any(found.values()):
@@ -137,8 +137,8 @@ async def ask_in_flush(
 _Rewritten: TypeAlias = dict[int, bool]
 
 UNLOCK = "select pg_catalog.pg_advisory_unlock_all()"
-"""No rollback gives back what the code of a table's owner has locked. Held by our own role, our own
-locks would count as ours: maintenance would wait for them for ever."""
+"""A rollback does not release advisory locks that code of a table's owner has taken. Maintenance of
+the log would wait for them."""
 
 
 async def _ask(
@@ -146,7 +146,7 @@ async def _ask(
     questions: Sequence[SnapshotQuery],
     seconds: float,
     oids: Collection[int],
-) -> tuple[list[Answer], _Rewritten]:
+) -> tuple[list[RowsOrError], _Rewritten]:
     try:
         return await _ask_together(connection, questions, oids)
     except psycopg.Error as error:
@@ -157,7 +157,7 @@ async def _ask(
         if len(questions) == 1:
             return [error], {}
     until = time.monotonic() + seconds if seconds else None
-    answers: list[Answer] = []
+    answers: list[RowsOrError] = []
     for question in questions:
         if until is not None and time.monotonic() > until:
             answers.append(psycopg.errors.QueryCanceled("asked for too long"))
@@ -167,14 +167,13 @@ async def _ask(
 
 
 async def rewritten(connection: Connection, oids: Iterable[int]) -> _Rewritten:
-    """Whether each of the tables was rewritten after the snapshot. One that was dropped is left
-    out."""
+    """Whether each of the tables was rewritten after the snapshot. Dropped tables are left out."""
     cursor = await connection.execute(_REWRITTEN, (list(oids),))
     return dict(await cursor.fetchall())
 
 
-# The function sees the catalog as it is, the query as it was in the snapshot. It names nothing of
-# schema headwater, which the question role may not use.
+# The function uses the present catalog, the query the catalog in the snapshot. It uses nothing of
+# the schema headwater, which the question role may not read.
 _REWRITTEN = """
     with recursive members (root, oid) as (
       select asked, asked from pg_catalog.unnest(%s::pg_catalog.oid[]) asked
@@ -194,7 +193,7 @@ _REWRITTEN = """
 
 async def _ask_together(
     connection: Connection, questions: Sequence[SnapshotQuery], oids: Collection[int]
-) -> tuple[list[Answer], _Rewritten]:
+) -> tuple[list[RowsOrError], _Rewritten]:
     cursors = []
     checking = None
     turn = Turn()
@@ -211,7 +210,7 @@ async def _ask_together(
                 await connection.execute(f"select {calls}".encode(), values)
             sql = question.sql
             cursors.append(await connection.execute(sql.text.encode(), sql.values))
-            # Also undoes what the code of the table's owner has set: a policy, or a function of an
+            # Also undoes settings by code of the table's owner: a policy, or a function of an
             # index, which runs while the statement is planned.
             await connection.execute("rollback to savepoint headwater_questions")
             await turn.over()
@@ -226,7 +225,7 @@ async def _ask_together(
     return answers, {} if checking is None else dict(await checking.fetchall())
 
 
-def _decoded(question: SnapshotQuery, rows: Sequence[tuple[str]]) -> Answer:
+def _decoded(question: SnapshotQuery, rows: Sequence[tuple[str]]) -> RowsOrError:
     try:
         if rows and rows[-1][0] is None:
             return _too_large(question)
@@ -245,12 +244,13 @@ def _too_large(question: SnapshotQuery) -> ResultError:
 
 
 def lost(error: psycopg.Error) -> bool:
-    """Whether the connection is gone, and not only an answer."""
+    """Whether the connection was lost. A cancelled statement is not a lost connection."""
     return not isinstance(error, psycopg.errors.QueryCanceled) and is_lost(error)
 
 
 async def allow_any_plan(connection: Connection) -> None:
-    """In a transaction of a connection that reads the log: its settings suit nothing else."""
+    """In a transaction of a connection that reads the log: its planner settings are for the log
+    only."""
     seconds = limits.FLUSH_QUESTION_SECONDS
     async with connection.pipeline():
         await connection.execute("set local enable_seqscan = on")

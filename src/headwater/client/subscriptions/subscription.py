@@ -29,7 +29,7 @@ _Self = TypeVar("_Self", bound="Subscription")
 _Value = TypeVar("_Value")
 
 
-class Owner(Protocol):
+class SubscriptionOwner(Protocol):
     """The connection, as its subscriptions see it."""
 
     def begin(self, subscription: Subscription) -> None:
@@ -56,7 +56,7 @@ class Subscription:
 
     state: State
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: SubscriptionOwner) -> None:
         self._owner = owner
         self._holders = 0
         self._error: Exception | None = None
@@ -121,7 +121,7 @@ class Subscription:
 class Latest(Subscription, Generic[_Value]):
     """A subscription with a present value. A slow reader skips to the latest one."""
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: SubscriptionOwner) -> None:
         super().__init__(owner)
         self._version = 0
 
@@ -165,7 +165,7 @@ class Live(Latest[list[Row]]):
 
     state: LiveState
 
-    def __init__(self, owner: Owner, query: dict[str, Any], verify: bool) -> None:
+    def __init__(self, owner: SubscriptionOwner, query: dict[str, Any], verify: bool) -> None:
         super().__init__(owner)
         self._query, self._verify = query, verify
         self._rows: list[Row] = []
@@ -269,7 +269,7 @@ class Feed(Subscription):
 
     state: FeedState
 
-    def __init__(self, owner: Owner, query: ChangesQuery) -> None:
+    def __init__(self, owner: SubscriptionOwner, query: ChangesQuery) -> None:
         super().__init__(owner)
         self._query = query
         self._waiting: deque[FeedTransaction] = deque()

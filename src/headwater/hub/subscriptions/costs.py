@@ -1,4 +1,4 @@
-"""What a view costs: counted where it happens, read when activity is written."""
+"""The cost of a view: time and bytes. `headwater.gateway.activity` shows it."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from headwater.protocol import Deltas, Frame
 
 
 class Cost:
-    """Of one view, since it was made. `seconds` is time spent on keeping it true: applying changes
-    to a live query, executing a reactive one."""
+    """The cost of one view since it was made. `seconds` is the time for updates: applying changes
+    to a live query, or executing a reactive one."""
 
     __slots__ = ("bytes", "deltas", "runs", "seconds", "since")
 
     def __init__(self) -> None:
         self.since = datetime.now(UTC)
         self.runs = 0
-        """How often it was brought up to date."""
+        """How often it was updated."""
         self.seconds = 0.0
         self.deltas = 0
-        """Steps that its subscribers were sent, each counted once for all of them."""
+        """Deltas that its subscribers were sent, each counted once for all of them."""
         self.bytes = 0
-        """Sent to all of them together, before compression."""
+        """Bytes sent to all subscribers together, before compression."""
 
     @property
     def weight(self) -> float:
-        """By which views are compared: seconds, as if fifty megabytes took one to send."""
+        """One number to compare views: seconds, plus one second for each 50 MB sent."""
         return self.seconds + self.bytes / 50e6
 
     def is_slow(self, *, at_first: bool) -> bool:
-        """Whether bringing it up to date takes more than a moment; `at_first` where that is not
-        known yet."""
+        """Whether an update takes long; `at_first` if that is not known yet."""
         return self.seconds >= self.runs * APPLY_QUICK_SECONDS if self.runs else at_first
 
     def ran(self, seconds: float) -> None:
@@ -39,7 +38,7 @@ class Cost:
         self.seconds += seconds
 
     def sent(self, frame: Frame, receivers: int) -> None:
-        """The frame is encoded for them anyway, so that its size costs nothing more."""
+        """The frame is encoded to be sent, so asking for its size costs nothing."""
         if receivers:
             message = frame.message
             self.deltas += len(message.deltas) if isinstance(message, Deltas) else 1

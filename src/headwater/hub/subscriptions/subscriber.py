@@ -1,4 +1,4 @@
-"""Who subscribes, and what a subscriber may see: the contract between the hub and the gateway."""
+"""The contract between the hub and the gateway: subscribers, and what they may see."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Access(msgspec.Struct, frozen=True):
     """What a subscriber may see of one table.
 
     `role` is the database role it reads as, None for Headwater's own; `claims` is the JSON text
-    that policies find in `request.jwt.claims`. Only rows that match `where` are ever its own.
-    `whole` is for admins, whom row-level security hides nothing of a change feed from. A feed or
-    topic may begin at most `history` ago; None for the whole log.
+    that policies find in `request.jwt.claims`. It gets only rows that match `where`. `whole` is for
+    admins: row-level security does not hide rows of a change feed from them. A feed or topic may
+    begin at most `history` ago; None for the whole log.
     """
 
     role: str | None = None
@@ -31,26 +31,27 @@ class Access(msgspec.Struct, frozen=True):
 
 
 class Settling(Protocol):
-    """A subscription of any kind, as `Hub.reached` waits for it."""
+    """A subscription of any kind, for `Hub.reached`."""
 
     def settled(self, position: Position) -> Awaitable[None]:
-        """Return once its subscriber was handed everything up to a position that the hub has
-        reached, or was sent the error, or has ended it."""
+        """Return when its subscriber was sent everything up to a position that the hub has reached,
+        or an error, or when the subscription has ended."""
 
 
 class Subscriber(Protocol):
-    """One subscription of one session. None of these calls waits or raises; a subscription whose
-    `deliver` raises has missed a frame, and is over."""
+    """One subscription of one session. These calls do not wait and do not raise. If `deliver`
+    raises, the subscriber has missed a frame, and the hub ends the subscription."""
 
     def subscribed(self, view: int, *, key: tuple[str, ...], resumed: bool) -> None:
-        """Frames that name this view are for you from here on. Said again when the view changes."""
+        """From here on, frames with this view are for this subscriber. Called again when it gets
+        another view."""
 
     def deliver(self, frame: Frame) -> None:
         """A snapshot, deltas, a reset, changes or a gap. Many subscribers get the same frame."""
 
     def failed(self, error: HeadwaterError) -> None:
-        """The subscription is over; the hub has forgotten it."""
+        """The subscription has ended with this error."""
 
     def room(self) -> Awaitable[None]:
-        """Wait until the client has taken most of what it was sent. For results too large to be
-        handed over at once."""
+        """Wait until the client has read most of what it was sent. For results that are too large
+        for one frame."""

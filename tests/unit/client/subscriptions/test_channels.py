@@ -8,9 +8,9 @@ import pytest
 
 from headwater.client.backoff import Backoff
 from headwater.client.calls import PendingCalls
-from headwater.client.channels import Channel
 from headwater.client.requests import Attempts
-from headwater.client.subscriptions import Feed, Live, Subscription
+from headwater.client.subscriptions.channels import Channel
+from headwater.client.subscriptions.subscription import Feed, Live, Subscription
 from headwater.errors import HeadwaterError
 from headwater.limits import CLIENT_PUBLISH_SECONDS
 from headwater.protocol import (

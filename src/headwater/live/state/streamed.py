@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from headwater import limits
 from headwater.live.needs import Check, Need, Outcome, Refill, Undecided, Unplaced
 from headwater.live.query import BoundQuery
-from headwater.live.sizes import key_sizes
+from headwater.live.state.sizes import key_sizes
 from headwater.model import Change, Cursor, Delta, Key, Match, Reset, Row, Unmatch, Update
 
 _STREAMED_PAGE_ROWS = 5_000
