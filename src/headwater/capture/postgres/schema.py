@@ -1,8 +1,8 @@
 """Installs, upgrades and removes the schema `headwater` in the user's database.
 
 The files in `sql/` are the versions: `001_…`, `002_…`, applied in order, once each, all in one
-transaction and under a lock, so that any number of processes may start at the same time. A file
-that has been released is never edited; what it made is changed by a later one.
+transaction and under a lock, so that any number of processes may start at the same time. A released
+file is never edited; a later file changes what it made.
 """
 
 from __future__ import annotations
