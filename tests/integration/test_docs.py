@@ -527,9 +527,11 @@ def test_settings() -> None:
 
 
 def test_limits() -> None:
-    """Every limit has a row, with its value."""
+    """Every limit has a row, with its value, and the page names no other constant."""
     public = [name for name in vars(limits) if name.isupper()]
-    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", (REFERENCE / "limits.md").read_text(), re.M)
+    page = (REFERENCE / "limits.md").read_text()
+    assert set(re.findall(r"`([A-Z][A-Z_]+)`", page)) == set(public)
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", page, re.M)
     documented = {name: value for name, value in rows if re.match(r"`[A-Z]", name)}
     names = [re.findall(r"`(\w+)`", cell) for cell in documented]
     assert sorted(name for each in names for name in each) == sorted(public)

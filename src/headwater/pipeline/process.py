@@ -17,7 +17,7 @@ from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from headwater.limits import CHILD_RESTART_SECONDS, CHILD_STOP_SECONDS
+from headwater.limits import PIPELINE_PROCESS_RESTART_SECONDS, PIPELINE_PROCESS_STOP_SECONDS
 from headwater.tasks import ended
 
 PARENT = "HEADWATER_PARENT"
@@ -39,7 +39,7 @@ class PipelineProcess:
         *,
         options: Sequence[str] = (),
         settings: Mapping[str, str] | None = None,
-        stop_seconds: float = CHILD_STOP_SECONDS,
+        stop_seconds: float = PIPELINE_PROCESS_STOP_SECONDS,
     ) -> None:
         self._command = [sys.executable, "-m", "headwater", "pipeline", "run", *options]
         # The URL may hold a password: everybody can read a command line.
@@ -50,7 +50,7 @@ class PipelineProcess:
 
     async def run(self) -> None:
         """Run it again and again, until cancelled or until a restart would not help."""
-        pause, longest = CHILD_RESTART_SECONDS
+        pause, longest = PIPELINE_PROCESS_RESTART_SECONDS
         while True:
             started = asyncio.get_running_loop().time()
             code = await self._once()
@@ -58,7 +58,7 @@ class PipelineProcess:
                 self._print_line(f"ended: {_FINAL_EXIT_CODES[code]}. It is not restarted")
                 return
             if asyncio.get_running_loop().time() - started > longest:
-                pause = CHILD_RESTART_SECONDS[0]
+                pause = PIPELINE_PROCESS_RESTART_SECONDS[0]
             self._print_line(f"ended with exit code {code}; restarting in {pause:.0f} s")
             await asyncio.sleep(pause)
             pause = min(pause * 2, longest)
@@ -134,5 +134,5 @@ def _wait_for_parent() -> None:
         while os.read(0, 4096):
             pass
     os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait(CHILD_STOP_SECONDS)
+    threading.Event().wait(PIPELINE_PROCESS_STOP_SECONDS)
     os._exit(1)

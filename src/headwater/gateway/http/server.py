@@ -28,10 +28,13 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.exceptions import InvalidState
 
 from headwater.errors import ConfigError, Unavailable
-from headwater.gateway.http.transports import TRANSPORT_EXTENSION, ConnectionListener
+from headwater.gateway.http.transports import (
+    COMPRESS_BYTES_AT_ONCE,
+    TRANSPORT_EXTENSION,
+    ConnectionListener,
+)
 from headwater.limits import (
     ACCEPT_BACKLOG,
-    COMPRESS_BYTES_AT_ONCE,
     DEAD_CLIENT_SECONDS,
     KEEP_ALIVE_SECONDS,
     REQUEST_BYTES_MAX,

@@ -22,11 +22,14 @@ from starlette.websockets import WebSocketDisconnect
 from headwater.gateway.backlog import Backlog
 from headwater.gateway.http.compression import Compressor, compressor
 from headwater.limits import (
-    COMPRESS_BYTES_AT_ONCE,
     SINK_BYTES_MAX,
     SINK_CLOSE_SECONDS,
 )
 from headwater.protocol import Frame, Shared, as_chunk
+
+COMPRESS_BYTES_AT_ONCE = 256 * 1024
+"""Bytes that are compressed in one turn of the event loop. Each part of a larger message has its
+own turn."""
 
 _SINK_LOW_BYTES = 32 * 1024
 """A sink that held more calls `on_drain` when it is down to this."""

@@ -19,6 +19,9 @@ from headwater.pipeline.stream.sink import StreamSink
 from headwater.pipeline.views.definitions import StreamingView
 from headwater.pipeline.views.sink import ViewSink
 
+LOOK_SECONDS = 0.2
+"""How often a running pipeline checks its streams."""
+
 _VIEW_SECONDS = 0.05
 """How often the stream of a view looks for changes."""
 

@@ -18,7 +18,7 @@ import msgspec
 
 from headwater import limits
 from headwater.errors import HeadwaterError, PipelineError
-from headwater.pipeline.jobs.plan import PipelinePlan, StreamJob
+from headwater.pipeline.jobs.plan import LOOK_SECONDS, PipelinePlan, StreamJob
 from headwater.pipeline.jobs.spark_errors import explain
 from headwater.pipeline.lake.events import after_offset
 from headwater.pipeline.stream.checkpoints import Checkpoint, owner_name
@@ -156,7 +156,7 @@ class RunningStream:
         if sink is None:
             return
         self._seen += sink.contents()
-        if self._gate.acquire(timeout=limits.PIPELINE_LOOK_SECONDS):
+        if self._gate.acquire(timeout=LOOK_SECONDS):
             try:
                 sink.close()
             finally:
@@ -175,7 +175,7 @@ class RunningStream:
             latest = query.lastProgress
             if latest is not None and latest["batchId"] >= self._written:
                 return
-            time.sleep(limits.PIPELINE_LOOK_SECONDS / 10)
+            time.sleep(LOOK_SECONDS / 10)
 
     # -------------------------------------------------------------------- the query
 

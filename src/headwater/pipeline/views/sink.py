@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater import limits
 from headwater.errors import HeadwaterError, InvalidQuery, PipelineError
 from headwater.pipeline.failpoints import failpoint
 from headwater.pipeline.lake.database_snapshot import DatabaseSnapshot, database_snapshot
@@ -32,7 +31,7 @@ from headwater.pipeline.views import weighted
 from headwater.pipeline.views.definitions import StreamingView
 from headwater.pipeline.views.function import ViewFunction
 from headwater.pipeline.views.results import ViewResult
-from headwater.pipeline.views.state import JoinState
+from headwater.pipeline.views.state import BUILD_ROWS, JoinState
 from headwater.pipeline.views.store import ViewBatch, ViewStore
 from headwater.pipeline.views.tables import ViewTables
 from headwater.pipeline.views.weighted import CHANGES, SourceTable
@@ -142,7 +141,7 @@ class ViewSink(StreamSink):
         rest = {name: state.frame() for name, state in self._states.items()}
         kept: list[DataFrame] = []
         reader = sources[first].reader()
-        for keys, images in now.rows(table, limits.VIEW_BUILD_ROWS):
+        for keys, images in now.rows(table, BUILD_ROWS):
             rows = weighted.frame(self._spark, reader.rows(images, [1] * len(images)))
             if others:
                 part = JoinState.part(self._spark, reader, keys, images)
