@@ -557,12 +557,12 @@ class Headwater:
             async with self._connection("cursor") as connection:
                 with translated():
                     since = since or await cursors.load(connection, cursor)
-            keeper = _CursorKeeper(cursor)
-            feed = follow(self.url, since=since, wants=wants, caught_up=keeper.caught_up)
+            saver = _CursorSaver(cursor)
+            feed = follow(self.url, since=since, wants=wants, caught_up=saver.caught_up)
         async with aclosing(feed):
             async for transaction in feed:
-                if kept := _filtered(transaction, keeps):
-                    yield kept
+                if matching := _filtered(transaction, keeps):
+                    yield matching
 
     async def position(self) -> Position:
         """The current position of the log: `changes(since=…)` with it yields what is committed
@@ -639,7 +639,7 @@ async def install(url: str) -> None:
         await connection.close()
 
 
-class _CursorKeeper:
+class _CursorSaver:
     """Saves the cursor of a consumer: only processed transactions, and not after each one."""
 
     def __init__(self, name: str) -> None:

@@ -39,7 +39,7 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._waiting: asyncio.Task[Any] | None = None
-        self._hung_up = False
+        self._shut_down = False
 
     async def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
         task = asyncio.current_task()
@@ -55,8 +55,8 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
             raise
         finally:
             self._waiting = None
-            if self._hung_up:
-                self._hung_up = False
+            if self._shut_down:
+                self._shut_down = False
                 await super().close()
 
     async def close(self) -> None:
@@ -69,7 +69,7 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
         if self._waiting is None or self._waiting is asyncio.current_task():
             await super().close()
         elif not self.closed:
-            self._hung_up = True
+            self._shut_down = True
             line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=self.fileno())
             with suppress(OSError):  # the other side may have gone
                 line.shutdown(socket.SHUT_RDWR)
@@ -77,7 +77,7 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
 
     @property
     def closed(self) -> bool:
-        return self._hung_up or super().closed
+        return self._shut_down or super().closed
 
 
 PINNED_PATH = "pg_catalog, pg_temp"

@@ -78,7 +78,7 @@ class PendingCalls:
                 return await self.ask(call, attempts)
             except HeadwaterError as error:
                 asked = error.retry_after or 0.0
-                pause = backoff.failed(random.random(), asked) if _is_passing(error) else None
+                pause = backoff.failed(random.random(), asked) if _is_temporary(error) else None
                 if pause is None or loop.time() + pause > until:
                     if error.code == "outcome_unknown":
                         error.retryable = False  # A new call would have a new key.
@@ -122,6 +122,6 @@ class PendingCalls:
                 answered.set_exception(call.outcome)
 
 
-def _is_passing(error: HeadwaterError) -> bool:
+def _is_temporary(error: HeadwaterError) -> bool:
     """Whether a repetition may help. After a timeout it would take as long again."""
     return error.retryable and not isinstance(error, TimedOut)

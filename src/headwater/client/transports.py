@@ -282,7 +282,7 @@ class _SseLink:
         lock = self._order.setdefault(name, asyncio.Lock())
         async with lock, self._requests:
             with _http_errors(self._url):
-                response = await self._say(message)
+                response = await self._send_request(message)
         if response.is_success:
             await self._received_body(message, response.content)
             return
@@ -310,7 +310,7 @@ class _SseLink:
         hung_up = response.status_code == 401 or refusal.code == "session_unknown"
         # Queries and mutations need no session: an error is their answer.
         if hung_up and not isinstance(message, Ask | Mutate):
-            raise _hung_up(refusal, response.status_code)
+            raise _session_lost(refusal, response.status_code)
         if isinstance(message, Subscribe | Ask | Mutate | Wait):
             refusal = msgspec.structs.replace(refusal, id=message.id)
         elif isinstance(message, Reanchor | Publish | SetState):
@@ -318,7 +318,7 @@ class _SseLink:
         if not isinstance(message, Unsubscribe):
             await self._arrived.put([refusal])
 
-    async def _say(self, message: ClientMessage) -> httpx.Response:
+    async def _send_request(self, message: ClientMessage) -> httpx.Response:
         session = f"{self._address}/sessions/{_quoted(self._session)}"
         match message:
             case Subscribe():
@@ -390,7 +390,7 @@ def _authenticated(body: bytes) -> Authenticated:
         return Authenticated()
 
 
-def _hung_up(refusal: Error, status: int) -> HeadwaterError:
+def _session_lost(refusal: Error, status: int) -> HeadwaterError:
     """The session has ended, and its stream will end: connect again."""
     error = error_of(refusal, status)
     return error if status == 401 else ConnectionFailed(str(error), hint=error.hint)

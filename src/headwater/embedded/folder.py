@@ -58,7 +58,7 @@ class Folder:
     def create(self, account: Account) -> None:
         """Create what is missing; what exists must be usable by the account."""
         make_folders(self.data_dir, account)
-        self._let_pass(account)
+        self._make_passable(account)
         make_private(self.run, account)
 
     def create_socket_dir(self, account: Account) -> None:
@@ -73,7 +73,7 @@ class Folder:
             with suppress(OSError):
                 shutil.rmtree(self.socket_dir)
 
-    def forget_dead_server(self) -> None:
+    def remove_dead_server_files(self) -> None:
         """Remove the files of a killed server. PostgreSQL does not start while the process id in
         these files belongs to any live process, which may happen after a restart of the machine.
         The file `stays` was for the killed server."""
@@ -89,11 +89,11 @@ class Folder:
         except (FileNotFoundError, ValueError):
             return None
 
-    def _let_pass(self, account: Account) -> None:
+    def _make_passable(self, account: Account) -> None:
         if not account.is_other or account.can_enter(self.data_dir):
             return
         parent = account.first_closed(self.data_dir)
-        if parent == self.data_dir and _is_new_to_us(self.data_dir):
+        if parent == self.data_dir and _is_empty_and_ours(self.data_dir):
             self.data_dir.chmod(0o711)
         if not account.can_enter(self.data_dir):
             raise EmbeddedError(
@@ -147,7 +147,7 @@ def make_private(path: Path, account: Account) -> None:
     own(path, account)
 
 
-def _is_new_to_us(path: Path) -> bool:
+def _is_empty_and_ours(path: Path) -> bool:
     """An empty folder of this user was made for us, so its mode may be changed."""
     return path.stat().st_uid == os.geteuid() and not any(path.iterdir())
 

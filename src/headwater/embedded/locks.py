@@ -80,10 +80,10 @@ class FileLock:
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     """Whether the condition became true in time. It is checked at least once."""
-    return any(condition() for _ in looks(seconds))
+    return any(condition() for _ in polls(seconds))
 
 
-def looks(seconds: float) -> Iterator[None]:
+def polls(seconds: float) -> Iterator[None]:
     """Yields until the time is over: often at first, then less often."""
     deadline = time.monotonic() + seconds
     pause, longest = _EMBEDDED_POLL_SECONDS

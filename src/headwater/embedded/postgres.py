@@ -25,7 +25,7 @@ from types import MappingProxyType
 from headwater.embedded.account import account_for
 from headwater.embedded.folder import ELSEWHERE, Folder, open_private
 from headwater.embedded.locks import FileLock
-from headwater.embedded.server import Server, StopMode, not_yet
+from headwater.embedded.server import Server, StopMode, retryable_error
 from headwater.errors import EmbeddedError
 from headwater.limits import EMBEDDED_START_SECONDS, EMBEDDED_STOP_SECONDS
 
@@ -81,7 +81,7 @@ class EmbeddedPostgres:
         with self._mutex, self._system_errors():
             account = account_for(self._folder.data_dir, self._folder.cluster)
             self._folder.create(account)
-            with self._alone():
+            with self._start_locked():
                 self._join()
                 try:
                     self._folder.create_socket_dir(account)
@@ -106,9 +106,9 @@ class EmbeddedPostgres:
             self._leave()
             # PostgreSQL ends by itself when its data folder was removed.
             if self._folder.run.is_dir():
-                with self._alone():
+                with self._start_locked():
                     if keep_running:
-                        self._let_stay()
+                        self._mark_as_staying()
                     self._stop_if_unused()
 
     def stop(self, *, force: bool = False) -> bool:
@@ -117,7 +117,7 @@ class EmbeddedPostgres:
         with self._mutex, self._system_errors():
             if not self._folder.run.is_dir():
                 return False
-            with self._alone():
+            with self._start_locked():
                 if not self._server.is_alive():
                     self._folder.stays.unlink(missing_ok=True)
                     return False
@@ -129,18 +129,18 @@ class EmbeddedPostgres:
     def stop_now(self, mode: StopMode = "immediate") -> None:
         """Stop the server while it is used, as a crash (`immediate`) or an operator (`fast`) would.
         `start()` starts it again under the same URL."""
-        with self._mutex, self._system_errors(), self._alone():
+        with self._mutex, self._system_errors(), self._start_locked():
             self._server.bring_down(mode)
 
     def restart(self, mode: StopMode = "fast") -> None:
         """Stop the server while it is used, and start it again."""
-        with self._mutex, self._system_errors(), self._alone():
+        with self._mutex, self._system_errors(), self._start_locked():
             stays = self._folder.stays.exists()
             self._server.bring_down(mode)
         self.start()
         if stays:
-            with self._system_errors(), self._alone():
-                self._let_stay()
+            with self._system_errors(), self._start_locked():
+                self._mark_as_staying()
 
     def __enter__(self) -> EmbeddedPostgres:
         return self.start()
@@ -160,7 +160,7 @@ class EmbeddedPostgres:
         if self._users is not None:
             self._users.close()
 
-    def _let_stay(self) -> None:
+    def _mark_as_staying(self) -> None:
         if self._server.is_alive():
             os.close(open_private(self._folder.stays))
 
@@ -189,11 +189,11 @@ class EmbeddedPostgres:
         )
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _start_locked(self) -> Iterator[None]:
         """Hold the start lock: no other process starts or stops the server meanwhile."""
         with FileLock(self._folder.start_lock) as lock:
             if not lock.take_within(EMBEDDED_START_SECONDS + EMBEDDED_STOP_SECONDS):
-                raise not_yet(
+                raise retryable_error(
                     f"another process is starting or stopping the embedded PostgreSQL in"
                     f" {self.data_dir}",
                     hint=f"Try again. To find the process: fuser {self._folder.start_lock}",

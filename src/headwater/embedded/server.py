@@ -23,7 +23,7 @@ from headwater.embedded.account import Account, account_for
 from headwater.embedded.binaries import find_binaries
 from headwater.embedded.cluster import ensure_cluster
 from headwater.embedded.folder import Folder, open_private
-from headwater.embedded.locks import FileLock, looks, wait_until
+from headwater.embedded.locks import FileLock, polls, wait_until
 from headwater.errors import EmbeddedError
 from headwater.limits import (
     EMBEDDED_LOG_BYTES_MAX,
@@ -82,7 +82,7 @@ class Server:
     def bring_up(self, account: Account) -> None:
         """Wait until the server answers."""
         log_start: int | None = None
-        for _ in looks(EMBEDDED_START_SECONDS):
+        for _ in polls(EMBEDDED_START_SECONDS):
             if self._ping() == pq.Ping.OK:
                 return
             with FileLock(self._folder.server_lock) as lock:
@@ -94,7 +94,7 @@ class Server:
                     log_start = self._launch(account, lock)
                 finally:
                     lock.hand_over()
-        raise not_yet(
+        raise retryable_error(
             f"the embedded PostgreSQL in {self._folder.data_dir} does not answer",
             hint=f"Its log is {self._folder.log}. After a crash, let it recover and try again.",
         )
@@ -104,7 +104,7 @@ class Server:
         for step in dict.fromkeys((mode, "immediate")):
             if self._end(_STOP_SIGNALS[step]):
                 return
-        raise not_yet(
+        raise retryable_error(
             f"the embedded PostgreSQL in {self._folder.data_dir} does not stop",
             hint=f"Its log is {self._folder.log}. End its processes with kill.",
         )
@@ -127,7 +127,7 @@ class Server:
         begins."""
         binaries = find_binaries(account)
         ensure_cluster(self._folder, account, binaries, lock.fileno())
-        self._folder.forget_dead_server()
+        self._folder.remove_dead_server_files()
         sockets = str(self._folder.socket_dir).replace('"', '""')
         settings = _SETTINGS | self._settings | {"unix_socket_directories": f'"{sockets}"'}
         arguments = [f"--{name}={value}" for name, value in settings.items()]
@@ -145,7 +145,7 @@ class Server:
 
     def _end(self, stop: signal.Signals) -> bool:
         signalled = False
-        for _ in looks(EMBEDDED_STOP_SECONDS):
+        for _ in polls(EMBEDDED_STOP_SECONDS):
             with FileLock(self._folder.server_lock) as lock:
                 if lock.take():
                     return True
@@ -190,7 +190,7 @@ class Server:
         )
 
 
-def not_yet(message: str, *, hint: str) -> EmbeddedError:
+def retryable_error(message: str, *, hint: str) -> EmbeddedError:
     """A retryable error, after a timeout."""
     error = EmbeddedError(message, hint=hint)
     error.retryable = True

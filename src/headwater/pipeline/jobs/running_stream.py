@@ -253,7 +253,7 @@ class RunningStream:
             if latest["timestamp"] <= self._noted or "addBatch" not in latest["durationMs"]:
                 continue
             self._noted, self._noted_batch = latest["timestamp"], latest["batchId"]
-            with _unless_odd():
+            with _ignoring_invalid_progress():
                 self.offset = Offset.from_dict(_end_offset(latest))
             # A batch is done: the last error is over.
             self._pause, self.error, self._error_at = limits.PIPELINE_RESTART_SECONDS[0], None, None
@@ -302,7 +302,7 @@ def _end_offset(progress: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _unless_odd() -> Iterator[None]:
+def _ignoring_invalid_progress() -> Iterator[None]:
     """Ignore progress of Spark that has no offset: it is only displayed, and must end no stream."""
     try:
         yield
