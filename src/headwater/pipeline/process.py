@@ -1,9 +1,9 @@
 """The data pipeline as a child process of a gateway or of the demo.
 
 The parent starts it, restarts it after a growing pause when it ends by itself, and stops it when
-the parent stops. The child's standard input is a pipe that the parent holds: when the parent dies,
-for whatever reason, the pipe ends and the child stops. Each line that the child prints is passed
-on. Spark runs in the child process only: nothing of it is imported here.
+the parent stops. The child's standard input is a pipe that the parent holds: when the parent ends
+for any reason, the pipe ends and the child stops. Each line that the child prints is passed on.
+Spark runs in the child process only: nothing of it is imported here.
 """
 
 from __future__ import annotations

@@ -303,7 +303,8 @@ def _end_offset(progress: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _ignoring_invalid_progress() -> Iterator[None]:
-    """Ignore progress of Spark that has no offset: it is only displayed, and must end no stream."""
+    """Ignore progress of Spark without an offset: progress is only displayed, so an error in it
+    must not end a stream."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, msgspec.DecodeError):

@@ -481,8 +481,8 @@ class Lake:
         return changes_.position_at(pinned._events(), reached, at)
 
     def first_moment(self, table: str) -> Moment:
-        """The earliest moment that the events know: right after the reset with which capture began,
-        or before the first change."""
+        """The earliest moment that the events cover: right after the reset with which capture
+        began, or before the first change."""
         from pyspark.sql import functions as f
 
         pinned = self._pinned()

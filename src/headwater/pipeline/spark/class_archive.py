@@ -92,7 +92,7 @@ def warm(folder: Path) -> Archive:
         if done.returncode or not unfinished.is_file():
             raise PipelineError(
                 f"the archive {archive.path} could not be made: {done.stderr.strip()[-500:]}",
-                hint="Spark still starts without it. headwater doctor checks its Java.",
+                hint="Spark still starts without it. headwater doctor checks the installed Java.",
             )
         unfinished.rename(archive.path)
     except subprocess.TimeoutExpired as error:

@@ -23,8 +23,8 @@ BUILD_ROWS = 50_000
 """Rows of a table that are read and aggregated at a time when a view is built."""
 
 _VIEW_CHANGED_ROWS = 10_000
-"""Rows of a joined table that have changed and lie beside the others. Beyond, they are joined to
-them."""
+"""Changed rows of a joined table that are stored separately. With more, they are merged with the
+others."""
 
 
 KEY = "key of the row"
