@@ -513,8 +513,13 @@ def test_public_names() -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "examples").rglob("*.py"))], ids=name_of)
 def test_users_import_public_names_only(page: Path) -> None:
-    pattern = r"^ *(?:from headwater\.[\w.]+ import|import headwater\.).*$"
-    assert re.findall(pattern, page.read_text(), re.M) == []
+    text = page.read_text()
+    assert (
+        re.findall(r"^ *(?:from headwater\.[\w.]+ import|import headwater\.).*$", text, re.M) == []
+    )
+    imported = re.findall(r"^ *from headwater import (?:\(([^)]*)\)|(.*))$", text, re.M)
+    names = {name for either in imported for name in re.findall(r"\w+", "".join(either))}
+    assert names <= {*headwater.__all__, "views"}  # `views` is a module
 
 
 def test_settings() -> None:
