@@ -51,6 +51,9 @@ _LONG = (
 _WITHOUT_SPARK = "tests/spark/test_howto"
 """Which has one of its own."""
 
+_FIRST_SPARK = ("tests/spark/test_events", "tests/spark/test_maintenance", "tests/spark/test_views")
+"""About half of the tests of the pipeline. They share one Spark, the others share a second one."""
+
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
     """Gives tests out one by one, but to one process those that share what takes long to start: a
@@ -58,7 +61,7 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith("tests/spark/") and not nodeid.startswith(_WITHOUT_SPARK):
-            return "spark"
+            return "first Spark" if nodeid.startswith(_FIRST_SPARK) else "second Spark"
         if nodeid.startswith(
             ("tests/gateway/", "tests/browser/", "tests/regressions/test_gateway.py")
         ):

@@ -27,7 +27,7 @@ from headwater.memory import Memory
 from headwater.metrics import Metrics
 from headwater.protocol import Frame, Member, Message, Presence
 from tests.support.applications.shop import until
-from tests.support.databases import database_url, run_statement
+from tests.support.databases import database_url, run_statements
 from tests.support.log_probe import rows
 
 ROOM = ChannelDefinition("room:{id}", history=20)
@@ -168,8 +168,10 @@ async def test_a_newcomer_is_sent_that_messages_may_be_missing(
     """The only gateway that remembers them does not answer."""
     monkeypatch.setattr(registry_module, "CHANNEL_RECALL_SECONDS", 0.05)
     first, _ = await places[0].follow()
+    behind_it, _ = await places[1].follow("quiet")
     await places[0].say("before")
-    await until(lambda: first.heard == ["before"])
+    await places[0].say("behind it", "quiet")
+    await until(lambda: (first.heard, behind_it.heard) == (["before"], ["behind it"]))
     await places[0].crash()
     late, _ = await places[1].follow()
     assert (late.heard, late.missed) == ([], 1)
@@ -221,7 +223,9 @@ async def test_a_channel_that_remembers_nothing_and_tells_nobody(places: list[Pl
 
 
 async def test_letters_that_the_database_does_not_have(server_url: str) -> None:
-    run_statement(server_url, "create database latin encoding latin1 locale 'C' template template0")
+    run_statements(
+        server_url, "create database latin encoding latin1 locale 'C' template template0"
+    )
     try:
         url = database_url(server_url, "latin")
         async with await connect(url, purpose="test") as connection:
@@ -234,7 +238,7 @@ async def test_letters_that_the_database_does_not_have(server_url: str) -> None:
             await until(lambda: follower.heard == ["Zoë 中 😀"])
             assert follower.states == ["Zoë 中 😀"]
     finally:
-        run_statement(server_url, "drop database latin with (force)")
+        run_statements(server_url, "drop database latin with (force)")
 
 
 async def test_too_much_at_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

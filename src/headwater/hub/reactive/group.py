@@ -259,9 +259,10 @@ class QueryGroup:
     def forget_rows(self) -> None:
         self._rows = None
 
-    def forget_told(self) -> None:
-        """What its subscribers have is not known."""
-        self._digest, self._rows = b"", None
+    def forget_sent(self) -> None:
+        """What its subscribers have is not known: it is not fresh, and the next result is sent
+        whatever it is."""
+        self.answered_at, self._digest, self._rows = 0, b"", None
 
     def failure(self, error: HeadwaterError, position: str) -> Frame:
         said = (error.code, str(error), error.hint, error.retryable)

@@ -427,14 +427,12 @@ class ReactiveQueries(Part):
         if self._groups.get(group.key) is not group:
             return
         moment = outcome.moment
-        group.answered_at = moment.flush
-        group.seen = outcome.seen or group.seen
-        self._learn(group, outcome)
-        if outcome.error is not None:
-            self._failed(group, outcome.error)
-        else:
-            assert outcome.value is not None
-            self._succeeded(group, outcome.value, outcome)
+        try:
+            self._take(group, outcome)
+        except BaseException:
+            # It counts as not executed, also where the database is lost before it is tried again.
+            group.forget_sent()
+            raise
         touched = group.touched_at > moment.flush
         group.analyses = group.analyses + 1 if outcome.analysed else 0
         if group.error is None and 0 < group.analyses <= _ONCE_MORE_MAX:
@@ -451,6 +449,16 @@ class ReactiveQueries(Part):
         elif group.error is None and group.analyses:
             # Its statements are others every time: it would never come to an end.
             self._delay(group, group.analyses - _ONCE_MORE_MAX, "catalog")
+
+    def _take(self, group: QueryGroup, outcome: ExecutionOutcome) -> None:
+        group.answered_at = outcome.moment.flush
+        group.seen = outcome.seen or group.seen
+        self._learn(group, outcome)
+        if outcome.error is not None:
+            self._failed(group, outcome.error)
+        else:
+            assert outcome.value is not None
+            self._succeeded(group, outcome.value, outcome)
 
     def _delay(self, group: QueryGroup, times: int, reason: Reason) -> None:
         """Execute it after a pause, which is longer the more often that was done."""
@@ -486,11 +494,7 @@ class ReactiveQueries(Part):
             recovered = group.reported_error is not None
             group.reported_error = None
             if differs or recovered:
-                try:
-                    self._hand_out(group, recovered)
-                except BaseException:
-                    group.forget_told()  # the next result is sent whatever it is
-                    raise
+                self._hand_out(group, recovered)
         self._resolve(group, Answered(msgspec.Raw(value), str(moment.position)))
         joining, group.joining = group.joining, []
         for subscription in joining:
