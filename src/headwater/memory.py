@@ -103,7 +103,7 @@ class Memory:
         if self.on_shed is not None and holding not in self._idle:
             self.on_shed(code)
         holding.shed(owner, exceeded(code, most))
-        holding.leave_all(owner)  # also if `end` did not remove it
+        holding.leave_all(owner)  # also if `shed` did not remove it
 
     # -------------------------------------------------------------------- for holdings
 

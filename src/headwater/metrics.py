@@ -141,7 +141,7 @@ def total(counter: Counter) -> int:
 
 
 class Quantiles:
-    """The median and a high quantile of a histogram since the last call."""
+    """The median and the 99th percentile of a histogram since the last call."""
 
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram

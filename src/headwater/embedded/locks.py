@@ -41,11 +41,11 @@ class FileLock:
         return self._descriptor
 
     def share(self) -> bool:
-        """Take a shared lock. False if another process holds an exclusive lock."""
+        """Take a shared lock. False if another holder has an exclusive lock."""
         return self._try(fcntl.LOCK_SH)
 
     def take(self) -> bool:
-        """Take an exclusive lock. False if another process holds the lock."""
+        """Take an exclusive lock. False if another holder has any lock."""
         return self._try(fcntl.LOCK_EX)
 
     def take_within(self, seconds: float) -> bool:

@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _CURVES = {"secp256r1": "ES256", "secp256k1": "ES256K", "secp384r1": "ES384", "secp521r1": "ES512"}
 _SECRETS = (("HS256", 32), ("HS384", 48), ("HS512", 64))
-"""The least bytes of a secret for each algorithm: as many as the hash has (RFC 7518 §3.2)."""
+"""The fewest bytes that a secret must have for each algorithm: those of the hash (RFC 7518
+§3.2)."""
 
 
 class Key(msgspec.Struct, frozen=True):
