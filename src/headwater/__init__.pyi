@@ -1,5 +1,6 @@
 # Every public name, and where it is defined. `__init__.py` reads this file at run time, type
 # checkers read it as the types of the package, and a test compares it with the documentation.
+# The module `headwater.views` is public, too.
 from headwater.app import Headwater as Headwater
 from headwater.client.backoff import Backoff as Backoff
 from headwater.client.blocking import BlockingChannel as BlockingChannel

@@ -14,7 +14,7 @@ import msgspec
 from headwater.settings.groups import AuthSettings
 
 Sharing: TypeAlias = Literal["user", "tenant", "everyone"]
-"""Who gets the same result of a query for the same arguments."""
+"""Which users get the same result of a query for the same arguments."""
 
 _OF_ONE_TOKEN = frozenset({"exp", "iat", "nbf", "jti"})
 """Claims about the token, not about its user."""

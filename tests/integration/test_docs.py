@@ -513,8 +513,13 @@ def test_public_names() -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "examples").rglob("*.py"))], ids=name_of)
 def test_users_import_public_names_only(page: Path) -> None:
-    pattern = r"^ *(?:from headwater\.[\w.]+ import|import headwater\.).*$"
-    assert re.findall(pattern, page.read_text(), re.M) == []
+    text = page.read_text()
+    assert (
+        re.findall(r"^ *(?:from headwater\.[\w.]+ import|import headwater\.).*$", text, re.M) == []
+    )
+    imported = re.findall(r"^ *from headwater import (?:\(([^)]*)\)|(.*))$", text, re.M)
+    names = {name for either in imported for name in re.findall(r"\w+", "".join(either))}
+    assert names <= {*headwater.__all__, "views"}  # `views` is a module
 
 
 def test_settings() -> None:
@@ -532,9 +537,11 @@ def test_settings() -> None:
 
 
 def test_limits() -> None:
-    """Every limit has a row, with its value."""
+    """Every limit has a row, with its value, and the page names no other constant."""
     public = [name for name in vars(limits) if name.isupper()]
-    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", (REFERENCE / "limits.md").read_text(), re.M)
+    page = (REFERENCE / "limits.md").read_text()
+    assert set(re.findall(r"`([A-Z][A-Z_]+)`", page)) == set(public)
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", page, re.M)
     documented = {name: value for name, value in rows if re.match(r"`[A-Z]", name)}
     names = [re.findall(r"`(\w+)`", cell) for cell in documented]
     assert sorted(name for each in names for name in each) == sorted(public)

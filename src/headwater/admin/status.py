@@ -19,7 +19,7 @@ from headwater.pipeline.stream.progress import PipelineStream
 
 
 class LogStatus(msgspec.Struct, frozen=True):
-    """`polling` says that a reader polls and writers send no NOTIFY."""
+    """`polling` means that a reader polls and writers send no NOTIFY."""
 
     id: str
     position: str
@@ -49,7 +49,7 @@ class Status(msgspec.Struct, frozen=True):
     spark_log: str | None = None
     """The file with the output of the pipeline's Spark, if it is on this machine."""
     lagging: list[LaggingView] = []
-    """As the gateways recorded it in the last seconds."""
+    """As the gateways reported in the last seconds."""
 
 
 async def log_status(connection: Connection) -> LogStatus:

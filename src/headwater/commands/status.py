@@ -1,4 +1,4 @@
-"""`status` shows what is installed and how far everything is; `doctor` checks what is missing."""
+"""`status` shows the state of the installation; `doctor` checks what is missing."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 Every period it writes a row for the gateway, which also shows that it is alive, and a row for each
 of its costliest sessions and views, if that row changed. The gateway at which an admin follows the
-table holds a lock in the database, and the others see it. While no admin follows the table, the
-only cost is that check. While live queries lag the table is written too, for `headwater status`.
-Errors are logged and the write is tried again; clients do not notice them.
+table holds a lock in the database, which the other gateways check. While no admin follows the
+table, the only cost is that check. While live queries lag the table is written too, for `headwater
+status`. Errors are logged and the write is tried again; clients do not notice them.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ KEEPALIVE = Frame(Keepalive())
 
 
 class GatewayConnection:
-    """Exists from the moment a client is admitted until it has disconnected."""
+    """A connection, from the admission of its client until the client has disconnected."""
 
     __slots__ = (
         "_active_at", "_behind_since", "_caught_up", "_lease", "_leases", "_metrics", "_requests",
@@ -148,7 +148,7 @@ class GatewayConnection:
             )
 
     def uses(self, id: str) -> bool:
-        """Whether an error with this id would be the end of something else."""
+        """Whether an error with this id would end another request or subscription."""
         return id in self.session.subscriptions or id in (self._requests or ())
 
     # -------------------------------------------------------------------- called by the session

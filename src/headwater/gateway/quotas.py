@@ -2,9 +2,9 @@
 passes the time.
 
 Sessions, subscriptions and requests count against the user and, where there is none, against the
-address: many users may share one. What is held is a lease: closing it, once or several times, gives
-it back once. Owners without a lease are not stored, so memory grows with
-what is open and not with the number of past clients.
+address: many users may share one. A session or subscription holds a lease: closing it once or
+several times returns it once. Owners without a lease are not stored, so memory grows with what is
+open and not with the number of past clients.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from headwater.limits import QUOTA_RETRY_SECONDS, RATE_BURST_SECONDS
 from headwater.settings.groups import LimitSettings
 
 _RATE_OWNERS_MAX = 100_000
-"""Users and addresses whose requests are counted. Beyond it the one seen longest ago is forgotten
-early, and may ask a little more often than the rate."""
+"""Users and addresses whose requests are counted. Beyond it the least recently seen one is
+forgotten early, and may exceed the rate a little."""
 
 
 QuotaOwner: TypeAlias = tuple[str, str]
@@ -54,14 +54,13 @@ class Quotas:
         return Lease(self._subscriptions, [owner])
 
     def request(self, user: str | None, address: str, now: float, *, weight: int = 1) -> None:
-        """One more request, which counts as many by its weight; LimitExceeded `rate` when they come
-        too fast."""
+        """Count a request by its weight; LimitExceeded `rate` if there are too many."""
         if wait := self._rate.take(owner_of(user, address), now, weight):
             raise self._too_fast(wait)
 
     def check_address(self, address: str, now: float) -> None:
-        """LimitExceeded `rate` where no more requests without a user may come from the address now.
-        Nothing is counted."""
+        """LimitExceeded `rate` if the address may make no more requests without a user now. Counts
+        nothing."""
         if wait := self._rate.wait(owner_of(None, address), now):
             raise self._too_fast(wait)
 
@@ -74,8 +73,8 @@ class Quotas:
         )
 
     def publish(self, session: str, now: float) -> None:
-        """One more message or state for a channel; LimitExceeded `publish_rate` when they come too
-        fast."""
+        """Count a message or state for a channel; LimitExceeded `publish_rate` if there are too
+        many."""
         if wait := self._publish_rate.take(("session", session), now):
             raise LimitExceeded(
                 f"more than {self._settings.publishes_per_second} messages and states a second",
@@ -116,18 +115,18 @@ class Lease:
 class Rate:
     """A token bucket for each owner, stored as one number: the time when it will be full again.
 
-    A full bucket holds what may be asked in RATE_BURST_SECONDS. Buckets are in the order of their
-    last use, and none stays less than full for longer than that, so the full ones are in front.
+    A full bucket holds the requests of RATE_BURST_SECONDS. Buckets are in the order of their last
+    use, and each is full again after at most that time, so the full ones are first.
     """
 
     def __init__(self, per_second: float) -> None:
         self._each = 1 / per_second
-        # The last one may always be taken, however slow the rate.
+        # One request may always be taken from a full bucket, however low the rate.
         self._most = max(RATE_BURST_SECONDS, self._each)
         self._full_at: dict[QuotaOwner, float] = {}
 
     def take(self, owner: QuotaOwner, now: float, weight: int = 1) -> float:
-        """0 where there was something to take, else how many seconds until there will be."""
+        """Take from the bucket: 0 if there was enough, else the seconds until there is."""
         if wait := self.wait(owner, now, weight):
             return wait
         full_at = max(self._full_at.pop(owner, -math.inf), now)
@@ -135,14 +134,14 @@ class Rate:
         return 0.0
 
     def wait(self, owner: QuotaOwner, now: float, weight: int = 1) -> float:
-        """The same, and nothing is taken."""
+        """The same without taking anything."""
         self._forget(now)
         full_at = max(self._full_at.get(owner, -math.inf), now) + self._seconds(weight)
         wait = full_at - now - self._most
         return wait if wait > 1e-9 else 0.0
 
     def _seconds(self, weight: int) -> float:
-        """How long the bucket takes to gain this weight. A full bucket is always enough."""
+        """How long the bucket takes to refill by this weight. A full bucket is always enough."""
         return min(weight * self._each, self._most)
 
     def _forget(self, now: float) -> None:

@@ -83,12 +83,12 @@ class UsageReport:
         self._connections = connections
         self._since = datetime.now(UTC)
         self._sent = self._sent_bytes = 0
-        """To sessions that have ended."""
+        """Sent to sessions that have ended."""
         self._lag = Quantiles(metrics.lag_seconds)
         self._flush = Quantiles(metrics.flush_seconds)
 
     def ended(self, connection: GatewayConnection) -> None:
-        """A session has ended. What was sent to it still counts for the gateway."""
+        """A session has ended. What was sent to it still counts for this gateway."""
         if connection.sink is not None:
             self._sent += connection.sink.sent
             self._sent_bytes += connection.sink.sent_bytes

@@ -299,7 +299,7 @@ def test_the_embedded_server_and_the_demo() -> None:
         assert demo.returncode == 0, demo.stderr
         changes = [json.loads(line) for line in demo.stdout.splitlines()]
         assert {change["table"] for change in changes} == {"orders"}
-        assert "A shop is open" in demo.stderr
+        assert "The shop is open" in demo.stderr
         # HEADWATER_URL does not overrule --embedded.
         status = headwater("status", "--embedded", "--json", HEADWATER_URL="postgresql://x", **data)
         assert documents(status)[0]["tables"][0]["name"] == "orders"

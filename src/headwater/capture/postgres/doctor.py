@@ -202,7 +202,7 @@ async def _notifications(connection: Connection) -> Finding:
             "warn",
             "max_prepared_transactions is not 0: writers send no NOTIFY, and readers poll",
         )
-    return Finding("notifications", "ok", "the queue is all but empty")
+    return Finding("notifications", "ok", "the queue is almost empty")
 
 
 async def of_questions(connection: Connection, question_url: str | None) -> Finding:
@@ -334,7 +334,7 @@ def of_clients(settings: Settings, has_hook: bool | None = None) -> Finding:
 
 
 async def _locks(connection: Connection) -> list[Finding]:
-    """Advisory locks of ours that other roles hold: every role can take them."""
+    """Headwater's advisory locks that other roles hold: every role can take them."""
     cursor = await connection.execute(
         "select number, pid, role from headwater.lock_holders() where not is_ours order by 1, 2"
     )

@@ -1,7 +1,7 @@
-"""What a program holds of a channel: `Channel`.
+"""`Channel`: a subscribed channel.
 
-Messages wait for their reader, at most `limits.CLIENT_MESSAGES_MAX` of them: a reader that falls
-behind misses the oldest, because readers never hold up publishers.
+At most `limits.CLIENT_MESSAGES_MAX` messages wait for a reader. A reader that falls behind misses
+the oldest ones, because readers never delay publishers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headwater.protocol import ChannelCall, Member, Publish, SetState
 
 
 class Channel(Subscription):
-    """A channel that is followed.
+    """A subscribed channel.
 
     ```python
     async with hw.channel("room:1", state={"name": "Ann"}) as room:
@@ -34,7 +34,7 @@ class Channel(Subscription):
     def __init__(self, owner: SubscriptionOwner, call: ChannelCall) -> None:
         super().__init__(owner)
         self.dropped = 0
-        """How many messages were missed because their reader fell behind."""
+        """How many messages were dropped because the reader fell behind."""
         self._call = call
         self._waiting: deque[ChannelMessage] = deque()
         self._version = 0
@@ -47,17 +47,17 @@ class Channel(Subscription):
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Who is there now, each with a state of its own."""
+        """The current members, each with its state."""
         return tuple(self.state.members.values())
 
     @property
     def member(self) -> str | None:
-        """Which of the members this is; None if it is not one."""
+        """The id of this client among the members; None if it is not a member."""
         return self.state.member
 
     @property
     def missed(self) -> int:
-        """How often messages may have been lost on the way here, since it is followed."""
+        """How often messages may have been lost since the subscription began."""
         return self.state.missed
 
     async def __aiter__(self) -> AsyncGenerator[ChannelMessage, None]:
@@ -70,7 +70,7 @@ class Channel(Subscription):
                 yield self._waiting.popleft()
 
     async def presence(self) -> AsyncGenerator[tuple[Member, ...], None]:
-        """Who is there, and again when that has changed. A slow reader skips to the latest."""
+        """The members, now and after every change. A slow reader gets the latest list only."""
         async with self:
             seen = -1
             while True:
@@ -81,9 +81,9 @@ class Channel(Subscription):
                 yield self.members
 
     async def publish(self, data: Any, *, idempotency_key: str | None = None) -> None:
-        """Send a message to all followers of the channel, once. Returns when it was passed on to
-        all gateways. After a lost connection it is repeated; the gateway recognizes the repetition
-        by its key, which may be your own. If no gateway can be reached any more, or not within
+        """Send a message to all followers of the channel, once. Returns when it was delivered to
+        all gateways. After a lost connection it is sent again; the gateway recognizes the
+        repetition by its key, which may be your own. If no gateway can be reached within
         `limits.CLIENT_PUBLISH_SECONDS`, ConnectionFailed with the code `outcome_unknown` is
         raised."""
         key = new_key() if idempotency_key is None else check_key(idempotency_key)
@@ -99,13 +99,15 @@ class Channel(Subscription):
                 lost = error
                 await self._followed_again(message.id, lost)
             except HeadwaterError as error:
-                # It was sent on a new connection, under the name that the channel had before.
+                # It was sent on a new connection, with the id that the channel had on the old one.
                 if isinstance(error, NotFound) and message.id != self.state.wire_id:
                     continue
                 if lost is not None and attempts.in_doubt:
                     raise lost from error
                 raise
-        raise lost or ConnectionFailed("the connection was lost each time this was published")
+        raise lost or ConnectionFailed(
+            "the connection was lost each time the message was published"
+        )
 
     async def set_state(self, state: Any) -> None:
         """Change the state that other members see."""
@@ -114,13 +116,13 @@ class Channel(Subscription):
         try:
             await self._owner.send_to_channel(SetState(self.state.wire_id, state))
         except ConnectionFailed:
-            await self._begun()  # on the next connection it is there with this state
+            await self._begun()  # the next connection subscribes with this state
         except HeadwaterError:
             self.state.call = before
             raise
 
     async def _followed_again(self, before: str, lost: ConnectionFailed) -> None:
-        """Wait until it is followed on another connection; raises that it was lost if there is
+        """Wait until the channel is followed on another connection; raises `lost` if there is
         none."""
         try:
             while self.state.wire_id == before and await self.waiting():
@@ -129,7 +131,7 @@ class Channel(Subscription):
             raise lost from error
 
     async def _begun(self, lost: ConnectionFailed | None = None) -> None:
-        """Wait until it is followed, after a lost connection again."""
+        """Wait until the channel is followed, also after a lost connection."""
         while self.state.is_due and await self.waiting():
             pass
         if self._over and lost is not None:

@@ -1,5 +1,5 @@
-"""What a program holds of reactive queries and mutations: `Results` of a query that is followed,
-`Mutated` of a mutation. Results are latest-wins: a slow reader skips to the latest.
+"""`Results` of a subscribed reactive query, and `Mutated`, the result of a mutation. A slow reader
+of results gets the latest one only.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from headwater.protocol import QueryCall
 
 
 class Mutated(msgspec.Struct, frozen=True):
-    """What a mutation returned, and a position that contains what it wrote."""
+    """The return value of a mutation, and a position that contains its writes."""
 
     value: Any
     position: str
 
 
 class Results(Latest[Any]):
-    """A reactive query that is followed.
+    """A subscribed reactive query.
 
     ```python
     async for orders in hw.subscribe("open_orders", region=7): ...
@@ -45,12 +45,12 @@ class Results(Latest[Any]):
 
     @property
     def value(self) -> Any:
-        """The present result; None before the first."""
+        """The current result; None before the first."""
         return self.state.value
 
     @property
     def position(self) -> str | None:
-        """What the value is complete up to; None while it is not known."""
+        """The position that the value contains; None while it is unknown."""
         return self.state.position
 
     @property

@@ -1,11 +1,11 @@
-"""What a program holds of a subscription: `Live` for a live query, `Feed` for a change feed, and
-what these have in common with `results.Results`.
+"""Subscriptions of a program: `Live` for a live query, `Feed` for a change feed, and the base of
+both and of `results.Results`.
 
-A slow reader must not fill the memory. Rows are latest-wins. A reader of deltas that falls behind
-gets one reset with the present rows. A reader of a feed that falls behind holds up the connection,
-and through it the gateway, unless the program waits for something else: then the feed is paused,
-and resumed later from its position. A subscription begins when it is first entered or iterated, and
-ends with its last reader.
+The memory for a slow reader is bounded. A reader of rows gets the latest ones only. A reader of
+deltas that falls behind gets one reset with the current rows. A reader of a feed that falls behind
+blocks the connection, and so slows down the gateway, unless the program waits for something else:
+then the feed is paused, and resumed later from its position. A subscription begins when it is first
+entered or iterated, and ends with its last reader.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ class SubscriptionOwner(Protocol):
     """The connection, as its subscriptions see it."""
 
     def begin(self, subscription: Subscription) -> None:
-        """Ask for it, and keep asking after every reconnect. Raises if the connection is over."""
+        """Request a subscription, now and after every reconnect. Raises if the connection has
+        ended."""
 
     def end(self, subscription: Subscription) -> None:
-        """It has no readers any more."""
+        """The subscription has no readers any more."""
 
     async def reanchor(self, live: Live, after: list[Any] | None) -> None:
-        """Slide its window, one of those at a time, and wait until that is answered."""
+        """Move its window, and wait for the answer. One window is moved at a time."""
 
     def resume(self, feed: Feed) -> None:
         """A paused feed has room again."""
@@ -52,7 +53,7 @@ class SubscriptionOwner(Protocol):
 
 
 class Subscription:
-    """What all kinds have in common: begin, wait, fail, end."""
+    """The base of all subscriptions: begin, wait, fail, end."""
 
     state: State
 
@@ -90,7 +91,8 @@ class Subscription:
         self._owner.begin(self)
 
     async def waiting(self) -> bool:
-        """Wait for the next event. False if there will be none; raises if it has failed."""
+        """Wait for the next event. False if there will be none; raises the error of a failed
+        subscription."""
         if self._error is not None:
             raise self._error
         if self._over:
@@ -119,7 +121,7 @@ class Subscription:
 
 
 class Latest(Subscription, Generic[_Value]):
-    """A subscription with a present value. A slow reader skips to the latest one."""
+    """A subscription with a current value. A slow reader gets the latest one only."""
 
     def __init__(self, owner: SubscriptionOwner) -> None:
         super().__init__(owner)
@@ -136,7 +138,8 @@ class Latest(Subscription, Generic[_Value]):
         raise NotImplementedError
 
     async def __aiter__(self) -> AsyncGenerator[_Value, None]:
-        """What is now, and again after every change. A slow reader skips to the latest."""
+        """The current value, and the value after every change. A slow reader gets the latest one
+        only."""
         async with self:
             seen = 0
             while True:
@@ -182,7 +185,7 @@ class Live(Latest[list[Row]]):
 
     @property
     def rows(self) -> list[Row]:
-        """The present rows, in the order of the query; a list of one's own."""
+        """A copy of the current rows, in the order of the query."""
         if self._rows_version != self._version:
             self._rows, self._rows_version = self.state.rows, self._version
         return list(self._rows)
@@ -194,24 +197,24 @@ class Live(Latest[list[Row]]):
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """What the values in a key are called."""
+        """The names of the primary key's columns."""
         return self.state.key
 
     @property
     def position(self) -> str | None:
-        """What the rows are complete up to; None while they are not known."""
+        """The position that the rows contain; None while they are unknown."""
         return self.state.position
 
     def cursor(self, key: Key) -> Cursor:
-        """A row's place in the order, for `reanchor` or another query's `after`."""
+        """The place of a row in the order, for `reanchor` or for another query's `after`."""
         return self.state.cursor(key)
 
     def _present(self) -> list[Row]:
         return self.rows
 
     async def deltas(self) -> AsyncGenerator[RowsBatch, None]:
-        """First a reset with the present rows, then every batch. A reader that falls behind by
-        more than `limits.CLIENT_BATCHES_MAX` gets a reset with the rows of that moment."""
+        """First a reset with the current rows, then every batch. A reader that falls behind by more
+        than `limits.CLIENT_BATCHES_MAX` gets a reset with the rows at that time."""
         async with self:
             batches = _Batches()
             self._readers.add(batches)
@@ -225,7 +228,7 @@ class Live(Latest[list[Row]]):
                 self._readers.discard(batches)
 
     async def reanchor(self, after: Sequence[Any] | None) -> None:
-        """Slide the window: it begins behind this cursor. Returns once the rows are there."""
+        """Move the window: it begins after this cursor. Returns when the rows are received."""
         if self._over:
             raise ConfigError(
                 "the live query is not open",
@@ -240,7 +243,8 @@ class Live(Latest[list[Row]]):
 
 
 class _Batches:
-    """What waits for one reader of deltas; at first, and once it is too much, all of the rows."""
+    """The batches that wait for one reader of deltas: first, and whenever there are too many, one
+    reset."""
 
     def __init__(self) -> None:
         self._waiting: deque[RowsBatch] = deque()
@@ -274,7 +278,7 @@ class Feed(Subscription):
         self._query = query
         self._waiting: deque[FeedTransaction] = deque()
         self.left = False
-        """Whether it is paused until the waiting transactions have been read."""
+        """Whether the feed is paused until the waiting transactions are read."""
         self.state = FeedState(query)
 
     def _begin(self) -> None:
@@ -284,11 +288,11 @@ class Feed(Subscription):
 
     @property
     def position(self) -> str | None:
-        """What has been received is complete up to here."""
+        """The position that the received transactions reach."""
         return self.state.position
 
     async def __aiter__(self) -> AsyncGenerator[FeedTransaction, None]:
-        """Every transaction, in order, none twice."""
+        """Every transaction once, in order."""
         async with self:
             while True:
                 while not self._waiting:
@@ -303,7 +307,7 @@ class Feed(Subscription):
 
     @property
     def is_full(self) -> bool:
-        """Whether its reader has enough to do."""
+        """Whether as many transactions wait as are allowed."""
         return len(self._waiting) >= limits.CLIENT_TRANSACTIONS_MAX and not self._over
 
     def received(self, transactions: list[FeedTransaction]) -> None:

@@ -1,5 +1,5 @@
-"""What a program holds of a topic. A slow reader gets what it missed at once, each row once, as it
-is by then: what waits for it is bounded by the rows that there are, not by how often they change.
+"""A subscribed topic. A slow reader gets all missed rows together, each row once in its current
+state: the memory for it is bounded by the number of rows, not by the number of changes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from headwater.model import Row
 
 
 class Topic(Subscription):
-    """A topic that is followed.
+    """A subscribed topic.
 
     ```python
     async with hw.topic("chat:42") as chat:
@@ -37,7 +37,7 @@ class Topic(Subscription):
 
     @property
     def position(self) -> str | None:
-        """What was received is complete up to here; None while that is not known."""
+        """The position that the received rows reach; None while it is unknown."""
         return self.state.position
 
     def rows(self, entity: str) -> list[Row]:
@@ -46,7 +46,7 @@ class Topic(Subscription):
         return self.state.rows.of(entity)
 
     def fill(self, entity: str, rows: Iterable[Row], key: str | Sequence[str] = "id") -> None:
-        """Pass the rows that exist: at the start, or after a `pull`. Read them once the topic is
+        """Pass the existing rows: at the start, or after a `pull`. Read them after the topic is
         followed. If the topic has sent a row since then, the topic's version is used. `key` is the
         primary key."""
         self.state.rows.fill(entity, rows, (key,) if isinstance(key, str) else key)

@@ -1,4 +1,4 @@
-"""`pipeline …`: runs the data pipeline and takes care of its lake."""
+"""`pipeline …`: runs the data pipeline, and maintains its lake."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ app = new_app(help="Run the data pipeline, which writes every change to the lake
 @app.command("run")
 def run_pipeline(
     once: Annotated[
-        bool, typer.Option("--once", help="Write the changes that there are, and stop.")
+        bool, typer.Option("--once", help="Write all changes up to now, and stop.")
     ] = False,
     master: Annotated[
         str | None, typer.Option(help="The Spark cluster; default: the cores of this machine.")

@@ -1,7 +1,7 @@
-"""Questions about data that the lake answers: `asof`, `history` and `audit`.
+"""Queries over the lake: `asof`, `history` and `audit`.
 
-A running pipeline answers them; without one, this process starts a Spark. Nothing else is imported
-here, so that an answer is not delayed by the other commands.
+A running pipeline answers them; without one, this process starts Spark. Modules of other commands
+are not imported here, so that an answer is fast.
 """
 
 from __future__ import annotations

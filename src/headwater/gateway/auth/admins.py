@@ -1,4 +1,5 @@
-"""Decides who is an admin, and may see sessions, costs, the log and Headwater's own tables.
+"""Decides which users are admins: they may read sessions, costs, the log and Headwater's own
+tables.
 
 With authentication, a user is an admin if the claim that `[auth] admin_claim` names is `true` in
 the token. Without authentication, a user of this machine is. A request from a local address is
@@ -19,7 +20,7 @@ from headwater.settings import Settings
 from headwater.settings.groups import AuthSettings
 
 LOCAL_ONLY = "headwater.local_only"
-"""In the scope of a request: it came to a gateway that is for its own machine only."""
+"""A key in the scope of a request: the gateway serves only its own machine."""
 
 _PASSED_ON = ("forwarded", "via", "x-real-ip")
 """Headers that proxies add to a request, besides `X-Forwarded-…`."""
@@ -52,7 +53,7 @@ def is_local(request: HTTPConnection, settings: Settings) -> bool:
 
 
 def _is_own_peer(request: HTTPConnection) -> bool:
-    if request.client is None:  # A Unix socket; or a server that does not say.
+    if request.client is None:  # A Unix socket, or a server that does not pass the address.
         server = request.scope.get("server")
         return server is not None and server[1] is None
     try:
@@ -68,8 +69,9 @@ def _is_passed_on(request: HTTPConnection) -> bool:
 
 
 def _is_own_page(request: HTTPConnection) -> bool:
-    """Not that of another origin, even if the settings allow all origins. Browsers request images
-    and the like without an origin, but with a header that shows if the page is another site's."""
+    """Whether the request is not from a page of another origin, even if the settings allow all
+    origins. Browsers request images without an origin, but with a header that names the site of the
+    page."""
     site = request.headers.get("sec-fetch-site", "none")
     origin = request.headers.get("origin")
     is_own = origin is None or origin.partition("://")[2] == request.headers.get("host")

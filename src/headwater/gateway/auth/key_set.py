@@ -1,9 +1,8 @@
 """Keys that an issuer publishes (JWKS), behind a URL or in a file.
 
-Fetched when first needed, when they have grown old, and when a token names a key that is not among
-them; never more often than the cooldown, whatever tokens say. A failed fetch leaves the keys as
-they were. Without any keys the error is the gateway's and not the client's: `Unavailable`, never
-`Unauthorized`.
+Fetched when first needed, when they are too old, and when a token names an unknown key; never more
+often than the cooldown allows. A failed fetch leaves the keys as they were. Without any keys the
+error is `Unavailable`, never `Unauthorized`: the client is not at fault.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class KeySet:
-    """The keys as last fetched. `clock` only measures how long ago something was."""
+    """The keys of the last fetch. `clock` measures time differences only."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class KeySet:
 
     @classmethod
     def from_settings(cls, settings: AuthSettings) -> KeySet | None:
-        """A file is read at once, a URL when the first token comes."""
+        """A file is read now, a URL when the first token arrives."""
         source = settings.jwks
         if source is None:
             return None
@@ -71,7 +70,7 @@ class KeySet:
         return key_set
 
     def put(self, data: bytes) -> None:
-        """Take these keys from now on; keys.NotAKey for what is no key set."""
+        """Use these keys from now on; keys.NotAKey for a document that is not a key set."""
         self.known = keys.restricted(keys.from_key_set(data), self._algorithms)
         self._fetched_at = self._clock()
         self._failed = False
@@ -80,7 +79,7 @@ class KeySet:
         """The keys that may have signed a token with this header; none where its `kid` is unknown
         or the algorithm is not that of the key."""
         if algorithm.startswith("HS"):
-            return []  # nor need anything be fetched to know that
+            return []  # this is known without a fetch
         if self._is_old and not (self.known and self._fetching is not None):
             await self._refresh()
         if id is not None and all(key.id != id for key in self.known):
@@ -101,8 +100,8 @@ class KeySet:
         return self._clock() - moment
 
     async def _refresh(self) -> None:
-        """Fetch the keys, unless that was tried within the cooldown. The fetch belongs to no
-        client: one that leaves neither ends it nor lets the next one begin another."""
+        """Fetch the keys, unless that was tried within the cooldown. The fetch does not end with
+        the client that caused it, and clients share one fetch."""
         if self._fetching is None:
             if self._tried_at is not None and self._ago(self._tried_at) < JWKS_COOLDOWN_SECONDS:
                 return
@@ -124,7 +123,7 @@ class KeySet:
             self._fetching = None
 
     async def close(self) -> None:
-        """Give up a fetch that is under way."""
+        """Cancel a fetch that is running."""
         if self._fetching is not None:
             await ended(self._fetching)
 
@@ -134,8 +133,8 @@ async def _read(path: str) -> bytes:
 
 
 async def _fetch(url: str) -> bytes:
-    """Redirects are not followed: the keys come from where the setting says. Nor is an answer
-    unpacked: a few hundred bytes can become gigabytes in one step."""
+    """Redirects are not followed: the keys come from the URL in the setting only. Compressed
+    responses are refused: a few hundred bytes can decompress to gigabytes."""
     headers = {"accept": "application/json", "accept-encoding": "identity"}
     async with (
         asyncio.timeout(JWKS_TIMEOUT_SECONDS),

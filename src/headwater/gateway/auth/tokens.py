@@ -1,9 +1,9 @@
-"""Verifies tokens: who a client is, from what a trusted issuer signed.
+"""Verifies tokens, which a trusted issuer signed, and reads the identity of the client from them.
 
-A token is refused unless everything about it holds, and each reason has a code of its own. The
-algorithm must be one that the key is for (see `keys`), the signature is checked before any claim is
-believed, and `exp` is required, so that every session ends. Messages name the reason and never the
-token or a part of it: they end up in logs.
+A token is refused unless all checks succeed, and each reason has its own code. The algorithm must
+be one of the key's (see `keys`), the signature is checked before any claim is used, and `exp` is
+required, so that every session ends. Messages name the reason and never the token or a part of it,
+because messages are logged.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from headwater.settings.groups import ALGORITHMS, AuthSettings
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """What a request brought. A token from a cookie comes with every request that a browser makes,
-    also one that another site's page started: where `from_cookie`, check the `Origin`."""
+    """The token or ticket of a request. Browsers send a cookie with every request, also with one
+    that a page of another site made: with `from_cookie`, check the `Origin`."""
 
     token: str | None = None
     ticket: str | None = None
@@ -65,7 +65,7 @@ def find_token(
 
 
 def missing() -> Unauthorized:
-    """For a request without a token at a gateway that wants one."""
+    """The error for a request without a token at a gateway that requires one."""
     return Unauthorized(
         "a token is needed", hint="Send Authorization: Bearer …", code="token_missing"
     )
@@ -77,7 +77,7 @@ def missing() -> Unauthorized:
 class Authenticator:
     """Verifies the tokens of one issuer, or of several that share the settings.
 
-    `clock` returns the time of day, which decides when tokens begin and end.
+    `clock` returns the time of day, by which tokens begin and expire.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class Authenticator:
     def from_settings(
         cls, settings: AuthSettings, *, clock: Callable[[], float] = time.time
     ) -> Authenticator | None:
-        """None where no key is set: everybody is anonymous. ConfigError for an unusable key."""
+        """None if no key is configured: all clients are anonymous. ConfigError for a key that
+        cannot be used."""
         if not settings.has_key:
             return None
         given = _own_keys(settings)
@@ -118,7 +119,7 @@ class Authenticator:
             await self._key_set.close()
 
     async def verify(self, token: str) -> Identity:
-        """Who the token's bearer is; Unauthorized or Forbidden with the reason as its code."""
+        """The identity in the token; Unauthorized or Forbidden with the reason as its code."""
         header = _read_header(token)
         payload = await self._verified_payload(token, header)
         claims = _read_claims(payload)
@@ -142,7 +143,7 @@ class Authenticator:
             raise self._wrong_algorithm()
         own = [key for key in self._own if key.fits(header.alg, header.kid)]
         payload = _payload(token, header.alg, own)
-        # Asked second: a key set that is out of reach must not stop those who do not need it.
+        # Used second: tokens that need no key set are accepted while it cannot be fetched.
         if payload is None and self._key_set is not None:
             found = await self._key_set.fitting(header.alg, header.kid)
             payload = _payload(token, header.alg, found)
@@ -245,7 +246,7 @@ def _own_keys(settings: AuthSettings) -> list[Key]:
 
 
 class _Header(msgspec.Struct, frozen=True):
-    """The fields of a token's header that we read. Keys and URLs in it are ignored."""
+    """The fields of a token's header that are used. Keys and URLs in it are ignored."""
 
     alg: str
     kid: str | None = None
@@ -253,10 +254,10 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 def _read_header(token: str) -> _Header:
-    """The header, which is not trusted yet."""
+    """The header, before the signature is verified."""
     if not token:
         raise missing()
-    # Checked in characters first, so that megabytes are never encoded.
+    # Characters are counted first, so that megabytes are never encoded.
     if len(token) > TOKEN_BYTES_MAX or not token.isascii():
         raise _malformed(f"it has more than {TOKEN_BYTES_MAX} bytes or is not ASCII")
     if token.count(".") != 2:
@@ -276,7 +277,7 @@ def _decoded(part: str) -> bytes:
 
 
 def _payload(token: str, algorithm: str, fitting: Sequence[Key]) -> bytes | None:
-    """The signed part, if the signature of one of the keys holds."""
+    """The signed part, if its signature is valid for one of the keys."""
     for key in fitting:
         try:
             found = _JWS.decode_complete(token, key.material, algorithms=[algorithm])
@@ -296,8 +297,12 @@ def _read_claims(payload: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise _malformed("its claims are not a JSON object") from None
     if _NUL.search(payload):
-        # PostgreSQL cannot take one out of JSON: every policy that looks at the claims would fail.
-        raise Unauthorized("a claim of the token has a NUL in it", code="token_claims")
+        # PostgreSQL cannot read such JSON: every policy that uses the claims would fail.
+        raise Unauthorized(
+            "a claim of the token contains a NUL character, which PostgreSQL cannot read",
+            code="token_claims",
+            hint="Correct the claim at the issuer of the token.",
+        )
     return claims
 
 
@@ -320,7 +325,7 @@ def _time(claims: Mapping[str, Any], name: str) -> _Time:
 
 
 def _name(claims: Mapping[str, Any], claim: str, longest: int) -> str | None:
-    """A name that a claim gives; None where the token, or the setting, has no such claim."""
+    """The name in a claim; None if the token has no such claim, or the setting names none."""
     value = claims.get(claim) if claim else None
     if value is None:
         return None

@@ -22,7 +22,7 @@ from headwater.pipeline.lake import audit, delta
 from headwater.pipeline.lake.parquet import writer_properties
 
 _LAKE_COMPACT_COMMITS = 500
-"""After so many commits the small files of a Delta table are joined."""
+"""The small files of a Delta table are joined after this many commits."""
 
 
 log = logging.getLogger(__name__)

@@ -4,8 +4,9 @@ A worker process keeps its connection for later tasks: connecting takes longer t
 part. Rows are passed on as they arrive. The check that the log was not trimmed meanwhile comes
 after the last row; a task that fails then has written nothing.
 
-A transaction has one time for all its changes, in whatever batch they are: the time of its commit
-where the server stores it, else the time of its change with the highest `seq`, of any table.
+A transaction has one time for all its changes, also if they are in different batches: the time of
+its commit if the server stores it, else the time of its change with the highest `seq`, of any
+table.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ EVENTS = pa.schema(
 """A change in the pipeline: one row of the log, with the time of its transaction."""
 
 RESNAPSHOT = "Begin again with another checkpoint, from since=now or since=beginning."
-"""The way out where the log no longer reaches back to a position."""
+"""The hint for a position that the log no longer reaches back to."""
 
 
 class LogSlice(msgspec.Struct, frozen=True):

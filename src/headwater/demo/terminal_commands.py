@@ -1,4 +1,4 @@
-"""What a visitor may type: commands that look at the shop from outside, as they work from here."""
+"""Commands that show the shop from a terminal: for the page, and for the output of the demo."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ import msgspec
 from headwater.embedded import binaries
 
 
-class About(msgspec.Struct, frozen=True):
-    """Commands for the visitor of the page. Without a pipeline there is no lake to ask."""
+class TerminalCommands(msgspec.Struct, frozen=True):
+    """The commands on the page, and the folder of the lake. Without a pipeline there is no lake."""
 
     psql: str
     tail: str
     lake: str | None
     as_of: str | None
-    """With `{moment}` for the moment to look at."""
+    """The page replaces `{moment}` by a time."""
 
 
-def about(url: str, lake: str | None) -> About:
-    """The commands for a shop."""
-    return About(psql(url), tail(url), lake, as_of(lake, "{moment}") if lake else None)
+def commands(url: str, lake: str | None) -> TerminalCommands:
+    """The commands for the database at `url` and its lake."""
+    return TerminalCommands(psql(url), tail(url), lake, as_of(lake, "{moment}") if lake else None)
 
 
 def lines(home: str, url: str) -> list[str]:
-    """Where the shop is, and how to look inside."""
+    """The addresses and commands that are printed when the demo has started."""
     return [
-        f"the page   {home}/demo/",
+        f"page       {home}/demo/",
         f"console    {home}/demo/console.html",
-        f"join in    {psql(url)}",
+        f"database   {psql(url)}",
         f"changes    {tail(url)}",
     ]
 
@@ -48,13 +48,14 @@ def tail(url: str) -> str:
 
 
 def as_of(lake: str, moment: str | None = None) -> str:
-    """The orders at a moment; without one, at one that has just come."""
+    """Prints the orders as they were at `moment`; by default, at a time a few seconds from now,
+    which has passed when a person types the command."""
     soon = f"{datetime.now(UTC) + timedelta(seconds=5):%Y-%m-%d %H:%M:%S}"
     return f"{_headwater()} asof orders '{moment or soon}' --lake {shlex.quote(lake)}"
 
 
 def _headwater() -> str:
-    """The command as it can be called from this folder."""
+    """The program `headwater`: its name if it is on the path, else its path from this folder."""
     if shutil.which("headwater"):
         return "headwater"
     return shlex.quote(os.path.relpath(Path(sys.executable).parent / "headwater"))

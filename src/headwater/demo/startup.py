@@ -1,7 +1,7 @@
-"""Opens the shop: database, gateway, page, trade, assistant and pipeline. And closes all of it.
+"""Starts and stops the demo: database, gateway, page, workload, assistant and pipeline.
 
-The page is there as soon as the gateway is. Spark takes longer to start, and the page says how far
-it is.
+The page is served as soon as the gateway runs. Spark takes longer to start, and the page shows its
+progress.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import msgspec
 from starlette.types import ASGIApp
 
 from headwater.app import Headwater, database
-from headwater.demo import assistant, by_hand, shop, site, spark, trade
-from headwater.demo.alone import alone
+from headwater.demo import assistant, pipeline, shop, site, terminal_commands, workload
 from headwater.demo.application import application
+from headwater.demo.lock import demo_lock
 from headwater.errors import ConfigError
 from headwater.gateway.http import server
 from headwater.settings.groups import AuthSettings, GatewaySettings, LimitSettings, Settings
 
-Say = Callable[[str], None]
-"""Gets what the demo tells about itself, a line at a time."""
+PrintLine = Callable[[str], None]
+"""Called with each line that the demo prints."""
 
 HOST = "127.0.0.1"
 
 
 class DemoPlan(msgspec.Struct, frozen=True):
-    """How the shop is to be opened. Without a port it is the usual one, or a free one where another
-    program has that. Without a lake, there is no pipeline."""
+    """The options of the demo. Without a port, the default port is used, or a free one if that is
+    in use. Without a lake, there is no pipeline."""
 
     folder: str
     lake: str | None = None
@@ -41,47 +41,48 @@ class DemoPlan(msgspec.Struct, frozen=True):
     seconds: float | None = None
 
 
-async def open_shop(
+async def run_demo(
     plan: DemoPlan,
-    say: Say,
+    print_line: PrintLine,
     *,
-    opened: Callable[[str], None],
-    beside: Callable[[Headwater], Coroutine[Any, Any, None]] | None = None,
+    on_ready: Callable[[str], None],
+    background: Callable[[Headwater], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
-    """Keep the shop open until Ctrl-C, or until the time is over. `opened` is called with the
-    address of the page; `beside` runs meanwhile."""
+    """Run the demo until Ctrl-C, or for the time in the plan. `on_ready` is called with the address
+    of the page; `background` runs as long as the demo does."""
     began = time.monotonic()
-    say("Starting PostgreSQL …")
-    place = Settings(data_dir=plan.folder)
-    async with database(place) as url, alone(plan.folder) as tell_others:
+    print_line("Starting PostgreSQL …")
+    async with database(Settings(data_dir=plan.folder)) as url, demo_lock(plan.folder) as save_page:
         await shop.build(url)
         settings = _settings(url)
         hw = application(settings)
-        app = site.site(hw.asgi(), settings, by_hand.about(url, plan.lake))
-        async with hw, _together() as tasks:
-            working = [tasks.create_task(trade.go_on(hw)), tasks.create_task(assistant.serve(hw))]
-            if beside is not None:
-                working.append(tasks.create_task(beside(hw)))
+        app = site.site(hw.asgi(), settings, terminal_commands.commands(url, plan.lake))
+        async with hw, _task_group() as tasks:
+            running = [tasks.create_task(workload.run(hw)), tasks.create_task(assistant.serve(hw))]
+            if background is not None:
+                running.append(tasks.create_task(background(hw)))
 
             def ready(port: int) -> None:
                 home = f"http://{HOST}:{port}"
-                say(f"A shop is open, after {time.monotonic() - began:.1f} s. Ctrl-C closes it.")
-                for line in by_hand.lines(home, url):
-                    say(f"  {line}")
-                tell_others(f"{home}/demo/")
-                opened(f"{home}/demo/")
+                seconds = time.monotonic() - began
+                print_line(f"The shop is open after {seconds:.1f} s. Ctrl-C closes it.")
+                for line in terminal_commands.lines(home, url):
+                    print_line(f"  {line}")
+                save_page(f"{home}/demo/")
+                on_ready(f"{home}/demo/")
                 if plan.lake is not None:
-                    working.append(tasks.create_task(spark.keep(hw, plan.lake, say)))
+                    job = pipeline.run_pipeline(hw, plan.lake, print_line)
+                    running.append(tasks.create_task(job))
 
             await _serve(app, hw, plan, ready)
-            say("Closing the shop …")
-            for each in working:
-                each.cancel()
+            print_line("Closing the shop …")
+            for task in running:
+                task.cancel()
 
 
 @asynccontextmanager
-async def _together() -> AsyncIterator[asyncio.TaskGroup]:
-    """Tasks that end together. Why they do is said by the first that fails."""
+async def _task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """A task group that raises the first error itself, not a group of errors."""
     try:
         async with asyncio.TaskGroup() as tasks:
             yield tasks
@@ -90,7 +91,7 @@ async def _together() -> AsyncIterator[asyncio.TaskGroup]:
 
 
 def _settings(url: str) -> Settings:
-    """The visitor is one person with many hands: quotas for strangers would only be in the way."""
+    """High quotas: all tabs of the demo belong to one person."""
     roles = tuple(person.role for person in shop.PEOPLE.values())
     return Settings(
         url=url,
@@ -101,7 +102,7 @@ def _settings(url: str) -> Settings:
 
 
 async def _serve(app: ASGIApp, hw: Headwater, plan: DemoPlan, ready: Callable[[int], None]) -> None:
-    """Serve until Ctrl-C or SIGTERM, or until the time is over."""
+    """Serve until Ctrl-C or SIGTERM, or for the time in the plan."""
     assert hw.gateway is not None
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     if plan.seconds is not None:

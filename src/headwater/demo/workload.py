@@ -1,4 +1,4 @@
-"""The shop's business: orders are placed, paid, packed, shipped and cleared away."""
+"""The writes of the demo: orders are placed, paid, packed, shipped and deleted."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from headwater.errors import DatabaseError
 logger = logging.getLogger(__name__)
 
 STAFF = ("ann", "ben", "cho", "")
-"""On whose behalf the log has it; nobody's, at times."""
+"""Users that the log names for the writes; the empty name is for writes without a user."""
 
-ENOUGH = 120
-"""With more orders than this, shipped ones are cleared away."""
+ORDERS_MAX = 120
+"""With more orders than this, shipped ones are deleted."""
 
 PAUSE_SECONDS = 0.5
-AGAIN_SECONDS = 0.5
+RETRY_SECONDS = 0.5
 
 Execute = Callable[[str, dict[str, Any]], Awaitable[int]]
-"""Executes a statement; how many rows it wrote."""
+"""Executes a statement, and returns how many rows it wrote."""
 
 
-async def go_on(hw: Headwater, *, seed: int | None = None) -> None:
-    """Trade for ever, also when the database was away for a while."""
+async def run(hw: Headwater, *, seed: int | None = None) -> None:
+    """Write until cancelled. While the database cannot be reached, try again."""
     chance = random.Random(seed)
     while True:
         try:
@@ -41,9 +41,9 @@ async def go_on(hw: Headwater, *, seed: int | None = None) -> None:
                     await _one_transaction(connection, chance)
                     await asyncio.sleep(PAUSE_SECONDS * chance.uniform(0.4, 1.6))
         except (psycopg.Error, DatabaseError) as error:
-            # It is away, or a visitor does something to the table.
-            logger.debug("The demo waits for its database: %s", error)
-            await asyncio.sleep(AGAIN_SECONDS)
+            # The database restarts, or a visitor has locked or altered the table.
+            logger.debug("The demo cannot write to its database and tries again: %s", error)
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 async def _one_transaction(connection: Connection, chance: random.Random) -> None:
@@ -57,12 +57,12 @@ async def _one_transaction(connection: Connection, chance: random.Random) -> Non
 
 
 async def step(execute: Execute, chance: random.Random) -> int:
-    """Place, advance or clear away an order: one row is written."""
+    """Insert, advance or delete an order. Returns how many rows were written: one."""
     written = 0
     match chance.choices(["place", "advance", "clear"], [3, 12, 4])[0]:
         case "advance":
             written = await execute(ADVANCE, {})
         case "clear":
-            written = await execute(CLEAR, {"enough": ENOUGH})
-    # There may be nothing to advance, or too little to clear anything away.
+            written = await execute(CLEAR, {"orders_max": ORDERS_MAX})
+    # There may be no order to advance, or too few to delete one.
     return written or await execute(PLACE, msgspec.structs.asdict(NewOrder.any(chance)))

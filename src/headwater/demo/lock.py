@@ -1,8 +1,8 @@
-"""One demo at a time in a data folder: two would trade twice, both answer in the chat, and have two
-pipelines write to one lake.
+"""Allows one demo per data folder: two would both write orders, both answer in the chat, and have
+two pipelines write to one lake.
 
-The lock is one of a file, not of the database, which visitors may restart while the demo goes on.
-It dies with its holder, and its file says where the page is.
+It is a file lock and not one of the database, because visitors may restart the database. It ends
+with the process that holds it. The file contains the address of the demo's page.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from headwater.embedded.locks import FileLock
 from headwater.errors import ConfigError
 
 PAGE_BYTES_MAX = 1_000
-"""How much of the file is shown as the address of the page."""
+"""How much of the file is read as the address of the page."""
 
 
 @asynccontextmanager
-async def alone(data_dir: str) -> AsyncIterator[Callable[[str], None]]:
-    """Have the folder, whose server runs, for oneself; gives a function that takes the address of
-    the page. ConfigError where a demo runs there already."""
+async def demo_lock(data_dir: str) -> AsyncIterator[Callable[[str], None]]:
+    """Hold the lock of a data folder inside the block. Yields a function that saves the address of
+    the page in the lock file. ConfigError if another demo holds the lock."""
     path = Folder(data_dir).run / "demo.lock"
     with FileLock(path) as lock:
         if not lock.take():
             page = os.pread(lock.fileno(), PAGE_BYTES_MAX, 0).decode("utf-8", "replace")
             raise ConfigError(
-                f"the demo runs already{page and f': {page}'}",
+                f"the demo is already running in this data folder{page and f': {page}'}",
                 hint="Stop the other demo with Ctrl-C, or choose another folder with --data-dir.",
             )
         os.ftruncate(lock.fileno(), 0)
