@@ -144,8 +144,8 @@ class Authorization:
         if not self._is_admin(connection, connection.session.identity):
             raise Forbidden(
                 f"table {label} is not open to clients",
-                hint=f"Declare it in the application: hw.table({label!r}). The setting tables is"
-                " closed.",
+                hint=f"Declare it in the application: hw.table({label!r}). The setting"
+                " [gateway] tables is closed.",
             )
 
     def _history(self, connection: GatewayConnection) -> timedelta | None:
