@@ -17,6 +17,7 @@ from benchmarks.measure import Result, report
 from headwater import Column, Identity, InvalidQuery, Position, Table, limits
 from headwater.gateway.http.bodies import check_json_size
 from headwater.gateway.http.compression import compressor
+from headwater.gateway.http.transports import COMPRESS_BYTES_AT_ONCE
 from headwater.idempotency import Request
 from headwater.live.filters.compile import _LIKE_TEXT_CHARS_MAX
 from headwater.live.filters.like import matcher
@@ -137,7 +138,7 @@ def inputs(scale: float) -> list[Input]:
     position = f"0123abcd-1:{10**18}:{xids}~{10**17}.1.1.0123456789ab"
     rows = [((i,), {f"c{j}": i + j / 7 for j in range(20)}) for i in range(1_000)]
     plain = "".join(f'{{"id":{i},"n":{generator.random()}}},' for i in range(60_000))
-    event = plain.encode()[: int(limits.COMPRESS_BYTES_AT_ONCE * scale)]
+    event = plain.encode()[: int(COMPRESS_BYTES_AT_ONCE * scale)]
     names = [Pattern(f"room{i}:{{a}}:{{b}}") for i in range(limits.TOPIC_PATTERNS_MAX)]
     return [
         Input("LIKE: %a%a%a…", matched("%a" * 499 + "%b", text)),

@@ -1,5 +1,6 @@
 # Every public name, and where it is defined. `__init__.py` reads this file at run time, type
 # checkers read it as the types of the package, and a test compares it with the documentation.
+# The module `headwater.views` is public, too.
 from headwater.app import Headwater as Headwater
 from headwater.client.backoff import Backoff as Backoff
 from headwater.client.blocking import BlockingChannel as BlockingChannel
@@ -9,18 +10,18 @@ from headwater.client.blocking import BlockingLive as BlockingLive
 from headwater.client.blocking import BlockingResults as BlockingResults
 from headwater.client.blocking import BlockingTopic as BlockingTopic
 from headwater.client.blocking import connect_sync as connect_sync
-from headwater.client.channels import Channel as Channel
 from headwater.client.connection import Connection as Connection
 from headwater.client.connection import connect as connect
-from headwater.client.results import Mutated as Mutated
-from headwater.client.results import Results as Results
 from headwater.client.state.channel import ChannelMessage as ChannelMessage
 from headwater.client.state.feed import FeedTransaction as FeedTransaction
 from headwater.client.state.rows import RowsBatch as RowsBatch
 from headwater.client.state.topic import Ops as Ops
-from headwater.client.subscriptions import Feed as Feed
-from headwater.client.subscriptions import Live as Live
-from headwater.client.topics import Topic as Topic
+from headwater.client.subscriptions.channels import Channel as Channel
+from headwater.client.subscriptions.results import Mutated as Mutated
+from headwater.client.subscriptions.results import Results as Results
+from headwater.client.subscriptions.subscription import Feed as Feed
+from headwater.client.subscriptions.subscription import Live as Live
+from headwater.client.subscriptions.topics import Topic as Topic
 from headwater.embedded import EmbeddedPostgres as EmbeddedPostgres
 from headwater.errors import Behind as Behind
 from headwater.errors import CaptureError as CaptureError

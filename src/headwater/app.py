@@ -1,7 +1,7 @@
 """`Headwater`: the one object a Python program needs.
 
-It finds or starts the database, keeps the schema and the captured tables as declared, looks after
-the log, hands out change feeds, and holds the application's queries and mutations.
+It finds or starts the database, installs the schema and captures the declared tables, maintains the
+log, opens change feeds, and has the application's queries and mutations.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from headwater.topics.definitions import TopicDefinition, Topics
 from headwater.topics.text_streams import TextStream
 
 if TYPE_CHECKING:
-    # A program that serves nothing does not wait for a web framework to be imported.
+    # A program without a gateway does not import a web framework.
     from starlette.applications import Starlette
 
     from headwater.gateway.auth.authorize_hook import Authorize
     from headwater.gateway.gateway import Gateway
 
 _CURSOR_IDLE_SAVE_SECONDS = 30.0
-"""A cursor is saved this often while there is nothing new."""
+"""How often a cursor is saved while there are no changes."""
 
 
 HandlerT = TypeVar("HandlerT", bound=Handler)
@@ -76,7 +76,7 @@ class Headwater:
     ) -> None:
         self.settings = settings or load_settings(overrides={"url": url, **overrides})
         self.gateway: Gateway | None = None
-        """The running gateway, where `asgi` was asked for."""
+        """The running gateway, if `asgi` was called."""
         self.topics = Topics()
         """The declared topics; `topics.find("chat:42")` says which one a name belongs to."""
         self.channels = Channels()
@@ -94,7 +94,7 @@ class Headwater:
 
     @property
     def url(self) -> str:
-        """Where the database is; known from the start of `async with` on."""
+        """The URL of the database; known after `async with` has begun."""
         if self._url is None:
             raise ConfigError(
                 "the embedded PostgreSQL is not running yet",
@@ -110,14 +110,14 @@ class Headwater:
         sortable: Iterable[str] | None = None,
         limit_max: int = WINDOW_ROWS_MAX,
     ) -> None:
-        """Declare that a table's changes are captured; done when Headwater starts.
+        """Declare a table; its changes are captured when Headwater starts.
 
         Live queries may filter by the `filterable` columns and order by the `sortable` ones (None
-        for all of them), and ask for at most `limit_max` rows.
+        for all columns), and have at most `limit_max` rows.
         """
         if type(limit_max) is not int or limit_max < 1:
             raise ConfigError(
-                f"table {name}: limit_max={limit_max!r} is not a number of rows, from 1 on",
+                f"table {name}: limit_max={limit_max!r} is not a number of rows (1 or more)",
                 hint="Give the most rows that a live query may ask for.",
             )
         filterable, sortable = _names("filterable", filterable), _names("sortable", sortable)
@@ -129,10 +129,10 @@ class Headwater:
         self._tables[name] = Rules(filterable, sortable, limit_max)
 
     def authorize(self, rule: Authorize) -> Authorize:
-        """Decide who may see what; used as a decorator.
+        """Register the authorize hook; used as a decorator.
 
-        The rule is called with the `Identity` of a session and an `AccessRequest`, what it asks
-        for, and says True, False, a filter that the rows must match, or `Allow`.
+        The hook is called with the `Identity` of a session and an `AccessRequest`, and returns
+        True, False, a filter that the rows must match, or `Allow`.
         """
         from headwater.gateway.auth.authorize_hook import check_hook
 
@@ -168,11 +168,11 @@ class Headwater:
     def query(self, given: Any = None, /, **options: Any) -> Any:
         """Register a reactive query: a decorator for a function, or a name and SQL text.
 
-        Its result is read again when something that it rests on has changed. `key` names what
-        identifies a row of it, for those who want deltas; `timeout` is in seconds. With
-        `consistent` it is never read from a replica. `share` says who may get the same result, and
-        so what the function may know of who asks. A `trusted` query reads as Headwater's own
-        database role, whoever asks.
+        It is executed again when data that it reads has changed. `key` names the columns that
+        identify a row, which deltas need; `timeout` is in seconds. With `consistent` it is never
+        executed on a replica. `share` says which users may get the same result, and so which part
+        of the identity the function may read. A `trusted` query reads as Headwater's own database
+        role for every user.
         """
         return self._functions.query(given, **options)
 
@@ -185,7 +185,8 @@ class Headwater:
 
     def mutation(self, given: Any = None, /, **options: Any) -> Any:
         """Register a function that writes, as a decorator. It runs in one transaction, and the log
-        says for whom. A `trusted` one writes as Headwater's own database role, whoever asks."""
+        records the user. A `trusted` mutation writes as Headwater's own database role for every
+        user."""
         return self._functions.mutation(given, **options)
 
     @property
@@ -232,15 +233,15 @@ class Headwater:
         trusted: bool = False,
         timeout: float | None = None,
     ) -> TopicDefinition:
-        """Declare a topic such as `chat:{id}`. Used as a decorator, or with `access`, it is given
-        the function that says who may follow it; without one, everybody may whom the gateway lets
-        in.
+        """Declare a topic such as `chat:{id}`. The decorated function, or `access`, decides which
+        users may follow it; without one, every client of the gateway may.
 
-        It carries rows of `entity` whose keys are signalled (`signal`); or rows of `table`, whose
-        every change is a signal to the topic that its columns name; or with `poke` nothing but the
-        news. `parents` names further tables, each with the column that has the key of the row to
-        come along. Tables under row-level security need `trusted`: all who follow a topic get the
-        same rows. `timeout` is for the access function, in seconds.
+        It sends rows of `entity` whose keys are signalled (`signal`); or rows of `table`, each
+        change of which is a signal to the topic that its columns name; or with `poke` only the
+        message that something has changed. `parents` names further tables, each with the column
+        that has the key of the row to send with it. Tables under row-level security need `trusted`,
+        because all followers of a topic get the same rows. `timeout` is for the access function, in
+        seconds.
         """
         self._check_in_time(f"topic {pattern}")
         return self.topics.add(
@@ -260,12 +261,12 @@ class Headwater:
         if self._started:
             raise ConfigError(
                 f"{label} is declared too late: Headwater is running",
-                hint="Declare it before `async with`, where the module begins.",
+                hint="Declare it before `async with`, for example at the top of the module.",
             )
 
     async def signal(self, topic: str, ids: Iterable[Any] = ()) -> None:
-        """Have the rows with these keys sent to whoever follows the topic: inside a mutation when
-        that commits, otherwise now."""
+        """Send the rows with these keys to the followers of the topic: inside a mutation when it
+        commits, otherwise now."""
         context = mutation_under_way()
         if context is not None:
             await context.signal(topic, ids)
@@ -292,13 +293,13 @@ class Headwater:
         topic: str | None = None,
         identity: Identity = ANONYMOUS,
     ) -> TextStream:
-        """Write a text into a row while it comes, used with `async with`; `append` adds to it.
+        """Write a growing text to a row, used with `async with`; `append` adds to the text.
 
-        The whole text is written every so many seconds and at the end, and `streaming`, `done`,
-        `error` or `cancelled` into the column `state` (None for nowhere). The row must be there;
-        with `values` for its other columns it is inserted where it is not. `text` is what it begins
-        with. `topic` is signalled with each writing; one that is derived from the table needs no
-        signal. `identity` is who writes, for the log and as which database role.
+        The whole text is written at regular intervals and at the end, and `streaming`, `done`,
+        `error` or `cancelled` to the column `state` (None for no such column). The row must exist;
+        with `values` for its other columns it is inserted if it does not. `text` is the text at the
+        start. `topic` is signalled with each write; a topic that is derived from the table needs no
+        signal. `identity` is the user in the log, and has the database role that writes.
         """
         return TextStream(
             self._runner,
@@ -331,12 +332,12 @@ class Headwater:
         access: Callable[..., Any] | None = None,
         timeout: float | None = None,
     ) -> ChannelDefinition:
-        """Declare a channel such as `room:{id}`: messages and presence between clients, of which
-        nothing is stored. Used as a decorator, or with `access`, it is given the function that says
-        who may join and publish; without one, everybody may whom the gateway lets in.
+        """Declare a channel such as `room:{id}`: messages and presence between clients, without
+        storage in the database. The decorated function, or `access`, decides which users may join
+        and publish; without one, every client of the gateway may.
 
-        The last `history` messages are remembered while somebody follows it. With `presence`, those
-        who follow are told who is there. `timeout` is for the access function, in seconds.
+        The last `history` messages are remembered while the channel has followers. With `presence`,
+        followers get the list of members. `timeout` is for the access function, in seconds.
         """
         self._check_in_time(f"channel {pattern}")
         return self.channels.add(
@@ -370,17 +371,17 @@ class Headwater:
     ) -> Callable[[HandlerT], HandlerT]: ...
 
     def on(self, event: EventName, handler: Any = None, /, *, parameters: bool = False) -> Any:
-        """Hear of every statement that a function executes (`query`), every function that fails
-        (`error`) or every row that changes (`change`). With `parameters`, statements come with
-        their values instead of the names of their types."""
+        """Register a handler for every statement that a function executes (`query`), every function
+        that fails (`error`) or every row that changes (`change`). With `parameters`, statements
+        have their values instead of the names of their types."""
         if handler is None:
             return lambda handler: self.on(event, handler, parameters=parameters)
         self._functions.events.on(event, handler, parameters=parameters)
         return handler
 
     def asgi(self) -> Starlette:
-        """The gateway as an ASGI app, to be served or mounted. It runs while Headwater does: serve
-        it by itself, or give the application that mounts it `lifespan=hw.lifespan`."""
+        """The gateway as an ASGI app, which can be served or mounted. It works while Headwater
+        runs: serve it directly, or give the application that mounts it `lifespan=hw.lifespan`."""
         from headwater.admin.routes import routes
         from headwater.gateway.http.app import create_app
 
@@ -392,7 +393,7 @@ class Headwater:
                 )
             self._app = create_app(
                 self._running_gateway,
-                origins=self.settings.origins,
+                origins=self.settings.gateway.origins,
                 lifespan=self.lifespan,
                 more=routes(self._running_gateway),
             )
@@ -400,8 +401,8 @@ class Headwater:
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncIterator[None]:
-        """Headwater for as long as an ASGI application runs: `FastAPI(lifespan=hw.lifespan)`. Where
-        it runs already, it is left alone."""
+        """Runs Headwater as long as an ASGI application runs: `FastAPI(lifespan=hw.lifespan)`. Does
+        nothing if Headwater runs already."""
         async with nullcontext() if self._started else self:
             yield
 
@@ -435,7 +436,7 @@ class Headwater:
         self._url = await self._stack.enter_async_context(database(self.settings, installed=False))
         async with self._connection("setup") as connection:
             await schema.install(connection)
-            if keep := self.settings.retention_period:
+            if keep := self.settings.log.retention_period:
                 await maintenance.set_retention(connection, keep)
             for name, rules in self._tables.items():
                 label = await triggers.enable(connection, name)
@@ -450,7 +451,7 @@ class Headwater:
         self._stack.callback(self.channels.start, None)
         if self.channels:
             self._bus = await self._stack.enter_async_context(Bus(self.url))
-        every = self.settings.maintenance_period.total_seconds()
+        every = self.settings.log.maintenance_period.total_seconds()
         task = asyncio.create_task(maintenance.run(self.url, every=every))
         self._stack.push_async_callback(ended, task)
         if self._app is not None:
@@ -469,8 +470,8 @@ class Headwater:
         hub = Hub(
             self.url,
             rules=self._rules,
-            coalesce=self.settings.coalesce,
-            recheck=self.settings.recheck_period.total_seconds(),
+            coalesce=self.settings.live.coalesce,
+            recheck=self.settings.gateway.recheck_period.total_seconds(),
             metrics=metrics,
             settings=self.settings,
             events=self._functions.events,
@@ -480,8 +481,8 @@ class Headwater:
         if self._bus is not None:
             registry = ChannelRegistry(
                 self._bus,
-                period=self.settings.presence_period_seconds,
-                timeout=self.settings.presence_timeout_seconds,
+                period=self.settings.gateway.presence_period_seconds,
+                timeout=self.settings.gateway.presence_timeout_seconds,
                 metrics=metrics,
                 next_view=hub.next_view_id,
                 memory=hub.memory,
@@ -505,7 +506,7 @@ class Headwater:
 
     @asynccontextmanager
     async def connection(self, purpose: str = "application") -> AsyncIterator[Connection]:
-        """A connection of one's own, in autocommit mode, with the search path of the role."""
+        """A new connection, in autocommit mode, with the search path of the role."""
         connection = await connect(self.url, purpose=purpose, application_path=True)
         try:
             yield connection
@@ -514,7 +515,7 @@ class Headwater:
 
     @asynccontextmanager
     async def _connection(self, purpose: str) -> AsyncIterator[Connection]:
-        """A connection for statements of ours."""
+        """A connection for Headwater's own statements."""
         connection = await connect(self.url, purpose=purpose)
         try:
             yield connection
@@ -538,13 +539,13 @@ class Headwater:
         since: Position | None = None,
         cursor: str | None = None,
     ) -> AsyncGenerator[Transaction, None]:
-        """Committed transactions, whole and in order, from now on or from where one left off.
+        """Committed transactions, whole and in order, from now on or from a position.
 
-        Named tables are those to hear of; none means all. With `where`, which needs one table, only
-        changes of rows that match before or after are carried. `since` is a position to resume
-        from. With `cursor`, the position is kept in the database under that name: a transaction
-        counts as done when the next one is asked for, so after a crash it comes again and none is
-        skipped.
+        `tables` are the tables to follow; none means all. With `where`, which needs one table, only
+        changes of rows that match before or after the change are included. `since` is a position to
+        resume from. With `cursor`, the position is stored in the database under that name: a
+        transaction counts as processed when the next one is requested, so after a crash it is
+        delivered again and none is skipped.
         """
         found = await self._find(tables)
         oids = frozenset(table.oid for table in found)
@@ -556,22 +557,24 @@ class Headwater:
             async with self._connection("cursor") as connection:
                 with translated():
                     since = since or await cursors.load(connection, cursor)
-            keeper = _CursorKeeper(cursor)
-            feed = follow(self.url, since=since, wants=wants, caught_up=keeper.caught_up)
+            saver = _CursorSaver(cursor)
+            feed = follow(self.url, since=since, wants=wants, caught_up=saver.caught_up)
         async with aclosing(feed):
             async for transaction in feed:
-                if kept := _filtered(transaction, keeps):
-                    yield kept
+                if matching := _filtered(transaction, keeps):
+                    yield matching
 
     async def position(self) -> Position:
-        """Where the log is now: `changes(since=…)` from here brings what is committed after."""
+        """The current position of the log: `changes(since=…)` with it yields what is committed
+        later."""
         async with self._connection("setup") as connection:
             with translated():
                 reader = await LogReader.open(connection)
                 return await reader.now(connection)
 
     async def _find(self, tables: tuple[str, ...]) -> list[Table]:
-        """The tables by what stays when they are renamed; an error for one that is not enabled."""
+        """The oids of the tables, which stay when a table is renamed. An error for a table that is
+        not enabled."""
         if not tables:
             return []
         async with self._connection("setup") as connection:
@@ -579,9 +582,11 @@ class Headwater:
 
 
 def _names(what: str, names: Iterable[str] | None) -> frozenset[str] | None:
-    """The columns that a table is declared with; None for all."""
+    """The columns of a declaration; None for all."""
     if isinstance(names, str):
-        raise ConfigError(f"{what}={names!r} is a text", hint=f"Give a list: {what}=[{names!r}]")
+        raise ConfigError(
+            f"{what}={names!r} is a text, not a list", hint=f"Give a list: {what}=[{names!r}]"
+        )
     return None if names is None else frozenset(names)
 
 
@@ -596,7 +601,7 @@ def _feed_filter(where: Filter | None, tables: list[Table]) -> ChangeFilter | No
 
 
 def _filtered(transaction: Transaction, keeps: ChangeFilter | None) -> Transaction | None:
-    """The transaction with what the filter leaves of it; None for nothing."""
+    """The transaction with the changes that pass the filter; None if there are none."""
     if keeps is None:
         return transaction
     changes = tuple(change for change in transaction.changes if keeps.carries(change))
@@ -607,9 +612,9 @@ def _filtered(transaction: Transaction, keeps: ChangeFilter | None) -> Transacti
 async def database(
     settings: Settings, *, keep_running: bool = False, installed: bool = True
 ) -> AsyncIterator[str]:
-    """The URL of the database these settings mean. The embedded one runs inside the block, and
-    beyond it when it is to keep running. It has Headwater's schema, unless `installed` is False:
-    it is Headwater's own, so no one has to install it by hand."""
+    """The URL of the database in the settings. The embedded server runs inside the block, and
+    longer if it is to keep running. Headwater's schema is installed in it, unless `installed` is
+    False."""
     if settings.url is not None:
         yield settings.url
         return
@@ -626,7 +631,7 @@ async def database(
 
 
 async def install(url: str) -> None:
-    """Install Headwater's schema in a database, or bring it up to date."""
+    """Install Headwater's schema in a database, or upgrade it."""
     connection = await connect(url, purpose="setup")
     try:
         await schema.install(connection)
@@ -634,8 +639,8 @@ async def install(url: str) -> None:
         await connection.close()
 
 
-class _CursorKeeper:
-    """Saves a cursor behind its consumer: only what is done, and not at every step."""
+class _CursorSaver:
+    """Saves the cursor of a consumer: only processed transactions, and not after each one."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -645,8 +650,9 @@ class _CursorKeeper:
     async def caught_up(
         self, connection: Connection, position: Position, has_changes: bool
     ) -> None:
-        """Everything up to the position has been delivered and asked beyond. Without news it is
-        saved now and then only, to stay clear of the retention: saving is a transaction too."""
+        """Everything up to the position was processed. Without changes it is saved less often,
+        because saving is a transaction too; but it is saved, so that the log is not trimmed past
+        it."""
         waited = time.monotonic() - self._saved_at
         self._has_changes = self._has_changes or has_changes
         if waited >= (CURSOR_SAVE_SECONDS if self._has_changes else _CURSOR_IDLE_SAVE_SECONDS):

@@ -1,9 +1,9 @@
 """Opens connections to PostgreSQL, and translates the driver's errors into ours.
 
-Our own statements find names in `pg_catalog` only. So no function, operator or type of a user is
-chosen, which would run with our rights. The search path that the session began with stays its
-default (`set local search_path to default`). Connections for statements of the application have
-that path (`application_path=True`).
+Headwater's own statements find names in `pg_catalog` only. So they never use a function, operator
+or type of a user, which would run with Headwater's rights. The search path that the session began
+with stays its default (`set local search_path to default`). Connections for statements of the
+application have that path (`application_path=True`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._waiting: asyncio.Task[Any] | None = None
-        self._hung_up = False
+        self._shut_down = False
 
     async def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
         task = asyncio.current_task()
@@ -55,8 +55,8 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
             raise
         finally:
             self._waiting = None
-            if self._hung_up:
-                self._hung_up = False
+            if self._shut_down:
+                self._shut_down = False
                 await super().close()
 
     async def close(self) -> None:
@@ -69,7 +69,7 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
         if self._waiting is None or self._waiting is asyncio.current_task():
             await super().close()
         elif not self.closed:
-            self._hung_up = True
+            self._shut_down = True
             line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=self.fileno())
             with suppress(OSError):  # the other side may have gone
                 line.shutdown(socket.SHUT_RDWR)
@@ -77,18 +77,18 @@ class Connection(AsyncConnection[tuple[Any, ...]]):
 
     @property
     def closed(self) -> bool:
-        return self._hung_up or super().closed
+        return self._shut_down or super().closed
 
 
 PINNED_PATH = "pg_catalog, pg_temp"
 """The search path of our own statements."""
 
 OWN_SCHEMA = "headwater"
-"""Where our tables are; with `"$user"` in the path, also where a role of that name looks first."""
+"""The schema of our tables; with `"$user"` in the path, a role of that name searches it first."""
 
 _MARK = "headwater.direct"
-"""Set as a start option of every session. Where it is missing, the connection is that of a pooler
-that drops start options."""
+"""Set as a start option of every session. If it is missing, the connection is that of a pooler,
+which drops start options."""
 
 PIN = (
     f"select pg_catalog.set_config('search_path', '{PINNED_PATH}', false),"
@@ -109,8 +109,8 @@ async def connect(
     are executed, the driver must not prepare statements: at a rollback it would remove those of
     the functions (`queries/execution/chunked_fetch.py`) with its own.
 
-    Times are read in UTC and texts in UTF-8, whatever the server's zone and encoding are, and
-    backslashes in the texts of statements are backslashes. Names are found in `pg_catalog` alone;
+    Times are read in UTC and texts in UTF-8, independent of the server's time zone and encoding,
+    and backslashes in the texts of statements are literal. Names are found in `pg_catalog` only;
     with `application_path`, in the path that the role or the database has.
     """
     try:
@@ -150,7 +150,7 @@ def connect_blocking(
     url: str, *, purpose: str, options: str = "", autocommit: bool = True, **settings: Any
 ) -> psycopg.Connection[tuple[Any, ...]]:
     """The same for threads and programs without an event loop. Names are found in `pg_catalog`
-    alone. Raises the driver's errors."""
+    only. Raises the driver's errors."""
     connection: psycopg.Connection[tuple[Any, ...]] = psycopg.connect(
         url,
         autocommit=True,
@@ -170,7 +170,7 @@ def connect_blocking(
 
 
 def pinned_url(url: str) -> str:
-    """For a driver that asks questions of its own before we can set anything."""
+    """Start options for a driver that executes its own queries before any setting can be made."""
     options = conninfo_to_dict(url).get("options") or ""
     return make_conninfo(url, options=f"{options} {_option('search_path', PINNED_PATH)}".strip())
 
@@ -198,7 +198,7 @@ def _pooled(url: str, reason: str) -> ConfigError:
 
 
 def _option(name: str, value: str) -> str:
-    """A setting as the server takes it at the start: blanks and backslashes are escaped.
+    """A setting as a start option: blanks and backslashes are escaped.
 
     >>> print(_option("search_path", "a, b"))
     -c search_path=a,\\ b
@@ -207,7 +207,7 @@ def _option(name: str, value: str) -> str:
 
 
 async def _path_without_ours(connection: Connection) -> str | None:
-    """The path to have instead of the session's own; None where that is right."""
+    """The path that replaces the session's own; None if that is right."""
     if connection.info.user != OWN_SCHEMA:
         return None
     cursor = await connection.execute("select pg_catalog.current_setting('search_path')")
@@ -222,8 +222,8 @@ async def _path_without_ours(connection: Connection) -> str | None:
 
 def application_path(path: str, user: str) -> str:
     """The path in which the application's names are found, given that of its session. For the role
-    `headwater`, `"$user"` stands for the schema of our own tables, which no application means by
-    a bare name: it is left out. A path that names the schema itself is what somebody chose.
+    `headwater`, `"$user"` is the schema of our own tables, in which no application should find its
+    names: it is left out. A path that names this schema explicitly is not changed.
 
     >>> application_path('"$user", public', "headwater"), application_path('"$user"', "shop")
     ('"public"', '"$user"')
@@ -268,8 +268,8 @@ _NAME = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^\s",]+))\s*(,|\Z)')
 
 
 async def check_question_url(connection: Connection, question_url: str) -> None:
-    """ConfigError unless this is the database of the connection, as a role that can log in: what
-    is done as a user's role is done there."""
+    """ConfigError unless this is the same database as that of the connection, with a role that can
+    log in: statements with a user's role run there."""
     try:
         asking = await connect(question_url, purpose="setup")
     except HeadwaterError as error:
@@ -285,8 +285,8 @@ async def check_question_url(connection: Connection, question_url: str) -> None:
 
 
 async def is_same_database(one: Connection, other: Connection) -> bool:
-    """Whether two connections are to one database of one server. A snapshot can be shared only
-    there."""
+    """Whether two connections are to the same database of the same server, tested by sharing a
+    snapshot."""
     async with one.transaction():
         cursor = await one.execute("select pg_catalog.pg_export_snapshot()")
         row = await cursor.fetchone()
@@ -341,8 +341,8 @@ def translate(error: psycopg.Error, url: str = "") -> HeadwaterError:
 
 
 def is_refused(error: psycopg.Error) -> bool:
-    """Whether the statement, its values or a row caused the error, so that a repetition would fail,
-    too. A table or column that is missing after a schema change does not count."""
+    """Whether the statement, its values or a row caused the error, so that a repetition would also
+    fail. A table or column that is missing after a schema change does not count."""
     state = error.sqlstate or ""
     return state[:2] in _STATEMENT_CLASSES and state not in _ALTERED
 
@@ -359,7 +359,7 @@ _REACH_HINT = "Check that the server runs and the URL is right, or use --embedde
 
 
 def is_reserved(schema: str) -> bool:
-    """Whether a schema is Headwater's or PostgreSQL's own: nothing of a user's is made there.
+    """Whether a schema is Headwater's or PostgreSQL's own: no table of a user is created there.
 
     >>> [is_reserved(name) for name in ("headwater", "pg_catalog", "information_schema", "sales")]
     [True, True, True, False]

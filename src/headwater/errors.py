@@ -23,8 +23,9 @@
     ├── EmbeddedError          the embedded PostgreSQL could not be used
     └── PipelineError          the data pipeline cannot continue
 
-Each carries a stable `code` for machines, a `hint` that says the way out, and `retryable`. Driver
-errors are translated once, at the edge, with `from`. Assertions are for our own bugs only.
+Each has a stable `code` for programs, a `hint` that says what to do, and `retryable`. Errors of the
+driver are translated once, where they are raised, with `from`. Assertions are for our own bugs
+only.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class HeadwaterError(Exception):
     code = "headwater_error"
     retryable = False
     retry_after: float | None = None
-    """When to try again, in seconds, where that is known."""
+    """The seconds after which to try again, if known."""
 
     def __init__(self, message: str, *, hint: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -82,7 +83,7 @@ class ResyncRequired(HeadwaterError):
 
 
 class Diverged(HeadwaterError):
-    """A delta does not fit what the replica holds, or the result's hash differs."""
+    """A delta does not fit the rows of the replica, or the hash of the result differs."""
 
     code = "diverged"
     retryable = True
@@ -93,7 +94,7 @@ class EmbeddedError(HeadwaterError):
 
 
 class PipelineError(HeadwaterError):
-    """`retryable` where waiting may help: a full disk, a cluster that is out of reach."""
+    """`retryable` if waiting may help: a full disk, a cluster that cannot be reached."""
 
     code = "pipeline"
 
@@ -148,7 +149,7 @@ class Behind(Unavailable):
 
 
 class ConnectionFailed(HeadwaterError):
-    """A client could not reach a gateway, or lost it for good."""
+    """A client could not reach a gateway, or lost its connection and could not reconnect."""
 
     code = "connection"
     retryable = True

@@ -32,10 +32,10 @@ Owner: TypeAlias = tuple[str, Hashable]
 
 
 _REMOVED_MIN = 100
-"""Fewer removed items are not worth tidying up after."""
+"""Up to this many removed items stay in the queue before it is cleaned up."""
 
 
-class _Entry(NamedTuple):
+class _QueuedItem(NamedTuple):
     turn: int
     number: int
     item: object
@@ -43,18 +43,18 @@ class _Entry(NamedTuple):
 
 
 class FairQueue(Generic[Item]):
-    """Items that wait, and counts of those that run. `bounds` says by kind of owner how many items
-    of one may run at once; a kind that is not there has no bound. The first owner of an item is the
-    one who takes turns."""
+    """Waiting items, and counts of running items. `bounds` has, for each kind of owner, how many
+    items of one owner may run at once; a kind without an entry has no bound. The first owner of an
+    item is the one that takes turns."""
 
     def __init__(self, bounds: Mapping[str, int]) -> None:
         self._bounds = dict(bounds)
-        self._ready: list[_Entry] = []
-        # Entries that met an owner at its bound. When one of that owner's items is done, one of
-        # them is looked at again; if it cannot use the place, the next is (`_offer`).
-        self._parked: dict[Owner, list[_Entry]] = {}
-        self._waiting: dict[Item, _Entry] = {}
-        self._taken: dict[Item, _Entry] = {}
+        self._ready: list[_QueuedItem] = []
+        # Entries that could not run because an owner was at its bound. When one of that owner's
+        # items is done, one of them is tried again; if it cannot run, the next one is (`_offer`).
+        self._parked: dict[Owner, list[_QueuedItem]] = {}
+        self._waiting: dict[Item, _QueuedItem] = {}
+        self._taken: dict[Item, _QueuedItem] = {}
         self._running: Counter[Owner] = Counter()
         self._turn = 0
         self._turns: dict[Owner | None, tuple[int, int]] = {}
@@ -62,11 +62,11 @@ class FairQueue(Generic[Item]):
         self._removed = 0
 
     def __len__(self) -> int:
-        """How many wait."""
+        """The number of waiting items."""
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[Item]:
-        """Those that wait."""
+        """The waiting items."""
         return iter(self._waiting)
 
     @property
@@ -75,12 +75,12 @@ class FairQueue(Generic[Item]):
 
     @property
     def is_ready(self) -> bool:
-        """Whether an item waits that may run."""
+        """Whether a waiting item may run."""
         return self._front() is not None
 
     def ready(self) -> Iterator[Item]:
-        """Items that wait and, as far as is known without looking at each, may run; about in the
-        order in which they will."""
+        """Waiting items that are not known to be at a bound, approximately in the order in which
+        they will run."""
         for entry in self._ready:
             if self._is_waiting(entry):
                 yield entry.item  # type: ignore[misc]
@@ -91,7 +91,7 @@ class FairQueue(Generic[Item]):
         return bound is not None and self._running[owner] >= bound
 
     def add(self, item: Item, owners: Sequence[Owner] = ()) -> None:
-        """One more item that waits. An item that is there already stays where it is."""
+        """Add a waiting item. An item that waits already stays where it is."""
         if item in self._waiting or item in self._taken:
             return
         first = owners[0] if owners else None
@@ -99,19 +99,20 @@ class FairQueue(Generic[Item]):
         turn = max(self._turn, last) + 1
         self._turns[first] = (waiting + 1, turn)
         self._numbers += 1
-        self._push(_Entry(turn, self._numbers, item, tuple(owners)))
+        self._push(_QueuedItem(turn, self._numbers, item, tuple(owners)))
 
     def next(self, fits: Callable[[Item], bool] | None = None) -> Item | None:
-        """The item whose turn it is, of those that fit; it runs from here on. None if none may."""
-        skipped: list[_Entry] = []
-        found: _Entry | None = None
+        """The next item that may run and that `fits`; it counts as running from now on. None if
+        there is none."""
+        skipped: list[_QueuedItem] = []
+        found: _QueuedItem | None = None
         while (entry := self._front()) is not None:
             heappop(self._ready)
             if fits is None or fits(entry.item):  # type: ignore[arg-type]
                 found = entry
                 break
             skipped.append(entry)
-            self._offer(entry.owners)  # another may use the place
+            self._offer(entry.owners)  # another item may run instead
         for entry in skipped:
             heappush(self._ready, entry)
         if found is None:
@@ -124,13 +125,13 @@ class FairQueue(Generic[Item]):
         return item
 
     def done(self, item: Item) -> None:
-        """It runs no more. Once is enough; of an item that does not run, nothing happens."""
+        """The item no longer runs. Does nothing for an item that does not run."""
         entry = self._taken.pop(item, None)
         if entry is not None:
             self._release(entry)
 
     def remove(self, item: Item) -> None:
-        """It waits no more; if it runs it goes on until `done`."""
+        """Remove a waiting item. A running item continues until `done`."""
         if item in self._waiting:
             self._forget(item)
             self._removed += 1
@@ -138,15 +139,15 @@ class FairQueue(Generic[Item]):
                 self._tidy()
 
     def _tidy(self) -> None:
-        """Leave nothing behind of items that were removed: those parked may stay for long."""
+        """Clean up removed items: parked ones could stay for a long time."""
         self._removed = 0
         self._parked.clear()
         self._ready = sorted(self._waiting.values())
 
     # -------------------------------------------------------------------- places
 
-    def _front(self) -> _Entry | None:
-        """The first entry that may run. What cannot is parked on the way."""
+    def _front(self) -> _QueuedItem | None:
+        """The first entry that may run. Entries before it that may not are parked."""
         while self._ready:
             entry = self._ready[0]
             if not self._is_waiting(entry):
@@ -161,7 +162,7 @@ class FairQueue(Generic[Item]):
             self._offer(entry.owners)
         return None
 
-    def _release(self, entry: _Entry) -> None:
+    def _release(self, entry: _QueuedItem) -> None:
         for owner in entry.owners:
             self._running[owner] -= 1
             if not self._running[owner]:
@@ -169,7 +170,7 @@ class FairQueue(Generic[Item]):
         self._offer(entry.owners)
 
     def _offer(self, owners: Iterable[Owner]) -> None:
-        """Look again at one entry of each owner that may run one more."""
+        """Try one parked entry of each owner that may run one more item."""
         for owner in owners:
             parked = self._parked.get(owner)
             if parked and not self.at_bound(owner):
@@ -177,7 +178,7 @@ class FairQueue(Generic[Item]):
                 if not parked:
                     del self._parked[owner]
 
-    def _push(self, entry: _Entry) -> None:
+    def _push(self, entry: _QueuedItem) -> None:
         self._waiting[entry.item] = entry  # type: ignore[index]
         heappush(self._ready, entry)
 
@@ -190,5 +191,5 @@ class FairQueue(Generic[Item]):
         else:
             self._turns[first] = (waiting - 1, last)
 
-    def _is_waiting(self, entry: _Entry) -> bool:
+    def _is_waiting(self, entry: _QueuedItem) -> bool:
         return self._waiting.get(entry.item) is entry  # type: ignore[arg-type]

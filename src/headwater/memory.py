@@ -1,11 +1,11 @@
 """Counts the memory of subscriptions by owner, and enforces its bounds. Pure.
 
-A *holding* is something that takes memory: the rows of a view, the history of a channel, frames
-that wait for a client. It counts in full for each of its owners, so that the sum of an owner
-depends only on its own subscriptions, and once in the total. A holding that is *idle* has no
-subscription, and is ended first. Then an owner above its bound loses the holding that grew. When
-the total is above its bound, the owner with the most bytes that no other owner shares loses the
-largest of these: an owner below its share loses nothing to a larger one.
+A *holding* is anything that takes memory: the rows of a view, the history of a channel, frames that
+wait for a client. It counts in full for each of its owners, so that the sum of an owner depends
+only on its own subscriptions, and once in the total. A holding that is *idle* has no subscription,
+and is ended first. Then an owner above its bound loses the holding that grew. When the total is
+above its bound, the owner with the most bytes that no other owner shares loses the largest of
+these: an owner below its share loses nothing to a larger one.
 
 A growing holding only records that a bound is exceeded, and calls `on_over` once. `enforce` acts,
 at a moment when subscriptions may end.
@@ -33,28 +33,28 @@ class Memory:
         self.per_owner = per_owner
         self.in_all = in_all
         self.total = 0
-        """Of all holdings, each once, and of the frames that wait for clients, each once."""
+        """The bytes of all holdings and of all frames that wait for clients, each counted once."""
         self.on_over: Callable[[], None] | None = None
         self.on_shed: Callable[[str], None] | None = None
-        """Is given the code of each error that something ended with."""
+        """Called with the code of each error that ended a subscription or connection."""
         self._accounts: dict[Holder, _Account] = {}
         self._over: dict[Holder, Holding] = {}
         self._idle: dict[Holding, None] = {}
         self._noted = False
 
     def open(self, shed: Shed, *, in_total: bool = True) -> Holding:
-        """A holding of no bytes, for no owner yet. Without `in_total` it counts for its owners
-        only: what it consists of is counted elsewhere."""
+        """A new holding without bytes and owners. Without `in_total` it counts for its owners only,
+        because its parts are counted elsewhere."""
         return Holding(self, shed, in_total)
 
     def of(self, owner: Holder) -> int:
-        """Bytes that count for an owner."""
+        """The bytes of an owner."""
         account = self._accounts.get(owner)
         return 0 if account is None else account.held
 
     @property
     def owners(self) -> Iterator[tuple[Holder, int]]:
-        """Each with its bytes."""
+        """All owners, each with its bytes."""
         return ((owner, account.held) for owner, account in self._accounts.items())
 
     def add(self, bytes: int) -> None:
@@ -64,7 +64,7 @@ class Memory:
             self._note()
 
     def enforce(self) -> None:
-        """End what is above the bounds."""
+        """End holdings until no bound is exceeded."""
         self._noted = False
         while self._over:
             owner, grown = self._over.popitem()
@@ -94,7 +94,8 @@ class Memory:
         return account if account is not None and account.held > self.per_owner else None
 
     def _largest(self) -> tuple[Holder, _Account] | None:
-        """The owner who holds most alone; where nothing is held alone, most of all."""
+        """The owner with the most bytes that it does not share; if there are none, with the most
+        bytes."""
         found = [each for each in self._accounts.items() if each[0] is not None]
         return max(found, key=lambda each: (each[1].alone, each[1].held), default=None)
 
@@ -102,7 +103,7 @@ class Memory:
         if self.on_shed is not None and holding not in self._idle:
             self.on_shed(code)
         holding.shed(owner, exceeded(code, most))
-        holding.leave_all(owner)  # also where it was not ended as it should have been
+        holding.leave_all(owner)  # also if `shed` did not remove it
 
     # -------------------------------------------------------------------- for holdings
 
@@ -142,17 +143,17 @@ class _Account:
     def __init__(self) -> None:
         self.held = 0
         self.alone = 0
-        """Of holdings that are held for no other owner: what would be free without this one."""
+        """The bytes of holdings without another owner: they would be freed without this owner."""
         self.holdings: dict[Holding, int] = {}
-        """With how often it has each."""
+        """Its holdings, each with how often it has it."""
 
     def largest(self) -> Holding:
-        """Of what it holds alone, if there is any."""
+        """The largest holding that it does not share, if there is one."""
         return max(self.holdings, key=lambda each: (len(each.owners) == 1, each.bytes))
 
 
 class Holding:
-    """Something that takes memory, and whom it is held for."""
+    """Anything that takes memory, and its owners."""
 
     __slots__ = ("_in_total", "_memory", "bytes", "owners", "shed")
 
@@ -164,7 +165,7 @@ class Holding:
         self.shed = shed
 
     def resize(self, bytes: int) -> None:
-        """It has another size. Called at every change: most leave the size as it is."""
+        """Set the size. Called at every change, most of which leave the size the same."""
         if bytes == self.bytes:
             return
         more, self.bytes = bytes - self.bytes, bytes
@@ -178,7 +179,7 @@ class Holding:
                 self._memory.grew(owner, account, self)
 
     def join(self, owner: Holder) -> None:
-        """It is held for this owner, too, or once more."""
+        """Add an owner, or count it once more."""
         account = self._memory.account(owner)
         count = account.holdings.get(self, 0)
         account.holdings[self] = count + 1
@@ -190,7 +191,7 @@ class Holding:
             self._memory.grew(owner, account, self)
 
     def leave(self, owner: Holder) -> None:
-        """Once less for this owner."""
+        """Count this owner once less."""
         account = self.owners.get(owner)
         if account is None:
             return
@@ -199,7 +200,7 @@ class Holding:
             self.leave_all(owner)
 
     def leave_all(self, owner: Holder) -> None:
-        """Not for this owner any more, however often it had it."""
+        """Remove this owner, however often it is counted."""
         account = self.owners.get(owner)
         if account is None:
             return
@@ -210,46 +211,46 @@ class Holding:
         self._memory.left(owner)
 
     def rest(self) -> None:
-        """No subscription needs it; it stays for its owners, in case they come back."""
+        """No subscription needs it; it stays for its owners, in case they subscribe again."""
         self._memory.rests(self, True)
 
     def resume(self) -> None:
-        """It is needed again, for owners that are still to join."""
+        """It is needed again, by owners that join after this."""
         self._memory.rests(self, False)
         for owner in list(self.owners):
             self.leave_all(owner)
 
     def close(self) -> None:
-        """It takes no memory any more."""
+        """The holding is removed."""
         self._memory.rests(self, False)
         self.resize(0)
         for owner in list(self.owners):
             self.leave_all(owner)
 
     def _own(self, bytes: int) -> None:
-        """Count for its only owner, if it has just one."""
+        """Count bytes as unshared, if there is exactly one owner."""
         if len(self.owners) == 1:
             (account,) = self.owners.values()
             account.alone += bytes
 
 
 _WHOSE = {
-    "bytes_per_user": "the subscriptions of this user, or what waits for its clients, take",
+    "bytes_per_user": "the subscriptions of this user, or messages that wait for its clients, take",
     "bytes_total": "all subscriptions of this gateway together take",
 }
 _WAY_OUT = {
     "bytes_per_user": "Ask for fewer rows or columns, unsubscribe from what is no longer shown, and"
-    " read what is sent.",
+    " read messages as they arrive.",
     "bytes_total": "The user with the most bytes loses a subscription first: ask for fewer rows or"
     " columns.",
 }
 
 
 def exceeded(code: str, most: int) -> LimitExceeded:
-    """The error that something ends with."""
+    """The error with which a subscription or connection ends."""
     return LimitExceeded(
         f"{_WHOSE[code]} more than {most:,} bytes of memory, which is the limit",
-        hint=f"{_WAY_OUT[code]} The setting is {code}.",
+        hint=f"{_WAY_OUT[code]} The setting is [limits] {code}.",
         code=code,
         retry_after=QUOTA_RETRY_SECONDS,
     )

@@ -1,5 +1,4 @@
-"""Every metric in one place, and how to read them off again; docs/reference/metrics.md is the page
-about them."""
+"""All metrics of Headwater; docs/reference/metrics.md describes them."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 
 
 class Metrics:
-    """What one process counts. Each has a registry of its own, so that two do not mix."""
+    """The metrics of a gateway. Each object has its own registry."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -27,51 +26,55 @@ class Metrics:
         def histogram(name: str, help: str) -> Histogram:
             return Histogram(f"headwater_{name}", help, registry=registry, buckets=_SECONDS)
 
-        self.flushes = counter("flushes_total", "Flushes that brought something new")
-        self.flush_seconds = histogram("flush_seconds", "Time from reading the log to handing out")
-        self.lag_seconds = histogram("lag_seconds", "Time from a change being written to its frame")
+        self.flushes = counter("flushes_total", "Flushes with changes")
+        self.flush_seconds = histogram("flush_seconds", "Time from reading the log to sending")
+        self.lag_seconds = histogram("lag_seconds", "Time from the write of a change to its frame")
         self.changes = counter("changes_total", "Changes read from the log")
-        self.questions = counter("questions_total", "Questions put to the database", "kind")
-        self.resyncs = counter("resyncs_total", "Times that views were read again", "reason")
+        self.questions = counter("questions_total", "Statements that flushes executed", "kind")
+        self.resyncs = counter("resyncs_total", "Views that were read again", "reason")
         self.reconcile_checks = counter(
-            "reconcile_checks_total", "Comparisons of what is served with the database", "kind"
+            "reconcile_checks_total", "Comparisons of results with the database", "kind"
         )
         self.reconcile_skipped = counter(
-            "reconcile_skipped_total", "Comparisons that were left out", "reason"
+            "reconcile_skipped_total", "Comparisons that were skipped", "reason"
         )
         self.reconcile_drift = counter(
-            "reconcile_drift_total", "Comparisons that found a difference, and repaired it", "kind"
+            "reconcile_drift_total", "Comparisons that found and repaired a difference", "kind"
         )
-        for kind in ("live", "topic", "query"):  # an alert sees a rise, and needs a beginning
+        for kind in ("live", "topic", "query"):  # alerts need the value 0 to see an increase
             self.reconcile_drift.labels(kind)
         for reason in get_args(ResetReason):
             self.resyncs.labels(reason)
-        self.views = gauge("views", "Live queries maintained, shared ones once")
+        self.views = gauge("views", "Live queries, each shared one counted once")
         self.views_lagging = gauge(
-            "views_lagging", "Live queries that are behind the flushes for more than a second"
+            "views_lagging", "Live queries that have been behind the flushes for more than a second"
         )
         self.lagging_seconds = gauge(
-            "views_lagging_seconds", "For how long the one of them that began first has been"
+            "views_lagging_seconds", "For how long the oldest lagging live query has been behind"
         )
-        self.query_groups = gauge("query_groups", "Reactive queries known, shared ones once")
+        self.query_groups = gauge("query_groups", "Reactive queries, each shared one counted once")
         self.query_executions = counter(
             "query_executions_total", "Executions of reactive queries", "reason"
         )
-        self.query_seconds = histogram("query_seconds", "Time of one execution")
-        self.query_failures = counter("query_failures_total", "Executions that failed", "code")
-        self.query_cache_hits = counter("query_cache_hits_total", "Calls served without execution")
+        self.query_seconds = histogram("query_seconds", "Time of one execution of a query")
+        self.query_failures = counter(
+            "query_failures_total", "Executions of queries that failed", "code"
+        )
+        self.query_cache_hits = counter("query_cache_hits_total", "Calls answered from the cache")
         self.topics = gauge("topics", "Topics with followers")
         self.signals = counter("signals_total", "Signals read for topics with followers")
         self.signal_ids_refused = counter(
-            "signal_ids_refused_total", "Signalled ids that no key of their table can be"
+            "signal_ids_refused_total", "Signalled ids that cannot be a key of their table"
         )
         self.channels = gauge("channels", "Channels with followers")
-        self.channel_members = gauge("channel_members", "Members of channels that are here")
+        self.channel_members = gauge("channel_members", "Members of channels at this gateway")
         self.channel_messages = counter(
             "channel_messages_total", "Messages received for channels with followers"
         )
-        self.bus_up = gauge("bus_up", "1 while other gateways are heard")
-        self.bus_refused = counter("bus_refused_total", "Payloads that no gateway can have sent")
+        self.bus_up = gauge("bus_up", "1 while messages of other gateways are received")
+        self.bus_refused = counter(
+            "bus_refused_total", "Invalid messages between gateways that were ignored"
+        )
         self.replica_up = gauge("replica_up", "1 while queries are executed on the replica")
         self.replica_fallbacks = counter(
             "replica_fallbacks_total", "Queries executed on the database instead of the replica"
@@ -82,27 +85,31 @@ class Metrics:
         self.opened = counter("sessions_opened_total", "Connections opened", "transport")
         self.overflows = counter("overflows_total", "Subscriptions that fell behind", "policy")
         self.memory_bytes = gauge(
-            "memory_bytes", "Bytes held for subscriptions and clients, shared ones once"
+            "memory_bytes", "Bytes for subscriptions and clients, shared bytes counted once"
         )
         self.memory_largest_bytes = gauge(
-            "memory_largest_bytes", "Bytes held for the user who holds most"
+            "memory_largest_bytes", "Bytes for the user with the most"
         )
         self.memory_shed = counter(
-            "memory_shed_total", "Subscriptions and connections ended for their memory", "code"
+            "memory_shed_total",
+            "Subscriptions and connections ended because of their memory",
+            "code",
         )
         for code in ("bytes_per_user", "bytes_total"):
             self.memory_shed.labels(code)
         self.stalled_bytes = gauge("stalled_bytes", "Bytes waiting for slow clients")
-        self.closed = counter("sessions_closed_total", "Connections the server closed", "reason")
+        self.closed = counter(
+            "sessions_closed_total", "Connections that the gateway closed", "reason"
+        )
         self.refused = counter("refused_total", "Requests refused", "code")
 
     def render(self) -> bytes:
-        """The text that Prometheus reads."""
+        """The text for Prometheus."""
         return generate_latest(self.registry)
 
 
 class PipelineMetrics:
-    """What a running pipeline tells, for each of its streams."""
+    """The metrics of a running pipeline, for each of its streams."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -111,33 +118,37 @@ class PipelineMetrics:
             return Gauge(f"headwater_pipeline_{name}", help, ("stream",), registry=registry)
 
         self.up = gauge("up", "1 while the stream runs")
-        self.changes = gauge("changes", "Changes taken since the start")
-        self.input_rate = gauge("input_rate", "Changes a second that came in")
-        self.processed_rate = gauge("processed_rate", "Changes a second that could be processed")
-        self.behind_changes = gauge("behind_changes", "Changes that are still to be taken")
-        self.behind_seconds = gauge("behind_seconds", "Age of the oldest change to be taken")
-        self.restarts = gauge("restarts", "Times that the stream was started again")
+        self.changes = gauge("changes", "Changes processed since the start")
+        self.input_rate = gauge("input_rate", "Changes per second that arrived")
+        self.processed_rate = gauge(
+            "processed_rate", "Changes per second that were processed during batches"
+        )
+        self.behind_changes = gauge("behind_changes", "Changes that are not processed yet")
+        self.behind_seconds = gauge(
+            "behind_seconds", "Age of the oldest change that is not processed yet"
+        )
+        self.restarts = gauge("restarts", "How often the stream was restarted")
 
     def render(self) -> bytes:
-        """The text that Prometheus reads."""
+        """The text for Prometheus."""
         return generate_latest(self.registry)
 
 
 def total(counter: Counter) -> int:
-    """Of all labels."""
+    """The sum over all labels."""
     samples = (sample for family in counter.collect() for sample in family.samples)
     return int(sum(sample.value for sample in samples if sample.name.endswith("_total")))
 
 
 class Quantiles:
-    """The middle and the upper end of what a histogram has seen since it was last asked."""
+    """The median and the 99th percentile of a histogram since the last call."""
 
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
         self._before: list[float] = []
 
     def since_last(self) -> dict[str, float] | None:
-        """None where it has seen nothing."""
+        """None if there were no observations."""
         samples = [s for f in self._histogram.collect() for s in f.samples]
         bounds = [float(s.labels["le"]) for s in samples if s.name.endswith("_bucket")]
         counts = [s.value for s in samples if s.name.endswith("_bucket")]
@@ -149,7 +160,8 @@ class Quantiles:
 
 
 def quantile(bounds: list[float], counts: list[float], share: float) -> float:
-    """A quantile of what is counted up to each bound, evenly spread between two of them.
+    """A quantile from the counts of a histogram's buckets, with linear interpolation between the
+    bounds.
 
     >>> quantile([1, 2, 4, float("inf")], [0, 10, 10, 10], 0.5)
     1.5

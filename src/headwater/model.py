@@ -25,19 +25,20 @@ Key: TypeAlias = tuple[Value, ...]
 """The primary key's values, in the order of `Table.key`."""
 
 Op: TypeAlias = Literal["insert", "update", "delete", "truncate", "reset"]
-"""What happened. `reset` says that the table changed in a way no row tells: read it again."""
+"""The operation. `reset` means that the table changed without changes of single rows: read it
+again."""
 
 
 class Column(msgspec.Struct, frozen=True):
     """A column as it was when a change was written.
 
-    `type` is the canonical name of the type beneath any domain (`integer`, `numeric`,
-    `timestamp with time zone`, `text[]`); `declared` is what the table says (`numeric(12,2)`).
-    `collation` is the collation's own name for types that have one, and `C` for every collation
-    that orders by code point, whatever it is called. `enum` says that the type is an enumeration,
-    whose labels are equal exactly when their texts are; no other foreign type promises that.
-    `operators` are those that SQL compares its values with, in the order of `SIGNS`, for a type
-    that an extension brought; empty where they are PostgreSQL's own, and in the log.
+    `type` is the canonical name of the type, without domains (`integer`, `numeric`, `timestamp with
+    time zone`, `text[]`); `declared` is the type in the table's definition (`numeric(12,2)`).
+    `collation` is the collation's name for types that have one, and `C` for every collation that
+    orders by code point. `enum` says that the type is an enumeration, whose labels are equal
+    exactly when their texts are; no other foreign type promises that. `operators` are the
+    comparison operators in the order of `SIGNS`, for a type of an extension; empty for PostgreSQL's
+    own operators, and in the log.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Column(msgspec.Struct, frozen=True):
     operators: tuple[str, ...] = ()
 
     def operator(self, sign: str) -> str:
-        """The operator, named so that none of a user's schema is chosen.
+        """The operator with its schema, so that no operator of a user's schema is used.
 
         >>> Column("id", "bigint", "bigint").operator("<=")
         'operator(pg_catalog.<=)'
@@ -62,15 +63,15 @@ SIGNS = ("<", "<=", "=", ">=", ">", "<>")
 
 
 def with_operators(column: Column, operators: dict[str, list[str]]) -> Column:
-    """The column with what `headwater.operators` says of it."""
+    """The column with its operators from `headwater.operators`."""
     return msgspec.structs.replace(column, operators=tuple(operators.get(column.name, ())))
 
 
 class Table(msgspec.Struct, frozen=True):
-    """The shape of a table at one time. A column added, dropped, renamed or retyped makes a new
-    one with another `id`; changes point at the shape they were written under. `oid` stays the same
-    for as long as the table lives, whatever it is called. `virtual` names the columns that are
-    computed when they are read, and are left out.
+    """The shape of a table at one time. A column added, dropped, renamed or retyped makes a new one
+    with another `id`; changes point at the shape they were written under. `oid` stays the same when
+    the table is renamed. `virtual` names the columns that are computed when they are read, and are
+    left out.
     """
 
     id: int
@@ -83,12 +84,12 @@ class Table(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """How people call it: `orders`, or `sales.orders` outside the public schema."""
+        """The name for people: `orders`, or `sales.orders` outside the public schema."""
         return self.name if self.schema == "public" else f"{self.schema}.{self.name}"
 
     @property
     def is_system(self) -> bool:
-        """Whether it is one of Headwater's own tables, which are sent only to those who name it."""
+        """Whether it is one of Headwater's own tables, which a feed has only if it names them."""
         return self.schema == "headwater"
 
     def key_of(self, row: Row) -> Key:
@@ -103,11 +104,11 @@ class Actor(msgspec.Struct, frozen=True):
     trace_id: str | None = None
 
 
-NOBODY = Actor()
+NO_ACTOR = Actor()
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """One row's step: from `before` to `after`, at a place in the log.
+    """A change of one row, from `before` to `after`, at a place in the log.
 
     `seq` orders the changes of any one row. `key` is empty for `truncate` and `reset`.
     """
@@ -120,7 +121,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     key: Key = ()
     before: Row | None = None
     after: Row | None = None
-    actor: Actor = NOBODY
+    actor: Actor = NO_ACTOR
 
     @property
     def changed(self) -> tuple[str, ...]:
@@ -136,7 +137,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
 
 def differ(before: Value, after: Value) -> bool:
-    """Whether two values print differently, though Python may call them equal.
+    """Whether two values print differently, even if they are equal in Python.
 
     >>> from decimal import Decimal
     >>> differ(Decimal("5.0"), Decimal("5.00")), differ(0.0, -0.0), differ(1, True)
@@ -174,7 +175,7 @@ class PositionMark(msgspec.Struct, frozen=True):
         return cls(int(xid), int(seq), int(rows), int(digest, 16), xids)
 
     def is_of(self, position: Position) -> bool:
-        """Whether a position can have this mark; one from a client may hold any numbers."""
+        """Whether a position can have this mark. A mark from a client may have any numbers."""
         return (
             self.xid <= position.xmax
             and self.seq <= _BIGINT_MAX
@@ -321,7 +322,7 @@ def _xids(text: str) -> tuple[int, ...]:
 
 
 def _is_among(xids: tuple[int, ...], xid: int) -> bool:
-    """Whether it is one of these, which ascend. A client's position may hold many."""
+    """Whether a number is in an ascending sequence, which may be long in a client's position."""
     at = bisect_left(xids, xid)
     return at < len(xids) and xids[at] == xid
 
@@ -333,10 +334,11 @@ def _is_ascending(xids: tuple[int, ...]) -> bool:
 class Transaction(msgspec.Struct, frozen=True):
     """Changes that became visible together, and a position to resume from after processing them.
 
-    Transactions are read many at a time. The last one of a read carries the position up to which it
-    went, those before it the one where it began: resuming from any of them never skips a change,
-    and repeats at most that read. One of more than `limits.TRANSACTION_PART_CHANGES` arrives in
-    parts, of which only the last is `complete`; after a lost connection they begin again.
+    Many transactions are read at a time. The last one of a read has the position at the end of the
+    read, the others have the position at its beginning: resuming from any of them never skips a
+    change, and repeats at most that read. One of more than `limits.TRANSACTION_PART_CHANGES`
+    arrives in parts, of which only the last is `complete`; after a lost connection they begin
+    again.
     """
 
     xid: int
@@ -351,15 +353,15 @@ class Transaction(msgspec.Struct, frozen=True):
 
 
 Cursor: TypeAlias = tuple[Value, ...]
-"""A row's place in an order: the values of the order's columns, the primary key last."""
+"""The place of a row in an order: the values of the order's columns, the primary key last."""
 
 
 class _Delta(msgspec.Struct, frozen=True, tag_field="delta", tag=str.lower, omit_defaults=True):
     """One step from a live query's old result to its new one.
 
-    The deltas of a transaction are applied one after the other; every index is that of the moment
-    the delta is applied. `row` holds the selected columns, `cursor` the row's place in the order;
-    the rows of a reactive query have none.
+    The deltas of a transaction are applied one after the other; every index refers to the rows at
+    that time. `row` has the selected columns, `cursor` the place of the row in the order; rows of a
+    reactive query have no cursor.
     """
 
 

@@ -34,8 +34,9 @@ from headwater.model import (
 VERSION = 1
 
 Overflow: TypeAlias = Literal["conflate", "drop", "pause"]
-"""What happens to a subscription whose client reads too slowly: it gets the latest state only; what
-does not fit is dropped and a gap announced; or nothing is dropped and the log read later."""
+"""What happens to a subscription whose client reads too slowly: `conflate` sends the latest state
+only, `drop` drops what does not fit and announces a gap, `pause` drops nothing and reads the log
+later."""
 
 FeedFormat: TypeAlias = Literal["headwater", "debezium"]
 
@@ -59,14 +60,14 @@ class Hello(_Message, frozen=True):
 
 
 class Subscribed(_Message, frozen=True):
-    """From here on the subscription `id` gets the frames of `view`."""
+    """From now on the subscription `id` gets the frames of `view`."""
 
     id: str
     view: int
     resumed: bool = False
     """Whether it continues after the client's position; if not, a snapshot follows."""
     key: tuple[str, ...] = ()
-    """A live query's primary key: what the values in each `key` are called."""
+    """The columns of a live query's primary key, for the values in each `key`."""
     member: str | None = None
     """Of a channel on which the client is present: which of its members the client is."""
     lost: bool = False
@@ -75,13 +76,13 @@ class Subscribed(_Message, frozen=True):
 
 
 class Unsubscribed(_Message, frozen=True):
-    """The client ended the subscription; nothing of it follows."""
+    """The client ended the subscription; there are no further messages for it."""
 
     id: str
 
 
 class Snapshot(_Message, frozen=True):
-    """The whole result as of a position. With `more`, further rows follow in further snapshots."""
+    """The whole result at a position. With `more`, further rows follow in further snapshots."""
 
     view: int
     position: str
@@ -90,20 +91,20 @@ class Snapshot(_Message, frozen=True):
     hash: int | None = None
 
 
-Step: TypeAlias = Enter | Leave | Move | Update | Match | Unmatch
-"""A delta as it travels: a reset is a message of its own."""
+WireDelta: TypeAlias = Enter | Leave | Move | Update | Match | Unmatch
+"""A delta in a message. A reset is a separate message."""
 
 
 class Deltas(_Message, frozen=True):
-    """What changed in a result in one flush; to be applied in order, as one."""
+    """The changes of a result in one flush; the client applies them in order, all together."""
 
     view: int
     position: str
     at: datetime
     """When the last of these changes was written."""
-    deltas: tuple[Step, ...]
+    deltas: tuple[WireDelta, ...]
     hash: int | None = None
-    """Of the result that they lead to, where a subscriber asked to verify."""
+    """The hash of the new result, if a subscriber requested `verify`."""
 
 
 ResetReason: TypeAlias = Literal[
@@ -127,8 +128,8 @@ class Reset(_Message, frozen=True):
 
 
 class Gap(_Message, frozen=True):
-    """Changes of a feed after `since` and up to `position` were left out. They can be had with
-    another feed from `since`, unless the log has been trimmed past it (`reason` "resync")."""
+    """Changes of a feed after `since` and up to `position` were left out. Another feed from `since`
+    has them, unless the log has been trimmed past it (`reason` "resync")."""
 
     view: int
     position: str
@@ -137,7 +138,7 @@ class Gap(_Message, frozen=True):
 
 
 class WireChange(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One row's step in a change feed."""
+    """A change of one row in a change feed."""
 
     seq: int
     table: str
@@ -157,9 +158,9 @@ class WireTransaction(msgspec.Struct, frozen=True, omit_defaults=True):
     xid: int
     at: datetime
     changes: tuple[Any, ...]
-    """`WireChange`, or Debezium envelopes where they were asked for."""
+    """`WireChange`, or Debezium envelopes if these were requested."""
     complete: bool = True
-    """False for a part of a very large transaction, which goes on in the next message."""
+    """False for a part of a very large transaction, which continues in the next message."""
 
 
 class Changes(_Message, frozen=True):
@@ -172,7 +173,7 @@ class Changes(_Message, frozen=True):
 
 
 class Result(_Message, frozen=True):
-    """The result of a reactive query as of a position; it replaces the one before."""
+    """The result of a reactive query at a position; it replaces the one before."""
 
     view: int
     position: str
@@ -180,8 +181,8 @@ class Result(_Message, frozen=True):
 
 
 class Failed(_Message, frozen=True):
-    """A reactive query could not be executed again. What the client has may be out of date; a
-    `result` follows when it can be had."""
+    """A reactive query could not be executed again. The client's result may be out of date; a
+    `result` follows when an execution succeeds."""
 
     view: int
     position: str
@@ -192,8 +193,9 @@ class Failed(_Message, frozen=True):
 
 
 class Answer(_Message, frozen=True):
-    """To a `query`, `mutate` or `wait` of that `id`, or to another message with that `request`. A
-    query's value is complete up to the position; a mutation is contained in it."""
+    """The answer to a `query`, `mutate` or `wait` with that `id`, or to another message with that
+    `request`. The value of a query contains the position; the position contains the writes of a
+    mutation."""
 
     id: str
     position: str
@@ -201,7 +203,7 @@ class Answer(_Message, frozen=True):
 
 
 class Upsert(msgspec.Struct, frozen=True, tag_field="op", tag="upsert"):
-    """A row of a topic is there, as it is now."""
+    """A row of a topic exists, with these values."""
 
     entity: str
     key: Key
@@ -209,20 +211,21 @@ class Upsert(msgspec.Struct, frozen=True, tag_field="op", tag="upsert"):
 
 
 class Remove(msgspec.Struct, frozen=True, tag_field="op", tag="remove"):
-    """A row is no longer there, or no longer of this topic."""
+    """A row no longer exists, or is no longer in this topic."""
 
     entity: str
     key: Key
 
 
 class Topic(_Message, frozen=True):
-    """What was signalled on a topic in one flush: each row once, as it is then. `position` is where
-    to resume; it may lie before. Without `ops` it says no more than that."""
+    """The rows that were signalled on a topic in one flush, each once with its current values. The
+    client resumes from `position`, which may be earlier. Without `ops` the message has only the
+    position."""
 
     view: int
     position: str
     at: datetime
-    """When the last of the signals was given."""
+    """When the last of the signals was sent."""
     ops: tuple[Upsert | Remove, ...]
 
 
@@ -244,9 +247,9 @@ class Message(_Message, frozen=True):
     data: Any
     at: datetime
     user: str | None = None
-    """Who published it; None for the server."""
+    """The user who published it; None for the server."""
     member: str | None = None
-    """The member that did, as `presence` names it."""
+    """The member who published it, as in `presence`."""
 
 
 class Member(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -271,7 +274,7 @@ class Presence(_Message, frozen=True):
 
 class Error(_Message, frozen=True):
     """With `id`, that subscription or request has ended. Without, it is about a message without an
-    id, or about the connection if that is closed next."""
+    id, or about the connection if the gateway closes it next."""
 
     code: str
     message: str
@@ -319,7 +322,7 @@ class QueryCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class ChannelCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A channel by its name. With `present`, join those who are on it, with a state."""
+    """A channel by its name. With `present`, become a member, with a state."""
 
     name: str
     present: bool = False
@@ -327,8 +330,8 @@ class ChannelCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class Subscribe(_Message, frozen=True, forbid_unknown_fields=True):
-    """Ask for a live query, a reactive query, a change feed, a topic or a channel; exactly one of
-    `live`, `query`, `changes`, `topic` and `channel`."""
+    """Subscribe to a live query, a reactive query, a change feed, a topic or a channel; exactly one
+    of `live`, `query`, `changes`, `topic` and `channel`."""
 
     id: str
     query: QueryCall | None = None
@@ -340,9 +343,9 @@ class Subscribe(_Message, frozen=True, forbid_unknown_fields=True):
     since: str | None = None
     """The position up to which the client has the query's result, or the topic's signals."""
     after: str | None = None
-    """A position that what the subscription begins with must contain. `since` implies it."""
+    """A position that the first data of the subscription must contain. `since` implies it."""
     overflow: Overflow | None = None
-    """Left out: `conflate` for a live query, `pause` for a change feed."""
+    """Default: `conflate` for a live query, `pause` for a change feed."""
     verify: bool = False
     """Whether every batch carries the hash of the result."""
 
@@ -352,8 +355,8 @@ class Unsubscribe(_Message, frozen=True, forbid_unknown_fields=True):
 
 
 class Reanchor(_Message, frozen=True, forbid_unknown_fields=True):
-    """Slide the window of a live query: it now begins behind another cursor. With `request`, the
-    answer has that id: it comes behind the new rows."""
+    """Move the window of a live query: it now begins after another cursor. With `request`, the
+    answer has that id: it is sent after the new rows."""
 
     id: str
     after: list[Any] | None = None
@@ -395,8 +398,8 @@ class Wait(_Message, frozen=True, forbid_unknown_fields=True):
 
 class Publish(_Message, frozen=True, forbid_unknown_fields=True):
     """Publish on the channel of the subscription `id`. With `request`, the answer has that id: it
-    comes when the message was delivered to all gateways. A message with the same `idempotency_key`
-    is a repetition, and is not delivered again."""
+    is sent when the message was delivered to all gateways. A message with the same
+    `idempotency_key` is a repetition, and is not delivered again."""
 
     id: str
     data: Any
@@ -405,7 +408,7 @@ class Publish(_Message, frozen=True, forbid_unknown_fields=True):
 
 
 class SetState(_Message, frozen=True, forbid_unknown_fields=True, tag="state"):
-    """Change one's own state on the channel of the subscription `id`. With `request`, the answer
+    """Change the client's state on the channel of the subscription `id`. With `request`, the answer
     has that id."""
 
     id: str
@@ -422,9 +425,10 @@ ClientMessage: TypeAlias = (
 
 
 class Wire:
-    """Turns a table's rows and deltas into what JSON can hold: texts for NaN, infinities and bytes.
+    """Converts a table's rows and deltas to values that JSON can represent: texts for NaN,
+    infinities and bytes.
 
-    For a table without such columns, rows go out as they are.
+    Rows of a table without such columns are not converted.
     """
 
     def __init__(self, table: Table) -> None:
@@ -435,7 +439,7 @@ class Wire:
             return row
         return {name: plain(v) if name in self._plain else v for name, v in row.items()}
 
-    def delta(self, delta: Step) -> Step:
+    def delta(self, delta: WireDelta) -> WireDelta:
         if not self._plain:
             return delta
         match delta:
@@ -465,7 +469,7 @@ def _values(values: Sequence[Value]) -> tuple[Value, ...]:
 
 
 def plain(value: Value) -> Value:
-    """What JSON cannot hold as PostgreSQL writes it: NaN, the infinities and bytes.
+    """Values that JSON cannot represent as PostgreSQL writes them: NaN, the infinities and bytes.
 
     >>> plain(float("-inf")), plain([b"\\x00", 1.5])
     ('-Infinity', ['\\\\x00', 1.5])
@@ -485,7 +489,7 @@ _encode_sorted: Callable[[object], bytes] = msgspec.json.Encoder(order="sorted")
 
 def result_hash(rows: Iterable[tuple[Key, Row]]) -> int:
     """CRC-32 over `[key, row]` of every row as JSON, columns sorted by name, rows in order; numbers
-    as `number_text` writes them, as not all readers of JSON can tell 1.0 from 1.
+    as `number_text` writes them, because some JSON parsers do not distinguish 1.0 and 1.
 
     >>> result_hash([((1,), {"id": 1, "name": "a"})])
     1897706822
@@ -514,8 +518,8 @@ _HOLDS_FLOATS = {float, list, tuple, dict}
 
 
 def number_text(value: float) -> str:
-    """A finite float as ECMAScript writes numbers (RFC 8785, 3.2.2.3): the fewest digits that tell
-    it from all others.
+    """A finite float as ECMAScript writes numbers (RFC 8785, 3.2.2.3): the fewest digits that
+    identify it.
 
     >>> [number_text(value) for value in (1.0, -0.0, 0.1, 1e-7, 1e20, 1.5e21)]
     ['1', '0', '0.1', '1e-7', '100000000000000000000', '1.5e+21']
@@ -556,35 +560,35 @@ KEEPALIVE_SSE = b": keepalive\n\n"
 
 
 class Shared:
-    """Bytes that wait for clients: the same for many of them."""
+    """Bytes that wait for clients, and may be shared by many of them."""
 
     __slots__ = ("bytes", "holders")
 
     def __init__(self, bytes: int) -> None:
         self.bytes = bytes
         self.holders = 0
-        """How many clients they wait for."""
+        """The number of clients that they wait for."""
 
 
 class Frame:
-    """A message and its encodings, each made when it is first wanted and then shared."""
+    """A message and its encodings, each made when it is first needed and then shared."""
 
     has_id = True
-    """Whether its position is the `id` of its event: where the stream that it is in is resumed."""
+    """Whether its position is the `id` of its event, from which its stream is resumed."""
 
     def __init__(self, message: ServerMessage) -> None:
         self.message = message
-        # What failed, and an answer, say nothing about how far the client is.
+        # Failures and answers do not change the position of the client.
         aside = isinstance(message, Failed | Answer)
         self.position: str | None = None if aside else getattr(message, "position", None)
         self.is_step = isinstance(message, Deltas | Changes | Topic | Poke | Message) or (
             isinstance(message, Presence) and not message.whole
         )
-        """Whether it only makes sense to those who have all before it."""
+        """Whether a client needs all earlier messages to use this one."""
 
     @cached_property
     def json(self) -> bytes:
-        """The message: what is in a WebSocket text, an SSE event's data, a line of NDJSON."""
+        """The message as JSON: a WebSocket text, the data of an SSE event, or a line of NDJSON."""
         return _encode(self.message)
 
     @cached_property
@@ -593,13 +597,14 @@ class Frame:
         message = self.message
         if isinstance(message, Keepalive):
             return KEEPALIVE_SSE
-        # A client that is cut off between the parts of a result has nothing to resume from.
+        # A client that is cut off between the parts of a result cannot resume.
         id = self.position if self.has_id and not getattr(message, "more", False) else None
         return _event(type(message).__name__.lower(), self.json, id)
 
     @cached_property
     def event(self) -> bytes:
-        """The same without an `id`, for a stream that says by a `Mark` where to resume."""
+        """The same without an `id`, for a stream whose marks (`Mark`) have the position to resume
+        from."""
         message = self.message
         if isinstance(message, Keepalive):
             return KEEPALIVE_SSE
@@ -636,13 +641,13 @@ class Frame:
 
     @cached_property
     def shared(self) -> Shared:
-        """What of it waits for clients that do not read: not the frame, only its bytes."""
+        """The bytes that wait for slow clients, without the frame itself."""
         return Shared(self.size)
 
 
 class Mark(Frame):
-    """Where a stream may be resumed, all of its subscriptions together: an SSE `id`, and no event.
-    One of them alone cannot tell how far the others are."""
+    """The position from which all subscriptions of a stream can be resumed together: an SSE `id`
+    without an event. One subscription alone does not know the positions of the others."""
 
     def __init__(self, position: str) -> None:
         super().__init__(Keepalive())
@@ -654,7 +659,7 @@ class Mark(Frame):
 
 
 def _event(name: str, data: bytes, id: str | None) -> bytes:
-    # JSON has no raw line breaks, so one data line always holds it.
+    # JSON has no raw line breaks, so one data line is enough.
     head = f"event: {name}\n" if id is None else f"event: {name}\nid: {id}\n"
     return b"%sdata: %s\n\n" % (head.encode(), data)
 
@@ -669,12 +674,12 @@ def as_chunk(data: bytes) -> bytes:
 
 
 def read_server(data: bytes | str) -> ServerMessage:
-    """Decode a message from a server; `msgspec.DecodeError` for what is none."""
+    """Decode a message from a server; `msgspec.DecodeError` for anything else."""
     message: ServerMessage = _decode_server(data)
     return message
 
 
 def read_client(data: bytes | str) -> ClientMessage:
-    """Decode a message from a client; `msgspec.DecodeError` names the place that is wrong."""
+    """Decode a message from a client; `msgspec.DecodeError` names the invalid part."""
     message: ClientMessage = _decode_client(data)
     return message

@@ -1,4 +1,4 @@
-"""What the functions of streaming views are written with: aggregates, and a join.
+"""The aggregates and the join for functions of streaming views.
 
     from headwater import views
 

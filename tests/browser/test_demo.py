@@ -425,7 +425,7 @@ def test_it_says_what_it_does_and_stops(own_demo: Demo, number: signal.Signals) 
     own_demo.process.send_signal(signal.SIGHUP)
     assert own_demo.close(signal.SIGTERM) == 0
     said = "\n".join(own_demo.said)
-    assert "A shop is open" in said
+    assert "The shop is open" in said
     assert f"console    {own_demo.home}/demo/console.html" in said
     assert own_demo.postgres.url in said
     assert own_demo.said[-1] == "Closing the shop …"
@@ -447,7 +447,7 @@ def test_there_is_one_in_a_folder_at_a_time(demo: Demo) -> None:
     place = ["--port", "0", "--data-dir", str(demo.data)]
     done = subprocess.run([*command, *place], capture_output=True, text=True)
     assert done.returncode == 2
-    assert f"the demo runs already: {demo.page}" in done.stderr
+    assert f"the demo is already running in this data folder: {demo.page}" in done.stderr
     assert "--data-dir" in done.stderr
     assert "Traceback" not in done.stderr
     assert demo.write("select 1") == 1  # the first has lost nothing

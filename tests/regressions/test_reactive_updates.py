@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from headwater.database import Connection
 from headwater.hub.hub import Hub
+from headwater.hub.reactive.group import QueryGroup
+from headwater.hub.reactive.registry import ReactiveQueries
 from headwater.identity import Identity
 from headwater.queries.context import Context
 from headwater.queries.functions import Query
@@ -304,3 +307,30 @@ async def test_a_table_that_the_condition_of_a_domain_reads(url: str, catalog: C
         await settle(hub)
         await run(catalog, "delete from permitted")
         await follower.until(lambda: follower.failure is not None)
+
+
+# ------------------------------------------------------------------------ faults that meet
+
+
+async def test_a_result_that_was_not_handed_out_when_the_database_is_lost(
+    db: Connection, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query is to be executed again, and what is to be executed is forgotten right then."""
+    await tables(db, "public")
+    hand_out, failed = ReactiveQueries._hand_out, list[QueryGroup]()
+
+    def fails_once(queries: ReactiveQueries, group: QueryGroup, recovered: bool) -> None:
+        if failed:
+            hand_out(queries, group, recovered)
+            return
+        failed.append(group)
+        asyncio.get_running_loop().call_soon(queries.lost)
+        raise RuntimeError("not handed out")
+
+    async with Hub(url) as hub:
+        follower = await Follower().follow(hub, asking("select s from t"))
+        await follower.until(lambda: follower.value == "public")
+        monkeypatch.setattr(ReactiveQueries, "_hand_out", fails_once)
+        await run(db, "update t set s = 'changed'")
+        await follower.until(lambda: follower.value == "changed")
+    assert failed

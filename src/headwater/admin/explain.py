@@ -1,7 +1,7 @@
-"""How a live query is served: where the router files it, what its first read is, which index helps.
+"""Explains how a live query is served: its place in the router, its first read, the index for it.
 
-Whether an index serves a query is asked of the planner with table scans and sorts made expensive:
-on a small table it would rather read all of it, whatever indexes there are.
+To find out whether an index can serve a query, the planner is asked with table scans and sorts
+disabled: on a small table it would otherwise prefer a table scan to any index.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import psycopg
 from headwater.database import Connection
 from headwater.errors import Forbidden
 from headwater.hub.hub import Hub
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.live.filters.filter import EVERYTHING
 from headwater.live.filters.sql import Sql
 from headwater.live.filters.terms import HIGHEST, LOWEST, Between, Equal, Term, terms
@@ -45,8 +45,9 @@ class QueryPlan(msgspec.Struct, frozen=True):
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """`filed` is None where every change of the table is looked at. `index` is one that could serve
-    the first read; `serves_filter` and `serves_order` say what of it; `suggestion` what would."""
+    """`filed` is None if every change of the table is checked. `index` is an index that could serve
+    the first read; `serves_filter` and `serves_order` say for which part; `suggestion` is an index
+    that would serve both."""
 
     table: str
     key: tuple[str, ...]
@@ -62,7 +63,7 @@ class Explained(msgspec.Struct, frozen=True):
 
 
 async def explain(hub: Hub, connection: Connection, query: LiveQuery) -> Explained:
-    """Raises what subscribing would, but for what it says of the subscriber's rights: no row is
+    """Raises the errors of a subscription, except those about the subscriber's rights: no row is
     read."""
     _, bound, known = await hub.live_views.check(query, Access())
     (need, *_) = new_state(bound).needs
@@ -113,11 +114,11 @@ def _filed(term: Term) -> Filed:
 
 
 def _shown(sql: Sql) -> tuple[str, list[str]]:
-    """The statement with numbered placeholders, and their values."""
+    """The statement with numbered placeholders, and the values."""
     text = sql.text
     for number in range(1, len(sql.values) + 1):
         text = text.replace("%s", f"${number}", 1)
-    # For reading: the statement that runs names the schema of every operator.
+    # Easier to read: the executed statement names the schema of every operator.
     text = _OPERATOR.sub(r"\1", text.replace("%%", "%"))
     return text, [str(value) for value in sql.values]
 
@@ -126,10 +127,11 @@ _OPERATOR = re.compile(r"operator\(pg_catalog\.([^)]+)\)")
 
 
 async def _plans(connection: Connection, sql: Sql) -> tuple[dict[str, Any], dict[str, Any]]:
-    """As it is read now, and as it would be where an index is worth it.
+    """The plan of the first read now, and with table scans disabled.
 
-    The planner calls functions of the table's owner that look constant: in an index, a statistics
-    object, a policy. With our rights they can change nothing here, and no policy is planned.
+    The planner may call functions of the table's owner that are declared constant: in an index, a
+    statistics object, a policy. They would run with our rights, so the transaction is read only and
+    policies are not planned.
     """
     async with connection.transaction(force_rollback=True):
         await connection.execute("set transaction read only")
@@ -172,8 +174,8 @@ def _read(plan: dict[str, Any]) -> QueryPlan:
 async def _suggestion(
     connection: Connection, query: BoundQuery, filed: tuple[Term, ...] | None
 ) -> str:
-    """An index that begins with what must be equal and goes on with the order; a range comes last,
-    or it would keep the index from serving the order."""
+    """An index that begins with the columns of equality conditions and continues with the order.
+    The column of a range is last: before the order, the index could not serve the order."""
     order = {by.column: by for by in query.order.by}
     equal = [term.column for term in filed or () if isinstance(term, Equal)]
     ranged = [term.column for term in filed or () if isinstance(term, Between)]
@@ -191,7 +193,7 @@ async def _suggestion(
 
 
 async def _quoted(connection: Connection, names: list[str]) -> list[str]:
-    """In quotes where PostgreSQL wants them: it knows its own words."""
+    """Names with quotes where PostgreSQL requires them: it knows its keywords."""
     cursor = await connection.execute(
         "select quote_ident(name) from unnest(%s::text[]) with ordinality given (name, place)"
         " order by place",

@@ -1,7 +1,7 @@
-"""What became of a record: from the log, and what is older from the lake.
+"""The history of a row: recent changes from the log, older versions from the lake.
 
-The lake is asked where a pipeline runs beside it whose Spark answers; starting one for a question
-takes longer than a page waits, so otherwise the answer is the command that does it.
+The lake is read by the Spark of a running pipeline. Without one, the answer has the command that
+starts a Spark itself, because that takes longer than a web page should wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headwater.pipeline.spark import shared_session
 
 
 class Version(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A version of a record in the lake."""
+    """A version of a row in the lake."""
 
     at: datetime | None
     op: str
@@ -33,8 +33,8 @@ class Version(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """`log` is None where it was not asked; `lake` has what the lake knows, where it was asked and
-    could answer; `command` is how to ask it otherwise."""
+    """The history of a row. `log` is None if the log was not searched, `lake` is None if the lake
+    was not read; `command` prints the history in the lake."""
 
     log: SearchResult | None
     lake: list[Version] | None
@@ -43,7 +43,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def command(table: str, key: tuple[str, ...]) -> str:
-    """What to type for the whole history.
+    """The command that prints the whole history of a row.
 
     >>> command("sales.orders", ("7", "a b"))
     "headwater history sales.orders 7 'a b'"
@@ -54,8 +54,8 @@ def command(table: str, key: tuple[str, ...]) -> str:
 async def from_lake(
     lake: str, table: str, key: tuple[str, ...], slots: asyncio.Semaphore
 ) -> list[Version] | None:
-    """What the lake knows of a record, newest first; None where no pipeline answers. `turns` are of
-    those who ask it: each keeps a thread for as long as it takes."""
+    """The versions of a row in the lake, newest first; None if no pipeline is running. `slots`
+    limits the requests at a time, because each occupies a thread."""
     try:
         async with asyncio.timeout(ADMIN_LAKE_SECONDS_MAX), slots:
             return await asyncio.to_thread(_ask, lake, RowHistoryRequest(table, key, plain=True))

@@ -26,6 +26,7 @@ from headwater.errors import HeadwaterError, InvalidQuery, TimedOut
 from headwater.gateway.auth.admins import is_admin, not_admin
 from headwater.gateway.gateway import Gateway
 from headwater.gateway.http.app import Endpoint, GatewayOf, Handler, json_answer
+from headwater.gateway.http.bodies import LIVE_QUERY_PAGE
 from headwater.gateway.http.requests import HttpCaller, admit, flag, parameter, parse_json
 from headwater.limits import (
     ADMIN_HISTORY_ROWS_MAX,
@@ -35,26 +36,26 @@ from headwater.limits import (
 )
 from headwater.live.query import LiveQuery
 from headwater.log import cursors
-from headwater.log.cursors import Cursor
+from headwater.log.cursors import SavedCursor
 
 AdminHandler: TypeAlias = Callable[["AdminRequest"], Awaitable[object]]
-"""What answers a question, with something that can be JSON."""
+"""Handles a request of an admin. The result is encoded as JSON."""
 
-Finishing: TypeAlias = Callable[[Gateway, Request, object], Awaitable[object]]
-"""What adds to an answer that for which no database is needed."""
+Completion: TypeAlias = Callable[[Gateway, Request, object], Awaitable[object]]
+"""Completes the result of a handler after its database connection is closed."""
 
 
 def routes(gateway_of: GatewayOf) -> list[BaseRoute]:
-    """The paths, over a gateway."""
+    """The routes of the API, for a gateway."""
     at_once = asyncio.Semaphore(ADMIN_REQUESTS_AT_ONCE)
-    lake_turns = asyncio.Semaphore(ADMIN_LAKE_REQUESTS_AT_ONCE)
+    lake_slots = asyncio.Semaphore(ADMIN_LAKE_REQUESTS_AT_ONCE)
 
     async def with_lake(gateway: Gateway, request: Request, answer: object) -> object:
         assert isinstance(answer, Record)
-        return await query_lake(gateway, request, answer, lake_turns)
+        return await query_lake(gateway, request, answer, lake_slots)
 
-    def route(path: str, handler: AdminHandler, finishing: Finishing | None = None) -> Route:
-        endpoint = Endpoint(gateway_of, _for_admins(handler, at_once, finishing))
+    def route(path: str, handler: AdminHandler, complete: Completion | None = None) -> Route:
+        endpoint = Endpoint(gateway_of, _for_admins(handler, at_once, complete))
         return Route(f"/v1/admin{path}", endpoint, methods=["GET"])
 
     return [
@@ -67,7 +68,7 @@ def routes(gateway_of: GatewayOf) -> list[BaseRoute]:
 
 
 class AdminRequest:
-    """A question of an admin, and a connection to answer it by."""
+    """A request of an admin, and a database connection for it."""
 
     def __init__(
         self, gateway: Gateway, request: Request, caller: HttpCaller, connection: Connection
@@ -78,20 +79,28 @@ class AdminRequest:
         self.connection = connection
 
     def parameter(self, name: str) -> str | None:
-        """A parameter of the URL; None when it is missing or empty."""
+        """A parameter of the URL; None if it is missing or empty."""
         found: str | None = parameter(self.request, name)
         if found is not None and "\0" in found:
-            raise InvalidQuery("it has a NUL, which no row can have", path=name)
+            raise _contains_nul(name)
         return found
 
 
+def _contains_nul(path: str) -> InvalidQuery:
+    return InvalidQuery(
+        "the value contains a NUL character, which no row can contain",
+        path=path,
+        hint="Send the value without it.",
+    )
+
+
 def _for_admins(
-    handler: AdminHandler, at_once: asyncio.Semaphore, finishing: Finishing | None
+    handler: AdminHandler, at_once: asyncio.Semaphore, complete: Completion | None
 ) -> Handler:
     async def handle(gateway: Gateway, request: Request) -> Response:
         caller = await admit(gateway, request)
-        if not is_admin(gateway.settings, caller.identity, local=caller.local):
-            raise not_admin(gateway.settings, "the console's data")
+        if not is_admin(gateway.settings.auth, caller.identity, local=caller.local):
+            raise not_admin(gateway.settings.auth, "the console's data")
         async with at_once, _connected(gateway.hub.url) as connection:
             try:
                 with translated():
@@ -100,11 +109,11 @@ def _for_admins(
                 if isinstance(error.__cause__, psycopg.errors.QueryCanceled):
                     raise TimedOut(
                         f"the database took longer than {2 * ADMIN_SECONDS_MAX:.0f} seconds",
-                        hint="It is busy. Try again.",
+                        hint="Try again when the database is less busy.",
                     ) from error
                 raise
-        if finishing is not None:
-            answer = await finishing(gateway, request, answer)
+        if complete is not None:
+            answer = await complete(gateway, request, answer)
         return json_answer(answer, headers={"cache-control": "no-store"})
 
     return handle
@@ -124,7 +133,7 @@ async def _connected(url: str) -> AsyncIterator[Connection]:
 
 
 class Overview(msgspec.Struct, frozen=True):
-    """The gateway that was asked, the log, and what `headwater doctor` finds wrong."""
+    """This gateway, the log, and the problems that `headwater doctor` finds."""
 
     version: str
     gateway: str
@@ -133,13 +142,13 @@ class Overview(msgspec.Struct, frozen=True):
     activity_seconds: float
     lake: str
     log: LogStatus
-    cursors: list[Cursor]
+    cursors: list[SavedCursor]
     findings: list[Finding]
 
 
 async def overview(call: AdminRequest) -> Overview:
-    """What the console shows first. It also has the tables captured that its live queries are
-    over, unless somebody disabled them."""
+    """The first page of the console. Also enables the tables that the console follows with live
+    queries, unless an admin has disabled them."""
     gateway, connection = call.gateway, call.connection
     findings = await doctor.examine(connection)
     findings.append(await doctor.of_questions(connection, gateway.settings.question_url))
@@ -151,9 +160,9 @@ async def overview(call: AdminRequest) -> Overview:
         version("headwater"),
         gateway.activity.gateway,
         call.caller.identity.user,
-        gateway.settings.has_auth,
-        gateway.settings.activity_period.total_seconds(),
-        gateway.settings.lake,
+        gateway.settings.auth.has_key,
+        gateway.activity.period.total_seconds(),
+        gateway.settings.lake.location,
         await log_status(connection),
         await cursors.list_all(connection),
         findings,
@@ -179,10 +188,10 @@ async def tables(call: AdminRequest) -> object:
 
 
 async def log(call: AdminRequest) -> object:
-    """The newest changes that fit."""
+    """The newest changes that match."""
     names = ("table", "op", "key", "user", "text", "before")
-    wish = Search(**{name: call.parameter(name) for name in names}, limit=_limit(call, 100))
-    return await search(call.connection, wish)
+    criteria = Search(**{name: call.parameter(name) for name in names}, limit=_limit(call, 100))
+    return await search(call.connection, criteria)
 
 
 def _limit(call: AdminRequest, default: int) -> int:
@@ -193,31 +202,31 @@ def _limit(call: AdminRequest, default: int) -> int:
 
 
 async def history(call: AdminRequest) -> Record:
-    """What became of a record, as the log knows it; with `log=false`, it is not asked."""
+    """The history of a row from the log; with `log=false`, the log is not searched."""
     table, key = call.request.path_params["table"], call.request.path_params["key"]
     if "\0" in table + key:
-        raise InvalidQuery("it has a NUL, which no row can have", path="key")
+        raise _contains_nul("key")
     limit = _limit(call, ADMIN_HISTORY_ROWS_MAX)
-    wish = Search(table=table, key=key, before=call.parameter("before"), limit=limit)
-    flag(call.request, "lake", False)  # What is wrong with it is said at once.
+    criteria = Search(table=table, key=key, before=call.parameter("before"), limit=limit)
+    flag(call.request, "lake", False)  # An invalid value is an error before the log is searched.
     searches_log = flag(call.request, "log", True)
-    found = await search(call.connection, wish) if searches_log else None
+    found = await search(call.connection, criteria) if searches_log else None
     return Record(found, None, command(table, tuple(key.split(","))))
 
 
 async def query_lake(
-    gateway: Gateway, request: Request, record: Record, turns: asyncio.Semaphore
+    gateway: Gateway, request: Request, record: Record, slots: asyncio.Semaphore
 ) -> Record:
-    """With `lake=true`, also what only the lake knows. It may take a minute, for which no database
-    connection and no place of other questions is kept."""
+    """With `lake=true`, add the versions from the lake. This may take a minute, so it runs without
+    a database connection and outside the limit on other requests."""
     if not flag(request, "lake", False):
         return record
     table, key = request.path_params["table"], tuple(request.path_params["key"].split(","))
     try:
-        lake = await from_lake(gateway.settings.lake, table, key, turns)
+        lake = await from_lake(gateway.settings.lake.location, table, key, slots)
     except HeadwaterError as error:
         return msgspec.structs.replace(record, lake_error=str(error))
-    reason = None if lake is not None else "this gateway has no pipeline that could answer"
+    reason = None if lake is not None else "no pipeline is running that could read the lake"
     return msgspec.structs.replace(record, lake=lake, lake_error=reason)
 
 
@@ -225,6 +234,6 @@ async def explain(call: AdminRequest) -> object:
     """How a live query is served."""
     text = call.parameter("q")
     if text is None:
-        raise InvalidQuery("a live query in JSON is expected", path="q")
+        raise InvalidQuery("expected a live query in JSON", path="q", hint=LIVE_QUERY_PAGE)
     query = LiveQuery.from_json(parse_json(text, dict, path="q"))
     return await explained(call.gateway.hub, call.connection, query)

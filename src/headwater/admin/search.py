@@ -1,7 +1,8 @@
-"""Searches the log, newest first, for as long as it may take.
+"""Searches the log, newest changes first, up to a time limit.
 
-The log has no index by table or key: a search looks at its changes step by step, from the newest
-transaction back. When its time is over it says how far it came, and goes on from there when asked.
+The log has no index by table or key: a search reads its changes in steps, from the newest
+transaction back. At the time limit the result has the place it reached (`before`), from which
+another search continues.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from headwater.limits import (
 )
 
 _ADMIN_LOG_STEP_ROWS_MIN = 50
-"""Changes that a search in the log looks at in one step where these are large."""
+"""The fewest changes that a search reads in one step, if rows are large."""
 
 _ADMIN_LOG_STEP_ROWS = 500
-"""Changes that it looks at in its first step."""
+"""Changes that a search reads in its first step."""
 
 _ADMIN_LOG_STEP_ROWS_MAX = 20_000
-"""Changes that it looks at in one step where these are small."""
+"""The most changes that a search reads in one step, if rows are small."""
 
 
 _CODES = {"insert": "I", "update": "U", "delete": "D", "truncate": "T", "reset": "R"}
@@ -38,8 +39,9 @@ _OPS = {code: op for op, code in _CODES.items()}
 
 
 class Search(msgspec.Struct, frozen=True):
-    """What to look for. `key` is the row's key as people write it, `7` or `7,2026`; `text` stands
-    anywhere in the row, in either case; `before` is the cursor of an answer."""
+    """The criteria of a search. `key` is the key of a row as people write it, `7` or `7,2026`;
+    `text` is searched in the whole row, without regard to case; `before` is the cursor of an
+    earlier result."""
 
     table: str | None = None
     op: str | None = None
@@ -51,7 +53,7 @@ class Search(msgspec.Struct, frozen=True):
 
 
 class Logged(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A change as it stands in the log. Rows that are too large to be shown are left out."""
+    """A change in the log. Images of rows that are too large to be shown are left out."""
 
     cursor: str
     at: datetime
@@ -68,7 +70,8 @@ class Logged(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True):
-    """What was found. With `before`, there is more to look at: `searched_to` is how far it came."""
+    """The changes that match. With `before` there is more to search: `searched_to` is the time that
+    the search reached."""
 
     changes: list[Logged]
     scanned: int
@@ -77,8 +80,8 @@ class SearchResult(msgspec.Struct, frozen=True):
 
 
 async def search(connection: Connection, criteria: Search) -> SearchResult:
-    """The newest changes that fit. InvalidQuery for what makes no sense, CaptureError for a table
-    that the log does not know."""
+    """The newest changes that match. InvalidQuery for invalid criteria, CaptureError for a table
+    that the log does not have."""
     if not 1 <= criteria.limit <= ADMIN_LOG_ROWS_MAX:
         raise InvalidQuery(f"expected 1 to {ADMIN_LOG_ROWS_MAX}", path="limit")
     conditions, values = await _conditions(connection, criteria)
@@ -110,7 +113,8 @@ async def search(connection: Connection, criteria: Search) -> SearchResult:
 
 
 def next_step(step: int, seconds: float) -> int:
-    """How many changes to look at next, after so many took so long: rows differ in size by far.
+    """How many changes to read in the next step, given the time that the last one took: the sizes
+    of rows differ widely.
 
     >>> next_step(500, 0.1), next_step(500, 0.5), next_step(500, 2.0), next_step(60, 2.0)
     (1000, 500, 125, 50)
@@ -126,13 +130,14 @@ def _size(logged: Logged) -> int:
 
 
 Mark = tuple[int, int]
-"""Transaction and number: where in the log."""
+"""A place in the log: a transaction id and the number of a change."""
 
 
 async def _step(
     connection: Connection, upper: Mark | None, rows: int
 ) -> tuple[Mark | None, datetime | None, int]:
-    """How far down one step goes; None to the end, and how many changes that are at most."""
+    """Where the next step ends (None for the end of the log), the time of the change there, and the
+    most changes that it reads."""
     where = _BELOW if upper else sql.SQL("true")
     values = _flat({"upper": upper, "offset": rows - 1})
     cursor = await connection.execute(_STEP.format(where=where), values)
@@ -198,8 +203,8 @@ async def _conditions(
 
 
 def as_logged(text: str) -> str:
-    """A time as the log writes it; feeds and browsers write all digits, and `Z`. Whatever is no
-    such time stays as it is.
+    """A time as the log writes it: feeds and browsers write all digits, and `Z`. Any other text is
+    returned unchanged.
 
     >>> as_logged("2026-11-15T10:00:00.120000Z"), as_logged("Z")
     ('2026-11-15T10:00:00.12+00:00', 'Z')
@@ -261,7 +266,7 @@ def _logged(
 
 
 def _raw(text: str | None) -> msgspec.Raw | None:
-    """As it is: numbers keep their digits."""
+    """JSON that is not decoded, so that numbers keep their digits."""
     return None if text is None else msgspec.Raw(text.encode())
 
 
@@ -274,7 +279,7 @@ _STEP = sql.SQL("""
 """)
 _REST = sql.SQL("select count(*) from headwater.log l where {where}")
 
-# A row of type json may have a NUL, escaped, and then PostgreSQL cannot look inside.
+# A value of type json may contain an escaped NUL, and then PostgreSQL cannot read its fields.
 _IMAGES = {
     name: sql.SQL(
         r"case when strpos({image}::text, '\u0000') = 0 then {image}"

@@ -1,4 +1,4 @@
-"""Every table of the database: whether it is captured, how much goes on in it, what is wrong."""
+"""Every table of the database: whether it is captured, how many changes it has, and problems."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headwater.limits import ADMIN_RATE_ROWS_MAX, ADMIN_TABLES_MAX
 
 
 class TableInfo(msgspec.Struct, frozen=True):
-    """A table. `rows` is PostgreSQL's estimate, None before it has made one; `minute` counts the
-    changes of the last one; `capture` is `trigger`, or None for one that is not captured."""
+    """A table. `rows` is PostgreSQL's estimate, None if there is none yet; `minute` is the number
+    of changes in the last minute; `capture` is `trigger`, or None if the table is not captured."""
 
     name: str
     kind: str
@@ -32,7 +32,7 @@ class TableInfo(msgspec.Struct, frozen=True):
 
 
 class TableList(msgspec.Struct, frozen=True):
-    """`busy` says that the last minute brought more changes than were counted."""
+    """`busy` means that the last minute had more changes than were counted."""
 
     tables: list[TableInfo]
     busy: bool

@@ -1,6 +1,6 @@
-"""What programs pass to a connection's methods, as the messages have it.
+"""Converts the arguments of a connection's methods to messages.
 
-Pure. What makes no sense is refused here, before anything is sent.
+Pure. Invalid arguments are refused here, before anything is sent.
 """
 
 from __future__ import annotations
@@ -72,14 +72,18 @@ def call_arguments(args: Mapping[str, Any] | None, named: Mapping[str, Any]) -> 
     """
     for name in named:
         if args is not None and name in args:
-            raise InvalidQuery("the argument is given twice", path=f"args.{name}")
+            raise InvalidQuery(
+                "the argument is given twice",
+                hint="Give it in the mapping or by name.",
+                path=f"args.{name}",
+            )
     try:
-        # Times, uuids and the like as texts.
+        # Times, UUIDs and similar values become texts.
         plain: dict[str, Any] = msgspec.to_builtins({**(args or {}), **named})
         size = len(msgspec.json.encode(plain))
     except (TypeError, ValueError) as error:
         raise InvalidQuery(
-            str(error), path="args", hint="Arguments are what JSON can hold."
+            str(error), path="args", hint="Give a value that JSON can represent."
         ) from error
     if size > REQUEST_BYTES_MAX:
         raise _too_large(size)

@@ -1,7 +1,7 @@
 """How long to wait after a failure: 1 s, 2 s, 4 s … 30 s, and when to give up.
 
-Pure: chance comes from the caller. Every pause is shortened by up to half at random, so that the
-clients of a gateway that restarts do not come back all at once.
+Pure: the caller passes the random number. Every pause is shortened by up to half at random, so that
+the clients of a restarted gateway do not reconnect all at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The client for programs without an event loop: the same, as blocking calls and iterators.
+"""The client for programs without an event loop: the same methods as blocking calls and iterators.
 
-One event loop in a thread of its own runs the asynchronous client; nothing of it is written twice.
-Leaving a `for` loop ends its subscription, leaving the `with` block ends everything.
+An event loop in its own thread runs the asynchronous client; no logic is duplicated here. Leaving a
+`for` loop ends its subscription, leaving the `with` block ends everything.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Itera
 from concurrent.futures import Future, wait
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from headwater.client.channels import Channel
 from headwater.client.connection import Connection, Token, Transport, connect
-from headwater.client.results import Results
 from headwater.client.state.channel import ChannelMessage
 from headwater.client.state.feed import FeedTransaction
 from headwater.client.state.rows import RowsBatch
 from headwater.client.state.topic import Ops
-from headwater.client.subscriptions import Feed, Live, Subscription
-from headwater.client.topics import Topic
+from headwater.client.subscriptions.channels import Channel
+from headwater.client.subscriptions.results import Results
+from headwater.client.subscriptions.subscription import Feed, Live, Subscription
+from headwater.client.subscriptions.topics import Topic
 from headwater.client.transports import Opener
 from headwater.errors import ConfigError, HeadwaterError
 from headwater.model import Cursor, Key, Row
@@ -34,7 +34,7 @@ _Self = TypeVar("_Self", bound="_Blocking[Any]")
 
 
 class _Loop:
-    """An event loop in a thread of its own."""
+    """An event loop in its own thread."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -54,7 +54,8 @@ class _Loop:
         asyncio.run(until_stopped())
 
     def call(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run it there, and wait for it here. What interrupts the wait (Ctrl-C) ends the work."""
+        """Run a coroutine in that thread, and wait for it. An interrupt of the wait (Ctrl-C)
+        cancels it."""
         loop = self._loop
         if loop is None:
             work.close()
@@ -76,7 +77,7 @@ class _Loop:
             raise
 
     def iterate(self, items: AsyncGenerator[_T, None]) -> Iterator[_T]:
-        """The same items, here."""
+        """The items of an asynchronous iterator."""
 
         async def following() -> tuple[_T, ...]:
             async for item in items:
@@ -93,7 +94,7 @@ class _Loop:
         if self._loop is None:
             return
         if threading.current_thread() is self._thread:
-            # The garbage collector came by in the loop's thread, which must not wait for itself.
+            # The garbage collector runs in the loop's thread, which must not wait for itself.
             self._loop.create_task(_close(items))
         else:
             self.call(_close(items))
@@ -119,7 +120,7 @@ def _copy(task: asyncio.Task[_T], done: Future[_T]) -> None:
 
 
 class _Blocking(Generic[_Inner]):
-    """A subscription that is entered and left from another thread than it lives in."""
+    """A subscription that is entered and left from another thread than the event loop's."""
 
     def __init__(self, loop: _Loop, inner: _Inner) -> None:
         self._loop = loop
@@ -250,7 +251,7 @@ def _blocking(
     method: Callable[Concatenate[Connection, _P], _Inner],
     outer: Callable[[_Loop, _Inner], _Outer],
 ) -> Callable[Concatenate[BlockingConnection, _P], _Outer]:
-    """The same method with the same arguments, of a blocking connection."""
+    """The same method of a blocking connection, with the same arguments."""
 
     def wrapped(self: BlockingConnection, /, *args: _P.args, **kwargs: _P.kwargs) -> _Outer:
         return outer(self.running(), method(self.inner, *args, **kwargs))
@@ -262,7 +263,7 @@ def _blocking(
 def _answered(
     method: Callable[Concatenate[Connection, _P], Coroutine[Any, Any, _T]],
 ) -> Callable[Concatenate[BlockingConnection, _P], _T]:
-    """The same for a method that is awaited: this waits for it."""
+    """The same for an asynchronous method: waits for its result."""
 
     def wrapped(self: BlockingConnection, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return self.running().call(method(self.inner, *args, **kwargs))
@@ -327,5 +328,5 @@ def connect_sync(
     token: Token = None,
     transport: Transport | Opener = "ws",
 ) -> BlockingConnection:
-    """`connect` for programs without an event loop, to be used with `with`."""
+    """`connect` for programs without an event loop, used with `with`."""
     return BlockingConnection(connect(url, token=token, transport=transport))

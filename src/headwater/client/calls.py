@@ -1,8 +1,8 @@
 """Waits for the answers to calls: queries, mutations, waits, messages to channels.
 
-`requests` decides what happens to a call when the connection is lost; this holds the tasks that
-wait. A mutation that is refused for now is repeated with its key, for a while. At most
-`limits.CLIENT_CALLS_AT_ONCE` calls run, further ones wait until one is answered. A cancelled call
+`requests` decides what happens to a call when the connection is lost; this module has the tasks
+that wait. A mutation that is refused with a retryable error is repeated with its key, for a limited
+time. At most `limits.CLIENT_CALLS_AT_ONCE` calls run at a time, further ones wait. A cancelled call
 is forgotten.
 """
 
@@ -20,15 +20,16 @@ from headwater.limits import CLIENT_CALLS_AT_ONCE
 from headwater.protocol import Answer, ClientMessage, Mutate, ServerMessage
 
 _CLIENT_REPEAT_SECONDS = 60.0
-"""How long a mutation that is refused for now is repeated; then the refusal is raised."""
+"""How long a mutation that is refused with a retryable error is repeated; then the error is
+raised."""
 
 
 class PendingCalls:
     """The calls of one client.
 
-    `send` hands a message to the present connection, or does nothing while there is none; `check`
-    raises if there will be none. The `clock` is the one of `Requests`: the system's time of day,
-    for `loop.time` stands still while the machine sleeps.
+    `send` sends a message on the current connection, or does nothing while there is none; `check`
+    raises if there will be none. The `clock` is that of `Requests`: the time of day, because
+    `loop.time` stops while the machine sleeps.
     """
 
     def __init__(
@@ -51,8 +52,8 @@ class PendingCalls:
         return bool(self._waiting)
 
     async def ask(self, call: Call, attempts: Attempts | None = None) -> Answer:
-        """Have it answered. Raises what the gateway refused it with. `attempts` are those before
-        with the same key."""
+        """Send a call and wait for its answer. Raises the error of the gateway. `attempts` are
+        earlier attempts with the same key."""
         self._check()
         async with self._room:
             self._check()
@@ -68,8 +69,8 @@ class PendingCalls:
                 del self._waiting[id]
 
     async def ask_once(self, call: Mutate) -> Answer:
-        """Have a mutation answered that the gateway runs once by its key: repeated while it is
-        refused for now, for at most `_CLIENT_REPEAT_SECONDS`."""
+        """Send a mutation with a key and wait for its answer. It is repeated after retryable
+        errors, for at most `_CLIENT_REPEAT_SECONDS`."""
         loop, backoff, attempts = asyncio.get_running_loop(), self._new_backoff(), Attempts()
         until = loop.time() + _CLIENT_REPEAT_SECONDS
         while True:
@@ -77,10 +78,10 @@ class PendingCalls:
                 return await self.ask(call, attempts)
             except HeadwaterError as error:
                 asked = error.retry_after or 0.0
-                pause = backoff.failed(random.random(), asked) if _is_passing(error) else None
+                pause = backoff.failed(random.random(), asked) if _is_temporary(error) else None
                 if pause is None or loop.time() + pause > until:
                     if error.code == "outcome_unknown":
-                        error.retryable = False  # Another call would have another key.
+                        error.retryable = False  # A new call would have a new key.
                     raise
             await asyncio.sleep(pause)
 
@@ -92,22 +93,22 @@ class PendingCalls:
         return self._requests.sending(message)
 
     def connected(self) -> None:
-        """There is a connection: ask what is not answered."""
+        """There is a connection: send what is not answered."""
         for call in self._requests.connected():
             self._send(call)
 
     def received(self, message: ServerMessage) -> bool:
-        """Whether the message was the end of a call."""
+        """Handle a message. Returns whether it ended a call."""
         settled = self._requests.receive(message)
         self._settle([settled] if settled is not None else [])
         return settled is not None
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         self._settle(self._requests.lost())
 
     def over(self, error: Exception) -> None:
-        """There will be no other."""
+        """There will be no other connection."""
         self._settle(self._requests.over(error))
 
     def _settle(self, calls: Iterable[Settled]) -> None:
@@ -121,6 +122,6 @@ class PendingCalls:
                 answered.set_exception(call.outcome)
 
 
-def _is_passing(error: HeadwaterError) -> bool:
-    """Whether a repetition may help. One that took too long would take as long again."""
+def _is_temporary(error: HeadwaterError) -> bool:
+    """Whether a repetition may help. After a timeout it would take as long again."""
     return error.retryable and not isinstance(error, TimedOut)

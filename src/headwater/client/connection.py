@@ -1,7 +1,7 @@
 """A client of a gateway: one open connection, with every subscription on it.
 
-`session` holds the state of the subscriptions, `transports` sends and receives messages; this joins
-the two. When the connection is lost it opens another, at the next of its URLs if there are
+`session` has the state of the subscriptions, `transports` sends and receives messages; this module
+connects the two. When the connection is lost it opens another, to the next of its URLs if there are
 several, and resumes every subscription from its position. It gives up after
 `limits.CLIENT_FAILURES_MAX` failures in a row, or at once after a refusal that is not retryable.
 Then every reader of a subscription and every waiting call gets the error.
@@ -28,10 +28,8 @@ from headwater.client.arguments import (
 )  # fmt: skip
 from headwater.client.backoff import Backoff
 from headwater.client.calls import PendingCalls
-from headwater.client.channels import Channel
 from headwater.client.errors import error_of
 from headwater.client.requests import Attempts
-from headwater.client.results import Mutated, Results
 from headwater.client.session import (
     Changed,
     ClientSession,
@@ -49,8 +47,10 @@ from headwater.client.session import (
     TransactionsReceived,
 )
 from headwater.client.state.rows import RowsBatch
-from headwater.client.subscriptions import Feed, Live, Subscription
-from headwater.client.topics import Topic
+from headwater.client.subscriptions.channels import Channel
+from headwater.client.subscriptions.results import Mutated, Results
+from headwater.client.subscriptions.subscription import Feed, Live, Subscription
+from headwater.client.subscriptions.topics import Topic
 from headwater.client.transports import Link, Opener, gateway_url, open_sse, open_websocket
 from headwater.errors import (
     ConfigError,
@@ -110,9 +110,9 @@ def connect(
     transport: Transport | Opener = "ws",
     backoff: Callable[[], Backoff] = Backoff,
 ) -> Connection:
-    """A client of the gateway at `url`, to be used with `async with`.
+    """A client of the gateway at `url`, used with `async with`.
 
-    Several URLs are gateways over the same database: when one is lost, the next is tried.
+    Several URLs are gateways of the same database: when one is lost, the next is tried.
     """
     urls = [url] if isinstance(url, str) else list(url)
     if not urls:
@@ -128,7 +128,7 @@ def connect(
 
 
 class Connection:
-    """What `connect` gives.
+    """A connection to a gateway, made by `connect`.
 
     ```python
     async with connect("http://localhost:8484", token=token) as hw:
@@ -146,7 +146,7 @@ class Connection:
         self.reconnects = 0
         """How often a lost connection was replaced."""
         self.session: str | None = None
-        """The gateway's name for the present connection; None while there is none."""
+        """The gateway's id of the current connection; None while there is none."""
         self._urls = urls
         self._token = token
         self._token_requested = False
@@ -154,9 +154,9 @@ class Connection:
         self._new_backoff = backoff
         self._session = ClientSession()
         self._calls = PendingCalls(self._send, self._check_open, backoff)
-        self._holding: Feed | None = None  # the feed that holds up the reading
+        self._holding: Feed | None = None  # the feed that blocks reading
         self._written: Position | None = None
-        self._progress = asyncio.Event()  # set whenever a subscription may have got somewhere
+        self._progress = asyncio.Event()  # set when the state of a subscription may have changed
         self._subscriptions: dict[State, Subscription] = {}
         self._outbox: asyncio.Queue[ClientMessage] | None = None
         self._again: dict[State, asyncio.TimerHandle] = {}
@@ -174,7 +174,7 @@ class Connection:
 
     @property
     def diverged(self) -> int:
-        """How often a replica had wrong rows and was read again. Expected: never."""
+        """How often the rows of a replica were wrong and were requested again. Expected: 0."""
         return self._session.diverged
 
     async def __aenter__(self) -> Connection:
@@ -202,7 +202,7 @@ class Connection:
         for subscription in list(self._subscriptions.values()):
             self.end(subscription)
             subscription.finish()
-        self._over(ConnectionFailed("the connection was closed before this was answered"))
+        self._over(ConnectionFailed("the connection was closed before the gateway answered"))
 
     def live(
         self,
@@ -216,9 +216,9 @@ class Connection:
         mode: Mode = "maintained",
         verify: bool = False,
     ) -> Live:
-        """Follow a live query: of a table by name and the other arguments, or one that is whole.
+        """Follow a live query, given by a table and the other arguments, or as a whole.
 
-        With `verify`, every batch carries the hash of the result, and is checked against it.
+        With `verify`, every batch has the hash of the result, and is checked.
         """
         if isinstance(query, str):
             query = live_query(query, where, order, limit, after, columns, mode)
@@ -247,8 +247,8 @@ class Connection:
         after: str | Position | None = None,
         **named: Any,
     ) -> Any:
-        """A reactive query's result, once. It contains what this connection's own mutations have
-        written; with `after`, that position instead.
+        """The result of a reactive query, once. It contains the writes of this connection's own
+        mutations; with `after`, everything up to that position instead.
 
         Arguments are passed by name; in a mapping, if one of them is called `after`.
         """
@@ -261,7 +261,7 @@ class Connection:
         except ResyncRequired:
             if after is not None:
                 raise
-        # The database was restored, or lost what we wrote: there is nothing left to wait for.
+        # The database was restored, or lost our writes in a crash: there is nothing to wait for.
         if self._written == wanted:
             self._written = None
         return await self.query(name, arguments)
@@ -275,13 +275,13 @@ class Connection:
         idempotency_key: str | None = None,
         **named: Any,
     ) -> Mutated:
-        """Run a mutation, once. It is repeated after a lost connection, and while it is refused for
-        now; the gateway knows the repetition by its key. If no gateway can be reached any more, or
-        not within `limits.CLIENT_MUTATION_SECONDS`, ConnectionFailed with the code
-        `outcome_unknown` is raised.
+        """Run a mutation, once. It is sent again after a lost connection, and while the gateway
+        refuses it with a retryable error; the gateway recognizes the repetition by its key. If no
+        gateway can be reached within `limits.CLIENT_MUTATION_SECONDS`, ConnectionFailed with the
+        code `outcome_unknown` is raised.
 
-        With a key of one's own, calls with the same key are one mutation, also those of another
-        process. Arguments are passed by name; in a mapping, if one of them is called
+        With your own `idempotency_key`, calls with the same key are one mutation, also from
+        different processes. Arguments are passed by name; in a mapping, if one of them is called
         `idempotency_key`.
         """
         key = new_key() if idempotency_key is None else check_key(idempotency_key)
@@ -291,8 +291,8 @@ class Connection:
         return Mutated(answer.value, answer.position)
 
     async def wait_for(self, position: str | Position) -> None:
-        """Wait until every subscription of this connection has what the position contains. One that
-        was refused for now, or is asked for again after a reconnect, is waited for too."""
+        """Wait until every subscription of this connection contains the position. Also waits for
+        subscriptions that are being requested again."""
         wanted = str(position_of(position, "position"))
         due = list(self._subscriptions)
         while True:
@@ -300,7 +300,7 @@ class Connection:
             subscribe_count = self._session.subscribe_count
             await self._calls.ask(Wait("", wanted))
             self._session.saw(wanted)
-            # One that was requested again meanwhile may have begun after the gateway answered.
+            # A subscription that was requested again meanwhile may have begun after the answer.
             if subscribe_count == self._session.subscribe_count and not any(map(self._is_due, due)):
                 return
 
@@ -313,18 +313,19 @@ class Connection:
         delta: bool = False,
         **named: Any,
     ) -> Results:
-        """Follow a reactive query. With `delta`, its rows travel as what changed in them.
+        """Follow a reactive query. With `delta`, only changed rows are sent.
 
         Arguments are passed by name; in a mapping, if one of them is called `delta`.
         """
         return Results(self, QueryCall(name, call_arguments(args, named), delta))
 
     def topic(self, name: str, /) -> Topic:
-        """Follow a topic, from now on: rows as they are signalled, or pokes."""
+        """Follow a topic from now on: the rows that are signalled, or pokes."""
         return Topic(self, name)
 
     def channel(self, name: str, *, present: bool = False, state: Any = None) -> Channel:
-        """Follow a channel. With `present`, or a state for others to see, as one of its members."""
+        """Follow a channel. With `present`, or with a `state` that others see, as one of its
+        members."""
         return Channel(self, ChannelCall(name, present or state is not None, state))
 
     # -------------------------------------------------------------------- for subscriptions
@@ -359,7 +360,7 @@ class Connection:
                 raise self._refusal
 
     def _request(self, state: State) -> None:
-        """Subscribe, now if there is a connection; else that happens when there is one."""
+        """Subscribe now if there is a connection, else when there is one."""
         self._again.pop(state, None)
         if self._outbox is not None:
             self._send(self._session.subscribe(state))
@@ -388,13 +389,13 @@ class Connection:
             raise ConfigError("the connection is not open", hint="Use `async with connect(…)`.")
 
     def _wrote(self, position: Position) -> None:
-        """Mutations beside each other may be answered in any order: the latest counts."""
+        """Concurrent mutations may be answered in any order: the latest position counts."""
         if self._written is None or not self._written.covers(position):
             self._written = position
 
     async def _all_started(self, states: list[State]) -> list[State]:
-        """Wait until these have begun, or were resumed after a reconnect or a refusal. Returns
-        those that have not ended."""
+        """Wait until these subscriptions have begun or were resumed. Returns those that have not
+        ended."""
         while True:
             states = [state for state in states if state in self._subscriptions]
             if not any(map(self._is_due, states)):
@@ -404,7 +405,7 @@ class Connection:
             self._check_open()
 
     def _is_due(self, state: State) -> bool:
-        """Whether it has not begun, was not resumed yet, or will be requested again."""
+        """Whether a subscription has not begun, was not resumed yet, or will be requested again."""
         return state in self._again or self._session.is_due(state)
 
     def _over(self, error: Exception) -> None:
@@ -431,7 +432,7 @@ class Connection:
         while True:
             url, began = self._urls[turn % len(self._urls)], loop.time()
             error = await self._one_connection(url, backoff)
-            # A connection that lasted is no reason to wait before another gateway is tried.
+            # After a connection that lasted, the next gateway is tried without a pause.
             lasted = loop.time() - began > CLIENT_BACKOFF_SECONDS[0]
             self._token_requested = self._token_requested and not lasted
             turn, tried = turn + 1, 1 if lasted else tried + 1
@@ -445,8 +446,7 @@ class Connection:
             await asyncio.sleep(pause)
 
     async def _one_connection(self, url: str, backoff: Backoff) -> HeadwaterError:
-        """Connect and run until the connection is lost; returns why. Raises an error that is
-        final."""
+        """Connect and run until the connection is lost; returns the error. Raises a final error."""
         greeted = False
         try:
             async with self._linked(url) as (link, hello):
@@ -461,11 +461,11 @@ class Connection:
             if self._is_final(error, greeted=greeted):
                 raise
             return error
-        raise AssertionError("a connection ends with an error")
+        raise AssertionError("the tasks of a connection end with an error only")
 
     @asynccontextmanager
     async def _linked(self, url: str) -> AsyncIterator[tuple[Link, Hello]]:
-        """An open connection, greeted, with every subscription asked for."""
+        """An open connection after its hello, on which every subscription was requested."""
         link = await self._open(url, await self._current_token())
         try:
             hello = await _greeting(link, url)
@@ -502,13 +502,14 @@ class Connection:
                     f"nothing was received from the gateway for {2 * keepalive:g} s"
                 ) from None
             except HeadwaterError as error:
-                # The last error that the gateway sent explains more than the closed connection.
+                # The last error that the gateway sent explains more than the error of the closed
+                # connection.
                 raise last_error or error from error
             backoff.succeeded()
             last_error = None
             if isinstance(message, Error) and message.id is None:
                 found = error_of(message)
-                # Any other error is about one message without an id, and not about the connection.
+                # Any other error is about a message without an id, not about the connection.
                 last_error = found if found.retryable or _is_denial(found) else None
             await self._take(message)
 
@@ -526,7 +527,7 @@ class Connection:
                 self._expires_at = expires_at
                 self._renewed.set()
             case Error(id=None):
-                # No call waits for it, or it is why the connection ends: `_reading` raises it then.
+                # No call waits for it, or the connection ends with it: then `_reading` raises it.
                 logger.warning("the gateway sent an error: %s", error_of(message))
             case Answer() | Error() if message.id == f"s{self._slides}":
                 self._slid(message)
@@ -534,7 +535,7 @@ class Connection:
                 if isinstance(message, Answer) and message.position:
                     self._session.saw(message.position)
             case Error(code="behind", id=str()) if len(self._urls) > 1:
-                raise error_of(message)  # another gateway may be further
+                raise error_of(message)  # another gateway may have read more of the log
             case _:
                 for event in self._session.receive(message):
                     if isinstance(event, TransactionsReceived):
@@ -553,14 +554,14 @@ class Connection:
                 await feed.waiting()
         finally:
             self._holding = None
-        # Its reader may be the one that waits for something else, which must then be read.
+        # The program may wait for something else, which must then be read.
         if feed.is_full and (message := self._session.pause(feed.state)):
             feed.left = True
             self._send(message)
         feed.received(event.transactions)
 
     def _is_awaited(self) -> bool:
-        """Whether the program may be waiting for something that is yet to be read."""
+        """Whether the program may be waiting for a message that is not read yet."""
         due = map(self._session.is_due, self._subscriptions)
         return self._calls.under_way or self._reanchoring is not None or any(due)
 
@@ -588,7 +589,7 @@ class Connection:
             case Stale(state, error):
                 logger.warning("%s may be out of date: %s", state.name, error)
             case RowsDiverged(state, error):
-                logger.warning("%s diverged and is read again: %s", state.name, error)
+                logger.warning("%s diverged and is requested again: %s", state.name, error)
             case SubscriptionFailed(state, error):
                 self._failed(state, error)
 
@@ -615,7 +616,7 @@ class Connection:
             self._again[state] = loop.call_later(pause, self._request, state)
 
     def _slid(self, message: Answer | Error) -> None:
-        """The window was slid, or the gateway refused to slide it."""
+        """The window was moved, or the gateway refused to move it."""
         if self._reanchoring is None:
             return
         if isinstance(message, Error):
@@ -628,15 +629,15 @@ class Connection:
     # -------------------------------------------------------------------- tokens
 
     def _is_final(self, error: HeadwaterError, *, greeted: bool) -> bool:
-        """Whether connecting again is useless. A token that is a text is refused again; a function
-        is called for another token, once. Without a token, a cookie may have been refused."""
+        """Whether connecting again cannot help. A token that is a text would be refused again; a
+        token function is called once more. Without a token, a cookie may have been refused."""
         if error.retryable:
             return False
         if not _is_about_token(error) or self._token is None:
             # The user may have lost access: the answer to the next connect shows it.
             return not (greeted and _is_denial(error))
         if isinstance(self._token, str):
-            error.hint = error.hint or "Give a function that brings a token: token=…"
+            error.hint = error.hint or "Give a function that returns a new token: token=…"
             return True
         requested, self._token_requested = self._token_requested, True
         return requested
@@ -650,11 +651,14 @@ class Connection:
         except HeadwaterError:
             raise
         except Exception as error:
-            raise ConnectionFailed(f"the token function failed: {error}") from error
+            raise ConnectionFailed(
+                f"the token function failed: {error}",
+                hint="Correct the function that you gave as token=….",
+            ) from error
 
     async def _refreshing(self) -> None:
-        """Renew the token on the open connection, before it ends. A token that is a text cannot
-        be renewed: with it, this waits for ever."""
+        """Renew the token on the open connection before it expires. A token that is a text cannot
+        be renewed: then this waits forever."""
         while True:
             self._renewed.clear()
             while self._expires_at is None or not callable(self._token):
@@ -678,14 +682,17 @@ def _is_denial(error: HeadwaterError) -> bool:
 
 
 async def _greeting(link: Link, url: str) -> Hello:
-    """The first message, which must be a hello or say why there is none."""
+    """The first message: a hello, or an error that is raised."""
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
             message = await link.receive()
             while not isinstance(message, Hello | Error):
                 message = await link.receive()
     except TimeoutError:
-        raise ConnectionFailed(f"the gateway {url} did not send hello") from None
+        raise ConnectionFailed(
+            f"the gateway {url} did not answer: it sent no hello",
+            hint="Check that the URL is that of a Headwater gateway.",
+        ) from None
     if isinstance(message, Error):
         raise error_of(message)
     return message
@@ -701,7 +708,7 @@ def _given_up(failures: int, error: HeadwaterError) -> HeadwaterError:
 
 
 async def _until_one_ends(*works: Coroutine[Any, Any, None]) -> None:
-    """Run them beside each other until one has ended; then end the others, and raise its error."""
+    """Run them concurrently until one has ended; then cancel the others, and raise its error."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
-"""Turns the errors that a gateway sends into our exceptions.
+"""Turns the errors that a gateway sends into Headwater's exceptions.
 
-Pure. The `code` decides; for one that this client does not know, the HTTP status does. Where there
-is none, an unknown code that is about one subscription or call is the application's own: `Refused`.
+Pure. The `code` decides; for an unknown code, the HTTP status. Without a status, an unknown code of
+a subscription or call is one of the application: `Refused`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _CODES: dict[type[HeadwaterError], str] = {
     "token_malformed token_missing token_not_yet_valid token_signature",
     Unavailable: "bus slow_client slow_query stopping table_locked",
 }
-"""The codes of ours that say more than their class: any other is an application's own."""
+"""Headwater's codes that are more specific than their class. Any other code is an application's."""
 _BY_CODE = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 _BY_CLOSE_CODE = {4401: 401, 4403: 403, 4429: 429, 1012: 503, 1013: 503}
 
@@ -88,7 +88,7 @@ def _kinds(kind: type[HeadwaterError]) -> list[type[HeadwaterError]]:
 
 
 def error_in_body(status: int, body: bytes) -> Error:
-    """The error in a response with this status; one made from the status if a proxy answered."""
+    """The error in a response with this status; made from the status if a proxy responded."""
     if error := _decoded_error(body):
         return error
     kind = _BY_STATUS.get(status, HeadwaterError)
@@ -97,20 +97,20 @@ def error_in_body(status: int, body: bytes) -> Error:
 
 
 def error_of_mutation(status: int, body: bytes) -> Error:
-    """The same for a mutation. The error of a proxy does not show whether the mutation ran; when it
-    is repeated, the gateway answers that."""
+    """The same for a mutation. The error of a proxy does not show whether the mutation ran; the
+    gateway knows it when the mutation is repeated."""
     if status >= 500 and _decoded_error(body) is None:
-        text = f"the mutation was answered with status {status}, and not by the gateway"
+        text = f"a proxy answered the mutation with status {status}, not the gateway"
         return Error("outcome_unknown", text, hint=CHECK_FIRST, retryable=True)
     return error_in_body(status, body)
 
 
-CHECK_FIRST = "It may have happened or not: look before you call it again."
+CHECK_FIRST = "It may have been executed or not: check before you repeat it."
 
 
 def _decoded_error(body: bytes) -> Error | None:
     try:
-        return msgspec.json.decode(body, type=_Body).error
+        return msgspec.json.decode(body, type=_ErrorBody).error
     except msgspec.DecodeError:
         return None
 
@@ -127,7 +127,7 @@ def error_of_close(code: int, reason: str) -> HeadwaterError | None:
 
 
 def too_large(bytes_max: int) -> LimitExceeded:
-    """A message beyond the bound; the next connection would bring it again."""
+    """The error for a message that is too large; the next connection would receive it again."""
     error = LimitExceeded(
         f"a message is larger than {bytes_max:,} bytes", hint="Ask for fewer rows or columns."
     )
@@ -143,7 +143,7 @@ class _ErrorShape(msgspec.Struct):
     retry_after_secs: float | None = None
 
 
-class _Body(msgspec.Struct):
+class _ErrorBody(msgspec.Struct):
     shape: _ErrorShape = msgspec.field(name="error")
 
     @property

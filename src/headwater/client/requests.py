@@ -1,12 +1,12 @@
 """The calls of a client: queries, mutations, waits and messages to channels, from the request to
 its answer.
 
-Pure. A connection may be lost between the two. To ask for a query or a wait again is safe, and so
-they are asked again on the next connection. So is a mutation with an idempotency key: it runs once,
-however often it is sent, for as long as the gateway stores its key. If there is no next connection
-in that time, it is unknown whether a mutation that was sent has happened, and that is its outcome.
-A message to a channel names a subscription of its connection, so the channel repeats it itself.
-Ids begin with a letter, so that they are never those of subscriptions.
+Pure. A connection may be lost between the two. Queries and waits can be repeated safely, so they
+are sent again on the next connection. So can a mutation with an idempotency key: it runs once,
+however often it is sent, as long as the gateway stores its key. If there is no connection in that
+time, the outcome of a mutation that was sent is unknown, which is an error. A message to a channel
+names a subscription of its connection, so the channel itself repeats it. Ids begin with a letter,
+so that they differ from the ids of subscriptions.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ def id_of(call: Call) -> str:
 
 
 class Attempts(msgspec.Struct):
-    """The attempts at one call, which all have the same key, over connections and refusals."""
+    """The attempts at one call, which all have the same key."""
 
     since: float | None = None
-    """When it was sent first."""
+    """When it was first sent."""
     in_doubt: bool = False
-    """Whether one of them was sent and not answered, or still runs, so it may have succeeded."""
+    """Whether an attempt may have succeeded: it was not answered, or still runs."""
     too_late: bool = False
-    """Whether it is not repeated because the gateway may have forgotten its key."""
+    """Whether it is not repeated any more, because the gateway may have forgotten its key."""
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """The call of that id is over."""
+    """The call with that id has ended."""
 
     id: str
     outcome: Answer | Exception
 
 
 class Requests:
-    """All calls of one client that are not over, over all its connections.
+    """All unfinished calls of one client, on all its connections.
 
-    The `clock` counts seconds, also those in which the machine sleeps.
+    The `clock` counts seconds, also while the machine sleeps.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -83,8 +83,8 @@ class Requests:
         self._number = 0
 
     def add(self, call: Call, attempts: Attempts | None = None) -> Call:
-        """Begin a call: the same under an id of its own, to be sent. `attempts` are those before,
-        where it has the key of another."""
+        """Begin a call: returns it with a new id, to be sent. `attempts` are earlier attempts with
+        the same key."""
         self._number += 1
         id = f"r{self._number}"
         field = "request" if isinstance(call, Publish | SetState) else "id"
@@ -113,8 +113,8 @@ class Requests:
         return True
 
     def too_late(self, message: ClientMessage) -> Settled | None:
-        """The end of a call that is about to be repeated, if the gateway may have forgotten its
-        key: it would be executed once more."""
+        """The error of a call that must not be repeated, because the gateway may have forgotten its
+        key and would execute it again."""
         if not isinstance(message, Mutate | Publish) or id_of(message) not in self._calls:
             return None
         id, attempts = id_of(message), self._attempts[id_of(message)]
@@ -130,7 +130,7 @@ class Requests:
         return list(self._calls.values())
 
     def receive(self, message: ServerMessage) -> Settled | None:
-        """What a message settles."""
+        """The call that a message ends, if any."""
         match message:
             case Answer(id) if id in self._calls:
                 self.forget(id)
@@ -142,8 +142,8 @@ class Requests:
         return None
 
     def _refused(self, id: str, error: HeadwaterError) -> HeadwaterError:
-        """What a refusal means for a call. If it turned away a repetition before its key was looked
-        up, the attempts before it may have succeeded."""
+        """The outcome of a refused call. If a repetition was refused before its key was looked up,
+        an earlier attempt may have succeeded."""
         call, attempts = self._calls[id], self._attempts[id]
         attempts.in_doubt |= error.code in ("outcome_unknown", "still_running")
         if error.code == "outcome_unknown":
@@ -153,7 +153,7 @@ class Requests:
         return error
 
     def lost(self) -> list[Settled]:
-        """The connection is lost: the calls that cannot be repeated."""
+        """The connection is lost. Returns the calls that cannot be repeated."""
         for id, sent in self._sent.items():
             self._attempts[id].in_doubt |= sent > 0
         return self._end({id: self._loss(id) for id in self._calls})
@@ -169,7 +169,7 @@ class Requests:
         return outcome_unknown(_name(call)) if sent >= most else None
 
     def over(self, error: Exception) -> list[Settled]:
-        """There will be no other connection."""
+        """There will be no other connection. Returns all calls."""
         return self._end({id: self._last(id, error) for id in self._calls})
 
     def _last(self, id: str, error: Exception) -> Exception:
@@ -188,9 +188,9 @@ class Requests:
 
 
 def _was_run(error: HeadwaterError) -> bool:
-    """Whether it is the refusal of a mutation whose key was looked up first: no attempt before it
-    has succeeded. Arguments and rights are checked before that, and another release of the
-    application may check them in another way."""
+    """Whether the error came after the key of a mutation was looked up: then no earlier attempt has
+    succeeded. Arguments and rights are checked before that, and another release of the application
+    may check them differently."""
     kinds = (FunctionFailed, Refused, ResultError, TimedOut)
     return isinstance(error, kinds) or error.code in ("conflict", "idempotency_key_reused")
 
@@ -200,12 +200,12 @@ def _name(call: Call) -> str:
 
 
 def outcome_unknown(what: str, refusal: HeadwaterError | None = None) -> ConnectionFailed:
-    """The outcome of what was sent and not answered. It may be repeated where the `refusal` of its
-    last repetition allows that."""
+    """The error of a call that was sent and not answered. It is retryable if the `refusal` of its
+    last repetition is."""
     if refusal is None:
         text = f"the connection was lost before {what} was answered"
     else:
-        text = f"it is not known whether {what} was done; a repetition was refused: {refusal}"
+        text = f"it is unknown whether {what} was executed; a repetition was refused: {refusal}"
     error = ConnectionFailed(text, hint=CHECK_FIRST, code="outcome_unknown")
     error.retryable = refusal is not None and refusal.retryable
     error.retry_after = None if refusal is None else refusal.retry_after
@@ -216,5 +216,5 @@ def _too_often(call: Ask | Wait) -> ConnectionFailed:
     what = "wait_for" if isinstance(call, Wait) else f"query {call.name!r}"
     return ConnectionFailed(
         f"the connection was lost {CLIENT_CALL_ATTEMPTS_MAX} times before {what} was answered",
-        hint="If the connection is lost on every attempt, the gateway's log has the reason.",
+        hint="The gateway's log may have the reason.",
     )

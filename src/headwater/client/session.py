@@ -1,10 +1,10 @@
-"""Every subscription of a client: messages of a gateway in, events out.
+"""All subscriptions of a client: takes messages of a gateway, and returns events.
 
 Pure. The state of each subscription is in `state.rows`, `state.query`, `state.feed` and so on; this
-knows which of them a message is for, and what to request after a lost connection. The frames of a
-view are for every subscription on that view. After a wrong result the client counts it and
-subscribes again. Each request for a subscription has a new id on the wire, so that late messages
-with the old id are ignored.
+module finds the subscription of a message, and decides what to request after a lost connection. The
+frames of a view are for every subscription on that view. After a wrong result the client counts it
+and subscribes again. Each request for a subscription has a new id on the wire, so that late
+messages with the old id are ignored.
 """
 
 from __future__ import annotations
@@ -99,14 +99,15 @@ class PresenceChanged(msgspec.Struct, frozen=True):
 
 
 class SubscriptionFailed(msgspec.Struct, frozen=True):
-    """The subscription is over on the server. If the error is retryable, ask again later."""
+    """The subscription has ended on the server. If the error is retryable, it can be requested
+    again later."""
 
     state: State
     error: HeadwaterError
 
 
 class RowsDiverged(msgspec.Struct, frozen=True):
-    """The rows were wrong; they are being read again."""
+    """The rows were wrong; they are requested again."""
 
     state: LiveState | QueryRowsState
     error: Diverged
@@ -138,7 +139,7 @@ class ClientSession:
 
     def __init__(self) -> None:
         self.diverged = 0
-        """How often a replica had wrong rows. Expected: never."""
+        """How often the rows of a replica were wrong. Expected: 0."""
         self._states: dict[State, None] = {}
         self._by_wire_id: dict[str, State] = {}
         self._number = 0
@@ -149,11 +150,11 @@ class ClientSession:
 
     @property
     def subscribe_count(self) -> int:
-        """How often a subscription was asked for so far."""
+        """How many requests for subscriptions were made so far."""
         return self._number
 
     def saw(self, position: str) -> None:
-        """The program has seen this position elsewhere: in an answer."""
+        """The program has seen this position in the answer to a call."""
         self._saw = joined((self._saw, position))
 
     @property
@@ -162,18 +163,19 @@ class ClientSession:
         return joined((self._saw, *map(_shown, self._states)))
 
     def _forget_positions(self) -> None:
-        """The database does not have them any more."""
+        """Forget all positions: the database no longer has them."""
         self._saw = None
         for state in self._states:
             if isinstance(state, RowsState | QueryState):
                 state.shown = None
 
     def add(self, state: State) -> None:
-        """Follow it from the next connection on; `subscribe` has it begin on this one."""
+        """Add a subscription. It begins with the next connection, or with `subscribe` on this
+        one."""
         self._states[state] = None
 
     def subscribe(self, state: State, *, resume: bool = True) -> Subscribe:
-        """The message that begins or resumes it, under a new id."""
+        """The message that begins or resumes it, with a new id."""
         return self._subscribe(state, self.seen, resume=resume)
 
     def _subscribe(self, state: State, seen: str | None, *, resume: bool) -> Subscribe:
@@ -192,19 +194,20 @@ class ClientSession:
         return message if seen == since else msgspec.structs.replace(message, after=seen)
 
     def remove(self, state: State) -> Unsubscribe | None:
-        """Forget it; what to send, if the server may know of it."""
+        """Remove a subscription. Returns the message to send, if the server may have it."""
         self._states.pop(state, None)
         if (shown := _shown(state)) is not None:
             self.saw(shown)
         return self.pause(state)
 
     def pause(self, state: State) -> Unsubscribe | None:
-        """Nothing of it is wanted until it is asked for again; what to send, as for `remove`."""
+        """Pause a subscription until it is requested again. Returns the message to send, as
+        `remove` does."""
         known = self._by_wire_id.pop(state.wire_id, None)
         return Unsubscribe(state.wire_id) if known is not None else None
 
     def is_requested(self, state: State) -> bool:
-        """Whether it was asked for on this connection."""
+        """Whether it was requested on this connection."""
         return state.wire_id in self._by_wire_id
 
     def is_due(self, state: State) -> bool:
@@ -212,10 +215,10 @@ class ClientSession:
         return self.is_requested(state) and state.is_due
 
     def connected(self) -> list[Event]:
-        """What follows from a new connection: everything is asked for from where it is."""
+        """The requests on a new connection: every subscription from its position."""
         self._by_wire_id = {}
         resumed, events = set[int](), list[Event]()
-        seen = self.seen  # once: it takes a look at every subscription
+        seen = self.seen  # computed once: it reads every subscription
         for state in self:
             # Frames of a view are for all its subscriptions: if two resumed, each of them would
             # also get what the other missed.
@@ -225,7 +228,7 @@ class ClientSession:
         return events
 
     def receive(self, message: ServerMessage) -> list[Event]:
-        """What a message means to the subscriptions, in order."""
+        """The events that follow from a message, in order."""
         match message:
             case Subscribed():
                 return self._subscribed(message)
@@ -303,8 +306,8 @@ class ClientSession:
             yield Replaced(state)
 
     def _refuse(self, state: RowsState | QueryState) -> Iterator[Event]:
-        """The result is older than what the program has seen. A gateway should never send that to a
-        client that names what it has seen; if one does, request it again later."""
+        """The result is older than what the program has seen. A gateway should never send such a
+        result, because the client sends what it has seen; if it does, request it again later."""
         assert isinstance(state, LiveState | QueryRowsState | QueryState)
         if message := self.pause(state):
             yield Send(message)
@@ -330,7 +333,7 @@ class ClientSession:
 
 
 def _shown(state: State) -> str | None:
-    """The position of what a program has seen of it."""
+    """The position that the program has seen of a subscription."""
     match state:
         case RowsState() | QueryState():
             return state.shown

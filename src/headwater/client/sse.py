@@ -1,8 +1,8 @@
-"""Reads Server-Sent Events: bytes in, split wherever the network split them, whole events out.
+"""Parses Server-Sent Events: takes bytes in any chunks, and returns whole events.
 
 Pure. Lines end with LF, CR or CRLF; a byte order mark at the start, comments and unknown fields are
-passed over; an event without data is none, but its `id` counts. One event may not grow beyond a
-bound, or a broken server could fill the memory.
+ignored; an event without data is ignored, except for its `id`. The size of one event is bounded, so
+that a broken server cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headwater.limits import CLIENT_MESSAGE_BYTES_MAX
 
 
 class SseEvent(msgspec.Struct, frozen=True):
-    """One event. `id` is the last that the stream named, in this event or before it."""
+    """One event. `id` is the last id in the stream, in this event or before it."""
 
     event: str
     data: bytes

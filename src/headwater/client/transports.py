@@ -1,8 +1,8 @@
 """One connection to a gateway, over WebSocket or SSE: the same messages, and the same errors.
 
-A link is opened by URL and token, returns the gateway's messages and sends ours. It raises our
-errors only: for a refusal, the error that the gateway sent; for a lost connection,
-`ConnectionFailed`. Reconnecting and timeouts are in `connection`.
+A link is opened with a URL and a token. It receives the gateway's messages and sends the client's.
+It raises only Headwater's errors: for a refusal, the error that the gateway sent; for a lost
+connection, `ConnectionFailed`. Reconnecting and timeouts are in `connection`.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Link(Protocol):
     """An open connection."""
 
     async def receive(self) -> ServerMessage:
-        """The next message. Raises a HeadwaterError once there is none any more."""
+        """The next message. Raises a HeadwaterError when there are no more."""
 
     async def send(self, message: ClientMessage) -> None:
-        """Send a message. The answer, also a refusal, comes through `receive`."""
+        """Send a message. The answer, also an error, is returned by `receive`."""
 
     async def close(self) -> None:
         """End it. Safe to call again."""
@@ -83,7 +83,7 @@ Opener: TypeAlias = Callable[[str, str | None], Awaitable[Link]]
 
 
 def gateway_url(url: str, *, websocket: bool) -> str:
-    """The URL of the interface below the gateway's own, which may be mounted anywhere.
+    """The URL of the API of a gateway, which may be mounted at any path.
 
     >>> gateway_url("https://shop.example/data/", websocket=True)
     'wss://shop.example/data/v1'
@@ -98,7 +98,7 @@ def gateway_url(url: str, *, websocket: bool) -> str:
     return urlunsplit((("ws" if websocket else "http") + secure, parts.netloc, path, "", ""))
 
 
-# Of brotli, httpx holds back the end of an event until the next one comes.
+# Not brotli: httpx would hold back the end of an event until the next one arrives.
 _ENCODINGS = {"Accept-Encoding": "zstd, gzip"}
 
 
@@ -107,7 +107,7 @@ def _headers(token: str | None) -> dict[str, str]:
 
 
 def _read(data: bytes) -> ServerMessage | None:
-    """A message; None for one of a kind that this client does not know yet."""
+    """Decode a message; None for a type that this client does not know."""
     try:
         return read_server(data)
     except msgspec.ValidationError as error:
@@ -206,7 +206,7 @@ async def open_sse(url: str, token: str | None) -> Link:
 
 
 class _SseLink:
-    """A task reads the stream, others make the requests; all of them report to one queue."""
+    """One task reads the stream, others send requests; all put what they receive into one queue."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class _SseLink:
         self._stack = stack
         self._session = ""
         self._read: deque[ServerMessage] = deque()
-        # One chunk ahead: a slow reader slows down the gateway.
+        # Reads one chunk ahead at most, so that a slow reader slows down the gateway.
         self._arrived: asyncio.Queue[list[ServerMessage] | Exception] = asyncio.Queue(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._mutations: set[asyncio.Task[None]] = set()
@@ -259,15 +259,15 @@ class _SseLink:
         try:
             async for chunk in self._chunks:
                 messages = [_read(event.data) for event in parser.feed(chunk)]
-                # Anything that came, also a comment, shows that the gateway is alive.
+                # Any data, also a comment, shows that the gateway is alive.
                 known = [message for message in messages if message is not None]
                 await self._arrived.put(known or [Keepalive()])
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
             raise ConnectionFailed(f"the connection to {self._url} was lost: {error}") from error
-        # A gateway that stops still answers what it has begun.
+        # A stopping gateway still answers the requests that it has begun.
         if self._mutations:
             await asyncio.wait(set(self._mutations), timeout=CLIENT_ANSWER_SECONDS)
-        raise ConnectionFailed(f"the stream of {self._url} ended")
+        raise ConnectionFailed(f"the gateway {self._url} ended the stream")
 
     async def send(self, message: ClientMessage) -> None:
         task = self._start(self._request(message))
@@ -276,13 +276,13 @@ class _SseLink:
             task.add_done_callback(self._mutations.discard)
 
     async def _request(self, message: ClientMessage) -> None:
-        # Requests run beside each other, for a subscription is answered when its rows are there;
-        # but what concerns the same one arrives in order.
+        # Requests run concurrently, because a subscription is answered when its rows are read.
+        # Requests for the same subscription are sent in order.
         name = "" if isinstance(message, Authenticate) else message.id
         lock = self._order.setdefault(name, asyncio.Lock())
         async with lock, self._requests:
             with _http_errors(self._url):
-                response = await self._say(message)
+                response = await self._send_request(message)
         if response.is_success:
             await self._received_body(message, response.content)
             return
@@ -295,7 +295,7 @@ class _SseLink:
         await self._refused(message, response)
 
     async def _received_body(self, message: ClientMessage, body: bytes) -> None:
-        """Pass on what the gateway answers in the response, and not in the stream."""
+        """Queue what the gateway answered in the response instead of the stream."""
         match message:
             case Ask(id) | Mutate(id):
                 await self._arrived.put([_answer(id, body)])
@@ -308,9 +308,9 @@ class _SseLink:
         read = error_of_mutation if isinstance(message, Mutate) else error_in_body
         refusal = read(response.status_code, response.content)
         hung_up = response.status_code == 401 or refusal.code == "session_unknown"
-        # Queries and mutations need no session, and a refusal is what becomes of them.
+        # Queries and mutations need no session: an error is their answer.
         if hung_up and not isinstance(message, Ask | Mutate):
-            raise _hung_up(refusal, response.status_code)
+            raise _session_lost(refusal, response.status_code)
         if isinstance(message, Subscribe | Ask | Mutate | Wait):
             refusal = msgspec.structs.replace(refusal, id=message.id)
         elif isinstance(message, Reanchor | Publish | SetState):
@@ -318,7 +318,7 @@ class _SseLink:
         if not isinstance(message, Unsubscribe):
             await self._arrived.put([refusal])
 
-    async def _say(self, message: ClientMessage) -> httpx.Response:
+    async def _send_request(self, message: ClientMessage) -> httpx.Response:
         session = f"{self._address}/sessions/{_quoted(self._session)}"
         match message:
             case Subscribe():
@@ -390,8 +390,8 @@ def _authenticated(body: bytes) -> Authenticated:
         return Authenticated()
 
 
-def _hung_up(refusal: Error, status: int) -> HeadwaterError:
-    """The session has ended, and its stream will: connect again."""
+def _session_lost(refusal: Error, status: int) -> HeadwaterError:
+    """The session has ended, and its stream will end: connect again."""
     error = error_of(refusal, status)
     return error if status == 401 else ConnectionFailed(str(error), hint=error.hint)
 

@@ -1,5 +1,5 @@
-"""What Headwater has in a database: `init` and `uninstall` its schema, `enable` and `disable` the
-capture of tables; `url` and `stop` for the embedded server."""
+"""Commands for the database: `init` and `uninstall` the schema, `enable` and `disable` the capture
+of tables; `url` and `stop` for the embedded server."""
 
 from __future__ import annotations
 

@@ -41,17 +41,17 @@ def demo(
 
     Example: `headwater demo --no-browser`
     """
-    from headwater.demo import opening
+    from headwater.demo import startup
     from headwater.gateway.http import server
 
     folder = data_dir or str(default_data_dir() / "demo-shop")
     has_pipeline = not no_pipeline and not packages.missing()
     lake = f"{folder.rstrip('/')}-lake" if has_pipeline else None
-    plan = opening.DemoPlan(folder, lake, port, seconds)
+    plan = startup.DemoPlan(folder, lake, port, seconds)
     if not (has_pipeline or no_pipeline):
         print_note(f"Spark is not installed, so there is no pipeline: {packages.INSTALL}")
 
-    def opened(page: str) -> None:
+    def open_browser(page: str) -> None:
         if not no_browser and _has_browser():
             # A browser can take long to start, and the gateway must not wait for it.
             Thread(target=webbrowser.open, args=(page,), daemon=True).start()
@@ -62,12 +62,14 @@ def demo(
                 for change in transaction.changes:
                     print(change_as_json(change, transaction), flush=True)
 
-    beside = print_changes if json else None
-    run(opening.open_shop(plan, print_note, opened=opened, beside=beside), server.new_event_loop)
+    work = startup.run_demo(
+        plan, print_note, on_ready=open_browser, background=print_changes if json else None
+    )
+    run(work, server.new_event_loop)
 
 
 def _has_browser() -> bool:
-    """Whether a person sits at a screen that can show a page."""
+    """Whether a browser can be opened for a person at this machine."""
     if os.environ.get("CI") or not sys.stderr.isatty():
         return False
     return sys.platform == "darwin" or bool(

@@ -51,7 +51,7 @@ def run(
 
 
 def _hang_up() -> None:
-    """Do what SIGTERM does at this point. Once: the system and the shell both send SIGHUP."""
+    """Handle SIGHUP as SIGTERM. Only once: the system and the shell both send it."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.raise_signal(signal.SIGTERM)
 
@@ -77,7 +77,7 @@ def load_application(program: str) -> Headwater:
     sys.path.insert(0, os.getcwd())
     try:
         found = getattr(import_module(module), name or "hw")
-    except ConfigError as error:  # its own message and hint are better than ours
+    except ConfigError as error:  # it has its own message and hint
         raise ConfigError(f"{program}: {error}", hint=error.hint) from error
     except Exception as error:  # a program can raise anything while it is imported
         raise ConfigError(

@@ -101,13 +101,13 @@ async def _explain_function(
         known = ", ".join(hw.queries) or "none"
         raise ConfigError(f"{program} has no query {name!r}", hint=f"It has: {known}.")
     values = dict(map(_argument, arguments))
-    seconds = hw.settings.query_timeout_period.total_seconds()
+    seconds = hw.settings.query.timeout_period.total_seconds()
     async with database(hw.settings) as url:
         return await explain_.explain(url, query, query.bind(values), seconds)
 
 
 def _argument(text: str) -> tuple[str, Any]:
-    """`region=7` or `name=ann`: the value is JSON, or if it is not, the text itself."""
+    """Parse `region=7` or `name=ann`: the value is JSON, or a text if it is not valid JSON."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"{text!r} is not an argument", hint="Write NAME=VALUE: region=7")
@@ -143,7 +143,7 @@ def explanation(executed: Executed, analysis: Analysis) -> dict[str, Any]:
 
 
 def explanation_view(documents: Sequence[Mapping[str, Any]]) -> Group:
-    """The same for people, one statement after the other."""
+    """What the statements read, for people."""
     return Group(*(part for each in documents for part in _statement_parts(each)))
 
 

@@ -1,7 +1,7 @@
 """A client transport to a hub in the same process, for `headwater watch` without a gateway.
 
-It takes the place of the network: the client behaves as it does with a gateway, and values pass
-through the same encoding.
+It replaces the network: the client behaves as with a gateway, and values are encoded in the same
+way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from headwater.client.transports import Link, Opener
 from headwater.errors import HeadwaterError
-from headwater.hub.subscriber import Subscriber
+from headwater.hub.subscriptions.subscriber import Subscriber
 from headwater.live.query import LiveQuery
 from headwater.protocol import (
     VERSION,
@@ -33,15 +33,14 @@ from headwater.protocol import (
 )
 
 _WATCH_FRAMES_MAX = 1_000
-"""Frames of a hub in the same process that wait to be shown. At the bound they give way to a
-reset."""
+"""Frames that wait to be shown. At the bound a reset replaces them."""
 
 
 _KEEPALIVE_SECONDS = 15.0
 
 
 class WatchHandle(Protocol):
-    """What the hub returns for a live query."""
+    """The handle of a live query, which the hub returns."""
 
     def close(self) -> None: ...
 
@@ -91,7 +90,7 @@ class _HubLink:
             self._behind = False
             for handle in self._handles.values():
                 handle.resync("overflow")
-        # Through the encoding of the protocol: values look as they do to every other client.
+        # Encoded and decoded, so that values are those that every other client gets.
         return read_server(frame.json)
 
     def put(self, frame: Frame) -> None:

@@ -1,5 +1,5 @@
-"""What commands print: JSON for programs, text for people. JSON goes to standard output as it is;
-Rich would wrap it and read markup in it."""
+"""The output of commands: JSON for programs, text for people. JSON is written to standard output
+directly; Rich would wrap it and interpret markup in it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def print_result(document: object, view: RenderableType, *, json: bool) -> None:
-    """Print what a command found: the document as JSON, or the view of it for people."""
+    """Print the result of a command: the document as JSON, or the view for people."""
     if json:
         print(as_json(document))
     else:
@@ -39,12 +39,12 @@ def print_result(document: object, view: RenderableType, *, json: bool) -> None:
 
 
 def print_message(document: Mapping[str, Any], text: str, *, json: bool) -> None:
-    """Print what a command did: the document as JSON, or a sentence."""
+    """Print a message about what a command did: the document as JSON, or a sentence."""
     print_result(document, Text(text), json=json)
 
 
 def print_note(text: str) -> None:
-    """A line for people on standard error, beside the output."""
+    """Print a line for people to standard error."""
     err.print(text, markup=False)
 
 
@@ -94,7 +94,7 @@ def change_as_json(change: Change, transaction: Transaction) -> str:
 
 
 def short(value: Any) -> str:
-    """A value in a terminal: on one line, and not too long."""
+    """A value for a terminal: on one line, shortened if it is long."""
     text = "∅" if value is None else str(_plain(value))
     # A value must not move the cursor or change the colours of the terminal.
     text = "".join(c if c.isprintable() else {"\n": "⏎"}.get(c, "·") for c in text)

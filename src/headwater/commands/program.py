@@ -1,8 +1,8 @@
 """The entry point of `headwater`: runs a command, and turns an error into a message, a hint and an
 exit code; with `--json` into one line of JSON.
 
-`asof`, `history` and `audit` are answered by a running pipeline in less time than it takes to
-import all other commands. Those are therefore imported only when they are needed.
+A running pipeline answers `asof`, `history` and `audit` in less time than it takes to import all
+other commands. So the other commands are imported only when they are needed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 QUICK = ("asof", "history", "audit")
 
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
-"""Typer exports only some of its errors. This is the class of all errors of usage."""
+"""The base class of usage errors, which Typer does not export."""
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
         handler = RichHandler(console=err, show_path=False, show_time=False)
         logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     try:
-        # Typer prints errors of usage for people, unless they are left to us.
+        # Otherwise Typer prints usage errors itself, as text for people.
         sys.exit(_chosen(sys.argv[1:2])(prog_name="headwater", standalone_mode=not json))
     except HeadwaterError as error:
         _print_error(error, json=json)
@@ -65,7 +65,8 @@ def main() -> None:
 
 
 def _exit_without_reader() -> NoReturn:
-    """The reader of our output has ended, as `head` does. Python must not complain at exit."""
+    """The program that reads our output has ended, as `head` does. Python must not print an error
+    at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(141)
 
@@ -79,7 +80,7 @@ def _chosen(command: list[str]) -> Typer:
 
 
 def _explained(error: typer.BadParameter) -> ConfigError:
-    """An error of usage as one of ours."""
+    """A usage error of Typer as a ConfigError."""
     command = error.ctx.command_path if error.ctx else "headwater"
     return ConfigError(error.format_message(), hint=f"{command} --help shows what it accepts.")
 

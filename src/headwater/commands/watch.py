@@ -1,4 +1,4 @@
-"""`watch`: a live query in the terminal, as lines, or as JSON.
+"""`watch`: shows a live query as a table in the terminal, as lines, or as JSON.
 
 All three show the same deltas of the same client. Without `--gateway` the client is connected to a
 hub in this process.
@@ -42,13 +42,13 @@ from headwater.model import (
 if TYPE_CHECKING:
     from headwater.client.connection import Connection
     from headwater.client.state.rows import RowsBatch
-    from headwater.client.subscriptions import Live
+    from headwater.client.subscriptions.subscription import Live
 
 _WATCH_HIGHLIGHT_SECONDS = 1.5
 """How long a row that is new or changed is marked on the screen."""
 
 _WATCH_FRAMES_PER_SECOND_MAX = 20
-"""How often the screen is drawn, at most; what happens meanwhile is drawn together."""
+"""The shortest time between two updates of the screen."""
 
 
 app = typer.Typer()
@@ -127,7 +127,7 @@ async def _watch(connecting: Connection, query: LiveQuery, *, json: bool) -> Non
 
 
 async def watch_on_screen(connection: Connection, live: Live, title: str, console: Console) -> None:
-    """A table that follows the rows; rows that are new or changed are marked for a moment."""
+    """Show the rows as a table; new and changed rows are marked for a moment."""
     marks = ChangeMarks()
     async with live, aclosing(live.deltas()) as batches:
         with Screen(console=console, auto_refresh=False) as screen:
@@ -158,7 +158,8 @@ async def watch_as_lines(live: Live, print_line: Callable[[str], None], *, json:
 
 
 class ChangeMarks:
-    """Which rows were new or changed a moment ago. Pure: the time comes from the caller."""
+    """The rows that are new or changed, until their marks fade. Pure: the caller passes the
+    time."""
 
     def __init__(self) -> None:
         self._marks: dict[Key, tuple[str, float]] = {}

@@ -1,8 +1,8 @@
-"""What the page may call and follow: the shop's mutations, and the topics of its chat.
+"""The application of the demo: the queries and mutations that the page calls, and its chat topics.
 
-They run as the database role of who calls, so a clerk writes to the orders of one region only, and
-nothing here has to say so. In the chat each has a room of their own, with their name; all who
-follow a topic get the same rows, so there it has to be said who may.
+Functions run as the database role of the caller: the policies of the database limit a clerk to the
+orders of one region. In the chat each user has a room with their name. All followers of a topic get
+the same rows, so an access function decides who may follow it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import msgspec
 
 from headwater.app import Headwater
 from headwater.demo.shop import PLACE, NewOrder
-from headwater.demo.trade import step
+from headwater.demo.workload import step
 from headwater.queries.context import Context, MutationContext
 from headwater.settings import Settings
 
 MESSAGES = 40
-"""So many of a room are shown to who comes."""
+"""How many of the last messages of a room are shown when the page opens."""
 
 _chance = random.Random()
 
@@ -28,14 +28,14 @@ Text = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
 
 
 def application(settings: Settings) -> Headwater:
-    """The shop as an application of Headwater."""
+    """The Headwater object of the demo, with its functions and topics."""
     hw = Headwater(settings=settings)
     hw.table("orders")
     hw.table("messages")
 
     @hw.topic("chat:{room}", table="messages", trusted=True)
     async def chat(ctx: Context, room: str) -> bool:
-        """Only the one whose room it is: the assistant tells what that one may know."""
+        """Only the user of the room: the answers contain what that user may read."""
         return room == ctx.user
 
     @hw.query
@@ -48,13 +48,13 @@ def application(settings: Settings) -> Headwater:
 
     @hw.mutation
     async def place_order(ctx: MutationContext) -> None:
-        """An order by whoever comes; where the caller has a region, one of that region."""
+        """Insert a random order; in the region of the caller, if the token has one."""
         order = NewOrder.any(_chance, ctx.claims.get("region"))
         await ctx.execute(PLACE, **msgspec.structs.asdict(order))
 
     @hw.mutation
     async def trade(ctx: MutationContext, writes: Writes = 1) -> int:
-        """So many steps of the shop's business, in one transaction; how many rows were written."""
+        """Write this many rows in one transaction. Returns how many were written."""
 
         async def execute(sql: str, values: dict[str, Any]) -> int:
             return await ctx.execute(sql, **values)
@@ -63,7 +63,7 @@ def application(settings: Settings) -> Headwater:
 
     @hw.mutation
     async def say(ctx: MutationContext, text: Text) -> Any:
-        """Something that the caller says in their room. The assistant answers it."""
+        """Add a message to the caller's room. The assistant answers it."""
         new = "insert into messages (room, author, content) values (%s, 'visitor', %s) returning id"
         return await ctx.fetch_value(new, ctx.user, text)
 

@@ -1,7 +1,7 @@
-"""The assistant in the chat. It is no language model, but writes like one, word by word.
+"""The assistant in the chat. It is not a language model, but it writes word by word like one.
 
 It reads the messages of visitors from the log, and each answer is a row that grows. The numbers in
-an answer are read from the shop's database with the role of the visitor, so that an answer has
+an answer are read from the shop's database with the role of the visitor, so that an answer contains
 nothing that the visitor may not read.
 """
 
@@ -28,7 +28,7 @@ WORD_SECONDS = 0.04
 
 
 async def serve(hw: Headwater) -> None:
-    """Answer whatever visitors say, one after the other."""
+    """Answer the messages of visitors, one after the other."""
     async with aclosing(hw.changes("messages", where=c.author == "visitor")) as feed:
         async for transaction in feed:
             for change in transaction.changes:
@@ -36,29 +36,29 @@ async def serve(hw: Headwater) -> None:
                     await _try_to_answer(hw, change.after["room"], change.after["content"])
 
 
-def _whose(room: str) -> Person | None:
-    """Who reads what is said there. A visitor with psql may write to rooms that are nobody's."""
+def _user_of(room: str) -> Person | None:
+    """The user of a room. None for other rooms, which a visitor may create with psql."""
     return next((person for person in PEOPLE.values() if person.name == room), None)
 
 
 async def _try_to_answer(hw: Headwater, room: str, question: str) -> None:
-    asker = _whose(room)
-    if asker is None:
+    visitor = _user_of(room)
+    if visitor is None:
         return
     try:
-        await _answer(hw, asker, question)
+        await _answer(hw, visitor, question)
     except (psycopg.Error, HeadwaterError) as error:
-        # The shop stays open, also when its database goes away in the middle of a sentence.
+        # The next message is answered again when the database is back.
         logger.warning("The assistant of the demo could not answer: %s", error)
 
 
-async def _answer(hw: Headwater, asker: Person, question: str) -> None:
+async def _answer(hw: Headwater, visitor: Person, question: str) -> None:
     async with hw.connection("demo") as connection:
-        text = await answer_to(question, asker, connection)
+        text = await answer_to(question, visitor, connection)
         cursor = await connection.execute(
             "insert into messages (room, author, state) values (%s, 'assistant', 'streaming')"
             " returning id",
-            (asker.name,),
+            (visitor.name,),
         )
         row = await cursor.fetchone()
         assert row is not None
@@ -68,13 +68,13 @@ async def _answer(hw: Headwater, asker: Person, question: str) -> None:
             await asyncio.sleep(WORD_SECONDS * random.uniform(0.3, 1.7))
 
 
-async def answer_to(question: str, asker: Person, connection: Connection) -> str:
-    """What there is to say to that, as far as who asks may know."""
+async def answer_to(question: str, visitor: Person, connection: Connection) -> str:
+    """The answer to a question, with numbers that the visitor may read."""
     words = set(re.findall(r"[a-z]+", question.lower()))
     answer = next((text for keys, text in _ANSWERS if words & keys), _OTHERWISE)
     async with connection.transaction():
-        claims = msgspec.json.encode(asker.token_claims).decode()
-        await connection.execute(_AS, (asker.role, claims))
+        claims = msgspec.json.encode(visitor.token_claims).decode()
+        await connection.execute(_AS, (visitor.role, claims))
         numbers = await (await connection.execute(_NUMBERS)).fetchone()
     assert numbers is not None
     names = ("orders", "new", "shipped", "best", "best_amount", "largest", "largest_item")

@@ -16,7 +16,7 @@ hw = Headwater()
 
 @hw.view(key=["region"])
 def revenue(orders: DataFrame) -> DataFrame:
-    """What each region has ordered."""
+    """Revenue and number of orders by region."""
     return orders.groupBy("region").agg(
         views.sum("amount").alias("revenue"), views.count().alias("orders")
     )

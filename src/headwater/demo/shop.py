@@ -1,6 +1,7 @@
 """The shop's database: its tables, its people, and what each of them may see.
 
-The rights are PostgreSQL's own, by row-level security. Headwater tells the database who asks.
+Row-level security of PostgreSQL decides what a person may see. Headwater passes the database role
+and the claims of the token to the database.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ ORDERS_AT_FIRST = 80
 
 
 class Person(msgspec.Struct, frozen=True):
-    """Somebody who looks at the shop. The role is one of the database, and its policies read the
-    claims. The manager may look at Headwater's own tables too, and at the console."""
+    """A user of the shop. `role` is a database role; policies read the `claims`. The manager may
+    also use the console and Headwater's own tables."""
 
     name: str
     role: str
@@ -40,7 +41,7 @@ class Person(msgspec.Struct, frozen=True):
 
     @property
     def token_claims(self) -> dict[str, Any]:
-        """All that a token says of them, and that the database is told when they ask."""
+        """All claims of the token, which the policies of the database read."""
         return {"sub": self.name, "role": self.role} | self.claims
 
 
@@ -51,7 +52,7 @@ PEOPLE = {
 
 
 class NewOrder(msgspec.Struct, frozen=True):
-    """What somebody orders."""
+    """An order that is about to be inserted."""
 
     item: str
     customer: str
@@ -81,28 +82,28 @@ ADVANCE = """
     )
 """
 CLEAR = """
-    delete from orders where (select count(*) from orders) > %(enough)s and id = (
+    delete from orders where (select count(*) from orders) > %(orders_max)s and id = (
       select id from orders where status = 'shipped' order by id limit 1 for update skip locked
     )
 """
 
 
 async def build(url: str) -> None:
-    """Make what is missing. Orders of an earlier time stay."""
+    """Create what is missing. Orders of an earlier run stay."""
     connection = await connect(url, purpose="demo", application_path=True)
     try:
         await schema.install(connection)
-        for statements in (_TABLES, _PEOPLE, _POLICIES, _LEFT_BEHIND):
+        for statements in (_TABLES, _PEOPLE, _POLICIES, _AFTER_A_CRASH):
             await connection.execute(statements)
         for name in ("orders", "messages", "headwater.pipeline"):
             await triggers.enable(connection, name)
-        await _stock(connection)
+        await _add_orders(connection)
     finally:
         await connection.close()
 
 
-async def _stock(connection: Connection) -> None:
-    """A shop that opens has something to show."""
+async def _add_orders(connection: Connection) -> None:
+    """Insert orders and a greeting into an empty shop."""
     cursor = await connection.execute("select exists (select from orders)")
     if await cursor.fetchone() == (False,):
         chance = random.Random(7)
@@ -158,15 +159,15 @@ _POLICIES = """
     drop policy if exists own_region on orders;
     create policy own_region on orders to shop_clerk
       using (region = current_setting('request.jwt.claims', true)::json ->> 'region');
-    -- A room has the name of whom it belongs to.
+    -- A room has the name of its user.
     alter table messages enable row level security;
     drop policy if exists own_room on messages;
     create policy own_room on messages to shop_clerk
       using (room = current_setting('request.jwt.claims', true)::json ->> 'sub');
 """
 
-_LEFT_BEHIND = """
-    -- Who was killed could not say that it no longer runs, or speaks.
+_AFTER_A_CRASH = """
+    -- A killed demo leaves these states behind.
     update headwater.pipeline set state = 'stopped' where state <> 'stopped';
     update messages set state = 'cancelled' where state = 'streaming';
 """

@@ -1,7 +1,7 @@
-"""The demo's page, the tokens of its people, and what it tells about itself.
+"""The page of the demo, the tokens of its users, and the commands that the page shows.
 
-Whoever reaches the demo may be any of its people, so it answers on this machine only. The tokens
-are real ones, signed with a key that is made at each start and never leaves the process.
+Every client that reaches the demo can act as any of its users, so it answers on this machine only.
+The tokens are real ones, signed with a key that is made at each start and never leaves the process.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-from headwater.demo.by_hand import About
 from headwater.demo.shop import PEOPLE, Person
+from headwater.demo.terminal_commands import TerminalCommands
 from headwater.errors import NotFound
 from headwater.gateway.http.app import LocalOnly, refusal
 from headwater.gateway.http.pages import folder
@@ -31,37 +31,39 @@ TOKEN_SECONDS = 3600
 
 
 def new_secret() -> str:
-    """A key to sign tokens with."""
+    """A random key to sign tokens with."""
     return secrets.token_urlsafe(48)
 
 
 def token(person: Person, secret: str) -> str:
-    """A token that says who this is."""
+    """A token for this person."""
     claims = person.token_claims | {"exp": time.time() + TOKEN_SECONDS}
     return jwt.encode(claims, secret, algorithm="HS256")
 
 
-def site(gateway: ASGIApp, settings: Settings, about: About) -> ASGIApp:
-    """The page, beside a gateway with these settings."""
-    secret = settings.auth_secret
-    assert secret is not None, "the demo's people have tokens"
+def site(gateway: ASGIApp, settings: Settings, commands: TerminalCommands) -> ASGIApp:
+    """The page and the gateway as one application."""
+    secret = settings.auth.secret
+    assert secret is not None, "the demo has a key for its tokens"
 
-    async def hand_out_token(request: Request) -> Response:
+    async def send_token(request: Request) -> Response:
         person = PEOPLE.get(request.path_params["person"])
         if person is None:
-            return refusal(NotFound("the demo has no person of that name"))
+            return refusal(
+                NotFound("the demo has no such person", hint=f"Use one of: {', '.join(PEOPLE)}.")
+            )
         return _json({"token": token(person, secret)})
 
-    async def tell_about(request: Request) -> Response:
-        return _json(about)
+    async def send_commands(request: Request) -> Response:
+        return _json(commands)
 
-    async def go_to_page(request: Request) -> Response:
+    async def redirect_to_page(request: Request) -> Response:
         return RedirectResponse("/demo/")
 
     routes = [
-        Route("/", go_to_page),
-        Route("/demo/tokens/{person}", hand_out_token, methods=["POST"]),
-        Route("/demo/about", tell_about),
+        Route("/", redirect_to_page),
+        Route("/demo/tokens/{person}", send_token, methods=["POST"]),
+        Route("/demo/about", send_commands),
         folder("/demo", PAGE),
         Mount("/", gateway),
     ]

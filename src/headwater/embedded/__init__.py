@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL 18, from a wheel: nothing to install, nothing to configure.
+"""The embedded PostgreSQL 18, from a wheel: no installation and no configuration.
 
 `EmbeddedPostgres` starts the server of a data folder, or attaches to it when another process has
 started it, and stops it when its last user closes it. `postgres` shares a server between its users,
@@ -19,7 +19,7 @@ except ImportError as error:
         raise
     raise EmbeddedError(
         "the embedded PostgreSQL runs on Linux and macOS only",
-        hint="use WSL, or give the URL of a PostgreSQL server",
+        hint="Use WSL, or give the URL of a PostgreSQL server.",
     ) from error
 
 __all__ = ["EmbeddedPostgres", "default_data_dir"]

@@ -1,9 +1,9 @@
 """Which user account the server runs as.
 
-PostgreSQL refuses to run as root. An ordinary user runs it as themselves; root runs it as the owner
-of the data folder when that is somebody else, or as the system user `postgres`, or as `headwater`,
-which is created when neither exists. What an account may reach is found out by trying, as that
-account: permission bits alone miss access lists, mount options and security modules.
+PostgreSQL refuses to run as root. An ordinary user runs it under their own account. Root runs it as
+the owner of the data folder if that is another user, else as the system user `postgres`, else as
+`headwater`, which is created if needed. Access is tested by trying it as that account: permission
+bits alone do not cover access lists, mount options and security modules.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _KEPT_VARIABLES = ("PATH", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 @dataclass(frozen=True)
 class Account:
-    """Runs programs as its user: from /, with an environment that holds none of our secrets and
-    none of the PG* variables that would change what PostgreSQL does."""
+    """Runs programs as its user: in the folder /, with an environment without our secrets and
+    without PG* variables, which would change what PostgreSQL does."""
 
     name: str
     uid: int
@@ -33,7 +33,7 @@ class Account:
 
     @property
     def is_other(self) -> bool:
-        """Whether this is not the user we are."""
+        """Whether this is another user than the user of this process."""
         return self.uid != os.geteuid()
 
     def run(
@@ -68,7 +68,7 @@ class Account:
         return self.run(["/bin/sh", "-c", 'cd "$1"', "sh", folder]).returncode == 0
 
     def first_closed(self, folder: Path) -> Path:
-        """The topmost folder on the way that the account may not pass through."""
+        """The topmost parent folder that the account may not enter."""
         ways = [*reversed(folder.parents), folder]
         return next((way for way in ways if not self.can_enter(way)), folder)
 
@@ -103,11 +103,11 @@ def _create_account() -> Account:
     if shutil.which(command[0]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         output = done.stderr.strip()
-    # Another process may have been quicker, so what counts is that the user is there.
+    # Another process may have created the user, so only its existence is checked.
     if account := _account(name):
         return account
     raise EmbeddedError(
         "PostgreSQL cannot run as root, and a system user to run it as could not be created: "
         + output,
-        hint=f"create a system user named {name!r}, or run Headwater as an ordinary user",
+        hint=f"Create a system user named {name!r}, or run Headwater as an ordinary user.",
     )

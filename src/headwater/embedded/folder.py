@@ -6,9 +6,9 @@
                                   running server is not stopped when its last user closes it
 
 Only the owner can enter any of it. When root starts the server, another account runs it: that
-account owns what is inside, while the data folder itself stays root's and can be passed through
-but not listed (0711). Nothing outside the data folder is ever changed. Every place follows from
-the data folder's path alone, so that all processes agree on it without asking each other.
+account owns what is inside, while the data folder itself stays root's and can be passed through but
+not listed (0711). Nothing outside the data folder is ever changed. Every path depends only on the
+data folder's path, so that all processes use the same ones.
 """
 
 from __future__ import annotations
@@ -56,13 +56,14 @@ class Folder:
         self.socket_dir = self.run if _fits_a_socket(self.run) else _short_socket_dir(self.data_dir)
 
     def create(self, account: Account) -> None:
-        """Make what is missing; what exists must be usable by the account."""
+        """Create what is missing; what exists must be usable by the account."""
         make_folders(self.data_dir, account)
-        self._let_pass(account)
+        self._make_passable(account)
         make_private(self.run, account)
 
     def create_socket_dir(self, account: Account) -> None:
-        """The server asks for no password, so its socket's folder must be the account's alone."""
+        """The server requires no password, so only the account may enter the folder of its
+        socket."""
         if self.socket_dir != self.run:
             make_private(self.socket_dir, account)
 
@@ -72,33 +73,33 @@ class Folder:
             with suppress(OSError):
                 shutil.rmtree(self.socket_dir)
 
-    def forget_dead_server(self) -> None:
-        """Remove what a killed server left. PostgreSQL refuses to start while the process id in
-        these files belongs to any live process, which after a restart of the machine it may. That
-        the server stays was said of the dead one."""
+    def remove_dead_server_files(self) -> None:
+        """Remove the files of a killed server. PostgreSQL does not start while the process id in
+        these files belongs to any live process, which may happen after a restart of the machine.
+        The file `stays` was for the killed server."""
         self.stays.unlink(missing_ok=True)
         (self.cluster / "postmaster.pid").unlink(missing_ok=True)
         (self.socket_dir / f"{SOCKET_NAME}.lock").unlink(missing_ok=True)
 
     def postmaster_pid(self) -> int | None:
-        """What the server wrote down; of use only while it is known to be alive."""
+        """The files that the server wrote; valid only while it is alive."""
         try:
             first, *_ = (self.cluster / "postmaster.pid").read_text().splitlines()
             return int(first)
         except (FileNotFoundError, ValueError):
             return None
 
-    def _let_pass(self, account: Account) -> None:
+    def _make_passable(self, account: Account) -> None:
         if not account.is_other or account.can_enter(self.data_dir):
             return
         parent = account.first_closed(self.data_dir)
-        if parent == self.data_dir and _is_new_to_us(self.data_dir):
+        if parent == self.data_dir and _is_empty_and_ours(self.data_dir):
             self.data_dir.chmod(0o711)
         if not account.can_enter(self.data_dir):
             raise EmbeddedError(
                 f"PostgreSQL cannot run as root, and the user {account.name!r} that it would run "
                 f"as may not enter {parent}, a parent of {self.data_dir}",
-                hint=f"{ELSEWHERE}, or let others enter it: chmod o+x {parent}",
+                hint=f"Let others enter it with chmod o+x {parent}, or {ELSEWHERE}.",
             )
 
 
@@ -136,18 +137,18 @@ def make_private(path: Path, account: Account) -> None:
     except FileExistsError:
         found = path.lstat()
         mine = found.st_uid in (account.uid, os.geteuid())
-        # Where others could write they may have put a socket of their own.
+        # Where other users can write, they may have placed their own socket.
         if not (stat.S_ISDIR(found.st_mode) and mine and not found.st_mode & 0o022):
             raise EmbeddedError(
                 f"{path} exists and is not a private folder of {account.name!r}",
-                hint=f"remove it, or {ELSEWHERE}",
+                hint=f"Remove it, or {ELSEWHERE}.",
             ) from None
         path.chmod(0o700)
     own(path, account)
 
 
-def _is_new_to_us(path: Path) -> bool:
-    """An empty folder of ours was made for us, so we may open it."""
+def _is_empty_and_ours(path: Path) -> bool:
+    """An empty folder of this user was made for us, so its mode may be changed."""
     return path.stat().st_uid == os.geteuid() and not any(path.iterdir())
 
 
@@ -159,11 +160,12 @@ def _absolute(path: str | os.PathLike[str]) -> Path:
 
 
 def _fits_a_socket(folder: Path) -> bool:
-    """libpq takes a comma for the end of a host, and the system has a limit on the length."""
+    """libpq reads a comma as the end of a host, and the system limits the length of a socket's
+    path."""
     path = os.fsencode(folder / SOCKET_NAME)
     return len(path) <= EMBEDDED_SOCKET_PATH_BYTES_MAX and b"," not in path
 
 
 def _short_socket_dir(data_dir: Path) -> Path:
-    """Always below /tmp: processes whose TMPDIR differ must find the same place."""
+    """Always below /tmp: processes with different TMPDIR must find the same folder."""
     return Path("/tmp") / f"headwater-{hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""File locks that die with their holder.
+"""File locks that end with the process that holds them.
 
 A `flock` belongs to an open file description: it ends when the last descriptor of it is closed,
 also by SIGKILL, and two descriptions exclude each other even within one process. So every FileLock
@@ -19,7 +19,7 @@ from pathlib import Path
 from headwater.embedded.folder import open_private
 
 _EMBEDDED_POLL_SECONDS = (0.01, 0.1)
-"""First and longest wait between two looks at a server that is starting or stopping."""
+"""The first and the longest pause between two checks of a server that is starting or stopping."""
 
 
 _open_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
@@ -41,24 +41,25 @@ class FileLock:
         return self._descriptor
 
     def share(self) -> bool:
-        """Hold it together with others. False when somebody holds it alone."""
+        """Take a shared lock. False if another holder has an exclusive lock."""
         return self._try(fcntl.LOCK_SH)
 
     def take(self) -> bool:
-        """Hold it alone. False when anybody holds it."""
+        """Take an exclusive lock. False if another holder has any lock."""
         return self._try(fcntl.LOCK_EX)
 
     def take_within(self, seconds: float) -> bool:
         return wait_until(self.take, seconds)
 
     def close(self) -> None:
-        """Unlock, also for a forked child that has not come to close its copy. May be repeated."""
+        """Unlock, also for a forked child that has not closed its copy yet. Safe to call again."""
         if self._descriptor is not None:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self.hand_over()
 
     def hand_over(self) -> None:
-        """Leave the lock, as it is, to the programs that were started with the descriptor."""
+        """Close the file without unlocking: programs that were started with the descriptor keep the
+        lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -78,12 +79,12 @@ class FileLock:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether the condition came true in time. It is looked at once at least."""
-    return any(condition() for _ in looks(seconds))
+    """Whether the condition became true in time. It is checked at least once."""
+    return any(condition() for _ in polls(seconds))
 
 
-def looks(seconds: float) -> Iterator[None]:
-    """Yields now and again until the time is up: often at first, then more rarely."""
+def polls(seconds: float) -> Iterator[None]:
+    """Yields until the time is over: often at first, then less often."""
     deadline = time.monotonic() + seconds
     pause, longest = _EMBEDDED_POLL_SECONDS
     yield

@@ -2,8 +2,9 @@
 
 Two file locks, which end with their process, decide:
 
-- `users` is held shared by every user of the server. A process that gets it alone was the last.
-- `start` is held exclusively while the server is started or stopped, so these never overlap.
+- `users` is held shared by every user of the server. A process that gets it exclusively was the
+last user. - `start` is held exclusively while the server is started or stopped, so these never
+overlap.
 
 If the last user is killed, the server keeps running. The next user attaches to it, and stops it
 when it closes. A server that should keep running has a file `stays` beside its locks, and runs
@@ -24,7 +25,7 @@ from types import MappingProxyType
 from headwater.embedded.account import account_for
 from headwater.embedded.folder import ELSEWHERE, Folder, open_private
 from headwater.embedded.locks import FileLock
-from headwater.embedded.server import Server, StopMode, not_yet
+from headwater.embedded.server import Server, StopMode, retryable_error
 from headwater.errors import EmbeddedError
 from headwater.limits import EMBEDDED_START_SECONDS, EMBEDDED_STOP_SECONDS
 
@@ -35,7 +36,7 @@ class EmbeddedPostgres:
     """One user of the server of a data folder; the last user to close stops it.
 
     Any number of these, in any number of processes, share the server. `settings` are PostgreSQL
-    settings, used when it is this object that starts the server. What is open at exit is closed.
+    settings, used when it is this object that starts the server. Open ones are closed at exit.
 
     A forked child is not a user: its copy of this object is closed. It can connect as long as its
     parent keeps the server, and can `start()` for itself. All calls block; from async code use
@@ -59,8 +60,8 @@ class EmbeddedPostgres:
 
     @property
     def url(self) -> str:
-        """For psycopg, psql and whatever else is built on libpq. It follows from the data folder
-        alone, so it is the same after every start."""
+        """The URL for psycopg, psql and other libpq clients. It depends only on the data folder, so
+        it is the same after every start."""
         return self._server.url
 
     @property
@@ -70,22 +71,24 @@ class EmbeddedPostgres:
 
     @property
     def is_open(self) -> bool:
-        """Whether this object is a user, which keeps others from stopping the server on close."""
+        """Whether this object uses the server. While it does, no other user stops the server on
+        close."""
         return self._users is not None and self._users.is_open
 
     def start(self) -> EmbeddedPostgres:
-        """Start the server or attach to it; returns when it answers. Where this is a user already,
-        it only makes sure that the server runs."""
+        """Start the server or attach to it; returns when it answers. If this object uses it
+        already, only makes sure that the server runs."""
         with self._mutex, self._system_errors():
             account = account_for(self._folder.data_dir, self._folder.cluster)
             self._folder.create(account)
-            with self._alone():
+            with self._start_locked():
                 self._join()
                 try:
                     self._folder.create_socket_dir(account)
                     self._server.bring_up(account)
                 except EmbeddedError:
-                    # A server that is slow to recover keeps running: a stop would lose its work.
+                    # A server that is still recovering keeps running: a stop would lose its
+                    # progress.
                     self._leave()
                     raise
                 except BaseException:
@@ -95,26 +98,26 @@ class EmbeddedPostgres:
         return self
 
     def close(self, *, keep_running: bool = False) -> None:
-        """Stop using the server, and stop it if it has no other user and no client that is
-        connected, psql for one. With `keep_running` it runs until `stop`. May be repeated."""
+        """Stop using the server, and stop it if it has no other user and no connected client, such
+        as psql. With `keep_running` it runs until `stop`. Safe to call again."""
         if not self.is_open:
             return
         with self._mutex, self._system_errors():
             self._leave()
             # PostgreSQL ends by itself when its data folder was removed.
             if self._folder.run.is_dir():
-                with self._alone():
+                with self._start_locked():
                     if keep_running:
-                        self._let_stay()
+                        self._mark_as_staying()
                     self._stop_if_unused()
 
     def stop(self, *, force: bool = False) -> bool:
-        """Stop the server, also one that was to keep running. False when none runs. EmbeddedError
-        while it has users or clients, unless it is forced."""
+        """Stop the server, also one that was to keep running. False if none runs. EmbeddedError
+        while it has users or clients, unless forced."""
         with self._mutex, self._system_errors():
             if not self._folder.run.is_dir():
                 return False
-            with self._alone():
+            with self._start_locked():
                 if not self._server.is_alive():
                     self._folder.stays.unlink(missing_ok=True)
                     return False
@@ -126,18 +129,18 @@ class EmbeddedPostgres:
     def stop_now(self, mode: StopMode = "immediate") -> None:
         """Stop the server while it is used, as a crash (`immediate`) or an operator (`fast`) would.
         `start()` starts it again under the same URL."""
-        with self._mutex, self._system_errors(), self._alone():
+        with self._mutex, self._system_errors(), self._start_locked():
             self._server.bring_down(mode)
 
     def restart(self, mode: StopMode = "fast") -> None:
         """Stop the server while it is used, and start it again."""
-        with self._mutex, self._system_errors(), self._alone():
+        with self._mutex, self._system_errors(), self._start_locked():
             stays = self._folder.stays.exists()
             self._server.bring_down(mode)
         self.start()
         if stays:
-            with self._system_errors(), self._alone():
-                self._let_stay()
+            with self._system_errors(), self._start_locked():
+                self._mark_as_staying()
 
     def __enter__(self) -> EmbeddedPostgres:
         return self.start()
@@ -149,7 +152,7 @@ class EmbeddedPostgres:
         if not self.is_open:
             self._users = FileLock(self._folder.users_lock)
             shared = self._users.share()
-            assert shared, "only the holder of the start lock takes it alone, and that is us"
+            assert shared, "only this process, with the start lock, may take it exclusively"
             _open_servers.add(self)
 
     def _leave(self) -> None:
@@ -157,7 +160,7 @@ class EmbeddedPostgres:
         if self._users is not None:
             self._users.close()
 
-    def _let_stay(self) -> None:
+    def _mark_as_staying(self) -> None:
         if self._server.is_alive():
             os.close(open_private(self._folder.stays))
 
@@ -182,18 +185,18 @@ class EmbeddedPostgres:
         names = ", ".join(dict.fromkeys(clients)) or "a process of Headwater"
         raise EmbeddedError(
             f"the embedded PostgreSQL in {self.data_dir} is in use: {names}",
-            hint="End these first, or stop it anyway with --force.",
+            hint="Disconnect these first, or stop the server anyway with --force.",
         )
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _start_locked(self) -> Iterator[None]:
         """Hold the start lock: no other process starts or stops the server meanwhile."""
         with FileLock(self._folder.start_lock) as lock:
             if not lock.take_within(EMBEDDED_START_SECONDS + EMBEDDED_STOP_SECONDS):
-                raise not_yet(
+                raise retryable_error(
                     f"another process is starting or stopping the embedded PostgreSQL in"
                     f" {self.data_dir}",
-                    hint=f"try again; fuser {self._folder.start_lock} names the process",
+                    hint=f"Try again. To find the process: fuser {self._folder.start_lock}",
                 )
             yield
 
@@ -205,7 +208,7 @@ class EmbeddedPostgres:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise EmbeddedError(
                 f"the embedded PostgreSQL cannot use {self.data_dir}: {error}",
-                hint=f"make room on the disk, or {ELSEWHERE}" if full else ELSEWHERE,
+                hint=f"Free some disk space, or {ELSEWHERE}." if full else ELSEWHERE,
             ) from error
 
 

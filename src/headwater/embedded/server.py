@@ -23,7 +23,7 @@ from headwater.embedded.account import Account, account_for
 from headwater.embedded.binaries import find_binaries
 from headwater.embedded.cluster import ensure_cluster
 from headwater.embedded.folder import Folder, open_private
-from headwater.embedded.locks import FileLock, looks, wait_until
+from headwater.embedded.locks import FileLock, polls, wait_until
 from headwater.errors import EmbeddedError
 from headwater.limits import (
     EMBEDDED_LOG_BYTES_MAX,
@@ -33,8 +33,8 @@ from headwater.limits import (
 )
 
 _EMBEDDED_LEAVING_SECONDS = 2.0
-"""How long connections of those who are leaving may take to end before they count as clients that
-stay, for whom the server goes on."""
+"""How long closing connections may take to end. Connections that are open after that count as
+clients, and the server keeps running for them."""
 
 
 StopMode: TypeAlias = Literal["fast", "immediate"]
@@ -64,25 +64,25 @@ class Server:
 
     @property
     def url(self) -> str:
-        # With the port, which PGPORT would decide otherwise.
+        # With the port, because PGPORT would override the default.
         return (
             f"postgresql://postgres@:5432/postgres?host={quote(str(self._folder.socket_dir), '')}"
         )
 
     @property
     def pid(self) -> int | None:
-        """The process id in the server's file, if a server is there that can have written it."""
+        """The process id in the server's file, if a server is running."""
         return self._folder.postmaster_pid() if self._is_listening() else None
 
     def is_alive(self) -> bool:
-        """Whether a process of the server is left, be it one that starts or stops."""
+        """Whether a process of the server is alive, also one that is starting or stopping."""
         with FileLock(self._folder.server_lock) as lock:
             return not lock.take()
 
     def bring_up(self, account: Account) -> None:
-        """Returns when the server answers."""
+        """Wait until the server answers."""
         log_start: int | None = None
-        for _ in looks(EMBEDDED_START_SECONDS):
+        for _ in polls(EMBEDDED_START_SECONDS):
             if self._ping() == pq.Ping.OK:
                 return
             with FileLock(self._folder.server_lock) as lock:
@@ -94,19 +94,19 @@ class Server:
                     log_start = self._launch(account, lock)
                 finally:
                     lock.hand_over()
-        raise not_yet(
+        raise retryable_error(
             f"the embedded PostgreSQL in {self._folder.data_dir} does not answer",
-            hint=f"its log is {self._folder.log}; after a crash, let it recover and try again",
+            hint=f"Its log is {self._folder.log}. After a crash, let it recover and try again.",
         )
 
     def bring_down(self, mode: StopMode) -> None:
-        """Returns when no process of the server is left."""
+        """Wait until no process of the server is alive."""
         for step in dict.fromkeys((mode, "immediate")):
             if self._end(_STOP_SIGNALS[step]):
                 return
-        raise not_yet(
+        raise retryable_error(
             f"the embedded PostgreSQL in {self._folder.data_dir} does not stop",
-            hint=f"its log is {self._folder.log}; end its processes by hand",
+            hint=f"Its log is {self._folder.log}. End its processes with kill.",
         )
 
     def clients(self) -> list[str]:
@@ -123,14 +123,16 @@ class Server:
             return []
 
     def _launch(self, account: Account, lock: FileLock) -> int:
-        """Start the server without waiting for it. Returns where in the log it begins."""
+        """Start the server without waiting for it. Returns the place in the server's log where it
+        begins."""
         binaries = find_binaries(account)
         ensure_cluster(self._folder, account, binaries, lock.fileno())
-        self._folder.forget_dead_server()
+        self._folder.remove_dead_server_files()
         sockets = str(self._folder.socket_dir).replace('"', '""')
         settings = _SETTINGS | self._settings | {"unix_socket_directories": f'"{sockets}"'}
         arguments = [f"--{name}={value}" for name, value in settings.items()]
-        # Started by a shell, so that the server is not our child: we would have to wait for it.
+        # Started by a shell, so that the server is not a child process that we would have to wait
+        # for.
         command = ["/bin/sh", "-c", 'exec "$@" </dev/null &', "sh"]
         command += [str(binaries / "postgres"), "-D", str(self._folder.cluster), *arguments]
         log = self._open_log()
@@ -143,22 +145,23 @@ class Server:
 
     def _end(self, stop: signal.Signals) -> bool:
         signalled = False
-        for _ in looks(EMBEDDED_STOP_SECONDS):
+        for _ in polls(EMBEDDED_STOP_SECONDS):
             with FileLock(self._folder.server_lock) as lock:
                 if lock.take():
                     return True
-            # One that does not listen yet is signalled once it does: only then is its id known.
+            # A server that does not listen yet is signalled when it does: only then is its id
+            # known.
             if not signalled and (pid := self.pid) is not None:
                 self._signal(pid, stop)
                 signalled = True
         return False
 
     def _signal(self, pid: int, stop: signal.Signals) -> None:
-        """The process id is out of a file of the server's account: so it is signalled with the
-        rights of that account. Root's would reach any process."""
+        """The process id is from a file of the server's account, so the signal is sent with the
+        rights of that account: root could signal any process."""
         account = account_for(self._folder.data_dir, self._folder.cluster)
         if account.is_other:
-            # The shell's own: the program is not part of a small container.
+            # The shell's built-in command: small containers lack the program.
             account.run(["/bin/sh", "-c", 'kill -"$1" "$2"', "sh", str(stop.value), str(pid)])
         else:
             os.kill(pid, stop)
@@ -183,11 +186,11 @@ class Server:
             output = log.read().decode(errors="replace").strip()
         return EmbeddedError(
             f"the embedded PostgreSQL in {self._folder.data_dir} did not start:\n{output}",
-            hint=f"the whole log is {self._folder.log}",
+            hint=f"The whole log of the server is {self._folder.log}.",
         )
 
 
-def not_yet(message: str, *, hint: str) -> EmbeddedError:
+def retryable_error(message: str, *, hint: str) -> EmbeddedError:
     """A retryable error, after a timeout."""
     error = EmbeddedError(message, hint=hint)
     error.retryable = True

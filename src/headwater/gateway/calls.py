@@ -1,7 +1,7 @@
-"""Reactive queries and mutations as clients call them: by name, for an answer.
+"""Calls of clients: reactive queries and mutations, by name, each with one answer.
 
-What they return is JSON already, and is sent unchanged. A mutation that has begun runs to its end,
-also if its client disconnects.
+Results are JSON already, and are sent unchanged. A mutation that has begun runs to its end, also if
+its client disconnects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headwater.errors import HeadwaterError, InvalidQuery, NotFound, ResyncRequi
 from headwater.gateway.connection import GatewayConnection, no_session
 from headwater.gateway.http.tracing import traced
 from headwater.gateway.internal_errors import internal_error
-from headwater.gateway.quotas import Owner
+from headwater.gateway.quotas import QuotaOwner
 from headwater.gateway.session import ChannelSubscription, error_message
 from headwater.hub.hub import Hub
 from headwater.hub.reactive.registry import Answered
@@ -88,7 +88,7 @@ class CallHandler:
         *,
         after: str | None = None,
         parent: Context | None = None,
-        owner: Owner | None = None,
+        owner: QuotaOwner | None = None,
     ) -> Answered:
         """A query's result. With `after`, one that contains that position. Of one `owner`, only
         some are executed at a time."""
@@ -108,7 +108,7 @@ class CallHandler:
         *,
         key: str | None = None,
         parent: Context | None = None,
-        owner: Owner | None = None,
+        owner: QuotaOwner | None = None,
     ) -> Answered:
         """What a mutation returned, and a position that contains what it wrote. With an idempotency
         key, it runs once for this user. Of one `owner`, only some run at a time."""
@@ -128,7 +128,7 @@ class CallHandler:
         identity: Identity,
         request: Request | None,
         parent: Context | None,
-        owner: Owner | None,
+        owner: QuotaOwner | None,
     ) -> Answered:
         assert self._runner is not None, "mutations need a runner"
         attributes = {"headwater.function": mutation.name}
@@ -204,11 +204,11 @@ class CallHandler:
                 await self.wait(connection, self.position(position))
                 return Answer(id, position)
 
-    # -------------------------------------------------------------------- reading one's writes
+    # -------------------------------------------------------------------- reading your own writes
 
     def position(self, text: str, *, path: str = "position") -> Position:
-        """A position that this log may come to; InvalidQuery for what is none, ResyncRequired for
-        that of another."""
+        """A position of this log. InvalidQuery for a text that is not a position, ResyncRequired
+        for a position of another log."""
         try:
             position = Position.parse(text)
         except ValueError:
@@ -225,8 +225,8 @@ class CallHandler:
         return position
 
     async def wait(self, connection: GatewayConnection, position: Position) -> None:
-        """Return when everything up to the position has been sent to a client: what it had
-        subscribed to by now has all of it."""
+        """Return when everything up to the position has been sent to a client, for every
+        subscription that it has now."""
         try:
             async with asyncio.timeout(WAIT_SECONDS_MAX):
                 await self._wait(connection, position)
@@ -238,7 +238,7 @@ class CallHandler:
             ) from None
 
     async def _wait(self, connection: GatewayConnection, position: Position) -> None:
-        # What is being opened may yet get a result from before.
+        # Subscriptions that are being opened may still get an earlier result.
         if connection.openings:
             await asyncio.wait(set(connection.openings.values()))
         subscriptions = [
@@ -253,8 +253,8 @@ class CallHandler:
                     await each.handle.settled(position)
             if not any(each.has_unsent for each in subscriptions if not each.over):
                 return
-            # Those that fell behind are sent the rest when there is room: wait for that, and then
-            # for those that catch up from the log.
+            # Subscriptions that fell behind get the rest when there is room: wait for them, and
+            # then for those that catch up from the log.
             await connection.all_sent()
 
 

@@ -1,4 +1,4 @@
-"""Channels as clients use them: who may follow one, publish on it, and have a state there."""
+"""Channels as clients use them: which users may follow, publish, and set a state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwater.channels.definitions import (
     check_state,
     message_json,
 )
-from headwater.channels.registry import ChannelRegistry, Listener
+from headwater.channels.registry import ChannelListener, ChannelRegistry
 from headwater.errors import InvalidQuery, LimitExceeded, NotFound
 from headwater.gateway.connection import GatewayConnection
 from headwater.gateway.quotas import Quotas
@@ -26,21 +26,21 @@ from headwater.protocol import ResetReason, Subscribe
 
 
 class JoinedChannel:
-    """A subscription's seat, and what its user may do there."""
+    """A subscription that has joined a channel, and what its user may do there."""
 
     def __init__(
         self,
         channels: Channels,
         definition: ChannelDefinition,
         parameters: Mapping[str, str],
-        listener: Listener,
+        listener: ChannelListener,
     ) -> None:
         self.listener = listener
         self._channels = channels
         self._definition = definition
         self._parameters = parameters
         self._publisher: Identity | None = None
-        """Who was found to be allowed to publish."""
+        """The identity that was last allowed to publish."""
         self._order = asyncio.Lock()
 
     def close(self) -> None:
@@ -50,8 +50,8 @@ class JoinedChannel:
         self.listener.resync()
 
     async def recheck(self, identity: Identity) -> None:
-        """Forbidden if the user may no longer be here. Whether it may publish is asked when it
-        does so next."""
+        """Forbidden if the user may no longer follow the channel. The right to publish is checked
+        at the next message."""
         await self._check(identity, "join")
         self._publisher = None
 
@@ -60,7 +60,7 @@ class JoinedChannel:
     ) -> None:
         text, name = message_json(data), self.listener.active.name
         request = None if key is None else Request.of(identity, key, name, text)
-        # Those of one client that wait for the access function keep their order.
+        # The messages of one client stay in order while they wait for the access function.
         async with self._order:
             if self._definition.takes_action and self._publisher is not identity:
                 await self._check(identity, "publish")
@@ -74,7 +74,7 @@ class JoinedChannel:
 
 
 class ChannelHandler:
-    """The channels of a gateway; `rooms` is None where none are declared."""
+    """The channels of a gateway. `registry` is None if the application declares no channel."""
 
     def __init__(
         self, channels: Channels, registry: ChannelRegistry | None, quotas: Quotas
@@ -86,7 +86,7 @@ class ChannelHandler:
     async def open(
         self, connection: GatewayConnection, subscription: ChannelSubscription, message: Subscribe
     ) -> None:
-        """Follow a channel, if the user may."""
+        """Follow a channel, if the user is allowed to."""
         _check(message)
         call = message.channel
         assert call is not None
@@ -98,10 +98,12 @@ class ChannelHandler:
                 hint="It is declared with presence=False.",
             )  # fmt: skip
         if call.state is not None and not call.present:
-            raise InvalidQuery("only a present member has a state", path="channel.state")
+            raise InvalidQuery(
+                "only a present member has a state", path="channel.state", hint=_BE_PRESENT
+            )
         state, identity = check_state(call.state), connection.session.identity
         await self._channels.check(definition, parameters, identity, "join")
-        assert self._registry is not None, "there are rooms where channels are declared"
+        assert self._registry is not None, "there is a registry if channels are declared"
         listener = await self._registry.enter(
             call.name,
             definition,
@@ -116,21 +118,21 @@ class ChannelHandler:
     async def publish(
         self, connection: GatewayConnection, id: str, data: Any, key: str | None = None
     ) -> None:
-        """Say something on the channel of a subscription; with an idempotency key, once. Returns
-        when it was passed on."""
+        """Publish on the channel of a subscription; with an idempotency key, once. Returns when the
+        message was delivered to all gateways."""
         joined = self._joined(connection, id)
         assert self._registry is not None
         key = None if key is None else check_key(key)
         await joined.publish(self._registry, data, connection.session.identity, key)
 
     def set_state(self, connection: GatewayConnection, id: str, state: Any) -> None:
-        """Change the state that others see."""
+        """Change the state that other members see."""
         joined = self._joined(connection, id)
         if joined.listener.member is None:
             raise InvalidQuery(
                 "only a present member has a state",
                 path="state",
-                hint='Subscribe with "present": true.',
+                hint=_BE_PRESENT,
             )
         joined.listener.set_state(check_state(state))
 
@@ -139,15 +141,20 @@ class ChannelHandler:
         handle = subscription.handle if isinstance(subscription, ChannelSubscription) else None
         if not isinstance(handle, JoinedChannel):
             raise NotFound(
-                f"this session has no channel subscription {id!r:.100}", code="subscription_unknown"
+                f"this session has no channel subscription {id!r:.100}",
+                code="subscription_unknown",
+                hint="Subscribe to the channel first. The subscription may have ended.",
             )
         self._quotas.publish(connection.session.id, time.monotonic())
         return handle
 
 
+_BE_PRESENT = 'Subscribe with "present": true.'
+
+
 def _check_amplification(subscription: ChannelSubscription) -> None:
-    """Each subscription is sent each message: many to one channel turn a little that comes in into
-    much that goes out."""
+    """Limit the subscriptions of a session to one channel: each message is sent to each of them, so
+    one message would become many."""
     before = takewhile(
         lambda each: each is not subscription, subscription.session.subscriptions.values()
     )
@@ -168,11 +175,14 @@ def _check_amplification(subscription: ChannelSubscription) -> None:
 def _check(message: Subscribe) -> None:
     for name, position in (("since", message.since), ("after", message.after)):
         if position is not None:
-            raise InvalidQuery("a channel has no positions", path=name)
+            raise InvalidQuery("a channel has no positions", path=name, hint=f"Leave {name} out.")
     if message.overflow not in (None, "drop"):
         raise InvalidQuery(
-            "a channel only supports drop: messages that a slow client misses are dropped",
+            "expected drop: a channel drops messages that a slow client has no room for",
+            hint="Leave overflow out.",
             path="overflow",
         )
     if message.verify:
-        raise InvalidQuery("messages of a channel carry no hash", path="verify")
+        raise InvalidQuery(
+            "messages of a channel carry no hash", path="verify", hint="Leave verify out."
+        )

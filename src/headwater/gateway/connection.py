@@ -12,7 +12,7 @@ from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFou
 from headwater.gateway.auth.authorize_hook import AccessRequest
 from headwater.gateway.backlog import Backlog
 from headwater.gateway.http.transports import Sink
-from headwater.gateway.quotas import Lease, Owner
+from headwater.gateway.quotas import Lease, QuotaOwner
 from headwater.gateway.session import (
     ChannelSubscription,
     Session,
@@ -20,7 +20,7 @@ from headwater.gateway.session import (
     SessionSubscription,
     error_message,
 )
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import Identity
 from headwater.limits import (
     SESSION_BEHIND_SECONDS_MAX,
@@ -37,7 +37,7 @@ KEEPALIVE = Frame(Keepalive())
 
 
 class GatewayConnection:
-    """Exists from the moment a client is admitted until it has disconnected."""
+    """A connection, from the admission of its client until the client has disconnected."""
 
     __slots__ = (
         "_active_at", "_behind_since", "_caught_up", "_lease", "_leases", "_metrics", "_requests",
@@ -55,7 +55,7 @@ class GatewayConnection:
         lease: Lease,
         metrics: Metrics,
         memory: Memory,
-        owner: Owner,
+        owner: QuotaOwner,
         local: bool = False,
     ) -> None:
         self.session = Session(id, identity, self)
@@ -148,7 +148,7 @@ class GatewayConnection:
             )
 
     def uses(self, id: str) -> bool:
-        """Whether an error with this id would be the end of something else."""
+        """Whether an error with this id would end another request or subscription."""
         return id in self.session.subscriptions or id in (self._requests or ())
 
     # -------------------------------------------------------------------- called by the session

@@ -1,8 +1,8 @@
 """The gateway: admits connections, opens their subscriptions, and ends them.
 
-Everything between a request and the hub that is not HTTP. Requests come from `http.app`, which
-knows paths and status codes. `session` decides what a slow client gets, `auth.authorization` what a
-user may see.
+It has everything between a request and the hub that is not HTTP. Requests come from `http.app`,
+which knows paths and status codes. `session` decides what a slow client gets, `auth.authorization`
+what a user may read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Collection, Coroutine, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -27,7 +27,7 @@ from headwater.errors import (
     Unauthorized,
     Unavailable,
 )
-from headwater.gateway.activity import TABLE, Activity
+from headwater.gateway.activity import ACTIVITY_PERIOD, TABLE, Activity
 from headwater.gateway.auth.authorization import Authorization, combined_access
 from headwater.gateway.auth.authorize_hook import AccessRequest, Authorize
 from headwater.gateway.auth.tickets import Ticket, Tickets
@@ -49,7 +49,7 @@ from headwater.gateway.session import (
 )
 from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.hub import Hub
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import Identity, anonymous
 from headwater.limits import (
     ARGUMENT_VALUES_MAX,
@@ -80,7 +80,7 @@ from headwater.settings import Settings
 from headwater.topics.definitions import Topics
 
 _KEEPALIVE_SLOTS = 16
-"""Connections get their keepalives in this many groups, one after the other."""
+"""Connections are divided into this many groups, which get their keepalives one after the other."""
 
 
 logger = logging.getLogger(__name__)
@@ -104,26 +104,25 @@ class Gateway:
         channels: Channels | None = None,
         registry: ChannelRegistry | None = None,
         declared: Collection[str] = (),
+        activity_period: timedelta = ACTIVITY_PERIOD,
     ) -> None:
-        """`queries` and `mutations` are what clients may call, by name; `runner` is what mutations
-        run on; `topics` and `channels` are those that they may follow, `rooms` where channels
-        are; `declared` are the tables that the application declares."""
+        """`queries` and `mutations` are the functions of the application by name; `runner` executes
+        mutations; `topics` and `channels` are the declared ones, and `registry` has the open
+        channels; `declared` are the tables that the application declares."""
         self.hub = hub
         self.calls = CallHandler(hub, queries, mutations, runner)
         self.settings = settings
         self.metrics = metrics or Metrics()
-        self.quotas = Quotas(settings)
+        self.quotas = Quotas(settings.limits)
         self.channels = ChannelHandler(channels or Channels(), registry, self.quotas)
-        self.proxies = Proxies(settings)
+        self.proxies = Proxies(settings.gateway)
         self.stopping = False
-        self._authenticator = Authenticator.from_settings(settings)
+        self._authenticator = Authenticator.from_settings(settings.auth)
         self._topics = Topics() if topics is None else topics
         self._authorization = Authorization(hub, settings, authorize, self._topics, declared)
         self._tickets = Tickets(url)
         self._connections: dict[str, GatewayConnection] = {}
-        self.activity = Activity(
-            hub, self.metrics, self._connections.values, settings.activity_period
-        )
+        self.activity = Activity(hub, self.metrics, self._connections.values, activity_period)
         self._slots: list[dict[GatewayConnection, None]] = [{} for _ in range(_KEEPALIVE_SLOTS)]
         self._opened = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -132,7 +131,7 @@ class Gateway:
         if self.settings.opens_every_table and not self.has_hook:
             logger.warning(
                 "every client with a token may read every enabled table: declare @hw.authorize,"
-                " or set auth_role, or set tables = closed and declare tables"
+                " or set [auth] role, or set [gateway] tables = closed and declare tables"
             )
         self._start(self._keep_alive())
         self._start(self._recheck_often())
@@ -160,7 +159,7 @@ class Gateway:
 
     @property
     def has_hook(self) -> bool:
-        """Whether the application decides who may read what."""
+        """Whether the application has an authorize hook."""
         return self._authorization.has_hook
 
     async def identify(self, credentials: Credentials) -> Identity:
@@ -168,7 +167,7 @@ class Gateway:
         if self._authenticator is None:
             if credentials.ticket is not None:
                 raise _no_tickets()
-            return anonymous(self.settings)
+            return anonymous(self.settings.auth)
         token = credentials.token
         if credentials.ticket is not None:
             token = await self._tickets.redeem(credentials.ticket)
@@ -185,7 +184,7 @@ class Gateway:
         self.quotas.check_address(address, time.monotonic())
 
     async def issue_ticket(self, identity: Identity, token: str | None) -> Ticket:
-        """A ticket that stands for this token, which the caller was identified by."""
+        """A ticket for this token, by which the caller was identified."""
         if self._authenticator is None or token is None:
             raise _no_tickets()
         return await self._tickets.issue(identity.account or "", token)
@@ -232,7 +231,7 @@ class Gateway:
         self._opened += 1
         self._slots[self._opened % _KEEPALIVE_SLOTS][connection] = None
         self.metrics.opened.labels(transport).inc()
-        keepalive = self.settings.keepalive_period.total_seconds()
+        keepalive = self.settings.gateway.keepalive_period.total_seconds()
         hello = Hello(connection.session.id, VERSION, keepalive, identity.expires_at)
         connection.session.send(hello)
         self._expect_expiry(connection)
@@ -277,8 +276,8 @@ class Gateway:
     async def subscribe_once(
         self, connection: GatewayConnection, message: Subscribe, *, parent: Context | None = None
     ) -> None:
-        """The same by a request of its own. Browsers repeat one by themselves when its connection
-        was cut before the answer: it is about the same subscription then."""
+        """The same for an HTTP request. Browsers repeat a request whose connection was cut before
+        the response: the repetition is then for the same subscription."""
         digest = hash(msgspec.json.encode(message))
         known = connection.session.subscriptions.get(message.id)
         if known is None or known.digest != digest:
@@ -304,7 +303,7 @@ class Gateway:
         session = connection.session
         subscription = _subscription(session, message)
         subscription.digest = digest
-        # What a filter costs grows with its length, and the request itself is counted already.
+        # The cost of a filter grows with its length; the request itself is counted already.
         if weight := len(msgspec.json.encode(message.live)) // SUBSCRIBE_BYTES_PER_REQUEST:
             self.count_request(session.identity.account, connection.address, weight=weight)
         lease = self.quotas.subscription(session.identity.account, connection.address)
@@ -341,12 +340,13 @@ class Gateway:
                 self._opened_with(connection, subscription, {}, identity)
 
     async def _has_read(self, subscription: AnySubscription, message: Subscribe) -> bool:
-        """Wait until this gateway is no further behind than what the client has seen; whether the
-        database has all the positions that it names."""
+        """Wait until this gateway has read the log up to the positions that the client has seen.
+        Returns whether the database has all of these positions."""
         positions = [_position_or_none(message.since), read_position(message.after, "after")]
         if message.changes is not None:
             positions.append(read_position(message.changes.since))
-        # What feeds and topics say is rounded down to what is on disk: they have shown more.
+        # The positions of feeds and topics are rounded down to what is on disk: the client may have
+        # seen more.
         newest = isinstance(subscription, SessionFeed)
         found = [
             await self.hub.contains(each, newest=newest, seconds=BEHIND_SECONDS_MAX)
@@ -361,8 +361,8 @@ class Gateway:
         subscription: AnySubscription,
         opening: asyncio.Task[None],
     ) -> None:
-        """Raises what the opening does; nothing if it is given up because the client has ended the
-        subscription, or has gone, meanwhile."""
+        """Raises the errors of the opening; none if it was cancelled because the client has ended
+        the subscription or disconnected meanwhile."""
         subscription.give_up = opening.cancel
         connection.opening(subscription, opening)
         try:
@@ -393,10 +393,13 @@ class Gateway:
             after=query.after,
             mode=query.mode,
         )
-        accesses = await self._authorization.of(connection, [query.table], access_request)
+        known = await self.hub.tables.find(query.table)
+        tables = {query.table: known}
+        accesses = await self._authorization.of(connection, tables, access_request)
         handle = await self.hub.live(
             query,
             subscription,
+            known=known,
             access=accesses[query.table],
             since=message.since,
             verify=message.verify,
@@ -416,7 +419,11 @@ class Gateway:
     ) -> None:
         _check_conflated(message, "a reactive query")
         if message.verify:
-            raise InvalidQuery("messages of a reactive query carry no hash", path="verify")
+            raise InvalidQuery(
+                "messages of a reactive query carry no hash",
+                path="verify",
+                hint="Leave verify out.",
+            )
         call = message.query
         assert call is not None
         query = self.calls.query(call.name)
@@ -447,8 +454,10 @@ class Gateway:
         identity = connection.session.identity
         where = EVERYTHING if query.where is None else query.where
         access_request = AccessRequest(kind="feed", table="", where=where, since=query.since)
-        accesses = await self._authorization.of_feed(connection, query.tables, access_request)
-        handle = await self.hub.feed(query, subscription, access=combined_access(accesses))
+        tables = await self.hub.tables.find_each(query.tables)
+        accesses = await self._authorization.of_feed(connection, tables, access_request)
+        access = combined_access(accesses)
+        handle = await self.hub.feed(query, subscription, known=tables.values(), access=access)
         self._opened_with(connection, subscription, accesses, identity, access_request)
         subscription.opened(handle)
 
@@ -457,12 +466,14 @@ class Gateway:
     ) -> None:
         if subscription.policy == "conflate":
             raise InvalidQuery(
-                "a topic sends each row once as it is: there is nothing to conflate",
+                "a topic cannot be conflated: it sends each changed row",
                 path="overflow",
                 hint="Use pause or drop.",
             )
         if message.verify:
-            raise InvalidQuery("messages of a topic carry no hash", path="verify")
+            raise InvalidQuery(
+                "messages of a topic carry no hash", path="verify", hint="Leave verify out."
+            )
         since = read_position(message.since)
         definition, parameters = self._topics.find(subscription.topic)
         identity = connection.session.identity
@@ -500,7 +511,9 @@ class Gateway:
         subscription = connection.session.subscriptions.get(message.id)
         if not isinstance(subscription, SessionLive) or subscription.handle is None:
             raise NotFound(
-                f"this session has no live query {message.id!r:.100}", code="subscription_unknown"
+                f"this session has no live query {message.id!r:.100}",
+                code="subscription_unknown",
+                hint="The subscription may have ended. Subscribe again.",
             )
         await subscription.handle.reanchor(message.after)
         if message.request is not None:
@@ -529,11 +542,11 @@ class Gateway:
 
     async def _recheck_often(self) -> None:
         while True:
-            await asyncio.sleep(self.settings.recheck_period.total_seconds())
+            await asyncio.sleep(self.settings.gateway.recheck_period.total_seconds())
             await self._authorization.recheck_all(list(self._connections.values()))
 
     async def _keep_alive(self) -> None:
-        pause = self.settings.keepalive_period.total_seconds() / _KEEPALIVE_SLOTS
+        pause = self.settings.gateway.keepalive_period.total_seconds() / _KEEPALIVE_SLOTS
         while True:
             for slot in self._slots:
                 await asyncio.sleep(pause)
@@ -551,7 +564,7 @@ class Gateway:
         busy = self.calls.mutating
         for connection in [each for each in self._connections.values() if each not in busy]:
             connection.end("stopping", error)
-        await self.calls.answered(self.settings.drain_period.total_seconds())
+        await self.calls.answered(self.settings.gateway.drain_period.total_seconds())
         for connection in list(self._connections.values()):
             connection.end("stopping", error)
 
@@ -610,17 +623,25 @@ def _subscription(session: Session, message: Subscribe) -> AnySubscription:
 def _check_conflated(message: Subscribe, what: str) -> None:
     if message.overflow not in (None, "conflate"):
         raise InvalidQuery(
-            f"{what} is always conflated: only its current state is sent", path="overflow"
+            f"expected conflate: of {what}, only the current state is sent",
+            path="overflow",
+            hint="Leave overflow out.",
         )
 
 
 def _feed_query(message: ChangesQuery) -> FeedQuery:
     if len(message.tables) > FEED_TABLES_MAX:
-        raise InvalidQuery(f"expected at most {FEED_TABLES_MAX} tables", path="tables")
+        raise InvalidQuery(
+            f"expected at most {FEED_TABLES_MAX} tables", path="tables", hint="Open several feeds."
+        )
     where: Filter | None = None
     if message.where is not None:
         if len(message.tables) != 1:
-            raise InvalidQuery("a filter needs exactly one table", path="where")
+            raise InvalidQuery(
+                "a filter needs exactly one table",
+                path="where",
+                hint="Name one table, or leave the filter out.",
+            )
         where = from_json(message.where)
     return FeedQuery(message.tables, where, read_position(message.since), message.format)
 

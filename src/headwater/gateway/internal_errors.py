@@ -1,4 +1,4 @@
-"""Unexpected errors: the client gets an id, the log gets the details."""
+"""Unexpected errors: the client gets an id, the gateway's log gets the details."""
 
 from __future__ import annotations
 
@@ -13,5 +13,9 @@ logger = logging.getLogger(__name__)
 def internal_error() -> HeadwaterError:
     """Log the current unexpected exception, and return the error that names its log entry."""
     id = secrets.token_hex(4)
-    logger.exception("request failed (%s)", id)
-    return HeadwaterError(f"internal error; the gateway's log has it under {id}", code="internal")
+    logger.exception("unexpected error %s", id)
+    return HeadwaterError(
+        f"unexpected error {id} in the gateway",
+        code="internal",
+        hint="The gateway's log has the details under this id.",
+    )

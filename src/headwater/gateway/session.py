@@ -1,11 +1,11 @@
-"""A session: one connection, its subscriptions, and what happens when its client reads too slowly.
+"""A session: one connection, its subscriptions, and the handling of a client that reads too slowly.
 
-Pure: no await, no clock, no I/O of its own; frames go to a sink that never blocks and reports how
-much it still holds. The rule: a session holds at most `SESSION_QUEUE_BYTES_MAX` and one frame. A
-subscription whose frame no longer fits *falls behind*, gets nothing more, and recovers by its
-policy once the client has taken what there was: a live query with a reset to its present state, a
-reactive query with its present result, a change feed with a gap or with the changes from the log, a
-channel with its members and history. Other sessions are not affected.
+Pure: no await, no clock, no I/O; frames go to a sink that never blocks and reports how much it
+still holds. The rule: a session holds at most `SESSION_QUEUE_BYTES_MAX` and one frame. A
+subscription whose frame no longer fits *falls behind* and gets no more frames. When the client has
+read what was queued, the subscription recovers by its policy: a live query with a reset to its
+current state, a reactive query with its current result, a change feed with a gap or with the
+changes from the log, a channel with its members and history. Other sessions are not affected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from headwater.errors import HeadwaterError, InvalidQuery, NotFound
-from headwater.hub.subscriber import Access, Settling
+from headwater.hub.subscriptions.subscriber import Access, Settling
 from headwater.identity import Identity
 from headwater.limits import SESSION_QUEUE_BYTES_MAX
 from headwater.protocol import (
@@ -103,8 +103,8 @@ class ChannelHandle(StateHandle, Protocol):
 class SessionSubscription:
     """One subscription of a session: a `Subscriber` for the hub.
 
-    Where a session subscribes to the same view again, that subscription gets a view number of its
-    own, and frames with that number. If they shared one, each would also get what only the other
+    If a session subscribes to the same view again, that subscription gets its own view number, and
+    frames with that number. With a shared number each would also get frames that only the other
     needs: a result read at another position, or what a feed missed.
     """
 
@@ -114,7 +114,7 @@ class SessionSubscription:
     )  # fmt: skip
 
     member: str | None = None
-    """Who of a channel's members it is."""
+    """The id of this member of the channel."""
 
     def __init__(self, session: Session, id: str) -> None:
         self.session = session
@@ -123,13 +123,13 @@ class SessionSubscription:
         self.behind = False
         self.handle: StateHandle | FeedHandle | None = None
         self.over = False
-        """Whether it has ended, maybe before it was open. Then nothing more is sent."""
+        """Whether it has ended, possibly before it was open. Then nothing more is sent."""
         self.lost = False
         """Whether the client named a position that the database does not have; reported once."""
         self.give_up: Callable[[], object] | None = None
-        """Ends its opening, while there is no handle to close."""
+        """Cancels its opening, while there is no handle to close."""
         self.digest: int | None = None
-        """Of the request that asked for it, if that may be repeated."""
+        """The digest of the request that opened it, if that request may be repeated."""
         self._alone = True
         self._position: str | None = None
         self._skipped: str | None = None
@@ -206,11 +206,11 @@ class SessionSubscription:
             self.give_up()
 
     def recover(self) -> None:
-        """There is room again: send what makes the client current."""
+        """There is room again: send what brings the client up to date."""
 
     def _miss(self, frame: Frame) -> None:
         self._skipped = frame.position
-        # One that recovers may have no room for its whole result either, and waits once more.
+        # A recovering subscription may not fit either, and waits again.
         if not (self.behind and frame.is_step):
             self._fall_behind()
 
@@ -219,14 +219,15 @@ class SessionSubscription:
         self.session.fell_behind(self)
 
     def catch_up(self) -> None:
-        """It was sent its present state, or continues from its position."""
+        """The current state was sent, or it continues from its position."""
         if self.behind:
             self.behind = False
             self.session.caught_up(self)
 
 
 class StateSubscription(SessionSubscription):
-    """Something with a present state. Behind, it waits for room and then gets that."""
+    """A subscription with a current state. If it falls behind, it waits for room and then gets that
+    state."""
 
     __slots__ = ("_recovers",)
     handle: StateHandle | None
@@ -271,7 +272,7 @@ class SessionQuery(StateSubscription):
     def __init__(self, session: Session, id: str) -> None:
         super().__init__(session, id)
         self.identity = session.identity
-        """The identity it is executed as: at first, that of the session when it was requested."""
+        """The identity it is executed as: first, that of the session when it was requested."""
         self._failure: Frame | None = None
         """The last failure, to be sent when there is room."""
         self._failing = False
@@ -292,7 +293,7 @@ class SessionQuery(StateSubscription):
         elif self.over:
             return
         elif self.session.is_full:
-            # It may fail at every change: of failures that wait, the last is enough.
+            # A query may fail at every change: of the failures that wait, only the last is sent.
             self._failure = frame
             self._fall_behind()
         else:
@@ -312,7 +313,8 @@ class SessionQuery(StateSubscription):
 
 
 class SessionFeed(SessionSubscription):
-    """A change feed. Behind, it gets a gap message (`drop`) or the changes later (`pause`)."""
+    """A change feed. If it falls behind, it gets a gap message (`drop`) or the changes later
+    (`pause`)."""
 
     __slots__ = ("policy",)
     handle: FeedHandle | None
@@ -331,7 +333,7 @@ class SessionFeed(SessionSubscription):
 
     def deliver(self, frame: Frame) -> None:
         if isinstance(frame.message, Gap) and not self.over:
-            # It is small, and the only message about what is missing: it is sent without room.
+            # It is small, and the only message about what is missing: it is sent even without room.
             self.session.outlet.send(self._framed(frame.message))
             self._position, self._skipped = frame.position, None
         else:
@@ -355,8 +357,8 @@ class SessionFeed(SessionSubscription):
 
 
 class SessionTopic(SessionFeed):
-    """A topic. Behind, it gets a gap message (`drop`), or each missed row later, as the row is at
-    that time (`pause`)."""
+    """A topic. If it falls behind, it gets a gap message (`drop`), or each missed row later, as the
+    row is then (`pause`)."""
 
     __slots__ = ("topic",)
     handle: TopicHandle | None
@@ -379,8 +381,8 @@ class SessionTopic(SessionFeed):
 
 
 class ChannelSubscription(SessionSubscription):
-    """A channel. Behind, it misses messages; then it gets the members, and the messages that are
-    still in the history."""
+    """A channel. If it falls behind, it misses messages; then it gets the members, and the messages
+    that are still in the history."""
 
     __slots__ = ("channel", "member")
     handle: ChannelHandle | None
@@ -433,8 +435,8 @@ class Session:
         self.on_sent: Callable[[str], None] | None = None
         """Called with the position of a topic whenever one of its messages was sent."""
         self.resumed: str | None = None
-        """The subscription that a stream began with, and that its `Last-Event-ID` resumes. How far
-        others are says nothing about it, so their events have no `id`."""
+        """The subscription that a stream began with, which its `Last-Event-ID` resumes. Events of
+        other subscriptions have no `id`, because their positions are not those of this one."""
         self._views: set[int] = set()
         self._alias = 0
         self._behind: dict[SessionSubscription, None] = {}
@@ -500,7 +502,7 @@ class Session:
         """End a subscription at the client's request."""
         subscription = self.find(id)
         if id == self.resumed:
-            self.resumed = ""  # another one of that id is not what the stream began with
+            self.resumed = ""  # a later subscription with this id is another one
         self.forget(subscription)
         subscription.close()
         self.send(Unsubscribed(id))
@@ -510,12 +512,14 @@ class Session:
         subscription = self.subscriptions.get(id)
         if subscription is None:
             raise NotFound(
-                f"this session has no subscription {id!r:.100}", code="subscription_unknown"
+                f"this session has no subscription {id!r:.100}",
+                code="subscription_unknown",
+                hint="The subscription may have ended already.",
             )
         return subscription
 
     def forget(self, subscription: SessionSubscription) -> None:
-        """It is over."""
+        """The subscription has ended."""
         if self.subscriptions.get(subscription.id) is not subscription:
             return
         del self.subscriptions[subscription.id]
@@ -525,8 +529,8 @@ class Session:
         self._owner.forgotten(subscription)
 
     def change_view(self, subscription: SessionSubscription, view: int) -> None:
-        """The subscription is fed by another view, or by its first. The client knows it by the same
-        number, or by one below zero if it has that number already."""
+        """The subscription gets the frames of another view, or of its first. The client knows the
+        view by the same number, or by a negative one if it uses that number already."""
         self._views.discard(subscription.view)
         self._behind.pop(subscription, None)
         subscription.catch_up()

@@ -20,11 +20,11 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from headwater.gateway.connection import GatewayConnection
-from headwater.hub.costs import Cost
 from headwater.hub.feeds.view import FeedView
 from headwater.hub.hub import Hub
 from headwater.hub.live_views.view import LiveView
 from headwater.hub.reactive.group import QueryGroup
+from headwater.hub.subscriptions.costs import Cost
 from headwater.hub.topics.topic import TopicView
 from headwater.limits import (
     ACTIVITY_DETAIL_CHARS_MAX,
@@ -83,12 +83,12 @@ class UsageReport:
         self._connections = connections
         self._since = datetime.now(UTC)
         self._sent = self._sent_bytes = 0
-        """To sessions that have ended."""
+        """Sent to sessions that have ended."""
         self._lag = Quantiles(metrics.lag_seconds)
         self._flush = Quantiles(metrics.flush_seconds)
 
     def ended(self, connection: GatewayConnection) -> None:
-        """A session has ended. What was sent to it still counts for the gateway."""
+        """A session has ended. What was sent to it still counts for this gateway."""
         if connection.sink is not None:
             self._sent += connection.sink.sent
             self._sent_bytes += connection.sink.sent_bytes

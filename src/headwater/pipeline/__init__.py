@@ -10,6 +10,7 @@ Each folder imports only the folders above it in this list:
     views    streaming views, maintained in PostgreSQL
     jobs     what a running pipeline does: streaming queries, snapshots, trimming
 
-`application` runs all of it as a program. `files`, `permissions` and `failpoints` are used
-everywhere. Installed with `headwater[spark]`.
+`application` runs all of it as a program. `files`, `permissions`, `packages` and `failpoints` are
+used by all folders; `process` runs a pipeline as a child process. Installed with
+`headwater[spark]`.
 """

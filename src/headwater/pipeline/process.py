@@ -1,9 +1,9 @@
 """The data pipeline as a child process of a gateway or of the demo.
 
 The parent starts it, restarts it after a growing pause when it ends by itself, and stops it when
-the parent stops. The child's standard input is a pipe that the parent holds: when the parent dies,
-for whatever reason, the pipe ends and the child stops. Each line that the child prints is passed
-on. Spark runs in the child process only: nothing of it is imported here.
+the parent stops. The child's standard input is a pipe that the parent holds: when the parent ends
+for any reason, the pipe ends and the child stops. Each line that the child prints is passed on.
+Spark runs in the child process only: nothing of it is imported here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from headwater.limits import CHILD_RESTART_SECONDS, CHILD_STOP_SECONDS
+from headwater.limits import PIPELINE_PROCESS_RESTART_SECONDS, PIPELINE_PROCESS_STOP_SECONDS
+from headwater.settings.names import variable
 from headwater.tasks import ended
 
 PARENT = "HEADWATER_PARENT"
@@ -39,18 +40,18 @@ class PipelineProcess:
         *,
         options: Sequence[str] = (),
         settings: Mapping[str, str] | None = None,
-        stop_seconds: float = CHILD_STOP_SECONDS,
+        stop_seconds: float = PIPELINE_PROCESS_STOP_SECONDS,
     ) -> None:
         self._command = [sys.executable, "-m", "headwater", "pipeline", "run", *options]
         # The URL may hold a password: everybody can read a command line.
-        own = {PARENT: "1", "HEADWATER_URL": url, "HEADWATER_LAKE": lake}
+        own = {PARENT: "1", variable("url"): url, variable("lake_location"): lake}
         self._environment = os.environ | dict(settings or {}) | own
         self._print_line = print_line
         self._stop_seconds = stop_seconds
 
     async def run(self) -> None:
         """Run it again and again, until cancelled or until a restart would not help."""
-        pause, longest = CHILD_RESTART_SECONDS
+        pause, longest = PIPELINE_PROCESS_RESTART_SECONDS
         while True:
             started = asyncio.get_running_loop().time()
             code = await self._once()
@@ -58,7 +59,7 @@ class PipelineProcess:
                 self._print_line(f"ended: {_FINAL_EXIT_CODES[code]}. It is not restarted")
                 return
             if asyncio.get_running_loop().time() - started > longest:
-                pause = CHILD_RESTART_SECONDS[0]
+                pause = PIPELINE_PROCESS_RESTART_SECONDS[0]
             self._print_line(f"ended with exit code {code}; restarting in {pause:.0f} s")
             await asyncio.sleep(pause)
             pause = min(pause * 2, longest)
@@ -134,5 +135,5 @@ def _wait_for_parent() -> None:
         while os.read(0, 4096):
             pass
     os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait(CHILD_STOP_SECONDS)
+    threading.Event().wait(PIPELINE_PROCESS_STOP_SECONDS)
     os._exit(1)

@@ -1,8 +1,8 @@
-"""Links that fail: between clients and a gateway one that is cut now and then, between a gateway
-and its database one that is held up.
+"""Proxies that fail: one between clients and a gateway cuts connections, one between a gateway and
+its database holds data back.
 
-Connections are cut when a test says so, and by chance at any byte: before some bytes are passed on,
-after a part of them, or after all of them, in either direction.
+Connections are cut on demand, and at random at any byte: before some bytes are forwarded, after a
+part of them, or after all of them, in either direction.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Link(ABC):
         """Forward one connection until it ends."""
 
     async def close(self) -> None:
-        """Returns when no connection is left, also none that was just being made."""
+        """End all connections, also those that are being opened, and wait for it."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -47,7 +47,7 @@ class Cutter(_Link):
     def __init__(
         self, target: str, *, chance: random.Random | None = None, share: float = 0.0
     ) -> None:
-        """With a `chance`, so large a share of all that is read ends its connection."""
+        """With a `chance`, this share of all reads cuts the connection."""
         super().__init__()
         parts = urlsplit(target)
         self._chance = chance or random.Random(0)
@@ -106,8 +106,7 @@ class Cutter(_Link):
         writer.transport.abort()
 
     def _last(self, data: bytes) -> bytes | None:
-        """What of these bytes is still passed on before the connection is cut; None if it is
-        not."""
+        """The bytes that are forwarded before the connection is cut; None if it is not cut."""
         if self._chance.random() >= self.share:
             return None
         return data[: self._chance.choice((0, len(data), len(data) * 2 // 3))]
@@ -128,8 +127,8 @@ async def cutting(
 
 
 class Holder(_Link):
-    """Forwards connections to a database. Held, it passes nothing on in either direction, and loses
-    nothing: a gateway that reads through it is behind."""
+    """Forwards connections to a database. While held, it forwards nothing in either direction, and
+    loses nothing: a gateway that reads through it falls behind."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -184,7 +183,7 @@ class Holder(_Link):
 
 @asynccontextmanager
 async def holding(url: str) -> AsyncIterator[Holder]:
-    """A link to the database at `url`, whose own URL is in `url`."""
+    """A proxy for the database at `url`. Its own URL is in its attribute `url`."""
     holder = Holder(url)
     server = await asyncio.start_server(holder.accept, "127.0.0.1", 0)
     holder.serve_at(server.sockets[0].getsockname()[1])

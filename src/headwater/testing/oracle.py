@@ -1,7 +1,7 @@
 """The oracle: random histories, and PostgreSQL's own answer after every step.
 
-A `History` is plain data (a query and steps as numbers), so that a failure shrinks, prints and can
-be kept. `play` runs one against a database: it makes the table, opens the query, and after every
+A `History` is plain data (a query and steps as numbers), so that a failure can be shrunk, printed
+and stored. `play` runs one against a database: it makes the table, opens the query, and after every
 flush compares three things with the database: the window's visible rows, its whole buffer (exactly
 the first rows of the order), and a replica that has seen nothing but deltas.
 """
@@ -17,13 +17,13 @@ import psycopg
 from psycopg import sql
 
 from headwater.client.state.replica import Replica, result_hash
-from headwater.hub.tables import FORMATS
+from headwater.hub.reading.tables import FORMATS
 from headwater.live.filters.sql import Sql
 from headwater.live.needs import Outcome
 from headwater.live.query import BoundQuery, LiveQuery
+from headwater.live.state.streamed import Streamed
+from headwater.live.state.window import Window
 from headwater.live.statements import page, statement
-from headwater.live.streamed import Streamed
-from headwater.live.window import Window
 from headwater.log.images import ImageDecoder
 from headwater.model import Change, Column, Key, Row, Table
 
@@ -34,7 +34,7 @@ _TIME = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A column type with values that are likely to cause trouble, as PostgreSQL reads them."""
+    """A column type with difficult values, as PostgreSQL reads them."""
 
     column: Column
     ddl: str
@@ -125,7 +125,7 @@ class History:
         return replace(self, flushes=tuple(filter(None, kept)))
 
 
-# Generated numbers are mostly small; all their bits shall matter, and 0 stay 0.
+# Generated numbers are mostly small; this makes all bits matter, and 0 stays 0.
 _SCATTER = 0x9E3779B97F4A7C15
 
 
@@ -140,7 +140,7 @@ def operation(
 
 @dataclass
 class Played:
-    """What a history cost."""
+    """How much work a history was."""
 
     flushes: int = 0
     deltas: int = 0
@@ -149,7 +149,7 @@ class Played:
 
 
 def connect(url: str) -> Connection:
-    """A connection that prints values as the log's images hold them."""
+    """A connection that prints values as the log does."""
     connection: Connection = psycopg.connect(
         url,
         autocommit=True,
@@ -161,7 +161,8 @@ def connect(url: str) -> Connection:
 
 
 def ask(connection: Connection, question: Sql, decode: ImageDecoder) -> list[Row]:
-    """What the database answers, as capture would print and the log's reader decode it."""
+    """The result of the database, printed as capture does and decoded as the reader of the log
+    does."""
     text = f"select row_to_json(o.*)::text from ({question.text}) o"
     found = connection.execute(text.encode(), question.values).fetchall()
     return [decode(image) for (image,) in found]
@@ -211,7 +212,7 @@ class Player:
         create_table(connection, self.table)
 
     def play(self, transactions: Sequence[Sequence[int]]) -> list[list[Change]]:
-        """Run transactions, all in one round trip, and tell what changed."""
+        """Run transactions, all in one round trip, and return the changes."""
         pending: list[list[tuple[str, Key, Any]]] = []
         alive = set(self.images)
         with self._connection.pipeline():
@@ -367,7 +368,8 @@ def _seen(query: BoundQuery, row: Row) -> Row:
 
 
 def play(connection: Connection, history: History) -> Played:
-    """Run a history; AssertionError at the first difference, or what it cost."""
+    """Run a history. AssertionError at the first difference; otherwise returns how much work it
+    was."""
     try:
         return Game(connection, history).run()
     except AssertionError as error:

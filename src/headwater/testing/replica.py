@@ -1,4 +1,4 @@
-"""A second PostgreSQL that streams from an embedded one: as late as one wants it."""
+"""A streaming replica of an embedded PostgreSQL, with an adjustable delay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ReplicaServer(EmbeddedPostgres):
     """A running replica."""
 
     def delay(self, seconds: float) -> None:
-        """From here on apply every commit only so long after it was made."""
+        """From now on apply every commit with this delay."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(
                 f"alter system set recovery_min_apply_delay = '{int(seconds * 1000)}ms'".encode()

@@ -1,7 +1,4 @@
-"""A gateway as it is run: `headwater serve` in a process of its own, on a free port.
-
-For tests and benchmarks of what uses one.
-"""
+"""A gateway process, `headwater serve` on a free port, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ import httpx
 
 from headwater.hub.drift import DRIFT
 
-SETTINGS: dict[str, Any] = {"metrics": "open"}
-"""What every gateway is set to, unless its block says otherwise."""
+SETTINGS: dict[str, Any] = {"gateway_metrics": "open"}
+"""The default settings of these gateways."""
 
 
 class Served:
@@ -35,7 +32,7 @@ class Served:
         return httpx.get(self.url + path, timeout=30, trust_env=False, **options)
 
     def post(self, path: str, body: object = None) -> httpx.Response:
-        """The answer to a request with this body, which has to succeed."""
+        """The response to a request with this body, which must succeed."""
         answer = httpx.post(self.url + path, json=body or {}, timeout=30, trust_env=False)
         return answer.raise_for_status()
 
@@ -51,7 +48,7 @@ class Served:
         return found
 
     def memory(self) -> int:
-        """Bytes of memory the process has to itself."""
+        """Bytes of memory that only this process uses."""
         for line in Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024

@@ -263,7 +263,7 @@ async def values(
     of ours. An array's elements are values of the element's type."""
     if type_.endswith("[]"):
         pool = await values(connection, type_.removesuffix("[]"), chance, count)
-        # Large ones many times over would only take time.
+        # Many large ones would only take time.
         pool = [text for text in pool if len(text) < 1000] or pool[:1]
         tried = [array_text(chance, pool) for _ in range(count)] if pool else []
     else:

@@ -508,7 +508,7 @@ async def test_a_token_that_is_a_text_and_was_refused_is_not_sent_again(
         expire(standin)
         with pytest.raises(Unauthorized, match="the token has expired") as caught:
             await until_ended(orders)
-    assert "function that brings a token" in str(caught.value.hint)
+    assert "function that returns a new token" in str(caught.value.hint)
     assert standin.tokens == ["t"]
 
 

@@ -151,9 +151,9 @@ def test_the_version() -> None:
 
 def test_settings_from_the_environment(database: str) -> None:
     assert headwater("init", HEADWATER_URL=database).returncode == 0
-    done = headwater("init", HEADWATER_URL=database, HEADWATER_RETENTION="long")
+    done = headwater("init", HEADWATER_URL=database, HEADWATER_LOG_RETENTION="long")
     assert done.returncode == 2
-    assert "'long' is not a length of time" in done.stderr
+    assert "[log] retention: 'long' is not a length of time" in done.stderr
 
 
 class Tail:
@@ -278,7 +278,7 @@ def test_doctor(database: str) -> None:
     (after,) = documents(headwater("doctor", "--url", database, "--json"))
     assert [f["level"] for f in after if f["topic"] in ("schema", "table orders")] == ["ok", "warn"]
     tokens = {"HEADWATER_AUTH_SECRET": "x" * 32}
-    for setting, level in (({}, "warn"), ({"HEADWATER_TABLES": "closed"}, "ok")):
+    for setting, level in (({}, "warn"), ({"HEADWATER_GATEWAY_TABLES": "closed"}, "ok")):
         (found,) = documents(headwater("doctor", "--url", database, "--json", **tokens, **setting))
         assert [f["level"] for f in found if f["topic"] == "clients"] == [level]
 
@@ -313,7 +313,7 @@ def test_the_embedded_server_and_the_demo() -> None:
         assert demo.returncode == 0, demo.stderr
         changes = [json.loads(line) for line in demo.stdout.splitlines()]
         assert {change["table"] for change in changes} == {"orders"}
-        assert "A shop is open" in demo.stderr
+        assert "The shop is open" in demo.stderr
         # HEADWATER_URL does not overrule --embedded.
         status = headwater("status", "--embedded", "--json", HEADWATER_URL="postgresql://x", **data)
         assert documents(status)[0]["tables"][0]["name"] == "orders"

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,6 +91,14 @@ def version(server: EmbeddedPostgres) -> object:
     return row[0]
 
 
+def wait_for_reader(server: EmbeddedPostgres) -> None:
+    """Wait until a command follows the log."""
+    statement = "select from pg_stat_activity where application_name = 'headwater reader'"
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        while connection.execute(statement).fetchone() is None:
+            time.sleep(0.05)
+
+
 def test_every_command_is_here() -> None:
     takes = {command for command in COMMANDS if "--embedded" in options_of(command)}
     assert takes == ARGUMENTS.keys() | ENDLESS.keys()
@@ -102,7 +111,7 @@ def test_a_command_installs_what_it_needs_and_prints_json(
     monkeypatch.setattr(application, "run", no_spark)
     monkeypatch.setattr(replay, "open_lake", no_lake)
     monkeypatch.setenv("HEADWATER_DATA_DIR", str(fresh.data_dir))
-    monkeypatch.setenv("HEADWATER_LAKE", str(tmp_path / "lake"))
+    monkeypatch.setenv("HEADWATER_LAKE_LOCATION", str(tmp_path / "lake"))
     done = CliRunner().invoke(app, [*command.split(), *ARGUMENTS[command], "--embedded", "--json"])
     said = f"{done.output} {done.exception}"
     assert "installed in this database" not in said
@@ -130,6 +139,27 @@ def test_a_command_that_runs_on_installs_what_it_needs(
         assert process.stdout.readline().startswith(("Following", "Serving"))
         assert version(fresh) == LATEST
         process.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("command", ENDLESS)
+def test_a_command_that_runs_on_prints_json(command: str, fresh: EmbeddedPostgres) -> None:
+    environment = os.environ | {"HEADWATER_DATA_DIR": str(fresh.data_dir)}
+    arguments = [command, *ENDLESS[command], "--embedded", "--json"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "headwater", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        if command == "serve":
+            assert json.loads(process.stdout.readline())["url"].startswith("http://")
+        else:
+            wait_for_reader(fresh)
+        process.send_signal(signal.SIGTERM)
+        for line in process.stdout:
+            json.loads(line)
 
 
 def test_the_url_says_how_its_server_is_stopped(fresh: EmbeddedPostgres) -> None:

@@ -416,7 +416,7 @@ def test_a_socket_folder_that_others_can_write_to_is_refused(place: Path) -> Non
         sockets.chmod(0o777)
         with pytest.raises(EmbeddedError, match=str(sockets)) as caught:
             server.start()
-        assert "remove it" in str(caught.value.hint)
+        assert "Remove it" in str(caught.value.hint)
         if IS_ROOT:
             os.chown(sockets, 65534, 65534)
             sockets.chmod(0o700)
@@ -633,7 +633,7 @@ try: server.start()
 except EmbeddedError as error: say(error.hint)
 """
     place.chmod(0o777)
-    assert "give uid 54321 a line in /etc/passwd" in run(code, place / "data").hear()
+    assert "add uid 54321 to /etc/passwd" in run(code, place / "data").hear()
 
 
 @only_root

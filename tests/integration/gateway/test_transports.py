@@ -16,12 +16,12 @@ from headwater.gateway.http import transports
 from headwater.gateway.http.compression import _Gzip
 from headwater.gateway.http.transports import (
     _SINK_LOW_BYTES,
+    COMPRESS_BYTES_AT_ONCE,
     AsgiSink,
     Sink,
     TransportSink,
     WebSocketSink,
 )
-from headwater.limits import COMPRESS_BYTES_AT_ONCE
 from headwater.model import Enter
 from headwater.protocol import Frame, Snapshot, read_server
 from tests.support.servers import (

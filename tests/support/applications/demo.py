@@ -45,7 +45,7 @@ class Demo:
             )
         finally:
             signal.signal(signal.SIGHUP, ignored)
-        self.page = self.wait_for(r"the page +(\S+)")
+        self.page = self.wait_for(r"^ *page +(\S+)")
         self.home = self.page.removesuffix("/demo/")
         self.port = int(self.home.rpartition(":")[2])
 

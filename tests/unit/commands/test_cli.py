@@ -70,6 +70,13 @@ def test_it_accepts_json_and_has_an_example(command: str) -> None:
         assert parameter.help, f"{command}: {parameter.name} is not explained"
 
 
+def test_every_command_has_one_name() -> None:
+    """No command of the lake exists both alone and in a group, as `asof` and `lake asof` would."""
+    names = [command.split()[-1] for command in COMMANDS]
+    assert sorted(names) == sorted(set(names))
+    assert {command.split()[0] for command in COMMANDS if " " in command} == {"pipeline", "view"}
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_wrong_usage_is_json_too(command: str, run: Run) -> None:
     done = run(*command.split(), "--no-such-option", "--json")

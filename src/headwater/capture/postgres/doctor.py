@@ -202,7 +202,7 @@ async def _notifications(connection: Connection) -> Finding:
             "warn",
             "max_prepared_transactions is not 0: writers send no NOTIFY, and readers poll",
         )
-    return Finding("notifications", "ok", "the queue is all but empty")
+    return Finding("notifications", "ok", "the queue is almost empty")
 
 
 async def of_questions(connection: Connection, question_url: str | None) -> Finding:
@@ -319,7 +319,7 @@ def of_clients(settings: Settings, has_hook: bool | None = None) -> Finding:
     """Which tables clients may read through a gateway with these settings. `has_hook` says whether
     its application has an authorize hook; None where that is not known."""
     topic = "clients"
-    if not settings.has_auth and not has_hook:
+    if not settings.auth.has_key and not has_hook:
         return Finding(topic, "ok", "no authentication is configured: a gateway asks for no token")
     if has_hook or not settings.opens_every_table:
         return Finding(topic, "ok", "not every token opens every enabled table")
@@ -328,12 +328,13 @@ def of_clients(settings: Settings, has_hook: bool | None = None) -> Finding:
         topic,
         "warn",
         f"every client with a token may read every enabled table{unless}",
-        "Declare @hw.authorize, set auth_role, or set tables = closed and declare tables.",
+        "Declare @hw.authorize, set [auth] role, or set [gateway] tables = closed and declare"
+        " tables.",
     )
 
 
 async def _locks(connection: Connection) -> list[Finding]:
-    """Advisory locks of ours that other roles hold: every role can take them."""
+    """Headwater's advisory locks that other roles hold: every role can take them."""
     cursor = await connection.execute(
         "select number, pid, role from headwater.lock_holders() where not is_ours order by 1, 2"
     )

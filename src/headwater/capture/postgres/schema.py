@@ -1,8 +1,8 @@
 """Installs, upgrades and removes the schema `headwater` in the user's database.
 
 The files in `sql/` are the versions: `001_…`, `002_…`, applied in order, once each, all in one
-transaction and under a lock, so that any number of processes may start at the same time. A file
-that has been released is never edited; what it made is changed by a later one.
+transaction and under a lock, so that any number of processes may start at the same time. A released
+file is never edited; a later file changes what it made.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ async def install(connection: Connection, *, upto: int = LATEST) -> int:
     with translated():
         version = await installed_version(connection)
         if version == LATEST:
-            await _settle_in(connection)
+            await _adopt_copy(connection)
         if version >= upto:
             return 0
         await _check_server(connection)
-        async with _alone(connection):
+        async with _locked(connection):
             present = await installed_version(connection)
             if present == 0:
                 await connection.execute(_BOOTSTRAP)
@@ -75,7 +75,7 @@ async def install(connection: Connection, *, upto: int = LATEST) -> int:
             # The functions of tables that are captured already are made again by the new code.
             await connection.execute(_RESYNC)
         if upto == LATEST:
-            await _settle_in(connection)
+            await _adopt_copy(connection)
         return len(missing)
 
 
@@ -108,25 +108,25 @@ async def uninstall(connection: Connection) -> bool:
 
 
 async def _drop(connection: Connection) -> None:
-    async with _alone(connection):
+    async with _locked(connection):
         # Readers take their locks one by one; having this first mostly keeps clear of a deadlock.
         if await _exists(connection, "headwater.log"):
             await connection.execute("lock table headwater.log in access exclusive mode")
         await connection.execute("drop schema if exists headwater cascade")
 
 
-async def _settle_in(connection: Connection) -> None:
+async def _adopt_copy(connection: Connection) -> None:
     """Begin a new log where the schema came here with a dump or a copy of its database."""
     moved = "select home <> headwater.home() from headwater.installation"
     if _first(await (await connection.execute(moved)).fetchone()):
         connection.add_notice_handler(_warn)
         try:
-            async with _alone(connection):
+            async with _locked(connection):
                 if _first(await (await connection.execute(moved)).fetchone()):
                     await connection.execute("select headwater.adopt()")
                     # A dump without privileges comes without those of our own functions.
                     await connection.execute(_AS_OWNER)
-                    await connection.execute(_FOR_EVERYBODY)
+                    await connection.execute(_PUBLIC_GRANTS)
                     await connection.execute(functions.RIGHTS.encode())
                     await connection.execute("reset role")
         finally:
@@ -140,7 +140,7 @@ def _warn(notice: Diagnostic) -> None:
 
 
 @asynccontextmanager
-async def _alone(connection: Connection) -> AsyncIterator[None]:
+async def _locked(connection: Connection) -> AsyncIterator[None]:
     """A transaction under the installation lock. Its search path is the one that our functions run
     with, because some expressions are parsed only once."""
     async with connection.transaction():
@@ -182,7 +182,7 @@ where owner <> current_user and pg_has_role(
   owner, case when current_setting('server_version_num')::int < 160000 then 'member' else 'set' end)
 """
 
-_FOR_EVERYBODY = """
+_PUBLIC_GRANTS = """
 grant usage on schema headwater to public;
 grant select on headwater.trimmed to public;
 """

@@ -44,8 +44,8 @@ async def disable(connection: Connection, name: str) -> str:
 
 
 async def _call(connection: Connection, statement: LiteralString, name: str) -> str:
-    """Triggers need a lock, and writers to the table wait for it: so it is requested several times
-    with a short timeout."""
+    """To create triggers needs a lock on the table, and writers queue behind that request: so it is
+    made several times with a short timeout."""
     with translated():
         for attempt in range(1, ENABLE_ATTEMPTS_MAX + 1):
             try:

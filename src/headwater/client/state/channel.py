@@ -17,14 +17,14 @@ from headwater.protocol import ChannelCall, Member, Message, Presence, Subscribe
 
 
 class ChannelMessage(msgspec.Struct, frozen=True):
-    """Something that was published on a channel."""
+    """A message on a channel."""
 
     data: Any
     at: datetime
     user: str | None
-    """Who published it; None for the server."""
+    """The user who published it; None for the server."""
     member: str | None
-    """The member that did; None for the server, and for who is not present."""
+    """The member who published it; None for the server and for users who are not present."""
     id: str
 
 
@@ -34,19 +34,19 @@ class ChannelState:
     def __init__(self, call: ChannelCall) -> None:
         self.name = call.name
         self.call = call
-        """What the next connection asks for."""
+        """The request for the next connection."""
         self.wire_id = ""
         self.view: int | None = None
         self.member: str | None = None
         self.members: dict[str, Member] = {}
         self.missed = 0
-        """How often messages may have been lost: with a connection, or as the gateway says."""
+        """How often messages may have been lost: with a connection, or as the gateway reported."""
         self._waiting = True
         self._delivered: dict[str, None] = {}
 
     @property
     def is_due(self) -> bool:
-        """It was asked for, and who is there is not known yet."""
+        """It was requested, and the members are not known yet."""
         return self.view is None or self._waiting
 
     def subscribe(self, wire_id: str) -> Subscribe:

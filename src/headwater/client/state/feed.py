@@ -1,7 +1,7 @@
-"""The state of a change feed in a client: its position, and what was delivered beyond it.
+"""The state of a change feed in a client: its position, and the changes delivered after it.
 
-Pure. The position is where to resume after a lost connection; what was delivered beyond it is
-remembered by its number in the log, so that nothing is delivered twice.
+Pure. The feed resumes from its position after a lost connection. Changes that were delivered after
+it are remembered by their number in the log, so that none is delivered twice.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from headwater.protocol import (
 )  # fmt: skip
 
 _CLIENT_DELIVERED_MAX = 100_000
-"""Transactions beyond its position that a feed remembers. Older ones, forgotten, may come twice
-after a lost connection."""
+"""Transactions after its position that a feed remembers. Older ones are forgotten, and may be
+delivered twice after a lost connection."""
 
 
 class FeedTransaction(msgspec.Struct, frozen=True):
@@ -34,10 +34,10 @@ class FeedTransaction(msgspec.Struct, frozen=True):
     xid: int
     at: datetime
     changes: tuple[Any, ...]
-    """`headwater.protocol.WireChange`, or Debezium envelopes where they were asked for."""
+    """`headwater.protocol.WireChange`, or Debezium envelopes if these were requested."""
     position: str | None
-    """Where to resume once it is dealt with: never skips, may repeat. None before the first is
-    known."""
+    """The position to resume from after processing: skips no change, may repeat some. None before
+    the first position is known."""
     complete: bool = True
     """False for a part of a very large transaction, which continues in the next."""
 
@@ -54,8 +54,8 @@ class FeedState:
 
     @property
     def is_due(self) -> bool:
-        """It was asked for and has not begun, or does not know yet where: cut off before that, it
-        could not resume."""
+        """It was requested and has not begun, or has no position yet: if the connection is lost
+        before that, it cannot resume."""
         return self.view is None or self.position is None
 
     def subscribe(self, wire_id: str) -> Subscribe:
@@ -72,7 +72,7 @@ class FeedState:
         missing = [t for t in message.transactions if known is None or not known.contains(t.xid)]
         fresh = [new for each in missing if (new := self._fresh(each))]
         before, later = self.position, Position.parse(message.position)
-        # Another feed on the same view may be catching up with what this one has.
+        # Another feed on the same view may be getting changes that this one already has.
         if known is None or not known.covers(later):
             self.position = message.position
             self._forget(later)
@@ -89,10 +89,11 @@ class FeedState:
         ]
 
     def gap(self, message: Gap) -> None:
-        """Go back to where the gap begins. Raises ResyncRequired if the log does not reach."""
+        """Go back to where the gap begins. Raises ResyncRequired if the log no longer has the
+        changes."""
         if message.reason == "resync" or message.since is None:
             raise ResyncRequired(
-                "the log no longer reaches back to where this feed was", hint=READ_AGAIN
+                "the log no longer has the changes after the position of this feed", hint=READ_AGAIN
             )
         self.position = message.since
 
@@ -110,7 +111,7 @@ class FeedState:
         return msgspec.structs.replace(transaction, changes=changes)
 
     def _forget(self, position: Position) -> None:
-        """Drop what the position contains: the gateway does not send that again."""
+        """Forget transactions that the position contains: the gateway does not send them again."""
         delivered = self._delivered
         for xid in [xid for xid in delivered if position.contains(xid)]:
             del delivered[xid]
@@ -119,7 +120,7 @@ class FeedState:
 
 
 def _seq(change: Any) -> int | None:
-    """A change's number in the log, also out of a Debezium envelope."""
+    """The number of a change in the log, also from a Debezium envelope."""
     match change:
         case {"seq": int(seq)} | {"source": {"seq": int(seq)}}:
             return seq

@@ -1,8 +1,8 @@
-"""How far a client has seen, over all its subscriptions and connections.
+"""The positions that a client has seen, on all its subscriptions and connections.
 
-Pure. Gateways over one database read the log each at its own pace. So that nothing goes back in
-time at another gateway, a client names with every subscription the least position that covers all
-it has seen, and refuses what is older than what a subscription has shown.
+Pure. Each gateway of a database reads the log at its own pace. So that data never goes back in time
+at another gateway, a client sends with every subscription the least position that covers everything
+it has seen, and refuses results that are older than what a subscription has shown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headwater.model import Position
 
 
 def is_older(position: str, shown: str | None) -> bool:
-    """Whether a state lacks something of the same log that was shown.
+    """Whether a position lacks something of the same log that was shown before.
 
     >>> is_older("a-5:5:", "a-6:6:"), is_older("a-6:6:", "a-5:5:"), is_older("b-1:1:", "a-5:5:")
     (True, False, False)
@@ -25,8 +25,8 @@ def is_older(position: str, shown: str | None) -> bool:
 
 
 def joined(positions: Iterable[str | None]) -> str | None:
-    """The least position that covers all of these. Of several logs, the last one counts: the
-    database was restored meanwhile.
+    """The least position that covers all of these. If they are of several logs, the last log
+    counts: the database was restored meanwhile.
 
     >>> joined(["a-5:9:5,7", None, "a-4:8:4,5"])
     'a-5:9:5'

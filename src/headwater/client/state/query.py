@@ -1,7 +1,7 @@
-"""A reactive query whose results come whole: the value, what it is complete up to, what is wrong.
+"""The state of a reactive query with whole results: the value, its position, the last error.
 
-Pure. A result replaces the one before. One that could not be had again leaves the value as it was,
-with the error beside it, until the next.
+Pure. A result replaces the one before. After a failed execution the value stays, together with the
+error, until the next result.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class QueryState:
 
     @property
     def is_due(self) -> bool:
-        """It was asked for, and its result is not there yet."""
+        """It was requested, and there is no result yet."""
         return self.view is None or self._waiting
 
     def subscribe(self, wire_id: str, *, resume: bool) -> Subscribe:
-        """Ask for it; if it is to be resumed, for a result only if there is another than this."""
+        """The request for it. If it is resumed, the gateway sends a result only if it differs."""
         self.wire_id, self.view, self._waiting = wire_id, None, True
         return Subscribe(wire_id, query=self._call, since=self.position if resume else None)
 
@@ -46,7 +46,7 @@ class QueryState:
             self.error = None
 
     def receive(self, message: Result) -> bool:
-        """Take a result. Returns whether it differs from the one before: after a reconnect or a
+        """Store a result. Returns whether it differs from the one before: after a reconnect or a
         failure it often does not, and then the program is not notified."""
         before = None if self.position is None else (self.value,)
         self.value, self.position = message.value, message.position

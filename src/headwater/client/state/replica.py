@@ -1,9 +1,9 @@
 """A replica: the rows of a live query, followed by folding its deltas.
 
-Pure, and strict: a delta that does not fit what the replica holds raises `Diverged`, because
-guessing would hide the fault. It is the specification for clients in other languages: apply the
-deltas of a batch one after the other, every index as of that moment. A batch may carry the
-`result_hash` it leads to; two results have the same hash if they encode to the same JSON.
+Pure, and strict: a delta that does not fit the rows raises `Diverged`, because a guess would hide
+the fault. It is the specification for clients in other languages: apply the deltas of a batch one
+after the other; every index refers to the rows at that time. A batch may have the `result_hash`
+that it leads to; two results have the same hash if they encode to the same JSON.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Replica:
 
     @property
     def keys(self) -> list[Key]:
-        """The keys in the order of the query; of a streamed one, by key."""
+        """The keys in the order of the query; ordered by key for a streamed query."""
         return list(self._keys) if self._keys else sorted(self._rows)
 
     @property
@@ -53,11 +53,11 @@ class Replica:
         return self._rows.get(key)
 
     def cursor(self, key: Key) -> Cursor:
-        """The row's place in the order, to page or to slide a window from."""
+        """The place of a row in the order, for paging or for moving a window."""
         return self._cursors[key]
 
     def apply(self, deltas: Iterable[Delta], expected_hash: int | None = None) -> None:
-        """Fold a batch. Raises Diverged if it does not fit or does not lead to the hash."""
+        """Apply a batch. Raises Diverged if it does not fit, or leads to another hash."""
         for delta in deltas:
             self._fold(delta)
         if expected_hash is not None and expected_hash != self.hash():

@@ -1,7 +1,7 @@
-"""Rows that a client follows by folding deltas: those of a live query, or of a reactive one.
+"""The rows of a live or reactive query in a client, folded from deltas.
 
 Pure. The rows and their position are enough to resume after a lost connection. Nothing is guessed:
-a batch that does not fit, or does not lead to the hash it carries, raises `Diverged`.
+a batch that does not fit the rows, or leads to another hash than it has, raises `Diverged`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from headwater.protocol import (
 
 
 class RowsBatch(msgspec.Struct, frozen=True):
-    """What changed in a result at once. A snapshot is a batch that begins with a reset."""
+    """The deltas of a result that belong together. A snapshot is a batch that begins with a
+    reset."""
 
     deltas: tuple[Delta, ...]
     position: str
@@ -39,10 +40,10 @@ class RowsBatch(msgspec.Struct, frozen=True):
 
 
 class RowsState:
-    """What both kinds have in common: all but what is asked for."""
+    """The base of both kinds: everything except the request."""
 
     name: str
-    """What to call it in a log."""
+    """Its name in log messages."""
     streamed = False
 
     def __init__(self) -> None:
@@ -50,8 +51,8 @@ class RowsState:
         self.view: int | None = None
         self.position: str | None = None
         self.shown: str | None = None
-        """The position of the latest rows that a program has seen, also while there is none to
-        resume from."""
+        """The position of the latest rows that the program has seen, also while there is no
+        position to resume from."""
         self.key: tuple[str, ...] = ()
         self._replica = Replica()
         self._waiting = True
@@ -70,14 +71,14 @@ class RowsState:
 
     @property
     def is_due(self) -> bool:
-        """It was asked for, and its rows are not there yet."""
+        """It was requested, and its rows are not received yet."""
         return self.view is None or self._waiting
 
     def cursor(self, key: Key) -> Cursor:
         return self._replica.cursor(key)
 
     def present(self) -> tuple[Delta, ...]:
-        """Deltas that lead from anything to the present rows."""
+        """A batch that leads from any state to the current rows."""
         rows = zip(self.keys, self.rows, strict=True)
         if self.streamed:
             return _replacing([Match(key, row) for key, row in rows])
@@ -86,7 +87,7 @@ class RowsState:
         )
 
     def subscribe(self, wire_id: str, *, resume: bool) -> Subscribe:
-        """Ask for it, from where it is if that is to be resumed."""
+        """The request for it, with its position if it is to be resumed."""
         self.wire_id, self.view, self._waiting = wire_id, None, True
         self._parts, self._meanwhile = None, []
         return self._request(self.position if resume else None)
@@ -111,7 +112,7 @@ class RowsState:
                 yield from self._collect(message, moved=self._has_moved(message))
 
     def _has_moved(self, message: Snapshot | Reset) -> bool:
-        """Whether these are the rows of another window than before."""
+        """Whether these are rows of another window than before."""
         return False
 
     def _collect(self, message: Snapshot | Reset, *, moved: bool) -> Iterator[RowsBatch]:
@@ -134,7 +135,7 @@ class RowsState:
 
     def _fold(self, message: Deltas) -> Iterator[RowsBatch]:
         if self._waiting:
-            # Between the parts of a result; before the first there is nothing to apply it to.
+            # Between the parts of a result. Before the first part there are no rows to apply it to.
             if self._parts is not None:
                 self._meanwhile.append(message)
                 if len(self._meanwhile) > limits.CLIENT_BATCHES_MAX:
@@ -148,7 +149,7 @@ class RowsState:
             yield RowsBatch(message.deltas, message.position, message.at)
 
     def diverged(self) -> bool:
-        """Forget the rows; whether it is worth another snapshot."""
+        """Forget the rows. Returns whether to request another snapshot."""
         self._replica, self.position = Replica(), None
         self._whole, self._waiting = False, True
         self._diverged += 1
@@ -177,7 +178,8 @@ class LiveState(RowsState):
         return self._moving is not None
 
     def move(self, after: list[Any] | None, request: str | None = None) -> Reanchor:
-        """Ask for the window behind another cursor. Until it comes, the old one is followed."""
+        """The request for a window after another cursor. Until it is answered, the old window is
+        followed."""
         self._moving = {**self._query, "after": after}
         return Reanchor(self.wire_id, after, request)
 

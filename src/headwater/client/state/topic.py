@@ -18,24 +18,24 @@ from headwater.errors import ConfigError
 from headwater.model import Key, Row
 from headwater.protocol import Gap, Poke, Remove, Subscribe, Subscribed, Topic, Upsert
 
-Op: TypeAlias = Upsert | Remove
+RowOp: TypeAlias = Upsert | Remove
 RowId: TypeAlias = tuple[str, Key]
 
 
 class Ops(msgspec.Struct, frozen=True):
-    """What a topic sent at once. Iterating over it yields its `ops`, the latest one for each row:
+    """A message of a topic. Iterating over it yields its `ops`, the latest one for each row:
     `Upsert` or `Remove`."""
 
-    ops: tuple[Op, ...]
+    ops: tuple[RowOp, ...]
     position: str | None
-    """What was received is complete up to here."""
+    """The position that this message reaches."""
     at: datetime | None = None
-    """When the last of it was signalled."""
+    """When the last of the signals was sent."""
     pull: bool = False
     """Whether the program must read its rows again: after a poke, or after too many changes to
     send."""
 
-    def __iter__(self) -> Iterator[Op]:
+    def __iter__(self) -> Iterator[RowOp]:
         return iter(self.ops)
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class TopicState:
 
     @property
     def is_due(self) -> bool:
-        """It was asked for and has not begun."""
+        """It was requested and has not begun."""
         return self.view is None
 
     def subscribe(self, wire_id: str) -> Subscribe:
@@ -69,7 +69,7 @@ class TopicState:
         return Subscribe(wire_id, topic=self.name, since=self.position)
 
     def subscribed(self, message: Subscribed) -> Ops | None:
-        """What follows from it, if anything."""
+        """Apply a message of the gateway. Returns what the program gets, if anything."""
         self.view, self._begun = message.view, True
         if not self._lost:
             return None
@@ -77,7 +77,7 @@ class TopicState:
         return self._mark_stale(None)
 
     def receive(self, message: Topic | Poke | Gap) -> Ops | None:
-        """The ops in the message; None if it has nothing but a position."""
+        """The ops in the message; None if it has only a position."""
         self.position = message.position
         match message:
             case Topic(_, position, at, ops):
@@ -105,7 +105,7 @@ class TopicRows:
         """In the order in which they were first received."""
         return [row for (name, _), row in self._rows.items() if name == entity and row is not None]
 
-    def take(self, ops: Iterable[Op]) -> None:
+    def take(self, ops: Iterable[RowOp]) -> None:
         for op in ops:
             row_id = op.entity, tuple(op.key)
             self._rows[row_id] = op.row if isinstance(op, Upsert) else None
@@ -117,7 +117,7 @@ class TopicRows:
         read: dict[RowId, Row | None] = {(entity, _key(row, key)): row for row in rows}
         reported = {row_id: self._rows.get(row_id) for row_id in self._reported}
         others = {row_id: row for row_id, row in self._rows.items() if row_id[0] != entity}
-        # Those that were read keep their order, also where the topic has newer ones.
+        # The rows that were read stay in their order, also if the topic has newer versions.
         self._rows = others | read | reported
         self._forget()
 
@@ -143,7 +143,7 @@ def _key(row: Row, names: Sequence[str]) -> Key:
         return tuple(row[name] for name in names)
     except KeyError as error:
         raise ConfigError(
-            f"a row has no column {error.args[0]}, which is to be its key",
+            f"a row has no column {error.args[0]}, which is named as its key",
             hint='Name the primary key: topic.fill("messages", rows, key="id").',
         ) from None
 
@@ -152,7 +152,7 @@ class Waiting:
     """The ops that wait for one reader of a topic: each row once. Too many become a pull."""
 
     def __init__(self) -> None:
-        self._ops: dict[RowId, Op] = {}
+        self._ops: dict[RowId, RowOp] = {}
         self._position: str | None = None
         self._at: datetime | None = None
         self._pull = False

@@ -1,4 +1,4 @@
-"""Commands of the data pipeline and its lake. Questions about data are short, because people type
-them daily: `asof`, `history`, `audit`, `replay`. What writes the lake or takes care of it is
-`pipeline …`, and what concerns streaming views is `view …`.
+"""Commands of the data pipeline and its lake. Queries have short names, because people type them
+daily: `asof`, `history`, `audit`, `replay`. Commands that write or maintain the lake are `pipeline
+…`, and those for streaming views are `view …`.
 """

@@ -1,7 +1,7 @@
-"""Questions about data that the lake answers: `asof`, `history` and `audit`.
+"""Queries over the lake: `asof`, `history` and `audit`.
 
-A running pipeline answers them; without one, this process starts a Spark. Nothing else is imported
-here, so that an answer is not delayed by the other commands.
+A running pipeline answers them; without one, this process starts Spark. Modules of other commands
+are not imported here, so that an answer is fast.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _log_url(url: str | None) -> str | None:
 
 def _answer(folder: str | None, request: LakeRequest, url: str | None = None) -> pa.Table:
     """The rows: from the running pipeline of the lake, or from a Spark of this process."""
-    service = shared_session.find(load_settings(overrides={"lake": folder}).lake)
+    service = shared_session.find(load_settings(overrides={"lake_location": folder}).lake.location)
     if service is not None:
         return send_request(service, request)
     with open_lake(folder, url) as found:

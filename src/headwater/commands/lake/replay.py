@@ -1,4 +1,4 @@
-"""`replay`: a table from its events again, rebuilt or change by change."""
+"""`replay`: rebuilds a table from its events, or replays its changes one by one."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """How rows are printed. For JSON there is `--json`, as with every command."""
+    """How rows are printed. For JSON, use `--json`, as with every command."""
 
     TABLE = "table"
     CSV = "csv"
@@ -38,8 +38,8 @@ OutputFile = Annotated[
 
 
 class RowsPrinter:
-    """The choice that `--format`, `--json` and `--output` make. Made before the lake is read, so
-    that a contradiction is an error at once."""
+    """Prints rows as `--format`, `--json` and `--output` say. Made before the lake is read, so that
+    contradictory options are an error at once."""
 
     def __init__(self, format: Format | None, output: str | None, *, json: bool) -> None:
         if json and format is not None:

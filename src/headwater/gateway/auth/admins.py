@@ -1,7 +1,8 @@
-"""Decides who is an admin, and may see sessions, costs, the log and Headwater's own tables.
+"""Decides which users are admins: they may read sessions, costs, the log and Headwater's own
+tables.
 
-With authentication, a user is an admin if the claim that the setting `admin_claim` names is `true`
-in the token. Without authentication, a user of this machine is. A request from a local address is
+With authentication, a user is an admin if the claim that `[auth] admin_claim` names is `true` in
+the token. Without authentication, a user of this machine is. A request from a local address is
 not enough: proxies and web pages forward requests of others. So a request that may come through
 either is not an admin's, nor is any request to a gateway that also serves other machines.
 """
@@ -16,21 +17,23 @@ from headwater.errors import Forbidden
 from headwater.gateway.http.addresses import host_of, is_local_name
 from headwater.identity import Identity
 from headwater.settings import Settings
+from headwater.settings.groups import AuthSettings
 
 LOCAL_ONLY = "headwater.local_only"
-"""In the scope of a request: it came to a gateway that is for its own machine only."""
+"""A key in the scope of a request: the gateway serves only its own machine."""
 
 _PASSED_ON = ("forwarded", "via", "x-real-ip")
 """Headers that proxies add to a request, besides `X-Forwarded-…`."""
 
 
-def is_admin(settings: Settings, identity: Identity, *, local: bool) -> bool:
+def is_admin(settings: AuthSettings, identity: Identity, *, local: bool) -> bool:
     """Whether this caller is an admin; `local` says that it is a user of this machine (`is_local`).
 
-    >>> is_admin(Settings(), Identity(), local=True), is_admin(Settings(), Identity(), local=False)
-    (True, False)
+    >>> nobody = Identity()
+    >>> [is_admin(AuthSettings(), nobody, local=local) for local in (True, False)]
+    [True, False]
     """
-    if settings.has_auth:
+    if settings.has_key:
         return identity.claims.get(settings.admin_claim) is True
     return local
 
@@ -40,8 +43,8 @@ def is_local(request: HTTPConnection, settings: Settings) -> bool:
     have forwarded it."""
     return (
         LOCAL_ONLY in request.scope
-        and not settings.has_auth
-        and not settings.trusted_proxies
+        and not settings.auth.has_key
+        and not settings.gateway.trusted_proxies
         and _is_own_peer(request)
         and is_local_name(host_of(request.headers.getlist("host")))
         and not _is_passed_on(request)
@@ -50,7 +53,7 @@ def is_local(request: HTTPConnection, settings: Settings) -> bool:
 
 
 def _is_own_peer(request: HTTPConnection) -> bool:
-    if request.client is None:  # A Unix socket; or a server that does not say.
+    if request.client is None:  # A Unix socket, or a server that does not pass the address.
         server = request.scope.get("server")
         return server is not None and server[1] is None
     try:
@@ -66,19 +69,20 @@ def _is_passed_on(request: HTTPConnection) -> bool:
 
 
 def _is_own_page(request: HTTPConnection) -> bool:
-    """Not that of another origin, even if the settings allow all origins. Browsers request images
-    and the like without an origin, but with a header that shows if the page is another site's."""
+    """Whether the request is not from a page of another origin, even if the settings allow all
+    origins. Browsers request images without an origin, but with a header that names the site of the
+    page."""
     site = request.headers.get("sec-fetch-site", "none")
     origin = request.headers.get("origin")
     is_own = origin is None or origin.partition("://")[2] == request.headers.get("host")
     return is_own and site in ("none", "same-origin")
 
 
-def not_admin(settings: Settings, what: str) -> Forbidden:
+def not_admin(settings: AuthSettings, what: str) -> Forbidden:
     """The error for a caller that is not an admin and requests what only admins may see."""
     hint = (
         f"The token's claim {settings.admin_claim!r} must be true."
-        if settings.has_auth
+        if settings.has_key
         else "Configure authentication. Without it, only clients on the gateway's machine are "
         "admins, if the gateway serves that machine alone and without a proxy."
     )

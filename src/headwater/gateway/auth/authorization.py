@@ -1,17 +1,18 @@
-"""What a connection may see of a table: decided when it subscribes, and again every now and then.
+"""What a connection may read of a table: decided when it subscribes, and checked again
+periodically.
 
-Tables of Headwater itself are for admins, whatever the application's rule says of them; they are
-read as Headwater's own role. A reactive query and the database decide themselves what the query
-returns: after a new token it is executed as the new identity.
-Deny when undecided. While the database cannot be reached, a subscription keeps its access; any
-other error ends the subscription.
+Headwater's own tables are for admins only, and are read as Headwater's own role; the application's
+hook is not asked about them. A reactive query is not checked here: its function and the database
+decide what it returns, and after a new token it is executed as the new identity. Deny when
+undecided. While the database cannot be reached, a subscription keeps its access; any other error
+ends the subscription.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 
 import msgspec
@@ -29,7 +30,8 @@ from headwater.gateway.session import (
     SessionTopic,
 )
 from headwater.hub.hub import Hub
-from headwater.hub.subscriber import Access
+from headwater.hub.reading.tables import KnownTable
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import Identity
 from headwater.limits import RECONNECT_SECONDS
 from headwater.live.filters.filter import EVERYTHING
@@ -43,7 +45,7 @@ _RECHECKS_AT_ONCE = 16
 logger = logging.getLogger(__name__)
 
 _ALL = ""
-"""Stands for all tables, of which an admin's feed has every row. No table has this name."""
+"""Stands for all tables, in the feed of an admin. No table has this name."""
 
 
 class Authorization:
@@ -57,7 +59,7 @@ class Authorization:
         topics: Topics,
         declared: Collection[str] = (),
     ) -> None:
-        """`declared` are the tables that the application declares, by their labels."""
+        """`declared` are the labels of the tables that the application declares."""
         self._hub = hub
         self._settings = settings
         self._authorize = authorize
@@ -66,21 +68,24 @@ class Authorization:
 
     @property
     def has_hook(self) -> bool:
-        """Whether the application decides who may read what."""
+        """Whether the application has an authorize hook."""
         return self._authorize is not None
 
     async def of(
-        self, connection: GatewayConnection, tables: Iterable[str], access_request: AccessRequest
+        self,
+        connection: GatewayConnection,
+        tables: Mapping[str, KnownTable],
+        access_request: AccessRequest,
     ) -> dict[str, Access]:
-        """What a connection may see of each table. The hook is given the table's own name, however
-        the client spelled it."""
+        """What a connection may read of each table. The hook gets the table's name as Headwater
+        prints it, not as the client wrote it."""
         identity = connection.session.identity
         accesses = {}
-        for name in tables:
-            table = (await self._hub.tables.find(name)).table
+        for name, known in tables.items():
+            table = known.table
             if table.is_system:
                 if not self._is_admin(connection, identity):
-                    raise not_admin(self._settings, f"table {table.label}")
+                    raise not_admin(self._settings.auth, f"table {table.label}")
                 accesses[name] = Access()
             else:
                 self._check_declared(connection, table.label)
@@ -91,19 +96,23 @@ class Authorization:
         return accesses
 
     async def of_feed(
-        self, connection: GatewayConnection, tables: tuple[str, ...], access_request: AccessRequest
+        self,
+        connection: GatewayConnection,
+        tables: Mapping[str, KnownTable],
+        access_request: AccessRequest,
     ) -> dict[str, Access]:
-        """The same of the tables of a feed; of everything, where none is named."""
+        """The same for the tables of a feed; for all tables if it names none."""
         if tables:
             return await self.of(connection, tables, access_request)
         identity = connection.session.identity
         if self._is_admin(connection, identity):
             return {_ALL: Access(whole=True)}
-        is_closed = self._settings.tables == "closed"
+        is_closed = self._settings.gateway.tables == "closed"
         if self._authorize is not None or identity.role is not None or is_closed:
             raise InvalidQuery(
-                "name the tables: access is decided for each table",
+                "a feed of every table is for admins only: access is decided for each table",
                 path="tables",
+                hint="Name the tables of the feed.",
             )
         return {_ALL: Access(history=self._history(connection))}
 
@@ -114,8 +123,9 @@ class Authorization:
         parameters: Mapping[str, str],
         access_request: AccessRequest,
     ) -> Access:
-        """As whom a topic is followed; Forbidden where that is not allowed. Its access function
-        decides; for one without, the rule about tables must allow all of their rows."""
+        """The access with which a topic is followed; Forbidden if it is not allowed. The topic's
+        access function decides. Without one, the authorize hook must allow all rows of the topic's
+        tables."""
         identity, history = connection.session.identity, self._history(connection)
         await self._topics.check(definition, parameters, identity)
         if definition.access is None and self._authorize is not None:
@@ -129,28 +139,29 @@ class Authorization:
         return Access(identity.role, identity.claims_json, history=history)
 
     def _check_declared(self, connection: GatewayConnection, label: str) -> None:
-        if self._settings.tables == "open" or label in self._declared:
+        if self._settings.gateway.tables == "open" or label in self._declared:
             return
         if not self._is_admin(connection, connection.session.identity):
             raise Forbidden(
                 f"table {label} is not open to clients",
-                hint=f"Declare it in the application: hw.table({label!r}). The setting tables is"
-                " closed.",
+                hint=f"Declare it in the application: hw.table({label!r}). The setting"
+                " [gateway] tables is closed.",
             )
 
     def _history(self, connection: GatewayConnection) -> timedelta | None:
-        """How far back a feed may begin, where the hook does not say. Admins may read the log."""
+        """How far back a feed may begin, if the hook sets no time. Admins may read the whole
+        log."""
         if self._is_admin(connection, connection.session.identity):
             return None
-        return self._settings.feed_history_period
+        return self._settings.gateway.feed_history_period
 
     def _is_admin(self, connection: GatewayConnection, identity: Identity) -> bool:
-        return is_admin(self._settings, identity, local=connection.local)
+        return is_admin(self._settings.auth, identity, local=connection.local)
 
-    # -------------------------------------------------------------------- and again
+    # -------------------------------------------------------------------- checked again
 
     async def recheck_all(self, connections: list[GatewayConnection]) -> None:
-        """Ask the application again; where it has no rule, the hub looks at the database's own."""
+        """Call the hook again. Without a hook, the hub checks the rights in the database."""
         if self._authorize is None:
             connections = [each for each in connections if _needs_access_function(each)]
         at_once = asyncio.Semaphore(_RECHECKS_AT_ONCE)
@@ -165,8 +176,8 @@ class Authorization:
     async def recheck(
         self, connection: GatewayConnection, at_once: asyncio.Semaphore | None = None
     ) -> bool:
-        """Check again what a connection may see, and apply what changed. False if that could not be
-        decided now."""
+        """Check again what a connection may read, and apply what changed. False if that could not
+        be decided now."""
         decided = True
         async with at_once or asyncio.Semaphore():
             for id in list(connection.accesses):
@@ -194,15 +205,20 @@ class Authorization:
             subscription.failed(error)
             subscription.close()
         except Exception:
-            # Deny when undecided; and one failure must not stop the check of the others.
+            # Deny when undecided. One failure must not stop the check of the others.
             logger.exception("the access of a subscription could not be checked again")
-            subscription.failed(Forbidden("access could not be decided"))
+            subscription.failed(
+                Forbidden(
+                    "your access could not be checked again",
+                    hint="Subscribe again. The gateway's log has the reason.",
+                )
+            )
             subscription.close()
         return True
 
     async def _change_identity(self, subscription: SessionQuery) -> None:
         session = subscription.session
-        # Another token may come while this one takes effect, and must not lose to it.
+        # Another token may arrive while this one is applied, and must be applied after it.
         while subscription.identity is not session.identity and not subscription.over:
             assert subscription.handle is not None, "access is checked once it is open"
             identity = session.identity
@@ -230,7 +246,8 @@ class Authorization:
         if isinstance(subscription, SessionFeed):
             accesses = await self._of_feed_again(connection, known, access_request)
         else:
-            accesses = await self.of(connection, list(known), access_request)
+            tables = await self._hub.tables.find_each(known)
+            accesses = await self.of(connection, tables, access_request)
         if accesses != known and not subscription.over:
             await self._change_access(subscription, accesses)
             if not subscription.over:
@@ -239,10 +256,10 @@ class Authorization:
     async def _of_feed_again(
         self, connection: GatewayConnection, known: dict[str, Access], access_request: AccessRequest
     ) -> dict[str, Access]:
-        tables = tuple(name for name in known if name != _ALL)
+        tables = await self._hub.tables.find_each(name for name in known if name != _ALL)
         try:
             return await self.of_feed(connection, tables, access_request)
-        except InvalidQuery:  # All tables, and no longer an admin.
+        except InvalidQuery:  # A feed of all tables, whose user is no longer an admin.
             raise _changed() from None
 
     async def _change_access(
@@ -271,7 +288,7 @@ def _some_rows(definition: TopicDefinition, table: str) -> Forbidden:
 
 
 def combined_access(accesses: dict[str, Access]) -> Access:
-    """What a user may see of the tables of one feed."""
+    """What a user may read of the tables of one feed."""
     several = len(accesses) > 1
     if several and any(access.where != EVERYTHING for access in accesses.values()):
         raise InvalidQuery(
@@ -288,5 +305,5 @@ def combined_access(accesses: dict[str, Access]) -> Access:
 
 
 def _shorter(one: timedelta | None, other: timedelta | None) -> timedelta | None:
-    """The shorter time; None is for ever."""
+    """The shorter time; None is unlimited."""
     return min((each for each in (one, other) if each is not None), default=None)

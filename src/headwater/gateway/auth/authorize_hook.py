@@ -1,8 +1,8 @@
 """Asks the application what a user may see of a table: all of it, some rows, or nothing.
 
-Deny after any error: when the hook raises, takes too long, or returns something that is neither a
-bool, a filter nor `Allow`. The gateway's log has the reason under a number; the user gets only that
-number.
+Access is denied after any error: when the hook raises, takes too long, or returns something other
+than a bool, a filter or `Allow`. The gateway's log has the reason under a number; the user gets
+only that number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from headwater.errors import ConfigError, Forbidden
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import Identity
 from headwater.limits import AUTHORIZE_SECONDS_MAX, DURATION_SECONDS_MAX
 from headwater.live.filters.filter import EVERYTHING, Filter
@@ -30,13 +30,12 @@ logger = logging.getLogger(__name__)
 
 
 class AccessRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client asks for, as the authorize hook is given it.
+    """A request of a client, which is passed to the authorize hook.
 
-    `table` is its name as Headwater prints it: `orders`, `sales.orders`. Of a live query there are
-    its `columns` (None for all), `where`, `order`, `limit` (None for the usual), `mode`, and
-    `after`, the cursor that it begins behind, which the client can move later; of a feed its
-    `where`, and `since`, the position that it asks to begin at (None for now); of a topic its name
-    and `since`.
+    `table` is the table's name as Headwater prints it: `orders`, `sales.orders`. A live query has
+    `columns` (None for all), `where`, `order`, `limit` (None for the default), `mode`, and `after`,
+    the cursor after which its window begins, which the client can move later. A feed has `where`,
+    and `since`, the position at which it begins (None for now). A topic has its name and `since`.
     """
 
     kind: Literal["live", "feed", "topic"]
@@ -52,23 +51,24 @@ class AccessRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allow(msgspec.Struct, frozen=True):
-    """Yes, with more to it: only rows that match `where`, and a feed may begin at most `history`
-    ago; None for what the setting `feed_history` says."""
+    """Access with conditions: only to rows that match `where`, and a feed may begin at most
+    `history` ago (None for the setting `[gateway] feed_history`)."""
 
     where: Filter = EVERYTHING
     history: timedelta | None = None
 
 
-Answer: TypeAlias = bool | Filter | Allow
+HookAnswer: TypeAlias = bool | Filter | Allow
 
-Authorize: TypeAlias = Callable[[Identity, AccessRequest], Answer | Awaitable[Answer]]
-"""Asked with who, and for what. True: all rows, as far as the database lets the user's role; a
-filter: only rows that match it; False: none; `Allow`: yes, with more to it. May be a coroutine
-function; one that is not must not block."""
+Authorize: TypeAlias = Callable[[Identity, AccessRequest], HookAnswer | Awaitable[HookAnswer]]
+"""Called with the identity and the request. True: all rows that the database allows the user's
+role; a filter: only rows that match it; False: no access; `Allow`: access with conditions. May be a
+coroutine function; otherwise it must not block."""
 
 
 def check_hook(hook: Callable[..., Any]) -> None:
-    """Raise ConfigError for a hook of the form of earlier releases, which took a table's name."""
+    """Raise ConfigError for a hook with the signature of earlier releases, which took a table's
+    name."""
     try:
         parameters = list(inspect.signature(hook).parameters.values())
     except (TypeError, ValueError):
@@ -89,8 +89,8 @@ async def decide(
     *,
     history: timedelta | None = None,
 ) -> Access:
-    """What this user may see of this table; Forbidden for nothing. Without a hook: all. A feed may
-    begin at most `history` ago, unless the hook says so."""
+    """What this user may read of this table; Forbidden for no access. Without a hook: all rows. A
+    feed may begin at most `history` ago, unless the hook sets another time."""
     answer = True if hook is None else await _asked(hook, identity, request)
     if answer is False:
         raise Forbidden(
@@ -101,13 +101,13 @@ async def decide(
     if isinstance(allowed, Filter):
         allowed = Allow(allowed)
     if allowed.history is not None:
-        # As good as the whole log, and a time that the database can subtract.
+        # Longer than any log, and short enough for the database to subtract.
         too_long = allowed.history.total_seconds() > DURATION_SECONDS_MAX
         history = None if too_long else allowed.history
     return Access(identity.role, identity.claims_json, allowed.where, history=history)
 
 
-async def _asked(hook: Authorize, identity: Identity, request: AccessRequest) -> Answer:
+async def _asked(hook: Authorize, identity: Identity, request: AccessRequest) -> HookAnswer:
     table = request.table
     try:
         async with asyncio.timeout(AUTHORIZE_SECONDS_MAX):

@@ -1,9 +1,8 @@
 """Keys that an issuer publishes (JWKS), behind a URL or in a file.
 
-Fetched when first needed, when they have grown old, and when a token names a key that is not among
-them; never more often than the cooldown, whatever tokens say. A failed fetch leaves the keys as
-they were. Without any keys the error is the gateway's and not the client's: `Unavailable`, never
-`Unauthorized`.
+Fetched when first needed, when they are too old, and when a token names an unknown key; never more
+often than the cooldown allows. A failed fetch leaves the keys as they were. Without any keys the
+error is `Unavailable`, never `Unauthorized`: the client is not at fault.
 """
 
 from __future__ import annotations
@@ -26,14 +25,15 @@ from headwater.limits import (
     JWKS_REFRESH_SECONDS,
     JWKS_TIMEOUT_SECONDS,
 )
-from headwater.settings import Settings, read_file
+from headwater.settings.checks import read_file
+from headwater.settings.groups import AuthSettings
 from headwater.tasks import ended
 
 logger = logging.getLogger(__name__)
 
 
 class KeySet:
-    """The keys as last fetched. `clock` only measures how long ago something was."""
+    """The keys of the last fetch. `clock` measures time differences only."""
 
     def __init__(
         self,
@@ -52,25 +52,25 @@ class KeySet:
         self._failed = False
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> KeySet | None:
-        """A file is read at once, a URL when the first token comes."""
-        source = settings.auth_jwks
+    def from_settings(cls, settings: AuthSettings) -> KeySet | None:
+        """A file is read now, a URL when the first token arrives."""
+        source = settings.jwks
         if source is None:
             return None
-        if settings.auth_jwks_is_url:
-            return cls(partial(_fetch, source), settings.auth_algorithms)
-        key_set = cls(partial(_read, source), settings.auth_algorithms)
+        if settings.jwks_is_url:
+            return cls(partial(_fetch, source), settings.algorithms)
+        key_set = cls(partial(_read, source), settings.algorithms)
         try:
-            key_set.put(read_file(source, name="auth_jwks"))
+            key_set.put(read_file("[auth] jwks", source))
         except keys.NotAKey as error:
             raise ConfigError(
-                f"auth_jwks: {source} is not a key set: {error}",
+                f"[auth] jwks: {source} is not a key set: {error}",
                 hint='It looks like {"keys": [{"kty": "RSA", "kid": "…", "n": "…", "e": "AQAB"}]}.',
             ) from error
         return key_set
 
     def put(self, data: bytes) -> None:
-        """Take these keys from now on; keys.NotAKey for what is no key set."""
+        """Use these keys from now on; keys.NotAKey for a document that is not a key set."""
         self.known = keys.restricted(keys.from_key_set(data), self._algorithms)
         self._fetched_at = self._clock()
         self._failed = False
@@ -79,7 +79,7 @@ class KeySet:
         """The keys that may have signed a token with this header; none where its `kid` is unknown
         or the algorithm is not that of the key."""
         if algorithm.startswith("HS"):
-            return []  # nor need anything be fetched to know that
+            return []  # this is known without a fetch
         if self._is_old and not (self.known and self._fetching is not None):
             await self._refresh()
         if id is not None and all(key.id != id for key in self.known):
@@ -88,7 +88,7 @@ class KeySet:
         if not found and self._failed:
             raise Unavailable(
                 "the key set that tokens are verified with cannot be fetched",
-                hint="Try again. The gateway's log has the reason; the setting is auth_jwks.",
+                hint="Try again. The gateway's log has the reason; the setting is [auth] jwks.",
             )
         return found
 
@@ -100,8 +100,8 @@ class KeySet:
         return self._clock() - moment
 
     async def _refresh(self) -> None:
-        """Fetch the keys, unless that was tried within the cooldown. The fetch belongs to no
-        client: one that leaves neither ends it nor lets the next one begin another."""
+        """Fetch the keys, unless that was tried within the cooldown. The fetch does not end with
+        the client that caused it, and clients share one fetch."""
         if self._fetching is None:
             if self._tried_at is not None and self._ago(self._tried_at) < JWKS_COOLDOWN_SECONDS:
                 return
@@ -115,15 +115,15 @@ class KeySet:
         except (httpx.HTTPError, httpx.InvalidURL, OSError, keys.NotAKey) as error:
             self._failed = True
             reason = str(error) or type(error).__name__
-            logger.warning("the key set (auth_jwks) cannot be fetched: %s", reason)
+            logger.warning("the key set ([auth] jwks) cannot be fetched: %s", reason)
         except Exception:
             self._failed = True
-            logger.exception("the key set (auth_jwks) cannot be fetched")
+            logger.exception("the key set ([auth] jwks) cannot be fetched")
         finally:
             self._fetching = None
 
     async def close(self) -> None:
-        """Give up a fetch that is under way."""
+        """Cancel a fetch that is running."""
         if self._fetching is not None:
             await ended(self._fetching)
 
@@ -133,8 +133,8 @@ async def _read(path: str) -> bytes:
 
 
 async def _fetch(url: str) -> bytes:
-    """Redirects are not followed: the keys come from where the setting says. Nor is an answer
-    unpacked: a few hundred bytes can become gigabytes in one step."""
+    """Redirects are not followed: the keys come from the URL in the setting only. Compressed
+    responses are refused: a few hundred bytes can decompress to gigabytes."""
     headers = {"accept": "application/json", "accept-encoding": "identity"}
     async with (
         asyncio.timeout(JWKS_TIMEOUT_SECONDS),

@@ -1,9 +1,9 @@
-"""The keys that tokens are verified with, and which algorithms each of them is good for.
+"""The keys that verify tokens, and the algorithms that each of them allows.
 
 The kind of a key decides, never the token: a shared secret verifies HS… only, an RSA key RS… and
-PS… only, so that a public key can never pass for a secret. The keys of a key set differ in their
-`kid`, which is only compared: it is never a path, a URL or part of a query.
-Symmetric keys in a key set are not used, because key sets are published.
+PS… only, so that a public key can never be used as a secret. The keys of a key set differ in their
+`kid`, which is only compared: it is never a path, a URL or part of a query. Symmetric keys in a key
+set are not used, because key sets are published.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ logger = logging.getLogger(__name__)
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _CURVES = {"secp256r1": "ES256", "secp256k1": "ES256K", "secp384r1": "ES384", "secp521r1": "ES512"}
 _SECRETS = (("HS256", 32), ("HS384", 48), ("HS512", 64))
-"""With the bytes that a secret must have, RFC 7518 §3.2: as many as the hash."""
+"""The fewest bytes that a secret must have for each algorithm: those of the hash (RFC 7518
+§3.2)."""
 
 
 class Key(msgspec.Struct, frozen=True):
-    """`material` is what the JWT library takes; `id` is None for a key that was given by itself."""
+    """`material` is for the JWT library; `id` is None for a key that is not from a key set."""
 
     material: Any
     algorithms: frozenset[str]
     id: str | None = None
 
     def fits(self, algorithm: str, id: str | None) -> bool:
-        """Whether a token with this header may have been signed with it."""
+        """Whether a token with this header may have been signed with this key."""
         named = self.id is None or id is None or self.id == id
         return named and algorithm in self.algorithms
 
 
 class NotAKey(ValueError):
-    """Why something is not a key we use; the text never shows what was given."""
+    """Why a key cannot be used. The message never contains the key."""
 
 
 def from_secret(secret: str) -> Key:
@@ -54,17 +55,17 @@ def from_secret(secret: str) -> Key:
         jwt.get_algorithm_by_name("HS256").prepare_key(secret)
     except jwt.InvalidKeyError as error:
         raise ConfigError(
-            "auth_secret: this is a public key or a key set, not a secret",
-            hint="Set it as auth_public_key or auth_jwks.",
+            "[auth] secret: this is a public key or a key set, not a secret",
+            hint="Set it as [auth] public_key or jwks.",
         ) from error
     return Key(secret.encode(), fitting)
 
 
 def from_pem(text: str) -> Key:
-    """A public key, or the one in a certificate."""
+    """A public key, or the key in a certificate."""
     if "PRIVATE KEY-----" in text:
         raise ConfigError(
-            "auth_public_key: this is a private key, which the gateway does not need",
+            "[auth] public_key: this is a private key, which the gateway does not need",
             hint="Set the public one: openssl pkey -in private.pem -pubout",
         )
     try:
@@ -74,18 +75,19 @@ def from_pem(text: str) -> Key:
             material = load_pem_public_key(text.encode())
         return Key(material, _algorithms_of(material))
     except NotAKey as error:
-        raise ConfigError(f"auth_public_key: {error}") from error
+        raise ConfigError(f"[auth] public_key: {error}") from error
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(
-            "auth_public_key: not a public key in PEM form",
+            "[auth] public_key: not a public key in PEM form",
             hint="It begins with -----BEGIN PUBLIC KEY----- or is a file with that.",
         ) from error
 
 
 def from_key_set(data: bytes) -> tuple[Key, ...]:
-    """The keys of a JWK set that verify signatures; NotAKey where there is none.
+    """The keys of a JWK set that verify signatures; NotAKey if there is none.
 
-    One that is unusable is left out: a provider may publish kinds that we do not know.
+    Keys that cannot be used are left out: a provider may publish kinds that Headwater does not
+    know.
     """
     try:
         listed = msgspec.json.decode(data, type=_KeySet).keys
@@ -107,7 +109,7 @@ def from_key_set(data: bytes) -> tuple[Key, ...]:
 
 
 def restricted(keys: Sequence[Key], algorithms: Sequence[str]) -> tuple[Key, ...]:
-    """The keys with only the algorithms that the setting names; all where it names none."""
+    """The keys with the algorithms that the setting allows; with all of theirs if it names none."""
     if not algorithms:
         return tuple(keys)
     return tuple(
@@ -120,9 +122,9 @@ class _KeySet(msgspec.Struct):
 
 
 def from_jwk(parameters: dict[str, Any]) -> Key:
-    """One key of a set; NotAKey where it is not for verifying tokens."""
+    """One key of a set; NotAKey if it does not verify tokens."""
     if parameters.get("kty") == "oct":
-        raise NotAKey("it is symmetric: set a shared secret as auth_secret")
+        raise NotAKey("it is symmetric: set a shared secret as [auth] secret")
     if parameters.get("use") not in (None, "sig"):
         raise NotAKey("it is for encryption")
     purposes = parameters.get("key_ops")
@@ -142,7 +144,7 @@ def from_jwk(parameters: dict[str, Any]) -> Key:
 
 def _material(parameters: dict[str, Any]) -> Any:
     try:
-        # Without `alg`, or the library would choose by that rather than by the kind.
+        # Without `alg`, because the library would prefer it to the kind of the key.
         plain = {name: value for name, value in parameters.items() if name not in ("alg", "d")}
         return jwt.PyJWK(plain).key
     except (jwt.PyJWTError, ValueError, TypeError, KeyError, AttributeError) as error:

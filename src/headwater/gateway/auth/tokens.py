@@ -1,9 +1,9 @@
-"""Verifies tokens: who a client is, from what a trusted issuer signed.
+"""Verifies tokens, which a trusted issuer signed, and reads the identity of the client from them.
 
-A token is refused unless everything about it holds, and each reason has a code of its own. The
-algorithm must be one that the key is for (see `keys`), the signature is checked before any claim is
-believed, and `exp` is required, so that every session ends. Messages name the reason and never the
-token or a part of it: they end up in logs.
+A token is refused unless all checks succeed, and each reason has its own code. The algorithm must
+be one of the key's (see `keys`), the signature is checked before any claim is used, and `exp` is
+required, so that every session ends. Messages name the reason and never the token or a part of it,
+because messages are logged.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from headwater.gateway.auth.key_set import KeySet
 from headwater.gateway.auth.keys import Key
 from headwater.identity import Identity
 from headwater.limits import CLAIM_BYTES_MAX, ROLE_BYTES_MAX, TOKEN_BYTES_MAX
-from headwater.settings import ALGORITHMS, Settings, check
+from headwater.settings.groups import ALGORITHMS, AuthSettings
 
 # ------------------------------------------------------------------------ finding
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """What a request brought. A token from a cookie comes with every request that a browser makes,
-    also one that another site's page started: where `from_cookie`, check the `Origin`."""
+    """The token or ticket of a request. Browsers send a cookie with every request, also with one
+    that a page of another site made: with `from_cookie`, check the `Origin`."""
 
     token: str | None = None
     ticket: str | None = None
@@ -42,7 +42,7 @@ def find_token(
     headers: Mapping[str, str],
     query: Mapping[str, str],
     cookies: Mapping[str, str],
-    settings: Settings,
+    settings: AuthSettings,
 ) -> Credentials:
     """The token of a request: `Authorization: Bearer …`, else the cookie; and the `?ticket=`.
 
@@ -53,7 +53,7 @@ def find_token(
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value.strip():
         return Credentials(value.strip(), ticket)
-    if settings.auth_cookie is not None and (value := cookies.get(settings.auth_cookie, "")):
+    if settings.cookie is not None and (value := cookies.get(settings.cookie, "")):
         return Credentials(value, ticket, from_cookie=True)
     if ticket is None and ("token" in query or "access_token" in query):
         raise Unauthorized(
@@ -65,7 +65,7 @@ def find_token(
 
 
 def missing() -> Unauthorized:
-    """For a request without a token at a gateway that wants one."""
+    """The error for a request without a token at a gateway that requires one."""
     return Unauthorized(
         "a token is needed", hint="Send Authorization: Bearer …", code="token_missing"
     )
@@ -77,12 +77,12 @@ def missing() -> Unauthorized:
 class Authenticator:
     """Verifies the tokens of one issuer, or of several that share the settings.
 
-    `clock` returns the time of day, which decides when tokens begin and end.
+    `clock` returns the time of day, by which tokens begin and expire.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        settings: AuthSettings,
         own: Sequence[Key],
         key_set: KeySet | None = None,
         *,
@@ -92,24 +92,24 @@ class Authenticator:
         self._own = own
         self._key_set = key_set
         self._clock = clock
-        self._leeway = settings.auth_leeway_period.total_seconds()
+        self._leeway = settings.leeway_period.total_seconds()
 
     @classmethod
     def from_settings(
-        cls, settings: Settings, *, clock: Callable[[], float] = time.time
+        cls, settings: AuthSettings, *, clock: Callable[[], float] = time.time
     ) -> Authenticator | None:
-        """None where no key is set: everybody is anonymous. ConfigError for an unusable key."""
-        check(settings)  # also those that no file or environment was read for
-        if not settings.has_auth:
+        """None if no key is configured: all clients are anonymous. ConfigError for a key that
+        cannot be used."""
+        if not settings.has_key:
             return None
         given = _own_keys(settings)
-        own = keys.restricted(given, settings.auth_algorithms)
+        own = keys.restricted(given, settings.algorithms)
         for before, after in zip(given, own, strict=True):
             if not after.algorithms:
                 raise ConfigError(
-                    f"auth_algorithms: none of them fits the key, which is good for"
+                    f"[auth] algorithms: none of them fits the key, which is good for"
                     f" {', '.join(sorted(before.algorithms))}",
-                    hint="Leave auth_algorithms out, or use another key. A shared secret must be"
+                    hint="Leave [auth] algorithms out, or use another key. A shared secret must be"
                     " as long as the hash: 48 bytes for HS384, 64 for HS512.",
                 )
         return cls(settings, own, KeySet.from_settings(settings), clock=clock)
@@ -119,7 +119,7 @@ class Authenticator:
             await self._key_set.close()
 
     async def verify(self, token: str) -> Identity:
-        """Who the token's bearer is; Unauthorized or Forbidden with the reason as its code."""
+        """The identity in the token; Unauthorized or Forbidden with the reason as its code."""
         header = _read_header(token)
         payload = await self._verified_payload(token, header)
         claims = _read_claims(payload)
@@ -139,11 +139,11 @@ class Authenticator:
         return identity
 
     async def _verified_payload(self, token: str, header: _Header) -> bytes:
-        if header.alg not in (self._settings.auth_algorithms or ALGORITHMS):
+        if header.alg not in (self._settings.algorithms or ALGORITHMS):
             raise self._wrong_algorithm()
         own = [key for key in self._own if key.fits(header.alg, header.kid)]
         payload = _payload(token, header.alg, own)
-        # Asked second: a key set that is out of reach must not stop those who do not need it.
+        # Used second: tokens that need no key set are accepted while it cannot be fetched.
         if payload is None and self._key_set is not None:
             found = await self._key_set.fitting(header.alg, header.kid)
             payload = _payload(token, header.alg, found)
@@ -182,62 +182,62 @@ class Authenticator:
             if name in claims and _time(claims, name)[0] > now + self._leeway:
                 raise Unauthorized(
                     f"the token is not valid yet ({name})",
-                    hint="Compare the clocks of issuer and gateway; see the setting auth_leeway.",
+                    hint="Compare the clocks of issuer and gateway; see [auth] leeway.",
                     code="token_not_yet_valid",
                 )
         return expires_at
 
     def _check_origin(self, claims: Mapping[str, Any]) -> None:
-        wanted = self._settings.auth_audience
+        wanted = self._settings.audience
         audience = claims.get("aud")
         if wanted is not None and wanted not in (
             audience if isinstance(audience, list) else [audience]
         ):
             raise Unauthorized(
                 "the token is for another audience",
-                hint=f"Its aud must contain {wanted!r}, the setting auth_audience.",
+                hint=f"Its aud must contain {wanted!r}, the setting [auth] audience.",
                 code="token_audience",
             )
-        issuer = self._settings.auth_issuer
+        issuer = self._settings.issuer
         if issuer is not None and claims.get("iss") != issuer:
             raise Unauthorized(
                 "the token is from another issuer",
-                hint=f"Its iss must be {issuer!r}, the setting auth_issuer.",
+                hint=f"Its iss must be {issuer!r}, the setting [auth] issuer.",
                 code="token_issuer",
             )
 
     def _identity(self, claims: dict[str, Any], expires_at: datetime) -> Identity:
         settings = self._settings
-        user = _name(claims, settings.auth_user_claim, CLAIM_BYTES_MAX)
+        user = _name(claims, settings.user_claim, CLAIM_BYTES_MAX)
         if user is None:
             raise _wrong_claim(
-                settings.auth_user_claim,
+                settings.user_claim,
                 "missing, so there is no user",
-                "See the setting auth_user_claim.",
+                "See the setting [auth] user_claim.",
             )
-        tenant = _name(claims, settings.auth_tenant_claim, CLAIM_BYTES_MAX)
-        if settings.auth_tenants and tenant not in settings.auth_tenants:
+        tenant = _name(claims, settings.tenant_claim, CLAIM_BYTES_MAX)
+        if settings.tenants and tenant not in settings.tenants:
             raise Forbidden(
                 "this gateway does not serve the token's tenant",
-                hint=f"It is read from the claim {settings.auth_tenant_claim!r}; the setting"
-                " auth_tenants lists those that are served.",
+                hint=f"It is read from the claim {settings.tenant_claim!r}; the setting"
+                " [auth] tenants lists those that are served.",
                 code="token_tenant",
             )
-        role = _name(claims, settings.auth_role_claim, ROLE_BYTES_MAX)
-        if role not in (None, settings.auth_role, *settings.auth_roles):
+        role = _name(claims, settings.role_claim, ROLE_BYTES_MAX)
+        if role not in (None, settings.role, *settings.roles):
             raise _wrong_claim(
-                settings.auth_role_claim,
+                settings.role_claim,
                 "a database role that tokens may not name here",
-                "The setting auth_roles lists those that they may.",
+                "The setting [auth] roles lists those that they may.",
             )
-        return Identity(user, tenant, role or settings.auth_role, claims, expires_at)
+        return Identity(user, tenant, role or settings.role, claims, expires_at)
 
 
-def _own_keys(settings: Settings) -> list[Key]:
+def _own_keys(settings: AuthSettings) -> list[Key]:
     found = []
-    if settings.auth_secret is not None:
-        found.append(keys.from_secret(settings.auth_secret))
-    if (text := settings.auth_public_key_text) is not None:
+    if settings.secret is not None:
+        found.append(keys.from_secret(settings.secret))
+    if (text := settings.public_key_text) is not None:
         found.append(keys.from_pem(text))
     return found
 
@@ -246,7 +246,7 @@ def _own_keys(settings: Settings) -> list[Key]:
 
 
 class _Header(msgspec.Struct, frozen=True):
-    """The fields of a token's header that we read. Keys and URLs in it are ignored."""
+    """The fields of a token's header that are used. Keys and URLs in it are ignored."""
 
     alg: str
     kid: str | None = None
@@ -254,10 +254,10 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 def _read_header(token: str) -> _Header:
-    """The header, which is not trusted yet."""
+    """The header, before the signature is verified."""
     if not token:
         raise missing()
-    # Checked in characters first, so that megabytes are never encoded.
+    # Characters are counted first, so that megabytes are never encoded.
     if len(token) > TOKEN_BYTES_MAX or not token.isascii():
         raise _malformed(f"it has more than {TOKEN_BYTES_MAX} bytes or is not ASCII")
     if token.count(".") != 2:
@@ -277,7 +277,7 @@ def _decoded(part: str) -> bytes:
 
 
 def _payload(token: str, algorithm: str, fitting: Sequence[Key]) -> bytes | None:
-    """The signed part, if the signature of one of the keys holds."""
+    """The signed part, if its signature is valid for one of the keys."""
     for key in fitting:
         try:
             found = _JWS.decode_complete(token, key.material, algorithms=[algorithm])
@@ -297,8 +297,12 @@ def _read_claims(payload: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise _malformed("its claims are not a JSON object") from None
     if _NUL.search(payload):
-        # PostgreSQL cannot take one out of JSON: every policy that looks at the claims would fail.
-        raise Unauthorized("a claim of the token has a NUL in it", code="token_claims")
+        # PostgreSQL cannot read such JSON: every policy that uses the claims would fail.
+        raise Unauthorized(
+            "a claim of the token contains a NUL character, which PostgreSQL cannot read",
+            code="token_claims",
+            hint="Correct the claim at the issuer of the token.",
+        )
     return claims
 
 
@@ -321,7 +325,7 @@ def _time(claims: Mapping[str, Any], name: str) -> _Time:
 
 
 def _name(claims: Mapping[str, Any], claim: str, longest: int) -> str | None:
-    """A name that a claim gives; None where the token, or the setting, has no such claim."""
+    """The name in a claim; None if the token has no such claim, or the setting names none."""
     value = claims.get(claim) if claim else None
     if value is None:
         return None

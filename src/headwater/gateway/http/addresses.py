@@ -1,9 +1,8 @@
-"""Where a request comes from, as quotas count it, and where it says that it goes. Pure.
+"""The address of a client, as quotas count it, and the host name of a request. Pure.
 
-A proxy puts the address it was called from at the end of `X-Forwarded-For`, behind what its own
-caller wrote there. So only the part that trusted proxies wrote is believed: from the right, up to
-and including the first address that is not one of them. What a client itself wrote stands further
-left and never counts.
+A proxy appends the address of its caller to `X-Forwarded-For`. So only the entries of trusted
+proxies are used: from the right, up to and including the first address that is not a trusted proxy.
+Entries further left were written by the client, and are ignored.
 """
 
 from __future__ import annotations
@@ -12,21 +11,21 @@ import re
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
-from headwater.settings import UNIX, Settings
+from headwater.settings.groups import UNIX, GatewaySettings
 
 
 class Proxies:
     """The proxies that the settings trust."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: GatewaySettings) -> None:
         self._networks = settings.trusted_networks
         self._unix = UNIX in settings.trusted_proxies
 
     def client(self, peer: str | None, forwarded: Iterable[str] = ()) -> str:
-        """The client's address, or `unix`. `peer` is who is connected, None on a Unix socket;
-        `forwarded` are the lines of `X-Forwarded-For` in their order.
+        """The client's address, or `unix`. `peer` is the address of the connection, None on a Unix
+        socket; `forwarded` are the lines of `X-Forwarded-For` in order.
 
-        Where a trusted proxy wrote what is no address, the peer itself counts.
+        If a trusted proxy wrote something that is not an address, the peer is used.
         """
         own = UNIX if peer is None else _written(_read(peer), peer)
         if not self._trusts(own):
@@ -38,20 +37,20 @@ class Proxies:
                 return own
             if not self._trusts(str(address)):
                 return str(address)
-        # Every hop is ours: the first of them asks on its own behalf.
+        # Every hop is a trusted proxy: the first of them is the client.
         return _written(_read(hops[0]), own) if hops else own
 
     def _trusts(self, text: str) -> bool:
         if text == UNIX:
             return self._unix
         address = _read(text)
-        # An address of the other family is in no network, and Python says so.
+        # In Python, an address is never in a network of the other IP version.
         return address is not None and any(address in network for network in self._networks)
 
 
 def counted(address: str) -> str:
-    """What stands for an address when connections are counted: of IPv6, the /64 that a subscriber
-    has to itself.
+    """The key under which an address is counted: for IPv6 its /64 network, which one subscriber
+    has.
 
     >>> counted("192.0.2.7"), counted("2001:db8::a:1")
     ('192.0.2.7', '2001:db8::/64')
@@ -66,9 +65,9 @@ _HOST = re.compile(
 
 
 def host_of(hosts: Sequence[str]) -> str | None:
-    """The name in the Host header of a request, without its port; None where there are several or
-    none, or what is there is no host. Never guessed: a framework that falls back to the server's
-    own address would take any text for this machine.
+    """The name in the Host header of a request, without its port; None for a missing, repeated or
+    invalid header. Never guessed: with a fallback to the server's own address, any text would count
+    as this machine.
 
     >>> host_of(["LocalHost:8484"]), host_of(["[::1]"]), host_of(["["]), host_of(["a", "a"])
     ('localhost', '::1', None, None)
@@ -77,12 +76,12 @@ def host_of(hosts: Sequence[str]) -> str | None:
     if found is None:
         return None
     name: str = found["six"] or found["name"]
-    # In brackets there is an address of IPv6, and nowhere else.
+    # An IPv6 address must be in brackets, and only that may be.
     return name.lower() if (":" in name) == (found["six"] is not None) else None
 
 
 def is_local_name(host: str | None) -> bool:
-    """Whether no name server is needed to get from this name to an address.
+    """Whether this name is `localhost` or an IP address, which needs no name server.
 
     >>> is_local_name("localhost"), is_local_name("127.0.0.1"), is_local_name("evil.example")
     (True, True, False)
@@ -97,8 +96,8 @@ _WITH_PORT = re.compile(r"\[(?P<six>[^]]*)\](?::\d+)?|(?P<four>[\d.]+):\d+")
 
 
 def _read(text: str) -> IPv4Address | IPv6Address | None:
-    """An address as proxies write it: alone, with a port, in brackets. An IPv4 address inside an
-    IPv6 one is the IPv4 address; zones are left out."""
+    """Parse an address as proxies write it: alone, with a port, or in brackets. An IPv4-mapped IPv6
+    address becomes the IPv4 address; zones are removed."""
     text = text.strip()
     if match := _WITH_PORT.fullmatch(text):
         text = match["six"] or match["four"] or ""

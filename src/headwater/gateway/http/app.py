@@ -1,7 +1,7 @@
-"""The ASGI app: paths, methods and status codes. What they mean is in `gateway` and `streams`.
+"""The ASGI app: paths, methods and status codes. What requests do is in `gateway` and `streams`.
 
-It mounts in any ASGI application. Errors become a status and a JSON body with a code; what we did
-not foresee becomes a 500 with an id, and the details go to the log only.
+It can be mounted in any ASGI application. Errors become a status and a JSON body with a code.
+Unexpected errors become a 500 with an id, and only the gateway's log has the details.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ from headwater.gateway.session import error_message
 from headwater.protocol import Authenticate, Publish, Reanchor, SetState, Subscribe, Wait
 
 GatewayOf = Callable[[], Gateway]
-"""Finds the running gateway, or raises Unavailable: an app may be mounted before it runs."""
+"""Returns the running gateway, or raises Unavailable: an app may be mounted before the gateway
+runs."""
 
 Handler = Callable[[Gateway, Request], Awaitable[ASGIApp]]
-"""Answers a request with a response, which may be a stream."""
+"""Handles a request. The response may be a stream."""
 
 
 def create_app(
@@ -67,8 +68,8 @@ def create_app(
     lifespan: Lifespan[Starlette] | None = None,
     more: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """The app over a gateway. `lifespan` runs where it is served by itself, not where it is
-    mounted. `more` are further routes."""
+    """The app of a gateway. `lifespan` runs if the app is served directly, not if it is mounted.
+    `more` are additional routes."""
 
     def route(path: str, handler: Handler, *methods: str) -> Route:
         return Route(path, Endpoint(gateway_of, handler), methods=methods)
@@ -143,11 +144,12 @@ class Endpoint:
 
 
 class LocalOnly:
-    """The app for requests that name this machine by its IP address or `localhost`.
+    """Serves only requests whose host is an IP address or `localhost`.
 
-    The owner of a web page can let its host name resolve to this machine. The page would then have
-    the same origin as a gateway without authentication. It cannot do that with an IP address. Only
-    requests through this app can be an admin's without a token (`admins.is_local`).
+    The owner of a web page can let its host name resolve to this machine (DNS rebinding). The page
+    would then have the same origin as a gateway without authentication. This does not work with an
+    IP address. Only requests through this app can be an admin's without a token
+    (`admins.is_local`).
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -184,7 +186,7 @@ def _socket(gateway_of: GatewayOf) -> Callable[[WebSocket], Awaitable[None]]:
 
 
 async def _deny(socket: WebSocket, error: HeadwaterError, response: Response) -> None:
-    """Refuse a handshake; with the reason, where the server can say it."""
+    """Refuse a handshake; with the reason, if the server supports that."""
     if "websocket.http.response" in socket.scope.get("extensions", {}):
         await socket.send_denial_response(response)
     else:
@@ -195,12 +197,12 @@ async def _deny(socket: WebSocket, error: HeadwaterError, response: Response) ->
 
 
 def _refused(gateway_of: GatewayOf, error: HeadwaterError) -> Response:
-    """An error as a response, counted."""
+    """The response for an error, which is counted in the metrics."""
     response = refusal(error)
     with suppress(HeadwaterError):
         gateway = gateway_of()
         gateway.metrics.refused.labels(error.code).inc()
-        if error.code == "admin_only" and gateway.settings.has_auth:  # An admin's token would do.
+        if error.code == "admin_only" and gateway.settings.auth.has_key:
             response.headers["www-authenticate"] = 'Bearer error="insufficient_scope"'
     return response
 
@@ -213,7 +215,7 @@ def refusal(error: HeadwaterError) -> Response:
     if error.retry_after is not None:
         headers["retry-after"] = f"{max(1, round(error.retry_after))}"
     if error.code in ("too_slow", "too_large"):
-        headers["connection"] = "close"  # the rest of the body is not waited for
+        headers["connection"] = "close"  # the rest of the body is not read
     message = error_message(error)
     fields = {name: getattr(message, name) for name in _ERROR_FIELDS}
     document = {"error": {name: value for name, value in fields.items() if value is not None}}
@@ -255,7 +257,7 @@ def _status(error: HeadwaterError) -> int:
 
 
 async def _no_such_path(request: Request, error: Exception) -> Response:
-    """For what the router refuses: a path, or a method of one."""
+    """The response for an unknown path, or for a method that a path does not have."""
     assert isinstance(error, HTTPException)
     hint = "docs/reference/protocol.md lists the paths."
     if error.status_code == 405 and (allowed := (error.headers or {}).get("Allow")):
@@ -282,7 +284,7 @@ def json_answer(
 
 
 async def ask(gateway: Gateway, request: Request) -> Response:
-    """A reactive query's result. The body has the arguments."""
+    """Return the result of a reactive query. The body has the arguments."""
     caller = await admit(gateway, request)
     answer = await gateway.calls.ask(
         request.path_params["name"],
@@ -319,7 +321,7 @@ async def _connection(gateway: Gateway, request: Request) -> GatewayConnection:
 
 
 async def subscribe(gateway: Gateway, request: Request) -> Response:
-    """Add a subscription. Its messages come through the session's stream."""
+    """Add a subscription. Its messages are sent through the session's stream."""
     connection = await _connection(gateway, request)
     message = await read_json(request, Subscribe)
     await gateway.subscribe_once(connection, message, parent=parent_of(request.headers))
@@ -336,8 +338,8 @@ async def unsubscribe(gateway: Gateway, request: Request) -> Response:
 
 
 async def reanchor(gateway: Gateway, request: Request) -> Response:
-    """Slide a live query's window. Its rows come through the session's stream, and the answer
-    behind them."""
+    """Move a live query's window. Its rows are sent through the session's stream, and the answer
+    after them."""
     connection = await _connection(gateway, request)
     body = await read_json(request, ReanchorBody)
     message = Reanchor(request.path_params["id"], body.after, body.request)
@@ -346,8 +348,7 @@ async def reanchor(gateway: Gateway, request: Request) -> Response:
 
 
 async def wait(gateway: Gateway, request: Request) -> Response:
-    """Have the session's stream say when it has sent everything up to a position. The answer comes
-    there, behind the data."""
+    """Send an answer through the session's stream when it has sent everything up to a position."""
     connection = await _connection(gateway, request)
     message = await read_json(request, Wait)
     connection.start(gateway.calls.begin(connection, message))
@@ -355,7 +356,8 @@ async def wait(gateway: Gateway, request: Request) -> Response:
 
 
 async def publish(gateway: Gateway, request: Request) -> Response:
-    """Publish on the channel of a subscription. Answered when it was passed on to all gateways."""
+    """Publish on the channel of a subscription. Responds when the message is delivered to all
+    gateways."""
     connection = await _connection(gateway, request)
     message = await read_json(request, Publish)
     key = idempotency_key(request, message.idempotency_key)
@@ -364,7 +366,7 @@ async def publish(gateway: Gateway, request: Request) -> Response:
 
 
 async def set_state(gateway: Gateway, request: Request) -> Response:
-    """Have another state on the channel of a subscription."""
+    """Change the state on the channel of a subscription."""
     connection = await _connection(gateway, request)
     message = await read_json(request, SetState)
     gateway.channels.set_state(connection, message.id, message.state)
@@ -372,8 +374,8 @@ async def set_state(gateway: Gateway, request: Request) -> Response:
 
 
 async def refresh(gateway: Gateway, request: Request) -> Response:
-    """Continue a session with a new token. The session's id, which only its client knows, is
-    enough: the old token may have just expired."""
+    """Replace the token of a session. The session's id is enough, because only its client knows it:
+    the old token may have just expired."""
     body = await read_json(request, Authenticate)
     identity = await identify(gateway, request, body.token)
     connection = gateway.find(request.path_params["session"], identity)
@@ -381,7 +383,7 @@ async def refresh(gateway: Gateway, request: Request) -> Response:
 
 
 async def ticket(gateway: Gateway, request: Request) -> Response:
-    """A ticket to open one stream with, for those who cannot send headers."""
+    """Issue a ticket, which opens one stream, for clients that cannot send headers."""
     caller = await admit(gateway, request)
     made = await gateway.issue_ticket(caller.identity, caller.token)
     return json_answer({"ticket": made.text, "expires_at": made.expires_at}, status=201)
@@ -392,20 +394,21 @@ async def ticket(gateway: Gateway, request: Request) -> Response:
 
 async def metrics(gateway: Gateway, request: Request) -> Response:
     settings = gateway.settings
-    if settings.is_closed(settings.metrics) and not shows_metrics_token(request, settings):
+    token = settings.gateway.metrics_token
+    if settings.is_closed(settings.gateway.metrics) and not shows_metrics_token(request, token):
         caller = await admit(gateway, request)
-        if not is_admin(settings, caller.identity, local=caller.local):
-            raise not_admin(settings, "/metrics")
+        if not is_admin(settings.auth, caller.identity, local=caller.local):
+            raise not_admin(settings.auth, "/metrics")
     return Response(gateway.measure(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def healthy(request: Request) -> Response:
-    """The process answers."""
+    """Whether the process runs."""
     return json_answer({"status": "ok"})
 
 
 async def ready(gateway: Gateway, request: Request) -> Response:
-    """Whether clients should be sent here."""
+    """Whether this gateway is ready for clients."""
     if gateway.not_ready_reason is not None:
         return json_answer(
             {"status": "unavailable", "reason": gateway.not_ready_reason}, status=503
@@ -414,9 +417,9 @@ async def ready(gateway: Gateway, request: Request) -> Response:
 
 
 async def described(gateway: Gateway, request: Request) -> Response:
-    settings = gateway.settings
-    if settings.is_closed(settings.openapi):
+    auth = gateway.settings.auth
+    if gateway.settings.is_closed(gateway.settings.gateway.openapi):
         caller = await admit(gateway, request)
-        if not settings.has_auth and not is_admin(settings, caller.identity, local=caller.local):
-            raise not_admin(settings, "/openapi.json")
+        if not auth.has_key and not is_admin(auth, caller.identity, local=caller.local):
+            raise not_admin(auth, "/openapi.json")
     return json_answer(openapi.document(gateway.calls.queries, gateway.calls.mutations))

@@ -1,6 +1,6 @@
-"""The OpenAPI document. Bodies and messages are described by the very structs that read and write
-them; paths, parameters and answers are written down here. The queries and mutations that an
-application registers have paths of their own, with the types that they declare."""
+"""The OpenAPI document. The schemas of bodies and messages come from the structs that decode and
+encode them; paths, parameters and responses are listed here. Each query and mutation of an
+application has its own path, with the types that it declares."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ _REFUSALS = {
 }
 _ALL = tuple(_REFUSALS)
 _USUAL = tuple(status for status in _ALL if status not in ("422", "500", "504"))
-"""What any request may be answered with: those left out come from an application's function."""
+"""The error responses of any request. Those left out come only from an application's function."""
 
 _MAY_TIME_OUT = (*_USUAL, "504")
 
@@ -410,7 +410,8 @@ def _call(
     parameters: list[dict[str, Any]],
     arguments: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What runs an application's function; without a body it has no arguments."""
+    """The operation that calls a function of the application; without a body it has no
+    arguments."""
     operation = _operation(
         summary, answers, parameters=[*parameters, _TRACE], body=arguments, only=_ALL
     )
@@ -430,8 +431,8 @@ def _answered(returned: dict[str, Any]) -> dict[str, Any]:
 def _described(
     prefix: str, function: Function, schemas: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a function takes and returns. Other functions may have types of the same names, so each
-    has its own copies."""
+    """The schemas of a function's arguments and result. Types of different functions may have the
+    same name, so each function has its own copies."""
     try:
         found, components = msgspec.json.schema_components(
             (function.signature.struct, function.returns.type),

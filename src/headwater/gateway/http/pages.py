@@ -1,7 +1,7 @@
 """Files for browsers: the JavaScript client at `/client/`, the console at `/console/`.
 
-They hold no data and no secret, so they are for everybody; what they show is asked for with the
-visitor's own token. The client's files are those of `clients/js`, as they are: there is no build.
+They contain no data and no secret, so every client may read them; the data is requested with the
+visitor's own token. The client's files are those of `clients/js`: there is no build step.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""What the pages may load: nothing that does not come from here."""
+"""The pages may load files from this gateway only."""
 
 
 def routes() -> list[BaseRoute]:
-    """The client and the console, as parts of an app."""
+    """The routes of the client and the console."""
     return [folder("/client", PACKAGE / "javascript"), folder("/console", PACKAGE / "console")]
 
 

@@ -1,6 +1,6 @@
-"""What every request goes through first: its address, its rate, its token, its body.
+"""The checks that every request passes first: its address, its rate, its token, its body.
 
-Reads only as much of a body as is allowed, whatever the headers promise.
+Never reads more of a body than is allowed, also if its headers announce less.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from headwater.gateway.http.bodies import check_json_size
 from headwater.idempotency import check_key
 from headwater.identity import Identity
 from headwater.limits import REQUEST_BODY_SECONDS, REQUEST_BYTES_MAX
-from headwater.settings import Settings
 
 Body = TypeVar("Body")
 
 
 class HttpCaller:
-    """Who makes a request, and from where."""
+    """The identity and the address of a request."""
 
     __slots__ = ("address", "by_cookie", "by_ticket", "identity", "local", "token")
 
@@ -40,37 +39,37 @@ class HttpCaller:
         self.by_cookie = found.from_cookie
         self.by_ticket = found.ticket is not None
         self.local = local
-        """Whether it is a user of this machine (`admins.is_local`)."""
+        """Whether a user of this machine made the request (`admins.is_local`)."""
 
 
 async def admit(
     gateway: Gateway, request: HTTPConnection, *, opens_stream: bool = False
 ) -> HttpCaller:
-    """Let a request in, or raise what refuses it. Only a request that `opens_stream` may show a
-    ticket: a URL can be in a log, or behind a link."""
+    """Admit a request, or raise the error that refuses it. Only a request that `opens_stream` may
+    have a ticket: URLs are logged, and a link can contain one."""
     settings = gateway.settings
     address = _address(gateway, request)
-    found = find_token(request.headers, request.query_params, request.cookies, settings)
+    found = find_token(request.headers, request.query_params, request.cookies, settings.auth)
     if found.ticket is not None and not opens_stream:
         raise ticket_refused("Send Authorization: Bearer … with this request.")
     proven = found.ticket is not None or (found.token is not None and not found.from_cookie)
-    # Where nothing is verified, anything can be shown: it proves nothing.
-    if not (proven and settings.has_auth):
-        _check_origin(request, settings.origins, by_cookie=found.from_cookie)
+    # Without authentication a token is not verified, so it proves nothing.
+    if not (proven and settings.auth.has_key):
+        _check_origin(request, settings.gateway.origins, by_cookie=found.from_cookie)
     identity = await _identified(gateway, found, address)
     local = is_local(request, settings)
     return HttpCaller(identity, address, found, local=local)
 
 
 async def identify(gateway: Gateway, request: HTTPConnection, token: str) -> Identity:
-    """Who a token names that was sent in the body of a request; counted as in `admit`."""
+    """The identity in a token that was sent in a request's body; counted as in `admit`."""
     return await _identified(gateway, Credentials(token), _address(gateway, request))
 
 
 async def _identified(gateway: Gateway, found: Credentials, address: str) -> Identity:
-    """Who makes a request. It counts for the user, and for the address where there is none: the
-    users of an office share one. An address that has sent too much without a user is not looked up
-    in the database either."""
+    """The identity of a request. The request counts for the user; without a user, for the address,
+    because the users of an office share one. A ticket from an address with too many requests is
+    refused before the database is queried."""
     if found.ticket is not None:
         gateway.check_address(address)
     try:
@@ -83,15 +82,15 @@ async def _identified(gateway: Gateway, found: Credentials, address: str) -> Ide
 
 
 def _address(gateway: Gateway, request: HTTPConnection) -> str:
-    """Where a request comes from."""
+    """The client's address."""
     peer = request.client.host if request.client else None
     return gateway.proxies.client(peer, request.headers.getlist("x-forwarded-for"))
 
 
 def _check_origin(request: HTTPConnection, origins: tuple[str, ...], *, by_cookie: bool) -> None:
-    """A browser sends cookies along for any page, and lets any page open a WebSocket. Without a
-    token of its own, a page must be one of ours. That all origins are allowed does not mean that
-    all of them may act for the user whose cookie it is: such an origin must be named."""
+    """A browser sends cookies with the requests of any page, and lets any page open a WebSocket. So
+    a page without a token must have an allowed origin. `*` does not allow an origin to use the
+    user's cookie: for that the settings must name the origin."""
     origin = request.headers.get("origin")
     if origin is None or origin in origins or ("*" in origins and not by_cookie):
         return
@@ -99,21 +98,22 @@ def _check_origin(request: HTTPConnection, origins: tuple[str, ...], *, by_cooki
         raise Forbidden(
             f"pages of {origin!r:.200} may not use this gateway",
             code="origin",
-            hint="Add the origin to the setting origins, or send a token.",
+            hint="Add the origin to the setting [gateway] origins, or send a token.",
         )
 
 
-def shows_metrics_token(request: Request, settings: Settings) -> bool:
-    """Whether a request for the metrics comes from a scraper that has their own token."""
-    expected, sent = settings.metrics_token, request.headers.get("authorization", "")
+def shows_metrics_token(request: Request, expected: str | None) -> bool:
+    """Whether a request has the `expected` token for metrics."""
     if expected is None:
         return False
+    sent = request.headers.get("authorization", "")
     return hmac.compare_digest(sent.encode("utf-8", "replace"), f"Bearer {expected}".encode())
 
 
 def check_deliberate(request: Request, caller: HttpCaller) -> None:
-    """Refuse what another site's form could have sent with the user's cookie. The origin has been
-    looked at; but not all that speaks HTTP sends one, and no form can say that it sends JSON."""
+    """Refuse a request that a form of another site could have sent with the user's cookie. The
+    origin is checked before, but not every HTTP client sends one; a form cannot send JSON as its
+    content type."""
     sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if caller.by_cookie and sent != "application/json":
         raise Forbidden(
@@ -124,7 +124,7 @@ def check_deliberate(request: Request, caller: HttpCaller) -> None:
 
 
 def idempotency_key(request: Request, in_body: str | None = None) -> str | None:
-    """The key by which a repetition of the request is known; None for a request without one."""
+    """The idempotency key of a request; None if it has none."""
     given = request.headers.getlist("idempotency-key")
     if len(given) + (in_body is not None) > 1:
         raise InvalidQuery(
@@ -136,14 +136,16 @@ def idempotency_key(request: Request, in_body: str | None = None) -> str | None:
 
 
 async def read_json(request: Request, type: type[Body], *, empty: Body | None = None) -> Body:
-    """The body, as JSON of that type; `empty` stands for none."""
+    """The body, decoded from JSON; `empty` for a request without a body."""
     try:
         async with asyncio.timeout(REQUEST_BODY_SECONDS):
             body = await _read(request)
             return empty if empty is not None and not body else parse_json(body, type)
     except TimeoutError:
         raise LimitExceeded(
-            f"the body was not received within {REQUEST_BODY_SECONDS:.0f} seconds", code="too_slow"
+            f"the body was not received within {REQUEST_BODY_SECONDS:.0f} seconds",
+            code="too_slow",
+            hint="Send less in one request, or check the network.",
         ) from None
 
 
@@ -153,7 +155,9 @@ async def _read(request: Request) -> bytes:
         body += part
         if len(body) > REQUEST_BYTES_MAX:
             raise LimitExceeded(
-                f"the body is larger than {REQUEST_BYTES_MAX:,} bytes", code="too_large"
+                f"the body is larger than {REQUEST_BYTES_MAX:,} bytes",
+                code="too_large",
+                hint="Send less in one request.",
             )
     return bytes(body)
 
@@ -167,11 +171,11 @@ def parse_json(text: bytes | str, type: type[Body], *, path: str = "") -> Body:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidQuery(f"not valid JSON: {error}", path=path) from None
     except RecursionError:
-        raise InvalidQuery("nested too deeply", path=path) from None
+        raise InvalidQuery("the JSON is nested too deeply", path=path) from None
 
 
 def parameter(request: Request, name: str) -> Any:
-    """A query parameter; the last one of its name, None when it is missing or empty."""
+    """A parameter of the URL; the last one of that name, None if it is missing or empty."""
     return request.query_params.get(name) or None
 
 

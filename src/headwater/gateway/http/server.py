@@ -1,10 +1,10 @@
-"""`headwater serve`: uvicorn, with the transport of each connection handed to the requests on it.
+"""`headwater serve`: uvicorn, which passes the transport of each connection to its requests.
 
-uvicorn parses requests, keeps connections alive and speaks WebSocket. Ours is what a gateway for
-streams needs beside: the extension of the ASGI scope that lets `transports` write to the
+uvicorn parses requests, keeps connections alive and speaks WebSocket. This module adds what a
+gateway for streams needs: the extension of the ASGI scope with which `transports` writes to the
 transport, bounds on the head of a request, and a shutdown in which streams get a last message
-before they end. What we rely on in uvicorn beyond its documentation is in the two protocols, and
-tests/contract/test_uvicorn.py names it.
+before they end. The two protocol classes use parts of uvicorn that are not documented;
+tests/contract/test_uvicorn.py tests them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.exceptions import InvalidState
 
 from headwater.errors import ConfigError, Unavailable
-from headwater.gateway.http.transports import TRANSPORT_EXTENSION, ConnectionListener
+from headwater.gateway.http.transports import (
+    COMPRESS_BYTES_AT_ONCE,
+    TRANSPORT_EXTENSION,
+    ConnectionListener,
+)
 from headwater.limits import (
     ACCEPT_BACKLOG,
-    COMPRESS_BYTES_AT_ONCE,
     DEAD_CLIENT_SECONDS,
     KEEP_ALIVE_SECONDS,
     REQUEST_BYTES_MAX,
@@ -42,8 +45,8 @@ from headwater.limits import (
 )
 
 _UNSENT_BYTES_MAX = 128 * 1024
-"""Bytes that the operating system takes for a connection without sending them. More wait in the
-sink, where they are counted and where newer state replaces them."""
+"""Unsent bytes in the operating system's buffer of a connection. Further bytes wait in the sink,
+where they are counted and can be replaced by newer state."""
 
 
 logger = logging.getLogger(__name__)
@@ -60,12 +63,12 @@ async def serve(
     stop: asyncio.Event | None = None,
     deflate: bool = True,
 ) -> None:
-    """Serve until SIGINT, SIGTERM or `stop`; then return within `drain` seconds, or little more.
-    When cancelled, end all connections at once.
+    """Serve until SIGINT, SIGTERM or `stop`; then return after about `drain` seconds at most. When
+    cancelled, end all connections at once.
 
-    `ready` is called with the port once connections are accepted. When stopping, no connection is
-    accepted any more and `on_stopping` ends the streams; a client that has not read its last bytes
-    after `drain` seconds is cut off. `deflate` allows WebSocket messages to be compressed.
+    `ready` is called with the port once connections are accepted. When stopping, no new connection
+    is accepted and `on_stopping` ends the streams; a client that has not read all of its messages
+    after `drain` seconds is disconnected. `deflate` allows WebSocket messages to be compressed.
     """
     _raise_open_files_limit()
     sockets = _listen(host, port)
@@ -98,7 +101,7 @@ async def serve(
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """The fastest event loop there is: for `asyncio.Runner(loop_factory=new_event_loop)`."""
+    """The fastest available event loop, for `asyncio.Runner(loop_factory=new_event_loop)`."""
     try:
         import uvloop
     except ImportError:
@@ -107,10 +110,10 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 class StreamingProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 with the connection itself among the extensions of each request's scope:
-    it is the `Connection` of `gateway/http/transports.py`."""
+    """uvicorn's HTTP/1.1 protocol, which adds itself to the extensions of each request's scope: it
+    is the `TransportConnection` of `gateway/http/transports.py`."""
 
-    # With more attributes than uvicorn's own, each of very many would need a larger dict.
+    # More attributes than uvicorn's own would make the dict of each connection larger.
     __slots__ = ("_extensions", "_head_bytes", "_head_timer", "_listener")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -126,7 +129,7 @@ class StreamingProtocol(HttpToolsProtocol):
         self._listener = listener
 
     def leave_unchunked(self) -> None:
-        # uvicorn sends chunks to HTTP/1.0 clients too, unless it believes to know the length.
+        # uvicorn also sends chunks to HTTP/1.0 clients, unless it has an expected length.
         self.cycle.chunked_encoding = False
 
     # Events of the event loop.
@@ -196,8 +199,8 @@ class StreamingProtocol(HttpToolsProtocol):
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket, with two corrections. uvicorn takes a refused handshake for one without
-    an answer, and logs an error for each client without a token. It also compresses a message of
+    """uvicorn's WebSocket, with two corrections. uvicorn treats a refused handshake as one without
+    a response, and logs an error for each client without a token. It also compresses a message of
     any size in one step."""
 
     async def send(self, message: Any) -> None:
@@ -210,7 +213,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self.handshake_complete = True
 
     async def _send_in_parts(self, data: bytes) -> None:
-        """Send a text in frames, each compressed in a turn of the event loop of its own."""
+        """Send a text in frames, each compressed in its own turn of the event loop."""
         for start in range(0, len(data), COMPRESS_BYTES_AT_ONCE):
             await self.writable.wait()
             if self.disconnected or self.close_sent:
@@ -281,25 +284,25 @@ class _Server(uvicorn.Server):
                     )
 
     async def stop_at_once(self, sockets: list[socket.socket]) -> None:
-        """For a server that is cancelled: close without last messages, but in order."""
+        """Close the connections of a cancelled server, without last messages."""
         if self.started:
             self._drain, self._on_stopping = 0.0, None
             await self.shutdown(sockets)
 
     def cut_off(self) -> None:
-        """End every connection that is still there."""
+        """End every open connection."""
         for connection in tuple(self.server_state.connections):
             connection.transport.abort()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Unlike uvicorn's, does not raise the signal again at the end: our caller still has to
-        clean up. A SIGTERM handler that was set before does not get the signal."""
+        """Unlike uvicorn's, does not raise the signal again at the end, because the caller has to
+        clean up. A SIGTERM handler that was set before is not called."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         loop = asyncio.get_running_loop()
-        # A handler that is set on the loop would be called too.
+        # A handler that is set on the loop would also be called.
         had_handler = loop.remove_signal_handler(signal.SIGTERM)
         before = {
             number: signal.signal(number, self.handle_exit)
@@ -346,12 +349,12 @@ def _listen_at(family: int, address: tuple[Any, ...]) -> socket.socket:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Connections inherit it.
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES_MAX)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Otherwise a client that vanished stays for long.
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Notices a client that disappeared.
             timeout = round(DEAD_CLIENT_SECONDS * 1000)
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout)
         listening.setblocking(False)
         listening.bind(address)
-        # Accepting begins later; but another process on the port is an error now.
+        # Connections are accepted later, but a port that is in use is an error now.
         listening.listen(ACCEPT_BACKLOG)
     except BaseException:
         listening.close()
@@ -362,12 +365,12 @@ def _listen_at(family: int, address: tuple[Any, ...]) -> socket.socket:
 def _hint(error: OSError) -> str:
     match error:
         case socket.gaierror():
-            return "The setting `host` must be an address or a name of this machine."
+            return "The setting [gateway] host must be an address or a name of this machine."
         case PermissionError():
-            return "Ports below 1024 need a privilege; choose another with the setting `port`."
+            return "Ports below 1024 need a privilege; choose another with [gateway] port."
     return (
-        "Another program may use the port: choose another with the setting `port`, or 0 for any"
-        " that is free. The setting `host` must be an address of this machine."
+        "Another program may use the port: choose another with the setting [gateway] port, or 0"
+        " for any that is free. The setting [gateway] host must be an address of this machine."
     )
 
 

@@ -1,8 +1,8 @@
 """The streaming endpoints: live queries, reactive queries, change feeds and sessions, over SSE and
 NDJSON.
 
-A stream is refused before it opens: by its status and a JSON body with a code, never by an event
-in a stream of status 200.
+A stream is refused before it opens: with an HTTP status and a JSON body with a code, never with an
+event in a stream of status 200.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from headwater.errors import InvalidQuery
 from headwater.gateway.connection import GatewayConnection
 from headwater.gateway.gateway import Gateway, read_position
-from headwater.gateway.http.bodies import LiveBody
+from headwater.gateway.http.bodies import LIVE_QUERY_PAGE, LiveBody
 from headwater.gateway.http.compression import negotiate
 from headwater.gateway.http.requests import (
     HttpCaller,
@@ -40,7 +40,7 @@ LINES: ContentType = "application/x-ndjson"
 
 
 class StreamResponse:
-    """A response without end: the messages of a connection, which ends with it."""
+    """A response that streams the messages of a connection, until one of them ends."""
 
     __slots__ = ("_connection", "_content_type", "_encoding", "_gateway", "_marked")
 
@@ -82,9 +82,8 @@ async def _open(
     content_type: ContentType = EVENTS,
     topics: Sequence[str] = (),
 ) -> StreamResponse:
-    """A stream, if need be with a subscription that has begun, or with topics that will. What was
-    needed to get there is forgotten while it lasts: it may be one of very many, and last for
-    days."""
+    """A stream, with a subscription that has begun or with topics to open, if any. Nothing else of
+    the request stays in memory: there may be very many streams, which last for days."""
     transport = "sse" if content_type == EVENTS else "ndjson"
     connection = gateway.open(
         caller.identity,
@@ -100,7 +99,8 @@ async def _open(
     except BaseException:
         gateway.release(connection)
         raise
-    encoding = negotiate(request.headers.get("accept-encoding", ""), gateway.settings.compression)
+    offered = gateway.settings.gateway.compression
+    encoding = negotiate(request.headers.get("accept-encoding", ""), offered)
     if topics:
         since = request.headers.get("last-event-id") or parameter(request, "since")
         after = parameter(request, "after")
@@ -130,13 +130,13 @@ async def live(gateway: Gateway, request: Request) -> Response | StreamResponse:
 
 
 def _live_message(value: dict[str, Any]) -> Subscribe:
-    """A bare query, or one with options around it."""
+    """A live query alone, or with options."""
     if "live" not in value:
         return Subscribe("live", live=value)
     try:
         body = msgspec.convert(value, LiveBody)
     except msgspec.ValidationError as error:
-        raise InvalidQuery(str(error)) from None
+        raise InvalidQuery(str(error), hint=LIVE_QUERY_PAGE) from None
     return Subscribe(
         "live",
         live=body.live,
@@ -167,7 +167,7 @@ async def query(gateway: Gateway, request: Request) -> Response | StreamResponse
 
 
 async def changes(gateway: Gateway, request: Request) -> Response | StreamResponse:
-    """`GET /v1/changes?tables=…&where=…&since=…`: SSE, or NDJSON for those who accept that."""
+    """`GET /v1/changes?tables=…&where=…&since=…`: SSE, or NDJSON for clients that accept it."""
     content_type = LINES if LINES in request.headers.get("accept", "") else EVENTS
     if request.method == "HEAD":
         return Response(media_type=content_type)
@@ -193,7 +193,7 @@ def _feed_message(request: Request) -> ChangesQuery:
 
 
 def _where(text: str | None) -> Any:
-    """A filter as JSON, or as one types it: `amount > 100`."""
+    """A filter in JSON, or as people write it: `amount > 100`."""
     if text is None:
         return None
     if text.lstrip()[:1] in "[{":
@@ -202,7 +202,7 @@ def _where(text: str | None) -> Any:
 
 
 def _choice(request: Request, name: str, choices: Any) -> Any:
-    """A parameter that must be one of a few words."""
+    """A parameter that must be one of these words."""
     value = parameter(request, name)
     if value is not None and value not in get_args(choices):
         words = " or ".join(get_args(choices))
@@ -211,8 +211,9 @@ def _choice(request: Request, name: str, choices: Any) -> Any:
 
 
 async def session(gateway: Gateway, request: Request) -> Response | StreamResponse:
-    """`GET /v1/stream`: a connection whose subscriptions come and go by other requests. With
-    `topics=chat:42,org:7` it begins with these; one that is refused is an `error` in the stream."""
+    """`GET /v1/stream`: a connection whose subscriptions are added and removed by other requests.
+    With `topics=chat:42,org:7` it begins with these topics; a refused topic is an `error` in the
+    stream."""
     if request.method == "HEAD":
         return Response(media_type=EVENTS)
     caller = await admit(gateway, request, opens_stream=request.method == "GET")
@@ -225,5 +226,5 @@ async def session(gateway: Gateway, request: Request) -> Response | StreamRespon
 def _required(request: Request, name: str) -> str:
     value = parameter(request, name)
     if value is None:
-        raise InvalidQuery("a live query in JSON is expected", path=name)
+        raise InvalidQuery("expected a live query in JSON", path=name, hint=LIVE_QUERY_PAGE)
     return str(value)

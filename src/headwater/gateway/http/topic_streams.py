@@ -1,9 +1,9 @@
 """A stream that begins with topics: `GET /v1/stream?topics=chat:42,org:7`, for EventSource.
 
-Each topic is opened by itself: one that is refused is an `error` in the stream, and the others do
-not notice. An EventSource resumes all of them from one position, its `Last-Event-ID`. So events
-have no `id` of their own: a mark says one now and then, when everything up to it has been sent for
-every topic. A client that resumes from it may get some events twice, and misses none.
+Each topic is opened separately: a refused one is an `error` in the stream, and does not affect the
+others. An EventSource resumes all topics from one position, its `Last-Event-ID`. So events have no
+`id`: a mark with an `id` is sent periodically, when everything up to it has been sent for every
+topic. A client that resumes from it may get some events twice, and misses none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headwater.limits import RECONNECT_SECONDS, STREAM_TOPICS_MAX
 from headwater.protocol import Mark, Subscribe
 
 _STREAM_TOPICS_AT_ONCE = 8
-"""Topics of one stream that are being opened; the others wait."""
+"""How many topics of one stream are opened at the same time."""
 
 _STREAM_MARK_SECONDS = 0.5
 """Seconds between two marks in a stream of topics. A client that resumes gets all events since the
@@ -55,10 +55,12 @@ def follow(
     after: str | None = None,
     parent: Context | None = None,
 ) -> None:
-    """Have a connection follow these topics; each is its subscription's id."""
+    """Subscribe a connection to these topics. The id of each subscription is the name of its
+    topic."""
     marks = TopicMarks(connection.session, topics)
     if since is None and gateway.hub.ready:
-        # None of them begins before this: a client cut off before the first mark resumes here.
+        # No topic begins before this position: a client that is cut off before the first mark
+        # resumes here.
         connection.session.outlet.send(_mark_at(str(gateway.hub.topics.place.durable)))
     at_once = asyncio.Semaphore(_STREAM_TOPICS_AT_ONCE)
 
@@ -80,8 +82,8 @@ def follow(
 async def _until_decided(
     subscribe: Callable[[Subscribe], Awaitable[None]], message: Subscribe
 ) -> HeadwaterError | None:
-    """Subscribe; what is wrong with it. While the database is away, that is tried again: an
-    EventSource cannot ask twice."""
+    """Subscribe; returns the error, if any. Tried again while the database cannot be reached,
+    because an EventSource cannot repeat the request for one topic."""
     pause, longest = RECONNECT_SECONDS
     while True:
         try:
@@ -100,7 +102,7 @@ async def _until_decided(
 
 
 class TopicMarks:
-    """Says where the topics of a session may be resumed, all of them together."""
+    """Sends the position from which all topics of a session can be resumed together."""
 
     def __init__(self, session: Session, topics: Iterable[str]) -> None:
         self._session = session
@@ -111,14 +113,14 @@ class TopicMarks:
         session.on_sent = self._on_sent
 
     def decided(self, topic: str) -> None:
-        """It has begun, or was refused."""
+        """A topic has begun, or was refused."""
         self._awaited.discard(topic)
         if self._position is not None:
             self._on_sent(self._position)
 
     def _on_sent(self, position: str) -> None:
-        # A flush sends to one topic after the other, without a pause: mark it after all of them.
-        # The first mark has no delay: a client that is cut off before it cannot resume.
+        # A flush sends to all topics without a pause: the mark is sent after all of them. The first
+        # mark has no delay: a client that is cut off before it cannot resume.
         self._position = position
         if not self._is_due:
             self._is_due = True

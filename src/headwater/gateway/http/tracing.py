@@ -1,6 +1,6 @@
-"""Spans around what the gateway does, and the trace that a request belongs to.
+"""OpenTelemetry spans of the gateway, and the trace that a request belongs to.
 
-Requests name theirs as the W3C's Trace Context says, in `traceparent`.
+Requests name their trace in `traceparent`, as W3C Trace Context specifies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _headers = TraceContextTextMapPropagator()
 def traced(
     name: str, attributes: Mapping[str, str], parent: Context | None = None
 ) -> Iterator[str | None]:
-    """A span. Yields the id of its trace, None without a tracer."""
+    """A span. Yields the id of its trace; None without a tracer."""
     with tracer.start_as_current_span(
         name, parent, attributes=attributes, record_exception=False
     ) as span:
@@ -39,8 +39,8 @@ def _trace_id(span: trace.Span) -> str | None:
 
 
 def parent_of(headers: Mapping[str, str]) -> Context | None:
-    """The span that a request's `traceparent` names. None where the application around us traces
-    requests itself: then ours is below its span."""
+    """The span in a request's `traceparent`. None if the application that mounts the gateway traces
+    requests itself: then its span is the parent."""
     if trace.get_current_span().get_span_context().is_valid:
         return None
     return _headers.extract(headers)

@@ -1,10 +1,10 @@
-"""Where the frames of a session go: the response of a stream, or a WebSocket.
+"""Sends the frames of a session: over the response of a stream, or over a WebSocket.
 
-A sink never blocks and keeps the order. It says how much the client has not taken yet (`buffered`)
-and when that has become little again (`on_drain`); what to do with a slow client is the session's
-decision. Below our own server (`server`) a stream writes straight to the transport of
-its connection: the same bytes, ready for the wire, to each of N connections. Below any other server
-it goes through ASGI's `send`. For a client there is no difference.
+A sink never blocks and preserves the order. It reports how much the network has not accepted yet
+(`buffered`), and when that has become little again (`on_drain`). The session decides what happens
+to a slow client. With our own server (`server`) a stream writes directly to the transport of its
+connection: the same encoded bytes to each of N connections. With any other server it uses ASGI's
+`send`. Clients see no difference.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from starlette.websockets import WebSocketDisconnect
 from headwater.gateway.backlog import Backlog
 from headwater.gateway.http.compression import Compressor, compressor
 from headwater.limits import (
-    COMPRESS_BYTES_AT_ONCE,
     SINK_BYTES_MAX,
     SINK_CLOSE_SECONDS,
 )
 from headwater.protocol import Frame, Shared, as_chunk
 
+COMPRESS_BYTES_AT_ONCE = 256 * 1024
+"""Bytes that are compressed in one turn of the event loop. Each part of a larger message has its
+own turn."""
+
 _SINK_LOW_BYTES = 32 * 1024
-"""A sink that held more says so when it is down to this."""
+"""A sink that held more calls `on_drain` when it is down to this."""
 
 
 TRANSPORT_EXTENSION = "headwater.transport"
@@ -40,52 +43,54 @@ Header: TypeAlias = tuple[bytes, bytes]
 
 
 class Sink(Protocol):
-    """Written in order, by one session. None of these calls waits, except `closed`."""
+    """Written to in order, by one session. None of these calls waits, except `closed`."""
 
     on_drain: Callable[[], None] | None
     """Called when `buffered` has fallen to _SINK_LOW_BYTES after having been above."""
 
     backlog: Backlog | None
-    """Counts what waits."""
+    """Counts the bytes that wait."""
 
     sent: int
-    """Frames so far."""
+    """The number of frames so far."""
     sent_bytes: int
-    """Of these frames, as they are handed on: before WebSocket compression, after ours."""
+    """The bytes of these frames: before WebSocket compression, after ours."""
 
     @property
     def buffered(self) -> int:
-        """Bytes that the network has not taken yet; may be 0 for less than _SINK_LOW_BYTES."""
+        """Bytes that the network has not accepted yet; may be 0 for less than _SINK_LOW_BYTES."""
 
     def send(self, frame: Frame) -> None:
-        """Write a frame behind those before; nothing once the sink is closed or the client gone."""
+        """Write a frame after the earlier ones. Ignored once the sink is closed or the client has
+        disconnected."""
 
     def close(self) -> None:
-        """End after what is buffered; at once when that takes longer than SINK_CLOSE_SECONDS."""
+        """End after the buffered frames are sent; at once if that takes longer than
+        SINK_CLOSE_SECONDS."""
 
     def abort(self) -> None:
-        """End at once; what is buffered is lost."""
+        """End at once; buffered frames are lost."""
 
     async def closed(self) -> None:
-        """Return when the client has gone, or the sink is closed and the client has all of it. To
-        be awaited once, by the task that answers the request: the response ends in here."""
+        """Return when the client has disconnected, or when the sink is closed and everything is
+        sent. Awaited once, by the task that handles the request: the response ends here."""
 
 
 class ConnectionListener(Protocol):
     """Receives the events of a connection."""
 
     def paused(self) -> None:
-        """More waits to be written than the transport's high mark."""
+        """More bytes wait than the transport's high-water mark."""
 
     def drained(self) -> None:
-        """No more waits to be written than the transport's low mark."""
+        """No more bytes wait than the transport's low-water mark."""
 
     def lost(self) -> None:
         """The connection has ended."""
 
 
 class TransportConnection(Protocol):
-    """What our server hands to a request among the extensions of its scope."""
+    """The connection of a request, which our server adds to the extensions of its scope."""
 
     transport: asyncio.Transport
 
@@ -93,8 +98,8 @@ class TransportConnection(Protocol):
         """Send events to this listener from now on; None for no listener."""
 
     def leave_unchunked(self) -> None:
-        """Have the response end with the connection, as HTTP/1.0 knows no chunks. To be called
-        before the response starts."""
+        """Make the response end with the connection, because HTTP/1.0 has no chunks. Called before
+        the response starts."""
 
 
 # ------------------------------------------------------------------------ streams
@@ -136,7 +141,7 @@ def _stream_headers(content_type: ContentType, encoding: str | None) -> list[Hea
     charset = b"; charset=utf-8" if content_type == "text/event-stream" else b""
     headers = [
         (b"content-type", content_type.encode() + charset),
-        # Proxies may neither keep it, nor compress it in blocks, nor collect it before passing on.
+        # Proxies must not cache, compress or buffer the stream.
         (b"cache-control", b"no-cache, no-transform"),
         (b"x-accel-buffering", b"no"),
         (b"vary", b"accept-encoding"),
@@ -153,7 +158,8 @@ _FORMS = {
     ("text/event-stream", True): ("event", "event_chunk"),
     ("application/x-ndjson", False): ("line", "line_chunk"),
 }
-"""What a frame is called as it is, and as a chunk; by content type, and whether it is marked."""
+"""The attributes of a frame with its bytes, plain and as a chunk; by content type and whether the
+stream is marked."""
 
 
 def _form(content_type: ContentType, marked: bool) -> Callable[[Frame], bytes]:
@@ -163,15 +169,16 @@ def _form(content_type: ContentType, marked: bool) -> Callable[[Frame], bytes]:
 def _wire_form(
     content_type: ContentType, compressor: Compressor | None, chunked: bool, marked: bool
 ) -> Callable[[Frame], bytes]:
-    """How a frame is written to a transport: bytes that all share, or those to be compressed."""
+    """How a frame is written to a transport: as bytes that all connections share, or as bytes to
+    compress."""
     return attrgetter(_FORMS[content_type, marked][compressor is None and chunked])
 
 
 class TransportSink:
-    """A stream that writes to the transport of its connection. Holds no task and copies nothing.
+    """A stream that writes to the transport of its connection. Has no task and copies no bytes.
 
-    Where it is compressed, a large message is so in parts, each in a turn of the event loop of its
-    own, and what comes behind it waits with it."""
+    With compression, a large message is compressed in parts, each in its own turn of the event
+    loop, and later messages wait behind it."""
 
     __slots__ = (
         "_behind", "_chunked", "_compressor", "_connection", "_form", "_is_lost", "_is_open",
@@ -213,13 +220,13 @@ class TransportSink:
 
     @property
     def buffered(self) -> int:
-        # What is below the mark is on its way, and asking for it would cost as much as writing.
+        # Bytes below the mark are being sent, and asking the transport costs as much as writing.
         if not self._behind:
             return 0
         return self._transport.get_write_buffer_size() + self._parts_bytes
 
     def send(self, frame: Frame) -> None:
-        # What is yet to be compressed is no sign that the client does not read.
+        # Bytes that are not compressed yet do not mean that the client is slow.
         if self._behind and self._transport.get_write_buffer_size() > SINK_BYTES_MAX:
             self.abort()
         if self._is_open:
@@ -254,7 +261,7 @@ class TransportSink:
         self._behind = True
 
     def _write_part(self) -> None:
-        """Compress one part, and have the next be compressed after what else is to be done."""
+        """Compress one part, and schedule the next part after other work of the event loop."""
         if self._is_lost or not self._parts:
             self._drop_parts()
             return
@@ -298,7 +305,7 @@ class TransportSink:
                     self._transport.write(as_chunk(rest) if self._chunked else rest)
                 await self._flush()
                 if self._chunked:
-                    await self._send(_END)  # Nothing, where the client has gone meanwhile.
+                    await self._send(_END)  # Nothing if the client has disconnected meanwhile.
                 else:
                     self._transport.close()
                     await self._until_lost()
@@ -311,7 +318,7 @@ class TransportSink:
         self._transport.set_write_buffer_limits(high=0)
         while not self._is_lost and self._transport.get_write_buffer_size():
             await self._wait()
-        if not self._is_lost:  # uvloop refuses to be asked about a closed transport.
+        if not self._is_lost:  # uvloop raises an error for a closed transport.
             self._transport.set_write_buffer_limits()
 
     async def _until_lost(self) -> None:
@@ -319,7 +326,7 @@ class TransportSink:
             await self._wait()
 
     async def _wait(self) -> None:
-        """Until the connection drained or was lost, or the sink was closed."""
+        """Wait until the connection is drained or lost, or the sink is closed."""
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
 
@@ -353,10 +360,10 @@ _END: Message = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 class _QueuedSink(ABC):
-    """A sink over ASGI: what is sent is queued, and a task of the sink's own hands it to `send`."""
+    """A sink over ASGI: messages are queued, and a task of the sink passes them to `send`."""
 
     _takes_turns = False
-    """Whether making a message may take a while, and others are let pass before the next."""
+    """Whether encoding a message may take long, so that other tasks run before the next one."""
 
     def __init__(self, send: Send) -> None:
         self.on_drain: Callable[[], None] | None = None
@@ -414,10 +421,10 @@ class _QueuedSink(ABC):
                     await self._write_some()
             await self._end()
         except (OSError, RuntimeError, WebSocketDisconnect):
-            pass  # The client has disconnected; each server raises another error for that.
+            pass  # The client has disconnected; servers raise different errors for that.
 
     async def _write_some(self) -> None:
-        """Hand over what is queued now."""
+        """Send what is queued now."""
         frames = tuple(self._queue)
         self._queue.clear()
         before = self._bytes
@@ -439,7 +446,8 @@ class _QueuedSink(ABC):
 
 
 class AsgiSink(_QueuedSink):
-    """A stream over ASGI. What was queued while the server was busy goes out as one body."""
+    """A stream over ASGI. Messages that were queued while the server was busy are sent as one
+    body."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """The WebSocket endpoint: the messages of the protocol in both directions.
 
-Messages of one connection are read one after the other; what takes long (a subscription's first
-rows, a mutation, a token's check) does not hold up the next. A client that does not take what it is
-sent is not read either.
+Messages of one connection are read in order; slow work (a subscription's first rows, a mutation,
+the check of a token) does not delay the next message. While a client does not read, its messages
+are not read either.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from headwater.protocol import (
 )
 
 CLOSE_CODES = {"token_expired": 4401, "stopping": 1012, "idle": 4408}
-"""By the reason a connection was ended; 1000 for any other."""
+"""Close codes by the reason for ending a connection; 1000 for any other."""
 
 
 class _Socket(WebSocketSink):
-    """Closes with a code for the reason."""
+    """A sink that closes with a code for the reason."""
 
     def __init__(self, send: Send, connection: GatewayConnection) -> None:
         super().__init__(send)
@@ -54,7 +54,8 @@ class _Socket(WebSocketSink):
 
 
 async def serve(gateway: Gateway, websocket: WebSocket) -> None:
-    """Serve one connection until it ends. Raises what refuses it, before it is accepted."""
+    """Serve one connection until it ends. Raises the error of a refused connection before it is
+    accepted."""
     caller = await admit(gateway, websocket, opens_stream=True)
     connection = gateway.open(
         caller.identity,
@@ -103,13 +104,13 @@ async def _listen(gateway: Gateway, websocket: WebSocket, connection: GatewayCon
             else:
                 work = _handle(gateway, connection, message)
                 if connection.by_ticket and isinstance(message, Authenticate):
-                    await work  # what comes behind it needs the token
+                    await work  # the messages after it need the token
                 else:
                     connection.start(work)
 
 
 def _count(gateway: Gateway, connection: GatewayConnection, message: ClientMessage) -> None:
-    """A request more. To end a subscription is never refused: it would stay for good."""
+    """Count a request. An unsubscribe is never refused: the subscription would never end."""
     try:
         gateway.count_request(connection.session.identity.account, connection.address)
     except LimitExceeded:
@@ -120,7 +121,7 @@ def _count(gateway: Gateway, connection: GatewayConnection, message: ClientMessa
 def _read(event: Message) -> ClientMessage:
     text = event.get("text")
     if not isinstance(text, str):
-        raise InvalidQuery("expected a text message")
+        raise InvalidQuery("expected a text message, got a binary one")
     check_json_size(text)
     try:
         return read_client(text)
@@ -129,11 +130,11 @@ def _read(event: Message) -> ClientMessage:
             str(error), hint="docs/reference/protocol.md has an example of every message."
         ) from None
     except RecursionError:
-        raise InvalidQuery("nested too deeply") from None
+        raise InvalidQuery("the message is nested too deeply") from None
 
 
 async def _handle(gateway: Gateway, connection: GatewayConnection, message: ClientMessage) -> None:
-    """Handle a message of the client. An error about a subscription or request names it."""
+    """Handle a message of the client. An error about a subscription or request has its id."""
     session = connection.session
     try:
         match message:
@@ -173,7 +174,7 @@ def _envelope(event: Message) -> _Envelope:
 
 
 def _ended(connection: GatewayConnection, message: ClientMessage | _Envelope) -> str | None:
-    """The subscription or request that an error is the end of."""
+    """The id of the subscription or request that an error ends."""
     match message:
         case Subscribe(id) | Ask(id) | Mutate(id) | Wait(id):
             pass

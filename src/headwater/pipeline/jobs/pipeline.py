@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from headwater import limits
 from headwater.errors import HeadwaterError
 from headwater.metrics import PipelineMetrics
-from headwater.pipeline.jobs.plan import EVENTS, PipelinePlan
+from headwater.pipeline.jobs.plan import EVENTS, LOOK_SECONDS, PipelinePlan
 from headwater.pipeline.jobs.running_stream import RunningStream
 from headwater.pipeline.jobs.snapshot_job import SnapshotJob
 from headwater.pipeline.lake import maintenance
@@ -63,7 +63,7 @@ class Pipeline:
                 self._pass_contents()
                 self._report()
                 self._vacuum()
-                if stop.wait(limits.PIPELINE_LOOK_SECONDS):
+                if stop.wait(LOOK_SECONDS):
                     break
             if self._snapshots is not None and self._plan.once and self._has_stopped():
                 self._snapshots.work()

@@ -1,4 +1,4 @@
-"""What a pipeline is to run: its streams, and its settings."""
+"""The plan of a pipeline: its streams and its settings."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from headwater.pipeline.stream.offsets import Offset
 from headwater.pipeline.stream.sink import StreamSink
 from headwater.pipeline.views.definitions import StreamingView
 from headwater.pipeline.views.sink import ViewSink
+
+LOOK_SECONDS = 0.2
+"""How often a running pipeline checks its streams."""
 
 _VIEW_SECONDS = 0.05
 """How often the stream of a view looks for changes."""
@@ -42,7 +45,7 @@ class StreamJob(msgspec.Struct, frozen=True):
     rows_max: int | None = None
     """The most changes in one batch; None for the pipeline's."""
     view: str | None = None
-    """The view that it maintains, if it does."""
+    """The view that it maintains, if any."""
 
     reads_itself: bool = False
     """Whether the sink reads the log between a batch's offsets itself. Spark's batch then has no
@@ -72,7 +75,8 @@ def view_job(view: StreamingView) -> StreamJob:
 
 
 class PipelinePlan(msgspec.Struct, frozen=True):
-    """What a pipeline is to do. With `once` it ends when every change up to now is written."""
+    """The streams and settings of a pipeline. With `once` it ends when every change up to now is
+    written."""
 
     url: str
     lake: Lake

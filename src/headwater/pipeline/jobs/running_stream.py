@@ -18,7 +18,7 @@ import msgspec
 
 from headwater import limits
 from headwater.errors import HeadwaterError, PipelineError
-from headwater.pipeline.jobs.plan import PipelinePlan, StreamJob
+from headwater.pipeline.jobs.plan import LOOK_SECONDS, PipelinePlan, StreamJob
 from headwater.pipeline.jobs.spark_errors import explain
 from headwater.pipeline.lake.events import after_offset
 from headwater.pipeline.stream.checkpoints import Checkpoint, owner_name
@@ -156,7 +156,7 @@ class RunningStream:
         if sink is None:
             return
         self._seen += sink.contents()
-        if self._gate.acquire(timeout=limits.PIPELINE_LOOK_SECONDS):
+        if self._gate.acquire(timeout=LOOK_SECONDS):
             try:
                 sink.close()
             finally:
@@ -175,7 +175,7 @@ class RunningStream:
             latest = query.lastProgress
             if latest is not None and latest["batchId"] >= self._written:
                 return
-            time.sleep(limits.PIPELINE_LOOK_SECONDS / 10)
+            time.sleep(LOOK_SECONDS / 10)
 
     # -------------------------------------------------------------------- the query
 
@@ -253,7 +253,7 @@ class RunningStream:
             if latest["timestamp"] <= self._noted or "addBatch" not in latest["durationMs"]:
                 continue
             self._noted, self._noted_batch = latest["timestamp"], latest["batchId"]
-            with _unless_odd():
+            with _ignoring_invalid_progress():
                 self.offset = Offset.from_dict(_end_offset(latest))
             # A batch is done: the last error is over.
             self._pause, self.error, self._error_at = limits.PIPELINE_RESTART_SECONDS[0], None, None
@@ -302,8 +302,9 @@ def _end_offset(progress: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _unless_odd() -> Iterator[None]:
-    """Ignore progress of Spark that has no offset: it is only displayed, and must end no stream."""
+def _ignoring_invalid_progress() -> Iterator[None]:
+    """Ignore progress of Spark without an offset: progress is only displayed, so an error in it
+    must not end a stream."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, msgspec.DecodeError):

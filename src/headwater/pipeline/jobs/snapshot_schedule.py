@@ -16,8 +16,8 @@ import msgspec
 from headwater.pipeline.lake.snapshots import TableSnapshot
 
 _LAKE_SNAPSHOT_SHARE = 0.5
-"""But not before so many of its rows, as a share, have changed: a large table is not written again
-and again."""
+"""But not before this share of its rows has changed, so that a large table is not written too
+often."""
 
 
 class BatchContent(msgspec.Struct, frozen=True):
@@ -87,7 +87,7 @@ class SnapshotSchedule:
         return sorted(self._broken)
 
     def to_fold(self) -> list[int]:
-        """Tables with so many changes that a snapshot should be computed from the events."""
+        """Tables with enough changes that a snapshot should be computed from the events."""
         return sorted(
             relation
             for relation, changes in self._changes.items()

@@ -57,11 +57,11 @@ def _of_database(url: str) -> list[dict[str, Any]]:
     return [dict(zip(SHAPES.names, row, strict=True)) for row in rows]
 
 
-def with_new(kept: Sequence[Shape], url: str) -> list[Shape]:
+def with_new(stored: Sequence[Shape], url: str) -> list[Shape]:
     """These shapes, and the new ones of the database."""
-    ids = {shape.table.id for shape in kept}
+    ids = {shape.table.id for shape in stored}
     new = (_shape(row) for row in _of_database(url) if row["id"] not in ids)
-    return sorted([*kept, *new], key=lambda shape: shape.first_seen)
+    return sorted([*stored, *new], key=lambda shape: shape.first_seen)
 
 
 def row_of(table: Table, first_seen: datetime) -> dict[str, Any]:

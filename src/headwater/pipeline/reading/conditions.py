@@ -1,6 +1,6 @@
 """Filters as conditions of Spark.
 
-Both follow SQL. Spark orders texts by code point, whatever the collation of the column is. It does
+Both follow SQL. Spark orders texts by code point, and ignores the collation of the column. It does
 not know the order of an enumeration, and cannot compare types that are text in the lake (interval,
 inet): such comparisons are refused.
 """

@@ -72,9 +72,9 @@ def versions(steps: DataFrame) -> DataFrame:
     )
 
 
-def beginning(steps: DataFrame, kept: Iterable[tuple[TableSnapshot, str, int]]) -> DataFrame:
-    """The steps, and before them the row before the first step, if it existed. `kept` are the
-    images of the row in snapshots, the oldest first: snapshot, image, shape."""
+def beginning(steps: DataFrame, images: Iterable[tuple[TableSnapshot, str, int]]) -> DataFrame:
+    """The steps, and before them the row before the first step, if it existed. `images` are
+    those of the row in snapshots, the oldest first: snapshot, image, shape."""
     from pyspark.sql import functions as f
 
     spark = steps.sparkSession
@@ -83,7 +83,9 @@ def beginning(steps: DataFrame, kept: Iterable[tuple[TableSnapshot, str, int]]) 
     if first is not None and first["before"] is not None:
         row = (first["relation"], first["before"], first["shape"])
     else:
-        found = (each for each in kept if first is None or not each[0].position.contains(first.xid))
+        found = (
+            each for each in images if first is None or not each[0].position.contains(first.xid)
+        )
         snapshot, image, shape = next(found, (None, "", 0))
         if snapshot is None:
             return steps

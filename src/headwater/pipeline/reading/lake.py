@@ -7,7 +7,7 @@
 <root>/gaps/            the changes that the lake lacks
 <root>/audit/           changes counted by day, user, table, operation and function
 <root>/_checkpoints/<name>/  the checkpoint of each stream
-<root>/_lock            locked by the pipeline that writes here
+<root>/_lock            locked by the pipeline that writes pinned
 <root>/_retention       the first day with every event, where older ones were removed
 <root>/_service         where the pipeline answers requests; see `shared_session`
 <root>/_spark.log       the output of Spark while the pipeline runs
@@ -97,7 +97,7 @@ class Lake:
         if url is None:
             return self
         with suppress(DatabaseError, NotInstalled, ResyncRequired):
-            return Lake(self.root, self._spark, url=url)._here()
+            return Lake(self.root, self._spark, url=url)._pinned()
         return self
 
     @property
@@ -140,21 +140,21 @@ class Lake:
     ) -> DataFrame:
         """Every change, or the changes of some days. `among` is a filter that the caller will apply
         (SQL over their columns): files without matching changes are skipped."""
-        return self._here()._events(first, last, among=among)
+        return self._pinned()._events(first, last, among=among)
 
-    def _here(self) -> Lake:
+    def _pinned(self) -> Lake:
         """The lake at its present version, with the present end of the log: several reads then see
         the same changes."""
         if self._tail is not None or self._version is not None:
             return self
-        here = Lake(self.root, self._spark, url=self._url)
+        pinned = Lake(self.root, self._spark, url=self._url)
         if self._url is not None:
-            here._tail = tail.look(self.events_path, self._url)
-        if here._tail is not None:
-            here._version = here._tail.version
+            pinned._tail = tail.look(self.events_path, self._url)
+        if pinned._tail is not None:
+            pinned._version = pinned._tail.version
         elif (table := delta.open_table(self.events_path)) is not None:
-            here._version = table.version()
-        return here
+            pinned._version = table.version()
+        return pinned
 
     def _events(
         self, first: date | None = None, last: date | None = None, *, among: str = ""
@@ -170,14 +170,14 @@ class Lake:
         days = [f"day {sign} '{day.isoformat()}'" for sign, day in bounds if day is not None]
         where = " and ".join([*days, f"({among})"] if among else days)
         schema = from_arrow_schema(STORED_EVENTS)
-        kept = delta.read(self.spark, self.events_path, schema, where, table=table)
+        stored = delta.read(self.spark, self.events_path, schema, where, table=table)
         if self._tail is None or not self._tail.has_rows:
-            return kept
-        return kept.unionByName(tail.changes(self.spark, self._tail).select(*STORED_EVENTS.names))
+            return stored
+        return stored.unionByName(tail.changes(self.spark, self._tail).select(*STORED_EVENTS.names))
 
     def _shapes(self) -> list[Shape]:
-        kept = shapes.load(self.shapes_path)
-        return kept if self._tail is None else shapes.with_new(kept, self._tail.url)
+        stored = shapes.load(self.shapes_path)
+        return stored if self._tail is None else shapes.with_new(stored, self._tail.url)
 
     def known_shapes(self) -> DataFrame:
         """The shapes that tables had when changes were written."""
@@ -205,15 +205,15 @@ class Lake:
         """Compute a snapshot of a table from its events. The lake must have every event up to the
         position."""
         known = shapes.load(self.shapes_path)
-        return self.fold_relation(self._here()._relation(known, table, position), position)
+        return self.fold_relation(self._pinned()._relation(known, table, position), position)
 
     def fold_relation(self, relation: int, position: Position) -> TableSnapshot:
         """The same for a table given by its relation. ResyncRequired after a schema change: then
         the rows must be read from the database."""
         from pyspark.sql import functions as f
 
-        here = self._here()
-        found = here._state_of(shapes.load(self.shapes_path), relation, position)
+        pinned = self._pinned()
+        found = pinned._state_of(shapes.load(self.shapes_path), relation, position)
         assert found.plan is not None, "only a row is known without a snapshot"
         before = found.plan.snapshot
         if len(found.passed) > 1:
@@ -224,7 +224,7 @@ class Lake:
         if before.position == position or not state.is_below(before, position):
             return before
         taken = self._snapshots(relation)
-        changes = here._between(before, taken, position)
+        changes = pinned._between(before, taken, position)
         (last,) = changes.agg(f.unix_micros(f.max("committed_at")).alias("at")).collect()
         if last["at"] is None:
             return before
@@ -258,7 +258,7 @@ class Lake:
         ResyncRequired where the lake does not know the state: no snapshot of the table can be used
         for that moment, and for a single row, its own changes are not enough either.
         """
-        found = self._here()._state(table, when, key=key)
+        found = self._pinned()._state(table, when, key=key)
         if limit is not None and where is None:
             # Before the rows are typed: Spark ends Python's workers once a limit is reached.
             return _typed(msgspec.structs.replace(found, rows=found.rows.limit(limit)), as_text)
@@ -270,7 +270,7 @@ class Lake:
     def _state(self, name: str, when: Moment, *, key: object = None) -> TableState:
         when = aware(when)
         known = self._shapes()
-        self._check_kept(when)
+        self._check_retention(when)
         return self._state_of(known, self._relation(known, name, when), when, key=key)
 
     def _state_of(
@@ -294,7 +294,7 @@ class Lake:
             text = key_text(passed[-1], key)
             changes, rows = changes.filter(f.col("key") == text), rows.filter(f.col("key") == text)
         # Again, after the files were chosen: events may have been removed meanwhile.
-        self._check_kept(when)
+        self._check_retention(when)
         return TableState(state.fold(rows, changes, plan), plan, passed, when)
 
     def _row_of(
@@ -314,10 +314,10 @@ class Lake:
         passed = tuple(changes_.known(tables, shape) for shape in found.passed)
         rows = [] if found.image is None else [(text, found.image, found.passed[0])]
         frame = self.spark.createDataFrame(rows, "key string, image string, shape long")
-        self._check_kept(when)
+        self._check_retention(when)
         return TableState(frame, None, passed, when)
 
-    def _check_kept(self, when: Moment) -> None:
+    def _check_retention(self, when: Moment) -> None:
         floor = retention.load(self.root)
         if floor is not None:
             floor.check(when)
@@ -411,12 +411,12 @@ class Lake:
     ) -> DataFrame:
         """The events of a table in the order of `seq`: of the transactions that `until` contains
         and `since` does not. They lead from the state at `since` to the state at `until`."""
-        here = self._here()
+        pinned = self._pinned()
         since, until = (each and aware(each) for each in (since, until))
-        here._check_covered([each for each in (since, until) if isinstance(each, Position)])
-        here._check_told(since, until)
-        relation = here._relation(here._shapes(), table, until or _END)
-        return changes_.between(here._own(relation, since, until), since, until).orderBy("seq")
+        pinned._check_covered([each for each in (since, until) if isinstance(each, Position)])
+        pinned._check_complete(since, until)
+        relation = pinned._relation(pinned._shapes(), table, until or _END)
+        return changes_.between(pinned._own(relation, since, until), since, until).orderBy("seq")
 
     def change_range(
         self,
@@ -428,21 +428,21 @@ class Lake:
     ) -> ChangeRange:
         """The same as transactions in order, to be processed one after the other. `after` is the
         `last` of the last group that was processed."""
-        here = self._here()
-        begin = None if since is None else here.settle(since)
-        end = here.settle(until)
-        here._check_told(begin, end)
-        known = here._shapes()
-        relation = here._relation(known, table, end)
+        pinned = self._pinned()
+        begin = None if since is None else pinned.settle(since)
+        end = pinned.settle(until)
+        pinned._check_complete(begin, end)
+        known = pinned._shapes()
+        relation = pinned._relation(known, table, end)
         tables = {shape.table.id: shape.table for shape in known if shape.table.oid == relation}
-        events = here._own(relation, since, until)
+        events = pinned._own(relation, since, until)
         rows = events.selectExpr("*", "unix_micros(at) as micros")
         return changes_.change_range(rows, tables, begin, end, after)
 
-    def _check_told(self, since: Moment | None, until: Moment | None) -> None:
+    def _check_complete(self, since: Moment | None, until: Moment | None) -> None:
         """ResyncRequired where the lake does not have everything between two moments."""
         if since is not None:
-            self._check_kept(since)
+            self._check_retention(since)
         for gap in gaps.load(self.gaps_path):
             is_beside = (since is not None and gap.is_after(since)) or (
                 until is not None and gap.is_before(until)
@@ -464,8 +464,8 @@ class Lake:
     def settle(self, when: Moment | None) -> Moment:
         """The moment as a position, which always means the same transactions. None is for the end
         of the lake. A time before a restore of the database stays a time."""
-        here = self._here()
-        reached = here.reached()
+        pinned = self._pinned()
+        reached = pinned.reached()
         if reached is None:
             raise Unavailable(
                 f"no recent commit of {self.events_path} has the position that the lake reached",
@@ -474,27 +474,27 @@ class Lake:
         if when is None:
             return reached
         if isinstance(when, Position):
-            here._check_covered([when])
+            pinned._check_covered([when])
             return when
         at = aware(when)
         assert isinstance(at, datetime)
-        return changes_.position_at(here._events(), reached, at)
+        return changes_.position_at(pinned._events(), reached, at)
 
     def first_moment(self, table: str) -> Moment:
-        """The earliest moment that the events know: right after the reset with which capture began,
-        or before the first change."""
+        """The earliest moment that the events cover: right after the reset with which capture
+        began, or before the first change."""
         from pyspark.sql import functions as f
 
-        here = self._here()
-        relation = here._relation(here._shapes(), table, _END)
-        first = here._own(relation).agg(
+        pinned = self._pinned()
+        relation = pinned._relation(pinned._shapes(), table, _END)
+        first = pinned._own(relation).agg(
             f.unix_micros(f.min("committed_at")).alias("at"), f.min_by("op", "seq").alias("op")
         )
         (row,) = first.collect()
         if row["at"] is None:
-            return here.settle(None)
+            return pinned.settle(None)
         at = _EPOCH + timedelta(microseconds=row["at"])
-        return here.settle(at if row["op"] == "reset" else at - timedelta(microseconds=1))
+        return pinned.settle(at if row["op"] == "reset" else at - timedelta(microseconds=1))
 
     def first_snapshot(self, table: str) -> Position | None:
         """The position of the first snapshot of a table."""
@@ -503,7 +503,7 @@ class Lake:
 
     def state(self, table: str, when: Moment) -> TableState:
         """The rows of a table at a moment as images, exactly as PostgreSQL wrote them."""
-        return self._here()._state(table, when)
+        return self._pinned()._state(table, when)
 
     def _own(
         self, relation: int, since: Moment | None = None, until: Moment | None = None
@@ -543,15 +543,15 @@ class Lake:
         if last["relation"] is not None:
             return int(last["relation"])
         taken = snapshots.load(self.places)
-        kept = [each for each in taken if each.shape in named and state.is_below(each, when)]
-        return kept[-1].relation if kept else next(iter(named.values()))
+        usable = [each for each in taken if each.shape in named and state.is_below(each, when)]
+        return usable[-1].relation if usable else next(iter(named.values()))
 
     # -------------------------------------------------------------------- history, audit
 
     def history(self, table: str, key: object) -> DataFrame:
         """The versions of a row: from when to when each was valid, who made it, which columns
         changed, and the row itself as `row`."""
-        return self._here()._history(table, key)
+        return self._pinned()._history(table, key)
 
     def _history(self, table: str, key: object) -> DataFrame:
         known = self._shapes()
@@ -560,10 +560,12 @@ class Lake:
         text = key_text(tables[-1], key)
         among = f"relation = {relation}"
         events = self._events(among=among).filter(among)
-        steps = history.beginning(history.own(events, text), self._kept(relation, text))
+        steps = history.beginning(
+            history.own(events, text), self._images_in_snapshots(relation, text)
+        )
         return history.with_rows(history.versions(steps), history.combined(tables))
 
-    def _kept(self, relation: int, key: str) -> list[tuple[TableSnapshot, str, int]]:
+    def _images_in_snapshots(self, relation: int, key: str) -> list[tuple[TableSnapshot, str, int]]:
         """The images of a row in snapshots, the oldest first."""
         from pyspark.sql import functions as f
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -591,9 +593,9 @@ class Lake:
         since, until = (None if each is None else _utc(each) for each in (since, until))
         whole = all(each is None or each.time() == datetime.min.time() for each in (since, until))
         if whole and delta.open_table(self.audit_path) is not None:
-            return audit.summary(self._here()._rolled(since, until), by)
+            return audit.summary(self._pinned()._rolled(since, until), by)
         # Counts of parts of days need the events.
-        self._check_kept(since or _BEGINNING)
+        self._check_retention(since or _BEGINNING)
         events = self.events(since and since.date(), until and until.date())
         if since is not None:
             events = events.filter(f.col("committed_at") >= f.lit(since))
@@ -606,14 +608,14 @@ class Lake:
 
         bounds = ((">=", since), ("<", until))
         filters = [("day", sign, at.date().isoformat()) for sign, at in bounds if at is not None]
-        kept = delta.read(self.spark, self.audit_path, from_arrow_schema(audit.AUDIT), filters)
+        stored = delta.read(self.spark, self.audit_path, from_arrow_schema(audit.AUDIT), filters)
         if self._tail is None or not self._tail.has_rows:
-            return kept
+            return stored
         late = audit.roll_up(tail.changes(self.spark, self._tail))
         for sign, at in bounds:
             if at is not None:
                 late = late.filter(f"day {sign} date'{at.date()}'")
-        return kept.unionByName(late)
+        return stored.unionByName(late)
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

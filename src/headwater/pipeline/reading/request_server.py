@@ -111,7 +111,7 @@ class _RequestServer(socketserver.ThreadingUnixStreamServer):
     def __init__(self, lake: Lake, path: str, url: str) -> None:
         self.lake = lake
         self.url = url
-        self.slots = threading.BoundedSemaphore(limits.ANSWERS_AT_ONCE)
+        self.slots = threading.BoundedSemaphore(limits.LAKE_REQUESTS_AT_ONCE)
         super().__init__(path, _RequestHandler)
 
 
@@ -119,7 +119,7 @@ class _RequestHandler(socketserver.StreamRequestHandler):
     server: _RequestServer
 
     def handle(self) -> None:
-        line = self.rfile.readline(limits.QUESTION_BYTES_MAX)
+        line = self.rfile.readline(limits.LAKE_REQUEST_BYTES_MAX)
         if not line:  # a client that only checks whether a pipeline runs
             return
         # The client may have disconnected.

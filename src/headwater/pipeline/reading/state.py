@@ -283,8 +283,8 @@ def fold(rows: DataFrame, changes: DataFrame, chosen: StatePlan) -> DataFrame:
         "shape",
         f.when(f.col("forward"), f.col("seq")).otherwise(_UNDONE - f.col("seq")).alias("rank"),
     )
-    kept = rows.select("key", "image", "shape", f.lit(0).cast("long").alias("rank"))
-    everything = effective if chosen.truncated else kept.unionByName(effective)
+    unchanged = rows.select("key", "image", "shape", f.lit(0).cast("long").alias("rank"))
+    everything = effective if chosen.truncated else unchanged.unionByName(effective)
     latest = f.max_by(f.struct("image", "shape"), "rank").alias("row")
     return (
         everything.groupBy("key")
@@ -321,11 +321,11 @@ def step(before: Table, after: Table) -> dict[str, str]:
     """
     old = {column.name: column for column in before.columns}
     names = {column.name: column.name for column in after.columns if column.name in old}
-    kept = {column.name for column in after.columns}
+    new = {column.name for column in after.columns}
     # A dropped and an added column have different places, unless the last column was dropped and
     # another one of its type was added: that counts as a new name.
     for a, b in zip(before.columns, after.columns, strict=False):
-        if a.name not in kept and b.name not in old and a.declared == b.declared:
+        if a.name not in new and b.name not in old and a.declared == b.declared:
             names[b.name] = a.name
     for column in after.columns:
         source = old.get(names.get(column.name, ""))

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from headwater.errors import PipelineError
-from headwater.limits import WARM_SECONDS
+from headwater.limits import CLASS_ARCHIVE_SECONDS
 from headwater.pipeline.permissions import make_private
 from headwater.pipeline.spark.java import Java, find_java
 
@@ -87,17 +87,17 @@ def warm(folder: Path) -> Archive:
             capture_output=True,
             text=True,
             check=False,
-            timeout=WARM_SECONDS,
+            timeout=CLASS_ARCHIVE_SECONDS,
         )
         if done.returncode or not unfinished.is_file():
             raise PipelineError(
                 f"the archive {archive.path} could not be made: {done.stderr.strip()[-500:]}",
-                hint="Spark still starts without it. headwater doctor checks its Java.",
+                hint="Spark still starts without it. headwater doctor checks the installed Java.",
             )
         unfinished.rename(archive.path)
     except subprocess.TimeoutExpired as error:
         raise PipelineError(
-            f"the archive {archive.path} was not ready after {WARM_SECONDS:.0f} s",
+            f"the archive {archive.path} was not ready after {CLASS_ARCHIVE_SECONDS:.0f} s",
             hint="Try again when the machine is less busy.",
         ) from error
     finally:

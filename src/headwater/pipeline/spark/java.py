@@ -103,7 +103,7 @@ def parse_version(text: str) -> int | None:
 
 
 def _with_shim(home: Path, folder: Path) -> Path:
-    """A home that looks like the real one but for its `java`."""
+    """A folder with links to everything in the real home, and a `java` script."""
     shim = folder / "java"
     (shim / "bin").mkdir(parents=True, exist_ok=True)
     for part in home.iterdir():

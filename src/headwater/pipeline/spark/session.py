@@ -1,5 +1,5 @@
-"""The Spark session: settings that suit a stream of small batches on one machine, and a cluster's
-own where there is one."""
+"""The Spark session: settings for a stream of small batches on one machine; on a cluster, the
+cluster's own."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def spark_session(
     settings: Mapping[str, str] | None = None,
     log: Path | None = None,
 ) -> SparkSession:
-    """A session with the source `headwater` registered. The folder is for what Spark keeps on this
-    machine: a Java's shim, temporary files. What it prints goes to the file `log`, if there is one.
-    PipelineError where it does not start."""
+    """A session with the source `headwater` registered. The folder is for Spark's files on this
+    machine: a script that starts Java, temporary files. Its output is written to the file `log`, if
+    given. PipelineError if it does not start."""
     make_private(folder)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -122,7 +122,7 @@ def _launch(settings: Mapping[str, str], log: Path) -> None:
     except PySparkRuntimeError as error:
         raise PipelineError(
             f"Spark did not start: {log_file.last_line(log) or error}",
-            hint=f"The output of Java is in {log}. headwater doctor checks the Java.",
+            hint=f"The output of Java is in {log}. headwater doctor checks the installed Java.",
         ) from error
     finally:
         os.close(output)
@@ -166,9 +166,9 @@ def spark_folder() -> Path:
 
 
 def _home_without_archive(folder: Path) -> Path | None:
-    """The installed PySpark as Spark's home, but for the archive of itself that its workers would
-    import from: they compile it each time, which takes a second of every process's start. They
-    find the installed one without it. None where PySpark is not installed that way."""
+    """The installed PySpark as Spark's home, without the zip archive of PySpark: workers would
+    import from it and compile it each time, which takes a second per process. Without it they
+    import the installed package. None if PySpark is installed in another way."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         return None

@@ -26,12 +26,12 @@ import msgspec
 from headwater.pipeline import permissions
 
 _ANSWER_CONNECT_SECONDS = 2.0
-"""How long a command waits for a running pipeline to take its question. Then it starts a Spark of
-its own."""
+"""How long a command waits until a running pipeline accepts its request. Then it starts its own
+Spark."""
 
 _SERVICE_FILE_BYTES_MAX = 10_000
-"""Longest file `_service` of a lake: where its running pipeline answers. A longer one counts as
-none."""
+"""The largest file `_service`, with the addresses of a running pipeline. A larger one is
+ignored."""
 
 
 FILE = "_service"

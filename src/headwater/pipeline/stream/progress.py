@@ -22,7 +22,7 @@ from headwater.metrics import PipelineMetrics
 from headwater.pipeline.stream.offsets import Offset
 
 _PIPELINE_BEHIND_SECONDS = 5.0
-"""How long finding out how far a stream is behind may take. Then it is not reported."""
+"""How long counting the changes that a stream has not read may take. Then they are not reported."""
 
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Streaming views: a PySpark function over tables, whose result is kept in a table of PostgreSQL.
+"""Streaming views: a PySpark function over tables, whose result is a table of PostgreSQL.
 
 `definitions` and `aggregates` are what applications use. `function` calls a view's function,
 `results` reads what it made, `weighted` and `state` bring changes and joined tables into Spark,

@@ -10,8 +10,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater import limits
 from headwater.pipeline.views.results import ViewResult
+
+GROUPS_AT_ONCE = 10_000
+"""Groups of a view that one statement writes. All groups of a batch are in one transaction."""
 
 
 class GroupDeltas(msgspec.Struct, frozen=True):
@@ -27,8 +29,8 @@ class GroupDeltas(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, result: ViewResult, changes: pa.Table) -> Iterator[GroupDeltas]:
         """The changes, in parts for one statement each."""
-        for at in range(0, changes.num_rows, limits.VIEW_GROUPS_AT_ONCE):
-            yield cls._part(result, changes.slice(at, limits.VIEW_GROUPS_AT_ONCE))
+        for at in range(0, changes.num_rows, GROUPS_AT_ONCE):
+            yield cls._part(result, changes.slice(at, GROUPS_AT_ONCE))
 
     @classmethod
     def _part(cls, result: ViewResult, changes: pa.Table) -> GroupDeltas:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater import limits
 from headwater.errors import HeadwaterError, InvalidQuery, PipelineError
 from headwater.pipeline.failpoints import failpoint
 from headwater.pipeline.lake.database_snapshot import DatabaseSnapshot, database_snapshot
@@ -32,7 +31,7 @@ from headwater.pipeline.views import weighted
 from headwater.pipeline.views.definitions import StreamingView
 from headwater.pipeline.views.function import ViewFunction
 from headwater.pipeline.views.results import ViewResult
-from headwater.pipeline.views.state import JoinState
+from headwater.pipeline.views.state import BUILD_ROWS, JoinState
 from headwater.pipeline.views.store import ViewBatch, ViewStore
 from headwater.pipeline.views.tables import ViewTables
 from headwater.pipeline.views.weighted import CHANGES, SourceTable
@@ -59,7 +58,7 @@ class ViewSink(StreamSink):
         self._owner = f"view {view.name}"
         self._states: dict[str, JoinState] = {}
         try:
-            with self._noting():
+            with self._saving_errors():
                 self._state = self._store.state()
                 self._prepare()
         except BaseException:
@@ -140,17 +139,17 @@ class ViewSink(StreamSink):
         (first, table), *others = self._view.tables
         self._states = {p: JoinState.read(self._spark, now, t, sources[p]) for p, t in others}
         rest = {name: state.frame() for name, state in self._states.items()}
-        kept: list[DataFrame] = []
+        parts: list[DataFrame] = []
         reader = sources[first].reader()
-        for keys, images in now.rows(table, limits.VIEW_BUILD_ROWS):
+        for keys, images in now.rows(table, BUILD_ROWS):
             rows = weighted.frame(self._spark, reader.rows(images, [1] * len(images)))
             if others:
                 part = JoinState.part(self._spark, reader, keys, images)
-                kept.append(part)
+                parts.append(part)
                 rows = JoinState.rows_of(part)
             yield self._function.aggregated({first: rows, **rest}, result)
         if others:
-            self._states[first] = JoinState(self._spark, sources[first], kept)
+            self._states[first] = JoinState(self._spark, sources[first], parts)
 
     def _rebuild(self, batch: ViewBatch) -> None:
         with self._database_snapshot() as now:
@@ -160,7 +159,7 @@ class ViewSink(StreamSink):
     # -------------------------------------------------------------------- batches
 
     def write(self, batch: DataFrame, batch_id: int) -> int | None:
-        with self._noting():
+        with self._saving_errors():
             return self._write(batch, batch_id)
 
     def _write(self, batch: DataFrame, batch_id: int) -> int | None:
@@ -218,12 +217,12 @@ class ViewSink(StreamSink):
         xids = changes.column("xid").to_pylist()
         changes = changes.filter(pa.array([not position.contains(xid) for xid in xids], pa.bool_()))
         if not changes.num_rows:
-            self._pass(batch)
+            self._skip(batch)
             return 0
         kinds = zip(
             *(changes.column(c).to_pylist() for c in ("relation", "shape", "op")), strict=True
         )
-        if self._tells_more(kinds):
+        if self._needs_rebuild(kinds):
             self._rebuild(batch)
             return int(changes.num_rows)
         changes = changes.sort_by("seq")
@@ -248,7 +247,7 @@ class ViewSink(StreamSink):
             whole = f.when(f.col("op").isin("truncate", "reset"), f.col("op")).otherwise("row")
             with self._function.executing():
                 kinds = changes.groupBy("relation", "shape", whole.alias("op")).count().collect()
-            if self._tells_more((each[0], each[1], each[2]) for each in kinds):
+            if self._needs_rebuild((each[0], each[1], each[2]) for each in kinds):
                 self._rebuild(batch)
                 return
             relations = {each[0] for each in kinds}
@@ -267,7 +266,7 @@ class ViewSink(StreamSink):
         finally:
             held.unpersist()
 
-    def _tells_more(self, kinds: Iterable[tuple[int, int, str]]) -> bool:
+    def _needs_rebuild(self, kinds: Iterable[tuple[int, int, str]]) -> bool:
         """Whether the batch has more than changes of rows: the view must be rebuilt."""
         known = {(table.oid, table.id) for table in self._shapes.values()}
         return any(
@@ -279,7 +278,7 @@ class ViewSink(StreamSink):
         self, frames: Mapping[str, DataFrame], folds: Mapping[str, JoinState], batch: ViewBatch
     ) -> None:
         if not frames:
-            self._pass(batch)
+            self._skip(batch)
             return
         result = self._tables.result
         changes = [self._function.aggregated(each, result) for each in self._terms(frames, folds)]
@@ -287,7 +286,7 @@ class ViewSink(StreamSink):
         failpoint("applied")
         self._states |= folds
 
-    def _pass(self, batch: ViewBatch) -> None:
+    def _skip(self, batch: ViewBatch) -> None:
         """Skip a batch without changes for this view. The first one is saved all the same, which
         ties the view to this checkpoint."""
         if self._state.query_id is None:
@@ -308,7 +307,7 @@ class ViewSink(StreamSink):
             yield {**before, name: frames[name], **after}
 
     @contextmanager
-    def _noting(self) -> Iterator[None]:
+    def _saving_errors(self) -> Iterator[None]:
         """Save errors with the view. A value that Spark cannot hold is an error of the view only if
         its function uses the column."""
         try:

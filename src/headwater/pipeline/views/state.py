@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headwater import limits
 from headwater.pipeline.lake.database_snapshot import DatabaseSnapshot
 from headwater.pipeline.views import weighted
 from headwater.pipeline.views.weighted import SourceTable, WeightedRowReader
@@ -20,9 +19,12 @@ from headwater.pipeline.views.weighted import SourceTable, WeightedRowReader
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+BUILD_ROWS = 50_000
+"""Rows of a table that are read and aggregated at a time when a view is built."""
+
 _VIEW_CHANGED_ROWS = 10_000
-"""Rows of a joined table that have changed and lie beside the others. Beyond, they are joined to
-them."""
+"""Changed rows of a joined table that are stored separately. With more, they are merged with the
+others."""
 
 
 KEY = "key of the row"
@@ -51,7 +53,7 @@ class JoinState:
     ) -> JoinState:
         """From the database."""
         reader = source.reader()
-        rows = now.rows(name, limits.VIEW_BUILD_ROWS)
+        rows = now.rows(name, BUILD_ROWS)
         return cls(spark, source, [cls.part(spark, reader, *each) for each in rows])
 
     @staticmethod

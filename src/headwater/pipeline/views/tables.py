@@ -19,10 +19,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from headwater import limits
 from headwater.errors import PipelineError
 from headwater.pipeline.views.definitions import ROW_ID, StreamingView
-from headwater.pipeline.views.groups import GroupDeltas
+from headwater.pipeline.views.groups import GROUPS_AT_ONCE, GroupDeltas
 from headwater.pipeline.views.results import Aggregate, ViewResult
 
 Database = psycopg.Connection[tuple[Any, ...]]
@@ -178,8 +177,8 @@ class ViewTables:
 
     def refresh(self, database: Database, ids: Sequence[str]) -> None:
         """Write the present values of groups to the table that users read."""
-        for at in range(0, len(ids), limits.VIEW_GROUPS_AT_ONCE):
-            some = {"ids": ids[at : at + limits.VIEW_GROUPS_AT_ONCE]}
+        for at in range(0, len(ids), GROUPS_AT_ONCE):
+            some = {"ids": ids[at : at + GROUPS_AT_ONCE]}
             if database.execute(self._less_than_none, some).fetchone():
                 raise PipelineError(
                     f"view {self._view.name}: a change removes a row that the view does not have",
