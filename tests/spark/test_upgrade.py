@@ -1,0 +1,171 @@
+"""A lake that the release before the restructuring filled is read and continued by this one.
+
+`tests/support/upgrade` says how lake and database were made. Together they show: the checkpoints,
+the commits and the file names of the lake are understood, also where the old pipeline was killed
+between writing a batch and committing it; requests about the past give the answers that the old
+release gave, or the rows that the database had; a streaming view continues without a rebuild.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from headwater import Lake, Position
+from headwater.commands.output import as_json, change_as_json
+from headwater.errors import ResyncRequired
+from headwater.pipeline.jobs.plan import JOBS, view_job
+from headwater.pipeline.reading.request_server import run_request
+from headwater.pipeline.reading.requests import AuditRequest, LakeRequest, RowHistoryRequest
+from headwater.pipeline.replay import replay
+from headwater.pipeline.stream.checkpoints import Checkpoint
+from tests.support.lake.tables import execute, files_of, in_lake, logged, run_once
+from tests.support.lake.truth import in_order, rows_of
+from tests.support.upgrade import restore, shop
+
+
+@pytest.fixture
+def lake(spark: SparkSession, tmp_path: Path) -> Lake:
+    return Lake(str(restore.extract_lake(tmp_path)), spark)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with restore.restored_database() as url:
+        yield url
+
+
+def documents(lake: Lake, request: LakeRequest) -> list[Any]:
+    """The answer, as commands print it."""
+    return [json.loads(as_json(row)) for row in run_request(lake, request).to_pylist()]
+
+
+def moment(copy: dict[str, Any]) -> Position | datetime:
+    """When the copy was made: as a time for one of the tables, as a position for the others."""
+    if copy["table"] == "orders":
+        return datetime.fromisoformat(copy["at"])
+    return Position.parse(copy["position"])
+
+
+def differing(lake: Lake, url: str, *names: str) -> list[str]:
+    """The tables and moments of which the lake does not have the rows that the database had."""
+    return [
+        f"{copy['table']} {copy['name']}"
+        for copy in restore.copies(*names)
+        if rows_of(lake.as_of(copy["table"], moment(copy)))
+        != in_order(restore.rows_of_copy(url, copy))
+    ]
+
+
+def test_requests_about_the_past_have_the_same_answers(lake: Lake, url: str) -> None:
+    assert differing(lake, url, "first", "after the gap", "changed", "altered") == []
+    for copy in restore.copies("lost"):
+        with pytest.raises(ResyncRequired, match="lacks the changes between"):
+            lake.as_of(copy["table"], moment(copy))
+    answers = restore.facts()["answers"]
+    assert documents(lake, RowHistoryRequest("orders", ("2",))) == answers["history"]
+    by = AuditRequest(("user", "table", "operation"))
+    assert documents(lake, by) == answers["audit"]
+
+
+def test_the_log_adds_what_the_lake_lacks(lake: Lake, url: str, spark: SparkSession) -> None:
+    assert differing(Lake(lake.root, spark, url=url), url, "left") == []
+
+
+def test_a_replay_continues_from_its_cursor(lake: Lake, url: str, tmp_path: Path) -> None:
+    since = Position.parse(restore.facts()["replay"]["since"])
+    whole = Lake(lake.root, lake.spark, url=url)
+    changes = [
+        json.loads(change_as_json(change, transaction))
+        for transaction in replay.emit(whole, "orders", since=since)
+        for change in transaction.changes
+    ]
+    before = restore.facts()["answers"]["replay"]
+    assert without_position(changes)[: len(before)] == without_position(before)
+    cursor = tmp_path / "cursor"
+    cursor.write_text(restore.facts()["replay"]["cursor"])
+    rest = replay.emit(whole, "orders", since=since, cursor=cursor)
+    seqs = [change.seq for transaction in rest for change in transaction.changes]
+    assert seqs == [change["seq"] for change in changes[len(before) :]]
+
+
+def without_position(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A transaction's position depends on how far the lake was."""
+    return [{name: value for name, value in each.items() if name != "position"} for each in changes]
+
+
+def test_the_pipeline_continues_exactly_once(lake: Lake, url: str, spark: SparkSession) -> None:
+    stream = Checkpoint(f"{lake.root}/_checkpoints/events")
+    stream_id, unfinished = stream.query_id, stream.offset(LAST)
+    before, leftover = in_lake(lake), unknown_files(lake)
+    view = "select generation, batch from headwater.views"
+    ((generation, batch),) = execute(url, view)
+    (Path(lake.root) / f"_checkpoints/view.revenue/commits/{batch}").unlink()
+
+    run_once(spark, url, lake, jobs=(*JOBS, *map(view_job, shop.hw.views.values())))
+
+    after = in_lake(lake)
+    check_events(url, before, after)
+    assert Checkpoint(stream.path).query_id == stream_id
+    assert offsets(lake)[1] == str(unfinished.position)
+    # The file that the old release wrote and did not commit stays until it is vacuumed.
+    assert len(leftover) == 1
+    assert unknown_files(lake) == leftover
+    assert differing(lake, url, "left") == []
+    counted = documents(lake, AuditRequest(("table",)))
+    assert sum(each["changes"] for each in counted) == len(after)
+    # The view repeated its last batch without effect, and was not built again.
+    assert execute(url, view) == [(generation, batch + 1)]
+    shown = execute(url, "select region, orders, revenue, largest from revenue order by 1")
+    assert shown == execute(url, REVENUE)
+
+
+def test_a_batch_that_was_committed_is_not_written_again(
+    lake: Lake, url: str, spark: SparkSession
+) -> None:
+    """As if the old pipeline had been killed before Spark noted that the batch is done."""
+    folder = Path(lake.root) / "_checkpoints" / "events"
+    (folder / "offsets" / str(LAST)).unlink()
+    (folder / "commits" / str(LAST - 1)).unlink()
+    before, reached = in_lake(lake), offsets(lake)
+    run_once(spark, url, lake)
+    check_events(url, before, in_lake(lake))
+    assert offsets(lake)[1:] == reached
+
+
+LAST = 2
+"""The number of the batch that the old release began and did not finish."""
+
+
+def check_events(url: str, before: list[Any], after: list[Any]) -> None:
+    """Each change of the log is one event, and no event from before has changed."""
+    assert after[: len(before)] == before
+    # The view itself writes changes, which may come too late for a run.
+    first, last = before[-1][0], after[-1][0]
+    assert after[len(before) :] == [row for row in logged(url) if first < row[0] <= last]
+    assert last >= restore.facts()["log"][-1][0]
+
+
+REVENUE = """
+    select region, count(*), sum(amount), max(amount) from orders
+    where status <> 'cancelled' group by region order by 1
+"""
+
+
+def unknown_files(lake: Lake) -> set[str]:
+    """Files beside those of the Delta table `events`."""
+    known = {Path(path).name for path in files_of(lake.events_path)}
+    return {path.name for path in Path(lake.events_path).glob("day=*/*.parquet")} - known
+
+
+def offsets(lake: Lake) -> list[str]:
+    """The positions of the commits of `events`, the newest first."""
+    commits = DeltaTable(lake.events_path).history()
+    return [json.loads(each["offset"])["snap"] for each in commits if "offset" in each]
