@@ -103,7 +103,7 @@ class Actor(msgspec.Struct, frozen=True):
     trace_id: str | None = None
 
 
-NOBODY = Actor()
+NO_ACTOR = Actor()
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
@@ -120,7 +120,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     key: Key = ()
     before: Row | None = None
     after: Row | None = None
-    actor: Actor = NOBODY
+    actor: Actor = NO_ACTOR
 
     @property
     def changed(self) -> tuple[str, ...]:

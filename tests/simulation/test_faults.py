@@ -37,7 +37,7 @@ from headwater.hub.reactive import group as group_module
 from headwater.hub.reactive.registry import ReactiveQueries
 from headwater.hub.reading.snapshot_queries import SnapshotQuery
 from headwater.hub.topics.registry import TopicRegistry
-from headwater.hub.topics.topic import UpdateCollector, TopicView
+from headwater.hub.topics.topic import TopicView, UpdateCollector
 from headwater.identity import ANONYMOUS
 from headwater.live.view import Views
 from headwater.log import reconnect

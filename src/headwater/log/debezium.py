@@ -16,7 +16,7 @@ import msgspec
 
 from headwater.errors import InvalidQuery
 from headwater.log.images import ImageDecoder
-from headwater.model import NOBODY, Actor, Change, Op, Row, Table
+from headwater.model import NO_ACTOR, Actor, Change, Op, Row, Table
 
 _OPS: dict[Op, str] = {"insert": "c", "update": "u", "delete": "d", "truncate": "t", "reset": "m"}
 _READ: dict[str, Op] = {"r": "insert", **{letter: op for op, letter in _OPS.items()}}
@@ -71,7 +71,7 @@ def from_debezium(envelope: dict[str, Any], table: Table) -> Change:
         () if image is None else table.key_of(image),
         before,
         after,
-        NOBODY if actor == NOBODY else actor,
+        NO_ACTOR if actor == NO_ACTOR else actor,
     )
 
 

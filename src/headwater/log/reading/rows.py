@@ -13,7 +13,7 @@ import msgspec
 
 from headwater.database import Connection
 from headwater.log.images import ImageDecoder
-from headwater.model import NOBODY, Actor, Change, Column, Op, Table
+from headwater.model import NO_ACTOR, Actor, Change, Column, Op, Table
 
 
 class LogRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -101,7 +101,7 @@ def _change(row: LogRow, table: Table, decode: ImageDecoder) -> Change:
         table.key_of(image) if image is not None else (),
         before,
         after,
-        NOBODY
+        NO_ACTOR
         if anonymous
         else Actor(row.user_id or None, row.function_name or None, row.trace_id or None),
     )

@@ -20,7 +20,7 @@ import msgspec
 from headwater.errors import ResyncRequired
 from headwater.limits import TRANSACTION_PART_CHANGES
 from headwater.log.images import ImageDecoder
-from headwater.model import NOBODY, Actor, Change, Op, Position, Table, Transaction
+from headwater.model import NO_ACTOR, Actor, Change, Op, Position, Table, Transaction
 from headwater.pipeline.lake.moments import Moment, contained
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def _parts(rows: Iterable[Any]) -> Iterator[ChangeGroup]:
 def _event(row: Any) -> StoredChange:
     who = row["user_id"], row["function_name"], row["trace_id"]
     at = _EPOCH + timedelta(microseconds=row["micros"])
-    actor = Actor(*who) if any(who) else NOBODY
+    actor = Actor(*who) if any(who) else NO_ACTOR
     return StoredChange(
         row["seq"], row["xid"], at, row["shape"], row["op"], row["before"], row["after"], actor
     )
