@@ -89,8 +89,9 @@ class Views(Generic[ViewT]):
         return touched
 
     def _steps(self, change: Change) -> tuple[Change, ...]:
-        """The same, by the keys that memory tells apart: to the database a key may still be equal
-        when it is written differently, in a collation without case or as `24 hours` for a day."""
+        """The change, as a delete and an insert if memory sees another key. In the database, keys
+        that are written differently can be equal: in a collation without case, or `24 hours` and a
+        day."""
         before, table = change.before, change.table
         if change.op != "update" or before is None or not self._may_be_rewritten(table):
             return (change,)

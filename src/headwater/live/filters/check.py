@@ -153,7 +153,7 @@ def _check_hashes(values: tuple[Value, ...], path: str) -> None:
     numbers = {str(value): hash(value) for value in values if isinstance(value, int | Decimal)}
     if len(numbers) - len(set(numbers.values())) > limits.FILTER_HASHES_MAX:
         raise InvalidQuery(
-            f"more than {limits.FILTER_HASHES_MAX} numbers that cannot be told apart quickly",
+            f"more than {limits.FILTER_HASHES_MAX} numbers with the same hash",
             path=path,
             hint="Ask for them with 'between', or in several queries.",
         )
