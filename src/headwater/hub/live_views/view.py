@@ -63,7 +63,7 @@ class ViewInfo(msgspec.Struct, frozen=True):
 
 
 class LiveView(View):
-    """The shared state behind identical live queries."""
+    """The state that identical live queries share."""
 
     __slots__ = (
         "_base_bytes",

@@ -19,7 +19,7 @@ from tests.support.fake_flush import AT, SIGNALS, THINGS, VALUES, FakeHistory, F
 from tests.support.fake_readers import FakeListener, FakeRows
 from tests.support.generators.sizes import first_seed, size
 
-HISTORIES = size("topic part histories", 90, large=10_000)
+HISTORIES = size("topic part histories", 40, large=10_000)
 
 DERIVED = TopicDefinition("of:{n}", table="things")
 """Each change of a row goes to the topic that its column n names."""
