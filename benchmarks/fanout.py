@@ -156,12 +156,12 @@ def gateway() -> Iterator[tuple[Server, str]]:
             database.url,
             Path(folder),
             program="news:hw",
-            sessions_per_ip=1_000_000,
-            subscriptions_per_user=1_000_000,
-            bytes_per_user=2**40,
-            bytes_total=2**40,
-            requests_per_second=1_000_000,
-            keepalive="1 hour",
+            limits_sessions_per_ip=1_000_000,
+            limits_subscriptions_per_user=1_000_000,
+            limits_bytes_per_user=2**40,
+            limits_bytes_total=2**40,
+            limits_requests_per_second=1_000_000,
+            gateway_keepalive="1 hour",
         ) as served:
             port = urlsplit(served.url).port
             assert port is not None

@@ -30,9 +30,9 @@ REGIONS = 500
 TOP = 20
 CONNECTIONS = 10
 LENIENT: dict[str, Any] = {
-    "sessions_per_ip": 100,
-    "subscriptions_per_user": 10_000,
-    "requests_per_second": 100_000,
+    "limits_sessions_per_ip": 100,
+    "limits_subscriptions_per_user": 10_000,
+    "limits_requests_per_second": 100_000,
 }
 
 

@@ -21,8 +21,8 @@ from headwater.live.filters.compile import compile_filter
 from headwater.live.needs import Refill
 from headwater.live.order import OrderBy
 from headwater.live.query import BoundQuery, LiveQuery
+from headwater.live.state.window import Window
 from headwater.live.view import View, Views
-from headwater.live.window import Window
 from headwater.model import Change, Column, Row, Table
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)

@@ -259,7 +259,7 @@ def trickle(url: str, lake: Path, seconds: float, setting: str) -> Result:
         f"p50 {p50:.0f} ms, p95 {p95:.0f} ms",
         "p50 under 60 ms" if low else "p50 under 1,000 ms",
         p50 < (60 if low else 1_000),
-        f"{len(latencies)} changes, lake_interval {SETTINGS[setting]}",
+        f"{len(latencies)} changes, [lake] interval {SETTINGS[setting]}",
     )
 
 

@@ -39,10 +39,10 @@ TOKEN = "the river rises "
 STATISTICS_SECONDS = 11.0
 """A PostgreSQL session that falls idle tells what it counted within ten seconds."""
 LENIENT: dict[str, Any] = {
-    "sessions_per_ip": 10_000,
-    "subscriptions_per_user": 10_000,
-    "bytes_per_user": 2**40,
-    "requests_per_second": 100_000,
+    "limits_sessions_per_ip": 10_000,
+    "limits_subscriptions_per_user": 10_000,
+    "limits_bytes_per_user": 2**40,
+    "limits_requests_per_second": 100_000,
 }
 
 

@@ -88,7 +88,7 @@ def reconciled(
         metrics.append(hub.metrics)
 
     monkeypatch.setattr(Hub, "__init__", init)
-    monkeypatch.setitem(served.SETTINGS, "reconcile_interval", "0 seconds")
+    monkeypatch.setitem(served.SETTINGS, "live_reconcile", "0 seconds")
     yield metrics
     if request.node.get_closest_marker("drifts") is None:
         assert [total(each.reconcile_drift) for each in metrics] == [0] * len(metrics)

@@ -393,7 +393,7 @@ class Headwater:
                 )
             self._app = create_app(
                 self._running_gateway,
-                origins=self.settings.origins,
+                origins=self.settings.gateway.origins,
                 lifespan=self.lifespan,
                 more=routes(self._running_gateway),
             )
@@ -436,7 +436,7 @@ class Headwater:
         self._url = await self._stack.enter_async_context(database(self.settings, installed=False))
         async with self._connection("setup") as connection:
             await schema.install(connection)
-            if keep := self.settings.retention_period:
+            if keep := self.settings.log.retention_period:
                 await maintenance.set_retention(connection, keep)
             for name, rules in self._tables.items():
                 label = await triggers.enable(connection, name)
@@ -451,7 +451,7 @@ class Headwater:
         self._stack.callback(self.channels.start, None)
         if self.channels:
             self._bus = await self._stack.enter_async_context(Bus(self.url))
-        every = self.settings.maintenance_period.total_seconds()
+        every = self.settings.log.maintenance_period.total_seconds()
         task = asyncio.create_task(maintenance.run(self.url, every=every))
         self._stack.push_async_callback(ended, task)
         if self._app is not None:
@@ -470,8 +470,8 @@ class Headwater:
         hub = Hub(
             self.url,
             rules=self._rules,
-            coalesce=self.settings.coalesce,
-            recheck=self.settings.recheck_period.total_seconds(),
+            coalesce=self.settings.live.coalesce,
+            recheck=self.settings.gateway.recheck_period.total_seconds(),
             metrics=metrics,
             settings=self.settings,
             events=self._functions.events,
@@ -481,8 +481,8 @@ class Headwater:
         if self._bus is not None:
             registry = ChannelRegistry(
                 self._bus,
-                period=self.settings.presence_period_seconds,
-                timeout=self.settings.presence_timeout_seconds,
+                period=self.settings.gateway.presence_period_seconds,
+                timeout=self.settings.gateway.presence_timeout_seconds,
                 metrics=metrics,
                 next_view=hub.next_view_id,
                 memory=hub.memory,

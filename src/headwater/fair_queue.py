@@ -35,7 +35,7 @@ _REMOVED_MIN = 100
 """Up to this many removed items stay in the queue before it is cleaned up."""
 
 
-class _Entry(NamedTuple):
+class _QueuedItem(NamedTuple):
     turn: int
     number: int
     item: object
@@ -49,12 +49,12 @@ class FairQueue(Generic[Item]):
 
     def __init__(self, bounds: Mapping[str, int]) -> None:
         self._bounds = dict(bounds)
-        self._ready: list[_Entry] = []
+        self._ready: list[_QueuedItem] = []
         # Entries that could not run because an owner was at its bound. When one of that owner's
         # items is done, one of them is tried again; if it cannot run, the next one is (`_offer`).
-        self._parked: dict[Owner, list[_Entry]] = {}
-        self._waiting: dict[Item, _Entry] = {}
-        self._taken: dict[Item, _Entry] = {}
+        self._parked: dict[Owner, list[_QueuedItem]] = {}
+        self._waiting: dict[Item, _QueuedItem] = {}
+        self._taken: dict[Item, _QueuedItem] = {}
         self._running: Counter[Owner] = Counter()
         self._turn = 0
         self._turns: dict[Owner | None, tuple[int, int]] = {}
@@ -99,13 +99,13 @@ class FairQueue(Generic[Item]):
         turn = max(self._turn, last) + 1
         self._turns[first] = (waiting + 1, turn)
         self._numbers += 1
-        self._push(_Entry(turn, self._numbers, item, tuple(owners)))
+        self._push(_QueuedItem(turn, self._numbers, item, tuple(owners)))
 
     def next(self, fits: Callable[[Item], bool] | None = None) -> Item | None:
         """The next item that may run and that `fits`; it counts as running from now on. None if
         there is none."""
-        skipped: list[_Entry] = []
-        found: _Entry | None = None
+        skipped: list[_QueuedItem] = []
+        found: _QueuedItem | None = None
         while (entry := self._front()) is not None:
             heappop(self._ready)
             if fits is None or fits(entry.item):  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ class FairQueue(Generic[Item]):
 
     # -------------------------------------------------------------------- places
 
-    def _front(self) -> _Entry | None:
+    def _front(self) -> _QueuedItem | None:
         """The first entry that may run. Entries before it that may not are parked."""
         while self._ready:
             entry = self._ready[0]
@@ -162,7 +162,7 @@ class FairQueue(Generic[Item]):
             self._offer(entry.owners)
         return None
 
-    def _release(self, entry: _Entry) -> None:
+    def _release(self, entry: _QueuedItem) -> None:
         for owner in entry.owners:
             self._running[owner] -= 1
             if not self._running[owner]:
@@ -178,7 +178,7 @@ class FairQueue(Generic[Item]):
                 if not parked:
                     del self._parked[owner]
 
-    def _push(self, entry: _Entry) -> None:
+    def _push(self, entry: _QueuedItem) -> None:
         self._waiting[entry.item] = entry  # type: ignore[index]
         heappush(self._ready, entry)
 
@@ -191,5 +191,5 @@ class FairQueue(Generic[Item]):
         else:
             self._turns[first] = (waiting - 1, last)
 
-    def _is_waiting(self, entry: _Entry) -> bool:
+    def _is_waiting(self, entry: _QueuedItem) -> bool:
         return self._waiting.get(entry.item) is entry  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from headwater.settings import Settings
+from headwater.settings.groups import AuthSettings
 
 Sharing: TypeAlias = Literal["user", "tenant", "everyone"]
 """Which users get the same result of a query for the same arguments."""
@@ -79,6 +79,6 @@ def _lasting(claims: dict[str, Any]) -> dict[str, Any]:
 ANONYMOUS = Identity()
 
 
-def anonymous(settings: Settings) -> Identity:
+def anonymous(settings: AuthSettings) -> Identity:
     """The identity of all clients at a gateway that verifies no tokens."""
-    return ANONYMOUS if settings.auth_role is None else Identity(role=settings.auth_role)
+    return ANONYMOUS if settings.role is None else Identity(role=settings.role)

@@ -250,7 +250,7 @@ def exceeded(code: str, most: int) -> LimitExceeded:
     """The error with which a subscription or connection ends."""
     return LimitExceeded(
         f"{_WHOSE[code]} more than {most:,} bytes of memory, which is the limit",
-        hint=f"{_WAY_OUT[code]} The setting is {code}.",
+        hint=f"{_WAY_OUT[code]} The setting is [limits] {code}.",
         code=code,
         retry_after=QUOTA_RETRY_SECONDS,
     )

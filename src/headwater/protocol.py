@@ -91,7 +91,7 @@ class Snapshot(_Message, frozen=True):
     hash: int | None = None
 
 
-Step: TypeAlias = Enter | Leave | Move | Update | Match | Unmatch
+WireDelta: TypeAlias = Enter | Leave | Move | Update | Match | Unmatch
 """A delta in a message. A reset is a separate message."""
 
 
@@ -102,7 +102,7 @@ class Deltas(_Message, frozen=True):
     position: str
     at: datetime
     """When the last of these changes was written."""
-    deltas: tuple[Step, ...]
+    deltas: tuple[WireDelta, ...]
     hash: int | None = None
     """The hash of the new result, if a subscriber requested `verify`."""
 
@@ -439,7 +439,7 @@ class Wire:
             return row
         return {name: plain(v) if name in self._plain else v for name, v in row.items()}
 
-    def delta(self, delta: Step) -> Step:
+    def delta(self, delta: WireDelta) -> WireDelta:
         if not self._plain:
             return delta
         match delta:

@@ -30,7 +30,7 @@ IDS = "() => window.live.value.map((row) => row.id)"
 async def served(url: str, connection: Connection, tmp_path: Path) -> AsyncIterator[Served]:
     await connection.execute(TABLES)
     (tmp_path / "shop.py").write_text(APPLICATION)
-    with serving(url, tmp_path, program="shop:hw", requests_per_second=10_000) as gateway:
+    with serving(url, tmp_path, program="shop:hw", limits_requests_per_second=10_000) as gateway:
         yield gateway
 
 

@@ -389,14 +389,6 @@ async def test_no_token_is_asked_for_where_none_would_help(
         assert await page.get_by_label("Token").count() == 0
 
 
-async def test_where_nothing_is_written_down(url: str, tmp_path: Path, page: Page) -> None:
-    with serving(url, tmp_path, activity="0") as served:
-        for name in ("overview", "views", "sessions"):
-            await opened(page, served, name)
-            await expect(page.locator("main")).to_contain_text("The setting activity is 0")
-            assert "every 0 ms" not in await page.inner_text("main")
-
-
 async def test_below_another_path(url: str, context: BrowserContext) -> None:
     page = await context.new_page()  # Refused requests are errors to the browser's console.
     hw = Headwater(url, auth_secret=SECRET)

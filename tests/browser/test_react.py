@@ -48,7 +48,9 @@ def built() -> None:
 def address(built: None, url: str) -> Iterator[str]:
     """Where the example is served."""
     command = [sys.executable, "-m", "uvicorn", "server:app", "--port", "0", "--no-access-log"]
-    with running(command, HEADWATER_URL=url, HEADWATER_REQUESTS_PER_SECOND="100000") as found:
+    with running(
+        command, HEADWATER_URL=url, HEADWATER_LIMITS_REQUESTS_PER_SECOND="100000"
+    ) as found:
         yield found
 
 

@@ -24,7 +24,7 @@ from websockets.asyncio.client import connect as connect_socket
 
 from headwater import connect, connect_sync
 from headwater.capture.postgres import schema
-from headwater.client.channels import Channel
+from headwater.client.subscriptions.channels import Channel
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.embedded import EmbeddedPostgres
@@ -61,10 +61,9 @@ PROGRAM = """
 """
 SECRET = "a secret that is long enough for SHA-256 and more"
 SETTINGS: dict[str, Any] = LENIENT | {
-    "keepalive": "1 second",
-    "presence_period": "200 ms",
-    "presence_timeout": "3 seconds",
-    "publishes_per_second": 100_000,
+    "gateway_keepalive": "1 second",
+    "gateway_presence_timeout": "3 seconds",
+    "limits_publishes_per_second": 100_000,
 }
 
 
@@ -262,7 +261,7 @@ async def test_the_server_publishes_when_its_mutation_commits(
 
 
 async def test_too_many_messages_are_refused(url: str, tmp_path: Path, program: str) -> None:
-    settings = SETTINGS | {"publishes_per_second": 1}
+    settings = SETTINGS | {"limits_publishes_per_second": 1}
     with serving(url, tmp_path, program=program, **settings) as gateway:
         for transport in ("ws", "sse"):
             async with (
@@ -301,7 +300,7 @@ def test_the_blocking_client(url: str, tmp_path: Path, program: str) -> None:
 async def test_access(url: str, connection: Connection, tmp_path: Path, program: str) -> None:
     await connection.execute("create table clubs (name text primary key, members text[])")
     await connection.execute("insert into clubs values ('chess', '{ann,bob}')")
-    settings = SETTINGS | {"auth_secret": SECRET, "recheck": "1 second"}
+    settings = SETTINGS | {"auth_secret": SECRET, "gateway_recheck": "1 second"}
     with serving(url, tmp_path, program=program, **settings) as gateway:
         async with AsyncExitStack() as stack:
             guests = Guests(stack)
@@ -492,7 +491,7 @@ async def test_the_members_of_a_gateway_that_was_killed(
 async def test_a_gateway_that_stops_says_goodbye(
     url: str, tmp_path: Path, program: str, guests: Guests
 ) -> None:
-    patient = SETTINGS | {"presence_period": "100 seconds", "presence_timeout": "1 hour"}
+    patient = SETTINGS | {"gateway_presence_timeout": "1 hour"}
     with (
         serving(url, tmp_path, program=program, **patient) as one,
         serving(url, tmp_path, program=program, **patient) as other,

@@ -30,14 +30,16 @@ def bearer(user: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def steady(postgres: EmbeddedPostgres) -> Iterator[Served]:
     """A gateway for the tests that leave it as it is."""
-    with shop_served(postgres.url, rows=5, auth_secret=SECRET, requests_per_second=5000) as served:
+    with shop_served(
+        postgres.url, rows=5, auth_secret=SECRET, limits_requests_per_second=5000
+    ) as served:
         yield served
 
 
 @pytest.fixture
 async def gateway(url: str, connection: Connection, tmp_path: Path) -> Any:
     await open_shop(connection, rows=5)
-    with serving(url, tmp_path, auth_secret=SECRET, requests_per_second=5000) as served:
+    with serving(url, tmp_path, auth_secret=SECRET, limits_requests_per_second=5000) as served:
         yield served
 
 
@@ -129,7 +131,7 @@ def test_a_table_that_is_not_enabled_says_how(steady: Served) -> None:
 
 def test_too_many_requests(url: str, connection: Connection, tmp_path: Path) -> None:
     with (
-        serving(url, tmp_path, auth_secret=SECRET, requests_per_second=5) as gateway,
+        serving(url, tmp_path, auth_secret=SECRET, limits_requests_per_second=5) as gateway,
         httpx.Client(base_url=gateway.url) as client,
     ):
 

@@ -69,9 +69,9 @@ def gateway(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         folder,
         program="chat:hw",
         auth_secret=SECRET,
-        bytes_per_user=8 * MIB,
-        sessions_per_user=40,
-        requests_per_second=5_000,
+        limits_bytes_per_user=8 * MIB,
+        limits_sessions_per_user=40,
+        limits_requests_per_second=5_000,
     ) as served:
         yield served
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headwater import Backoff, connect
-from headwater.client.subscriptions import Live
+from headwater.client.subscriptions.subscription import Live
 from headwater.database import Connection
 from headwater.testing.link import cutting
 from headwater.testing.served import serving
@@ -20,7 +20,7 @@ from tests.support.applications.shop import Truth, open_shop, random_query, unti
 QUERIES = 200
 CLIENTS = 20
 SEED = 4
-LENIENT: dict[str, Any] = {"sessions_per_ip": 1000, "requests_per_second": 10_000}
+LENIENT: dict[str, Any] = {"limits_sessions_per_ip": 1000, "limits_requests_per_second": 10_000}
 
 
 def quick() -> Backoff:

@@ -212,7 +212,7 @@ async def test_behind_a_backlog_every_subscription_shows_it_before_the_answer(
 ) -> None:
     """More changes than a flush takes: everything is read again beside it."""
     monkeypatch.setattr(reader_module, "_LOG_PAGE_CHANGES", 50)
-    async with site_of(url, topic_window=window) as site, site.socket() as socket:
+    async with site_of(url, live_topic_window=window) as site, site.socket() as socket:
         await follow_all(socket)
         views: dict[str, int] = {
             each.id: each.view for c in site.gateway._connections.values()

@@ -423,7 +423,7 @@ async def test_requests_under_way_are_bounded(site: Site) -> None:
 
 async def test_query_subscriptions_count(url: str, connection: Connection) -> None:
     await open_shop(connection, rows=1)
-    async with running(url, subscriptions_per_user=1) as site, site.socket() as socket:
+    async with running(url, limits_subscriptions_per_user=1) as site, site.socket() as socket:
         await socket.heard_of("hello")
         await socket.send(type="subscribe", id="a", query={"name": "count"})
         await socket.heard_of("result")

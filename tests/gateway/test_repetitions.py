@@ -220,7 +220,7 @@ async def test_a_message_is_published_once(url: str, folder: Path) -> None:
 
 
 async def test_pages_of_other_origins_may_send_the_header(url: str, folder: Path) -> None:
-    with serving(url, folder, program="shop:hw", origins=["https://app.example"]) as served:
+    with serving(url, folder, program="shop:hw", gateway_origins=["https://app.example"]) as served:
         async with httpx.AsyncClient(base_url=served.url, trust_env=False) as http:
             answer = await http.options(
                 "/v1/mutation/place",

@@ -17,6 +17,7 @@ from headwater.gateway.gateway import Gateway
 from headwater.gateway.session import SessionFeed
 from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.hub import Hub
+from headwater.hub.reading.tables import KnownTable
 from headwater.identity import ANONYMOUS, Identity
 from headwater.protocol import ChangesQuery, Frame, Subscribe
 from headwater.settings import Settings
@@ -197,3 +198,21 @@ async def test_a_token_that_comes_while_opening_decides(gateway: Gateway, gate: 
         assert isinstance(sink.got[-1].code, str)
         assert not it.session.subscriptions
         assert held(gateway) == 0
+
+
+@pytest.mark.parametrize("wish", WISHES.values(), ids=WISHES)
+async def test_a_table_is_looked_up_once(
+    gateway: Gateway, gate: Gate, wish: Subscribe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate.open.set()
+    tables, found = gateway.hub.tables, list[str]()
+    find = tables.find
+
+    async def counted(name: str, *, captured: bool = True) -> KnownTable:
+        found.append(name)
+        return await find(name, captured=captured)
+
+    monkeypatch.setattr(tables, "find", counted)
+    async with client(gateway) as (it, _):
+        await gateway.subscribe(it, wish)
+    assert found == ["orders"]

@@ -33,8 +33,10 @@ SWITCHES = size("switches", 3, large=100)
 COUNTERS = 6
 CLIENTS = 4
 SETTINGS: dict[str, Any] = {
-    "sessions_per_ip": 1000, "sessions_per_user": 1000, "requests_per_second": 10_000,
-}  # fmt: skip
+    "limits_sessions_per_ip": 1000,
+    "limits_sessions_per_user": 1000,
+    "limits_requests_per_second": 10_000,
+}
 PROGRAM = """
 from headwater import Headwater
 

@@ -39,7 +39,7 @@ from tests.support.databases import FAST, passable_folder
 from tests.support.log_probe import rows
 from tests.support.node import node
 
-GENEROUS = LENIENT | {"subscriptions_per_user": 10_000, "sessions_per_user": 1000}
+GENEROUS = LENIENT | {"limits_subscriptions_per_user": 10_000, "limits_sessions_per_user": 1000}
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ async def gateway(url: str, connection: Connection, tmp_path: Path) -> AsyncIter
 async def guarded(url: str, connection: Connection, tmp_path: Path) -> AsyncIterator[Served]:
     """The same with tokens; rights are looked at again every second."""
     await open_chat(connection, tmp_path)
-    settings = GENEROUS | {"auth_secret": SECRET, "recheck": "1 second"}
+    settings = GENEROUS | {"auth_secret": SECRET, "gateway_recheck": "1 second"}
     with serving(url, tmp_path, program="chat:hw", **settings) as gateway:
         yield gateway
 

@@ -203,7 +203,7 @@ async def test_retention_is_the_databases_own_unless_given(
         return str(text)
 
     assert await retention() == "30 days"
-    async with Headwater(hw.url, retention="7 days"):
+    async with Headwater(hw.url, log_retention="7 days"):
         assert await retention() == "7 days"
     async with Headwater(hw.url):
         assert await retention() == "7 days"

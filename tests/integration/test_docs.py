@@ -42,7 +42,7 @@ from headwater import Forbidden, Headwater, HeadwaterError, Refused, connect, li
 from headwater.embedded import EmbeddedPostgres
 from headwater.embedded.binaries import _find_package
 from headwater.metrics import Metrics, PipelineMetrics
-from headwater.settings import Settings
+from headwater.settings.names import GROUPS, SETTINGS
 from headwater.testing.served import serving
 from tests.support.command_tree import COMMANDS, options_of
 from tests.support.node import node
@@ -140,7 +140,7 @@ class Reader:
         self.environment = inherited | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "HEADWATER_DATA_DIR": str(server.data_dir),
-            "HEADWATER_PORT": self.ports[GATEWAY_SHOWN],
+            "HEADWATER_GATEWAY_PORT": self.ports[GATEWAY_SHOWN],
             "NO_PROXY": "*",
             "PYTHONUNBUFFERED": "1",
         }
@@ -523,12 +523,17 @@ def test_users_import_public_names_only(page: Path) -> None:
 
 
 def test_settings() -> None:
-    text = (REFERENCE / "settings.md").read_text()
-    assert first_cells(text) == list(Settings.__struct_fields__)
-    for name, default in zip(Settings.__struct_fields__, Settings.__struct_defaults__, strict=True):
-        assert f"| `{name}` | `HEADWATER_{name.upper()}` |" in text
-        shown = json.dumps(default) if isinstance(default, tuple) else default
-        assert default is None or f"| `{shown}` |" in text
+    """Every group has a table, and every setting a row, with its names and its default."""
+    tables = sections(REFERENCE / "settings.md")
+    groups = {"In no group": None} | {f"`[{name}]`": group for name, group in GROUPS.items()}
+    assert list(tables) == list(groups)
+    for heading, group in groups.items():
+        own = [setting for setting in SETTINGS.values() if setting.group is group]
+        assert first_cells(tables[heading]) == [setting.name for setting in own]
+        for setting in own:
+            default = json.dumps(setting.default) if setting.is_list else setting.default
+            shown = "" if default is None else f" `{default}` |"
+            assert f"| `{setting.name}` | `{setting.variable}` |{shown}" in tables[heading]
 
 
 def test_limits() -> None:

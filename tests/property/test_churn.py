@@ -14,7 +14,7 @@ from headwater.client.state.replica import Replica
 from headwater.live.needs import Outcome, Refill
 from headwater.live.order import OrderBy
 from headwater.live.query import BoundQuery, LiveQuery
-from headwater.live.window import Window, cushion_for
+from headwater.live.state.window import Window, cushion_for
 from headwater.model import Change, Column, Row, Table
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)

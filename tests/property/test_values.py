@@ -16,7 +16,7 @@ import pytest
 from headwater.database import Connection, connect
 from headwater.errors import HeadwaterError, InvalidQuery
 from headwater.hub.hub import Hub
-from headwater.hub.tables import FORMATS
+from headwater.hub.reading.tables import FORMATS
 from headwater.live import kinds
 from headwater.live.filters.check import check
 from headwater.live.filters.compile import compile_filter

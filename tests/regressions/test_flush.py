@@ -18,9 +18,10 @@ from headwater.hub.live_views.part import LivePart
 from headwater.hub.live_views.registry import LiveViews
 from headwater.hub.reactive.registry import ReactiveQueries
 from headwater.identity import ANONYMOUS
-from headwater.live import kinds, layout, order
+from headwater.live import kinds, order
 from headwater.live.filters import compile
-from headwater.live.window import Window
+from headwater.live.state import layout
+from headwater.live.state.window import Window
 from headwater.log.reading import reader as reader_module
 from headwater.log.waking import pace
 from headwater.protocol import Frame

@@ -110,11 +110,15 @@ async def test_a_cookie_is_not_for_all_origins(url: str, tmp_path: Path) -> None
     """`*` let every page act for the user whose browser it was shown in."""
     token = jwt.encode({"sub": "ann", "exp": time.time() + 600}, SECRET, "HS256")
     there = "https://elsewhere.example"
-    with serving(url, tmp_path, auth_secret=SECRET, auth_cookie="token", origins="*") as gateway:
+    with serving(
+        url, tmp_path, auth_secret=SECRET, auth_cookie="token", gateway_origins="*"
+    ) as gateway:
         assert await knock(gateway, origin=there, cookie=f"token={token}") == 403
         assert await knock(gateway, origin=gateway.url, cookie=f"token={token}") == 101
         assert await knock(gateway, origin=there, authorization=f"Bearer {token}") == 101
-    with serving(url, tmp_path, auth_secret=SECRET, auth_cookie="token", origins=there) as gateway:
+    with serving(
+        url, tmp_path, auth_secret=SECRET, auth_cookie="token", gateway_origins=there
+    ) as gateway:
         assert await knock(gateway, origin=there, cookie=f"token={token}") == 101
 
 

@@ -16,7 +16,7 @@ from headwater.hub import flush
 from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.hub import Hub
 from headwater.hub.live_views.initial_snapshots import _OPENING_CONNECTIONS, InitialSnapshots
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.live.filters.filter import c
 from headwater.live.query import Rules
 from headwater.model import Position
@@ -225,7 +225,7 @@ async def test_one_leaves_while_a_part_is_handed_over(
 async def test_who_has_a_part_of_a_result_is_told_that_it_failed(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwater.live.streamed._STREAMED_PAGE_ROWS", 2)
+    monkeypatch.setattr("headwater.live.state.streamed._STREAMED_PAGE_ROWS", 2)
     async with Hub(url) as hub:
         recorder = Recorder()
         recorder.reads.clear()

@@ -16,7 +16,7 @@ from headwater.errors import FunctionFailed, Refused, Unavailable
 from headwater.hub.hub import Hub
 from headwater.identity import ANONYMOUS, Identity
 from headwater.queries.context import Context
-from headwater.settings import Settings
+from headwater.settings.groups import QuerySettings, Settings
 from tests.integration.hub.test_reactive import (
     ANN,
     BOB,
@@ -51,7 +51,7 @@ async def test_rows_after_a_resync_are_those_of_the_result_that_comes(
         await gate.wait()
         return found
 
-    async with Hub(url, settings=Settings(query_cache_entry_bytes=1)) as hub:
+    async with Hub(url, settings=Settings(query=QuerySettings(cache_entry_bytes=1))) as hub:
         follower = await Follower().follow(hub, query(gated, key="id"), delta=True)
         await settle(hub)
         gate.clear()
@@ -297,7 +297,7 @@ async def test_settings_that_a_query_makes_are_not_there_for_the_next(
             await ctx.fetch_value("select coalesce(current_setting('app.who', true), '')"),
         ]
 
-    async with Hub(url, settings=Settings(query_concurrency=1)) as hub:
+    async with Hub(url, settings=Settings(query=QuerySettings(concurrency=1))) as hub:
         followers = []
         for i in range(5):
             await Follower().follow(hub, query(sets), args={"i": i})
@@ -325,7 +325,7 @@ async def test_a_role_does_not_outlive_a_query_that_left_a_statement_behind(
         return await ctx.fetch_value("select current_user::text")
 
     try:
-        async with Hub(url, settings=Settings(query_concurrency=1)) as hub:
+        async with Hub(url, settings=Settings(query=QuerySettings(concurrency=1))) as hub:
             guest = Identity("g", role=role)
             follows = []
             for i in range(20):
@@ -352,7 +352,7 @@ async def test_a_function_that_will_not_be_cancelled_holds_no_connection_for_lon
         except asyncio.CancelledError:
             await gate.wait()
 
-    async with Hub(url, settings=Settings(query_concurrency=1)) as hub:
+    async with Hub(url, settings=Settings(query=QuerySettings(concurrency=1))) as hub:
         call = asyncio.create_task(
             hub.reactive.call(query(stubborn), query(stubborn).bind({}), ANONYMOUS)
         )

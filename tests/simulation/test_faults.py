@@ -35,9 +35,9 @@ from headwater.hub.live_views.steps import ViewStep
 from headwater.hub.live_views.view import LiveView
 from headwater.hub.reactive import group as group_module
 from headwater.hub.reactive.registry import ReactiveQueries
-from headwater.hub.snapshot_queries import SnapshotQuery
+from headwater.hub.reading.snapshot_queries import SnapshotQuery
 from headwater.hub.topics.registry import TopicRegistry
-from headwater.hub.topics.topic import Gathering, TopicView
+from headwater.hub.topics.topic import TopicView, UpdateCollector
 from headwater.identity import ANONYMOUS
 from headwater.live.view import Views
 from headwater.log import reconnect
@@ -63,8 +63,9 @@ FAULTS = size("failures", 40, large=1_000)
 ROOM = TopicDefinition("room:{region}", table="orders")
 STEPS: tuple[tuple[Any, str], ...] = (
     (ViewStep, "apply"), (ViewStep, "answer"), (LiveView, "frame"), (LiveView, "rows"),
-    (FeedView, "seen"), (FeedRegistry, "frame"), (FeedRegistry, "flushed"), (Gathering, "take"),
-    (TopicView, "frame"), (TopicRegistry, "_late"), (Watches, "touched"), (Views, "touched"),
+    (FeedView, "seen"), (FeedRegistry, "frame"), (FeedRegistry, "flushed"),
+    (UpdateCollector, "take"), (TopicView, "frame"), (TopicRegistry, "_late"),
+    (Watches, "touched"), (Views, "touched"),
     (SnapshotQuery, "of_need"), (ImageDecoder, "__call__"), (LiveViews, "make_live"),
     (LiveViews, "welcome"), (LiveViews, "reshape"), (LiveViews, "skipped"),
     (ReactiveQueries, "skipped"), (FeedRegistry, "skipped"),

@@ -26,7 +26,7 @@ from headwater.hub.feeds.subscription import FeedSubscription
 from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.hub import Hub
 from headwater.hub.live_views.view import LiveSubscription
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.live.filters.filter import Compare, c, conditions
 from headwater.live.query import LiveQuery
 from headwater.model import Position

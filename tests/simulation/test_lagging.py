@@ -23,13 +23,13 @@ import pytest
 from headwater import limits
 from headwater.database import Connection
 from headwater.errors import HeadwaterError
-from headwater.hub.costs import Cost
 from headwater.hub.hub import Hub
 from headwater.hub.live_views import background as side_jobs_module
 from headwater.hub.live_views import visibility as visibility_module
 from headwater.hub.live_views.initial_snapshots import InitialSnapshots
 from headwater.hub.live_views.view import InitialSnapshot
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.costs import Cost
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.live.query import LiveQuery
 from headwater.model import Position
 from tests.simulation.test_hub import cut

@@ -187,7 +187,7 @@ def test_commands(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert json.loads(kept.stdout)["rows"] == 0
     # Without the option it is the setting, as for the pipeline.
     del lake[:]
-    monkeypatch.setenv("HEADWATER_LAKE", shop.lake.root)
+    monkeypatch.setenv("HEADWATER_LAKE_LOCATION", shop.lake.root)
     assert "ann" in run("audit", "--by", "user")
     assert "0 days and 0 snapshots removed" in run("pipeline", "trim", "--keep", "90 days")
     with pytest.raises(ConfigError, match="for ever"):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import random
 
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.settings import Settings
 
 ROLE, QUESTIONS = "hw_lag_reader", "hw_lag_questions"

@@ -112,7 +112,7 @@ class Stage:
     def start(self, **settings: Any) -> str:
         """Start the gateway, or another in its place: at the same port, with these settings."""
         self.stop()
-        generous = {"requests_per_second": 100_000, "subscriptions_per_user": 1000}
+        generous = {"limits_requests_per_second": 100_000, "limits_subscriptions_per_user": 1000}
         self._gateway = self._serving.enter_context(
             serving(
                 self._database,

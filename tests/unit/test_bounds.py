@@ -12,7 +12,7 @@ from headwater.errors import InvalidQuery, ResultError
 from headwater.gateway.http.bodies import check_json_size
 from headwater.hub.live_views.view import LiveView
 from headwater.live.query import BoundQuery, LiveQuery
-from headwater.live.window import Window
+from headwater.live.state.window import Window
 from headwater.model import Column, Position, Table
 from headwater.protocol import Wire
 from headwater.queries.arguments import Parameter, Signature

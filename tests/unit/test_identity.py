@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.identity import ANONYMOUS, Identity, anonymous
-from headwater.settings import Settings
+from headwater.settings.groups import AuthSettings
 
 
 def test_a_refreshed_token_has_the_same_claims_text() -> None:
@@ -28,5 +28,5 @@ def test_accounts_do_not_mix() -> None:
 
 
 def test_anonymous_sessions_read_as_the_role_of_the_settings() -> None:
-    assert anonymous(Settings()) == ANONYMOUS
-    assert anonymous(Settings(auth_role="web")) == Identity(role="web")
+    assert anonymous(AuthSettings()) == ANONYMOUS
+    assert anonymous(AuthSettings(role="web")) == Identity(role="web")

@@ -256,6 +256,6 @@ def test_the_error_names_the_setting() -> None:
     (error,) = caught
     assert "more than 1,000 bytes" in str(error)
     assert error.hint is not None
-    assert error.hint.endswith("The setting is bytes_per_user.")
+    assert error.hint.endswith("The setting is [limits] bytes_per_user.")
     assert error.retryable
     assert memory.of("ann") == 0

@@ -16,7 +16,7 @@ import psycopg
 from headwater.database import Connection
 from headwater.errors import Forbidden
 from headwater.hub.hub import Hub
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.live.filters.filter import EVERYTHING
 from headwater.live.filters.sql import Sql
 from headwater.live.filters.terms import HIGHEST, LOWEST, Between, Equal, Term, terms

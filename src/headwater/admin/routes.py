@@ -36,7 +36,7 @@ from headwater.limits import (
 )
 from headwater.live.query import LiveQuery
 from headwater.log import cursors
-from headwater.log.cursors import Cursor
+from headwater.log.cursors import SavedCursor
 
 AdminHandler: TypeAlias = Callable[["AdminRequest"], Awaitable[object]]
 """Handles a request of an admin. The result is encoded as JSON."""
@@ -99,8 +99,8 @@ def _for_admins(
 ) -> Handler:
     async def handle(gateway: Gateway, request: Request) -> Response:
         caller = await admit(gateway, request)
-        if not is_admin(gateway.settings, caller.identity, local=caller.local):
-            raise not_admin(gateway.settings, "the console's data")
+        if not is_admin(gateway.settings.auth, caller.identity, local=caller.local):
+            raise not_admin(gateway.settings.auth, "the console's data")
         async with at_once, _connected(gateway.hub.url) as connection:
             try:
                 with translated():
@@ -142,7 +142,7 @@ class Overview(msgspec.Struct, frozen=True):
     activity_seconds: float
     lake: str
     log: LogStatus
-    cursors: list[Cursor]
+    cursors: list[SavedCursor]
     findings: list[Finding]
 
 
@@ -160,9 +160,9 @@ async def overview(call: AdminRequest) -> Overview:
         version("headwater"),
         gateway.activity.gateway,
         call.caller.identity.user,
-        gateway.settings.has_auth,
-        gateway.settings.activity_period.total_seconds(),
-        gateway.settings.lake,
+        gateway.settings.auth.has_key,
+        gateway.activity.period.total_seconds(),
+        gateway.settings.lake.location,
         await log_status(connection),
         await cursors.list_all(connection),
         findings,
@@ -223,7 +223,7 @@ async def query_lake(
         return record
     table, key = request.path_params["table"], tuple(request.path_params["key"].split(","))
     try:
-        lake = await from_lake(gateway.settings.lake, table, key, slots)
+        lake = await from_lake(gateway.settings.lake.location, table, key, slots)
     except HeadwaterError as error:
         return msgspec.structs.replace(record, lake_error=str(error))
     reason = None if lake is not None else "no pipeline is running that could read the lake"

@@ -11,7 +11,7 @@ from headwater.capture.postgres import triggers
 from headwater.capture.postgres.triggers import CapturedTable
 from headwater.database import Connection, translated
 from headwater.log import cursors
-from headwater.log.cursors import Cursor
+from headwater.log.cursors import SavedCursor
 from headwater.pipeline.spark import log_file
 from headwater.pipeline.spark.session import spark_folder
 from headwater.pipeline.stream import progress
@@ -44,7 +44,7 @@ class LaggingView(msgspec.Struct, frozen=True):
 class Status(msgspec.Struct, frozen=True):
     log: LogStatus
     tables: list[CapturedTable]
-    cursors: list[Cursor]
+    cursors: list[SavedCursor]
     pipeline: list[PipelineStream]
     spark_log: str | None = None
     """The file with the output of the pipeline's Spark, if it is on this machine."""

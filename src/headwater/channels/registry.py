@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _CHANNEL_MESSAGE_FACTOR = 4
 """How many times its size a message takes that a channel remembers: as it came, and in the forms in
-which it is sent; as `bytes_per_user` counts it."""
+which it is sent; as `[limits] bytes_per_user` counts it."""
 
 _CHANNEL_KNOWN_SECONDS = 0.5
 """How long after its start a gateway waits to hear of others, which the first who follows a channel
@@ -91,7 +91,7 @@ class ActiveChannel:
         """The memory of its history, charged to the users that follow it."""
         self.definition = definition
         self.view = view
-        self.listeners: dict[Listener, None] = {}
+        self.listeners: dict[ChannelListener, None] = {}
         self.entering = 0
         """How many subscribers are about to be added."""
         self.loading_history: asyncio.Task[None] | None = None
@@ -145,7 +145,7 @@ class ActiveChannel:
         self.holding.resize(_CHANNEL_MESSAGE_FACTOR * self._bytes)
 
 
-class Listener:
+class ChannelListener:
     """One subscription to an active channel."""
 
     def __init__(
@@ -282,7 +282,7 @@ class ChannelRegistry:
         present: bool = False,
         state: Any = None,
         owner: Holder = None,
-    ) -> Listener:
+    ) -> ChannelListener:
         """Follow a channel; with `present`, as a member with a state. LimitExceeded if there are
         too many."""
         active = self._activate(name, definition)
@@ -294,7 +294,7 @@ class ChannelRegistry:
             if member is not None:
                 self.join(active, member)
             self._send_changes(active)
-            listener = Listener(self, active, subscriber, member, owner)
+            listener = ChannelListener(self, active, subscriber, member, owner)
             active.listeners[listener] = None
             active.holding.join(owner)
         finally:
@@ -324,7 +324,7 @@ class ChannelRegistry:
         if active.loading_history is not None:
             active.loading_history.cancel()
 
-    def leave(self, listener: Listener) -> None:
+    def leave(self, listener: ChannelListener) -> None:
         """Remove a listener."""
         active = listener.active
         if active.listeners.pop(listener, self) is self:

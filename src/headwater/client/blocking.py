@@ -12,15 +12,15 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Itera
 from concurrent.futures import Future, wait
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from headwater.client.channels import Channel
 from headwater.client.connection import Connection, Token, Transport, connect
-from headwater.client.results import Results
 from headwater.client.state.channel import ChannelMessage
 from headwater.client.state.feed import FeedTransaction
 from headwater.client.state.rows import RowsBatch
 from headwater.client.state.topic import Ops
-from headwater.client.subscriptions import Feed, Live, Subscription
-from headwater.client.topics import Topic
+from headwater.client.subscriptions.channels import Channel
+from headwater.client.subscriptions.results import Results
+from headwater.client.subscriptions.subscription import Feed, Live, Subscription
+from headwater.client.subscriptions.topics import Topic
 from headwater.client.transports import Opener
 from headwater.errors import ConfigError, HeadwaterError
 from headwater.model import Cursor, Key, Row

@@ -28,10 +28,8 @@ from headwater.client.arguments import (
 )  # fmt: skip
 from headwater.client.backoff import Backoff
 from headwater.client.calls import PendingCalls
-from headwater.client.channels import Channel
 from headwater.client.errors import error_of
 from headwater.client.requests import Attempts
-from headwater.client.results import Mutated, Results
 from headwater.client.session import (
     Changed,
     ClientSession,
@@ -49,8 +47,10 @@ from headwater.client.session import (
     TransactionsReceived,
 )
 from headwater.client.state.rows import RowsBatch
-from headwater.client.subscriptions import Feed, Live, Subscription
-from headwater.client.topics import Topic
+from headwater.client.subscriptions.channels import Channel
+from headwater.client.subscriptions.results import Mutated, Results
+from headwater.client.subscriptions.subscription import Feed, Live, Subscription
+from headwater.client.subscriptions.topics import Topic
 from headwater.client.transports import Link, Opener, gateway_url, open_sse, open_websocket
 from headwater.errors import (
     ConfigError,

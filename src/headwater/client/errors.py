@@ -110,7 +110,7 @@ CHECK_FIRST = "It may have been executed or not: check before you repeat it."
 
 def _decoded_error(body: bytes) -> Error | None:
     try:
-        return msgspec.json.decode(body, type=_Body).error
+        return msgspec.json.decode(body, type=_ErrorBody).error
     except msgspec.DecodeError:
         return None
 
@@ -143,7 +143,7 @@ class _ErrorShape(msgspec.Struct):
     retry_after_secs: float | None = None
 
 
-class _Body(msgspec.Struct):
+class _ErrorBody(msgspec.Struct):
     shape: _ErrorShape = msgspec.field(name="error")
 
     @property

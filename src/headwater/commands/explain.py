@@ -101,7 +101,7 @@ async def _explain_function(
         known = ", ".join(hw.queries) or "none"
         raise ConfigError(f"{program} has no query {name!r}", hint=f"It has: {known}.")
     values = dict(map(_argument, arguments))
-    seconds = hw.settings.query_timeout_period.total_seconds()
+    seconds = hw.settings.query.timeout_period.total_seconds()
     async with database(hw.settings) as url:
         return await explain_.explain(url, query, query.bind(values), seconds)
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from headwater.client.transports import Link, Opener
 from headwater.errors import HeadwaterError
-from headwater.hub.subscriber import Subscriber
+from headwater.hub.subscriptions.subscriber import Subscriber
 from headwater.live.query import LiveQuery
 from headwater.protocol import (
     VERSION,

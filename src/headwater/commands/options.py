@@ -41,7 +41,9 @@ Tables = Annotated[list[str], typer.Argument(metavar="TABLE…", help="One or mo
 LakeFolder = Annotated[
     str | None,
     typer.Option(
-        "--lake", metavar="FOLDER", help="The folder or URL of the lake; default: the setting lake."
+        "--lake",
+        metavar="FOLDER",
+        help="The folder or URL of the lake; default: the setting [lake] location.",
     ),
 ]
 
@@ -52,7 +54,7 @@ def settings_for(
     """The settings of a command that needs a database. ConfigError if none is given."""
     if url is not None and embedded:
         raise ConfigError("--url and --embedded contradict each other", hint="Give one of them.")
-    settings = load_settings(overrides={"url": url, "data_dir": data_dir, "lake": lake})
+    settings = load_settings(overrides={"url": url, "data_dir": data_dir, "lake_location": lake})
     if embedded:
         return msgspec.structs.replace(settings, url=None)
     if settings.url is None:

@@ -18,6 +18,7 @@ from headwater.errors import ConfigError
 from headwater.logs import log_as_json
 from headwater.pipeline import packages
 from headwater.pipeline.process import PipelineProcess, absolute_lake, supervised
+from headwater.settings.names import variable
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -65,7 +66,7 @@ def serve(
     async def work() -> None:
         hw = chosen_application(program, url, embedded, data_dir)
         settings = hw.settings
-        address = host or settings.host
+        address = host or settings.gateway.host
         asgi = _guarded(hw, address, insecure=insecure)
 
         def ready(bound: int) -> None:
@@ -81,11 +82,11 @@ def serve(
                 await server.serve(
                     asgi,
                     host=address,
-                    port=settings.port if port is None else port,
-                    drain=settings.drain_period.total_seconds(),
+                    port=settings.gateway.port if port is None else port,
+                    drain=settings.gateway.drain_period.total_seconds(),
                     on_stopping=hw.gateway.stop,
                     ready=ready,
-                    deflate=bool(settings.compression),
+                    deflate=bool(settings.gateway.compression),
                 )
 
     run(work(), server.new_event_loop)
@@ -95,13 +96,13 @@ def _guarded(hw: Headwater, address: str, *, insecure: bool) -> ASGIApp:
     """The gateway's application. Without authentication it serves only this machine."""
     from headwater.gateway.http.app import LocalOnly
 
-    if hw.settings.has_auth or insecure:
+    if hw.settings.auth.has_key or insecure:
         return hw.asgi()
     if _is_local(address):
         return LocalOnly(hw.asgi())
     raise ConfigError(
         f"no authentication is configured, and others can reach {address}",
-        hint="Set auth_secret, auth_public_key or auth_jwks, or allow all clients: --insecure.",
+        hint="Set [auth] secret, public_key or jwks, or allow all clients: --insecure.",
     )
 
 
@@ -122,12 +123,12 @@ def _pipeline(
         print(line if json and line.startswith("{") else f"pipeline │ {line}", file=sys.stderr)
 
     lake_settings = {
-        f"HEADWATER_{name.upper()}": str(value)
-        for name, value in msgspec.structs.asdict(hw.settings).items()
-        if name.startswith("lake_") and value is not None
+        variable(f"lake_{name}"): str(value)
+        for name, value in msgspec.structs.asdict(hw.settings.lake).items()
+        if value is not None
     }
     options = [*(("--app", program) if program else ()), *(("--json",) if json else ())]
-    lake = absolute_lake(hw.settings.lake)
+    lake = absolute_lake(hw.settings.lake.location)
     return supervised(
         PipelineProcess(hw.url, lake, print_line, options=options, settings=lake_settings)
     )

@@ -50,7 +50,7 @@ def status(
         settings = settings_for(url, embedded, data_dir, lake)
         async with connected(settings) as connection:
             await schema.require(connection)
-            found = await read_status(connection, settings.lake)
+            found = await read_status(connection, settings.lake.location)
         print_result(found, status_view(found), json=json)
 
     run(work())
@@ -73,7 +73,7 @@ def doctor(
             findings = await database_doctor.examine(connection)
             findings.append(await database_doctor.of_questions(connection, settings.question_url))
         findings.append(database_doctor.of_clients(settings))
-        findings += pipeline_doctor.examine(settings.lake)
+        findings += pipeline_doctor.examine(settings.lake.location)
         print_result(findings, findings_view(findings), json=json)
         if any(finding.level == "fail" for finding in findings):
             raise typer.Exit(1)

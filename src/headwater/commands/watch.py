@@ -42,7 +42,7 @@ from headwater.model import (
 if TYPE_CHECKING:
     from headwater.client.connection import Connection
     from headwater.client.state.rows import RowsBatch
-    from headwater.client.subscriptions import Live
+    from headwater.client.subscriptions.subscription import Live
 
 _WATCH_HIGHLIGHT_SECONDS = 1.5
 """How long a row that is new or changed is marked on the screen."""

@@ -114,7 +114,7 @@ function askForToken(error) {
     h(
       "div",
       { class: "page", "data-page": "token" },
-      head("A token is needed", "The console is for admins: paste a token with the admin claim (headwater_admin, unless the setting admin_claim names another)."),
+      head("A token is needed", "The console is for admins: paste a token with the admin claim (headwater_admin, unless the setting [auth] admin_claim names another)."),
       !first && errorNote(error),
       h("section", { class: "card" }, form),
     ),

@@ -63,10 +63,8 @@ export function tail({ client, signal, refused }, table, handlers) {
   return end;
 }
 
-/** Why no gateway has reported activity yet. @param {any} info */
-export function emptyReason({ activity_seconds: seconds }) {
-  return seconds ? "Waiting for the first report of a gateway." : "The setting activity is 0: gateways report no activity. Set it to see them here.";
-}
+/** Shown where no gateway has reported activity yet. */
+export const NOTHING_REPORTED = "Waiting for the first report of a gateway.";
 
 /**
  * Run something now and then again after each pause, one at a time.

@@ -43,7 +43,7 @@ def token(person: Person, secret: str) -> str:
 
 def site(gateway: ASGIApp, settings: Settings, commands: TerminalCommands) -> ASGIApp:
     """The page and the gateway as one application."""
-    secret = settings.auth_secret
+    secret = settings.auth.secret
     assert secret is not None, "the demo has a key for its tokens"
 
     async def send_token(request: Request) -> Response:

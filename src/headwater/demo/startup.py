@@ -23,7 +23,7 @@ from headwater.demo.application import application
 from headwater.demo.lock import demo_lock
 from headwater.errors import ConfigError
 from headwater.gateway.http import server
-from headwater.settings import Settings
+from headwater.settings.groups import AuthSettings, GatewaySettings, LimitSettings, Settings
 
 PrintLine = Callable[[str], None]
 """Called with each line that the demo prints."""
@@ -92,16 +92,12 @@ async def _task_group() -> AsyncIterator[asyncio.TaskGroup]:
 
 def _settings(url: str) -> Settings:
     """High quotas: all tabs of the demo belong to one person."""
+    roles = tuple(person.role for person in shop.PEOPLE.values())
     return Settings(
         url=url,
-        auth_secret=site.new_secret(),
-        auth_roles=tuple(person.role for person in shop.PEOPLE.values()),
-        metrics="open",
-        openapi="open",
-        drain="1 second",
-        requests_per_second=5_000,
-        sessions_per_user=64,
-        sessions_per_ip=256,
+        auth=AuthSettings(secret=site.new_secret(), roles=roles),
+        gateway=GatewaySettings(metrics="open", openapi="open", drain="1 second"),
+        limits=LimitSettings(requests_per_second=5_000, sessions_per_user=64, sessions_per_ip=256),
     )
 
 
@@ -115,13 +111,13 @@ async def _serve(app: ASGIApp, hw: Headwater, plan: DemoPlan, ready: Callable[[i
         server.serve,
         app,
         host=HOST,
-        drain=hw.settings.drain_period.total_seconds(),
+        drain=hw.settings.gateway.drain_period.total_seconds(),
         on_stopping=hw.gateway.stop,
         ready=ready,
         stop=stop,
     )
     try:
-        await serve(port=hw.settings.port if plan.port is None else plan.port)
+        await serve(port=hw.settings.gateway.port if plan.port is None else plan.port)
     except ConfigError as error:
         if plan.port is not None or not _is_taken(error):
             raise

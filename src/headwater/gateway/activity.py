@@ -29,6 +29,9 @@ from headwater.gateway.usage import Entry, UsageReport
 from headwater.hub.hub import Hub
 from headwater.metrics import Metrics
 
+ACTIVITY_PERIOD = timedelta(seconds=2)
+"""How often a gateway writes its activity."""
+
 _ACTIVITY_SILENT_PERIODS = 5
 """After this many periods in which a gateway wrote nothing, the others remove its rows."""
 
@@ -58,7 +61,7 @@ class Activity:
         """The id of this gateway in the table."""
         self.usage = UsageReport(self.gateway, hub, metrics, connections)
         self._hub = hub
-        self._period = period
+        self.period = period
         self._database: Database | None = None
         self._written: dict[tuple[str, str], Entry] = {}
         self._has_rows = False
@@ -73,12 +76,10 @@ class Activity:
 
     async def run(self) -> None:
         """Runs for ever; deletes its rows when it is cancelled."""
-        if not self._period:
-            return
         try:
             while True:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(self._period.total_seconds()):
+                    async with asyncio.timeout(self.period.total_seconds()):
                         await self._wake.wait()
                 self._wake.clear()
                 await self._try_round()
@@ -139,7 +140,7 @@ class Activity:
             await database.execute(_DELETE, (self.gateway,))
         changed = [entry for mark, entry in entries.items() if self._written.get(mark) != entry]
         removed = [{"kind": kind, "id": id} for kind, id in self._written.keys() - entries.keys()]
-        silence = self._period * _ACTIVITY_SILENT_PERIODS
+        silence = self.period * _ACTIVITY_SILENT_PERIODS
         values = (self.gateway, _text(changed), _text(removed), silence)
         self._has_rows = True
         await database.execute("select headwater.write_activity(%s, %s, %s, %s)", values)

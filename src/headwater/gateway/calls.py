@@ -16,7 +16,7 @@ from headwater.errors import HeadwaterError, InvalidQuery, NotFound, ResyncRequi
 from headwater.gateway.connection import GatewayConnection, no_session
 from headwater.gateway.http.tracing import traced
 from headwater.gateway.internal_errors import internal_error
-from headwater.gateway.quotas import Owner
+from headwater.gateway.quotas import QuotaOwner
 from headwater.gateway.session import ChannelSubscription, error_message
 from headwater.hub.hub import Hub
 from headwater.hub.reactive.registry import Answered
@@ -88,7 +88,7 @@ class CallHandler:
         *,
         after: str | None = None,
         parent: Context | None = None,
-        owner: Owner | None = None,
+        owner: QuotaOwner | None = None,
     ) -> Answered:
         """A query's result. With `after`, one that contains that position. Of one `owner`, only
         some are executed at a time."""
@@ -108,7 +108,7 @@ class CallHandler:
         *,
         key: str | None = None,
         parent: Context | None = None,
-        owner: Owner | None = None,
+        owner: QuotaOwner | None = None,
     ) -> Answered:
         """What a mutation returned, and a position that contains what it wrote. With an idempotency
         key, it runs once for this user. Of one `owner`, only some run at a time."""
@@ -128,7 +128,7 @@ class CallHandler:
         identity: Identity,
         request: Request | None,
         parent: Context | None,
-        owner: Owner | None,
+        owner: QuotaOwner | None,
     ) -> Answered:
         assert self._runner is not None, "mutations need a runner"
         attributes = {"headwater.function": mutation.name}

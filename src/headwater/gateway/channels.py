@@ -14,7 +14,7 @@ from headwater.channels.definitions import (
     check_state,
     message_json,
 )
-from headwater.channels.registry import ChannelRegistry, Listener
+from headwater.channels.registry import ChannelListener, ChannelRegistry
 from headwater.errors import InvalidQuery, LimitExceeded, NotFound
 from headwater.gateway.connection import GatewayConnection
 from headwater.gateway.quotas import Quotas
@@ -33,7 +33,7 @@ class JoinedChannel:
         channels: Channels,
         definition: ChannelDefinition,
         parameters: Mapping[str, str],
-        listener: Listener,
+        listener: ChannelListener,
     ) -> None:
         self.listener = listener
         self._channels = channels

@@ -12,7 +12,7 @@ from headwater.errors import HeadwaterError, InvalidQuery, LimitExceeded, NotFou
 from headwater.gateway.auth.authorize_hook import AccessRequest
 from headwater.gateway.backlog import Backlog
 from headwater.gateway.http.transports import Sink
-from headwater.gateway.quotas import Lease, Owner
+from headwater.gateway.quotas import Lease, QuotaOwner
 from headwater.gateway.session import (
     ChannelSubscription,
     Session,
@@ -20,7 +20,7 @@ from headwater.gateway.session import (
     SessionSubscription,
     error_message,
 )
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import Identity
 from headwater.limits import (
     SESSION_BEHIND_SECONDS_MAX,
@@ -55,7 +55,7 @@ class GatewayConnection:
         lease: Lease,
         metrics: Metrics,
         memory: Memory,
-        owner: Owner,
+        owner: QuotaOwner,
         local: bool = False,
     ) -> None:
         self.session = Session(id, identity, self)

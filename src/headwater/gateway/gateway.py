@@ -13,7 +13,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Collection, Coroutine, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -27,7 +27,7 @@ from headwater.errors import (
     Unauthorized,
     Unavailable,
 )
-from headwater.gateway.activity import TABLE, Activity
+from headwater.gateway.activity import ACTIVITY_PERIOD, TABLE, Activity
 from headwater.gateway.auth.authorization import Authorization, combined_access
 from headwater.gateway.auth.authorize_hook import AccessRequest, Authorize
 from headwater.gateway.auth.tickets import Ticket, Tickets
@@ -49,7 +49,7 @@ from headwater.gateway.session import (
 )
 from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.hub import Hub
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import Identity, anonymous
 from headwater.limits import (
     ARGUMENT_VALUES_MAX,
@@ -104,6 +104,7 @@ class Gateway:
         channels: Channels | None = None,
         registry: ChannelRegistry | None = None,
         declared: Collection[str] = (),
+        activity_period: timedelta = ACTIVITY_PERIOD,
     ) -> None:
         """`queries` and `mutations` are the functions of the application by name; `runner` executes
         mutations; `topics` and `channels` are the declared ones, and `registry` has the open
@@ -112,18 +113,16 @@ class Gateway:
         self.calls = CallHandler(hub, queries, mutations, runner)
         self.settings = settings
         self.metrics = metrics or Metrics()
-        self.quotas = Quotas(settings)
+        self.quotas = Quotas(settings.limits)
         self.channels = ChannelHandler(channels or Channels(), registry, self.quotas)
-        self.proxies = Proxies(settings)
+        self.proxies = Proxies(settings.gateway)
         self.stopping = False
-        self._authenticator = Authenticator.from_settings(settings)
+        self._authenticator = Authenticator.from_settings(settings.auth)
         self._topics = Topics() if topics is None else topics
         self._authorization = Authorization(hub, settings, authorize, self._topics, declared)
         self._tickets = Tickets(url)
         self._connections: dict[str, GatewayConnection] = {}
-        self.activity = Activity(
-            hub, self.metrics, self._connections.values, settings.activity_period
-        )
+        self.activity = Activity(hub, self.metrics, self._connections.values, activity_period)
         self._slots: list[dict[GatewayConnection, None]] = [{} for _ in range(_KEEPALIVE_SLOTS)]
         self._opened = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -132,7 +131,7 @@ class Gateway:
         if self.settings.opens_every_table and not self.has_hook:
             logger.warning(
                 "every client with a token may read every enabled table: declare @hw.authorize,"
-                " or set auth_role, or set tables = closed and declare tables"
+                " or set [auth] role, or set [gateway] tables = closed and declare tables"
             )
         self._start(self._keep_alive())
         self._start(self._recheck_often())
@@ -168,7 +167,7 @@ class Gateway:
         if self._authenticator is None:
             if credentials.ticket is not None:
                 raise _no_tickets()
-            return anonymous(self.settings)
+            return anonymous(self.settings.auth)
         token = credentials.token
         if credentials.ticket is not None:
             token = await self._tickets.redeem(credentials.ticket)
@@ -232,7 +231,7 @@ class Gateway:
         self._opened += 1
         self._slots[self._opened % _KEEPALIVE_SLOTS][connection] = None
         self.metrics.opened.labels(transport).inc()
-        keepalive = self.settings.keepalive_period.total_seconds()
+        keepalive = self.settings.gateway.keepalive_period.total_seconds()
         hello = Hello(connection.session.id, VERSION, keepalive, identity.expires_at)
         connection.session.send(hello)
         self._expect_expiry(connection)
@@ -394,10 +393,13 @@ class Gateway:
             after=query.after,
             mode=query.mode,
         )
-        accesses = await self._authorization.of(connection, [query.table], access_request)
+        known = await self.hub.tables.find(query.table)
+        tables = {query.table: known}
+        accesses = await self._authorization.of(connection, tables, access_request)
         handle = await self.hub.live(
             query,
             subscription,
+            known=known,
             access=accesses[query.table],
             since=message.since,
             verify=message.verify,
@@ -452,8 +454,10 @@ class Gateway:
         identity = connection.session.identity
         where = EVERYTHING if query.where is None else query.where
         access_request = AccessRequest(kind="feed", table="", where=where, since=query.since)
-        accesses = await self._authorization.of_feed(connection, query.tables, access_request)
-        handle = await self.hub.feed(query, subscription, access=combined_access(accesses))
+        tables = await self.hub.tables.find_each(query.tables)
+        accesses = await self._authorization.of_feed(connection, tables, access_request)
+        access = combined_access(accesses)
+        handle = await self.hub.feed(query, subscription, known=tables.values(), access=access)
         self._opened_with(connection, subscription, accesses, identity, access_request)
         subscription.opened(handle)
 
@@ -538,11 +542,11 @@ class Gateway:
 
     async def _recheck_often(self) -> None:
         while True:
-            await asyncio.sleep(self.settings.recheck_period.total_seconds())
+            await asyncio.sleep(self.settings.gateway.recheck_period.total_seconds())
             await self._authorization.recheck_all(list(self._connections.values()))
 
     async def _keep_alive(self) -> None:
-        pause = self.settings.keepalive_period.total_seconds() / _KEEPALIVE_SLOTS
+        pause = self.settings.gateway.keepalive_period.total_seconds() / _KEEPALIVE_SLOTS
         while True:
             for slot in self._slots:
                 await asyncio.sleep(pause)
@@ -560,7 +564,7 @@ class Gateway:
         busy = self.calls.mutating
         for connection in [each for each in self._connections.values() if each not in busy]:
             connection.end("stopping", error)
-        await self.calls.answered(self.settings.drain_period.total_seconds())
+        await self.calls.answered(self.settings.gateway.drain_period.total_seconds())
         for connection in list(self._connections.values()):
             connection.end("stopping", error)
 

@@ -16,24 +16,24 @@ from typing import TypeAlias
 from headwater.errors import LimitExceeded
 from headwater.gateway.http.addresses import counted
 from headwater.limits import QUOTA_RETRY_SECONDS, RATE_BURST_SECONDS
-from headwater.settings import Settings
+from headwater.settings.groups import LimitSettings
 
 _RATE_OWNERS_MAX = 100_000
 """Users and addresses whose requests are counted. Beyond it the least recently seen one is
 forgotten early, and may exceed the rate a little."""
 
 
-Owner: TypeAlias = tuple[str, str]
+QuotaOwner: TypeAlias = tuple[str, str]
 """The owner in a quota: ("user", account), ("address", network) or ("session", id)."""
 
 
 class Quotas:
     """The quotas of one gateway. `user` is an `Identity.account`, None for an anonymous one."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: LimitSettings) -> None:
         self._settings = settings
-        self._sessions: Counter[Owner] = Counter()
-        self._subscriptions: Counter[Owner] = Counter()
+        self._sessions: Counter[QuotaOwner] = Counter()
+        self._subscriptions: Counter[QuotaOwner] = Counter()
         self._rate = Rate(settings.requests_per_second)
         self._publish_rate = Rate(settings.publishes_per_second)
 
@@ -67,7 +67,7 @@ class Quotas:
     def _too_fast(self, wait: float) -> LimitExceeded:
         return LimitExceeded(
             f"more than {self._settings.requests_per_second} requests a second",
-            hint=f"Try again in {wait:.3g} s. The setting is requests_per_second.",
+            hint=f"Try again in {wait:.3g} s. The setting is [limits] requests_per_second.",
             code="rate",
             retry_after=wait,
         )
@@ -78,7 +78,7 @@ class Quotas:
         if wait := self._publish_rate.take(("session", session), now):
             raise LimitExceeded(
                 f"more than {self._settings.publishes_per_second} messages and states a second",
-                hint=f"Try again in {wait:.3g} s. The setting is publishes_per_second.",
+                hint=f"Try again in {wait:.3g} s. The setting is [limits] publishes_per_second.",
                 code="publish_rate",
                 retry_after=wait,
             )
@@ -93,7 +93,7 @@ class Quotas:
 class Lease:
     """Something counted for its owners until it is closed."""
 
-    def __init__(self, held: Counter[Owner], owners: list[Owner]) -> None:
+    def __init__(self, held: Counter[QuotaOwner], owners: list[QuotaOwner]) -> None:
         self._held = held
         self._owners = owners
         held.update(owners)
@@ -123,9 +123,9 @@ class Rate:
         self._each = 1 / per_second
         # One request may always be taken from a full bucket, however low the rate.
         self._most = max(RATE_BURST_SECONDS, self._each)
-        self._full_at: dict[Owner, float] = {}
+        self._full_at: dict[QuotaOwner, float] = {}
 
-    def take(self, owner: Owner, now: float, weight: int = 1) -> float:
+    def take(self, owner: QuotaOwner, now: float, weight: int = 1) -> float:
         """Take from the bucket: 0 if there was enough, else the seconds until there is."""
         if wait := self.wait(owner, now, weight):
             return wait
@@ -133,7 +133,7 @@ class Rate:
         self._full_at[owner] = full_at + self._seconds(weight)
         return 0.0
 
-    def wait(self, owner: Owner, now: float, weight: int = 1) -> float:
+    def wait(self, owner: QuotaOwner, now: float, weight: int = 1) -> float:
         """The same without taking anything."""
         self._forget(now)
         full_at = max(self._full_at.get(owner, -math.inf), now) + self._seconds(weight)
@@ -155,7 +155,7 @@ class Rate:
         return len(self._full_at)
 
 
-def owner_of(user: str | None, address: str) -> Owner:
+def owner_of(user: str | None, address: str) -> QuotaOwner:
     """The owner in quotas: the user, or the address without one."""
     return ("address", counted(address)) if user is None else ("user", user)
 
@@ -163,7 +163,7 @@ def owner_of(user: str | None, address: str) -> Owner:
 _HINTS = {
     "sessions_per_user": "Close one, or carry many subscriptions over one connection.",
     "sessions_per_ip": "Sessions with a user are not counted by address: send a token. Behind a"
-    " proxy, name it in trusted_proxies, or all its clients are one.",
+    " proxy, name it in [gateway] trusted_proxies, or all its clients are one.",
     "subscriptions_per_user": "Unsubscribe from what is no longer shown.",
 }
 
@@ -171,7 +171,7 @@ _HINTS = {
 def _exceeded(setting: str, most: int, owner: str) -> LimitExceeded:
     return LimitExceeded(
         f"{owner} has {most} {setting.partition('_')[0]} open, which is the limit",
-        hint=f"{_HINTS[setting]} The setting is {setting}.",
+        hint=f"{_HINTS[setting]} The setting is [limits] {setting}.",
         code=setting,
         retry_after=QUOTA_RETRY_SECONDS,
     )

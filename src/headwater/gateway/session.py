@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from headwater.errors import HeadwaterError, InvalidQuery, NotFound
-from headwater.hub.subscriber import Access, Settling
+from headwater.hub.subscriptions.subscriber import Access, Settling
 from headwater.identity import Identity
 from headwater.limits import SESSION_QUEUE_BYTES_MAX
 from headwater.protocol import (

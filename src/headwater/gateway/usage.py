@@ -20,11 +20,11 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from headwater.gateway.connection import GatewayConnection
-from headwater.hub.costs import Cost
 from headwater.hub.feeds.view import FeedView
 from headwater.hub.hub import Hub
 from headwater.hub.live_views.view import LiveView
 from headwater.hub.reactive.group import QueryGroup
+from headwater.hub.subscriptions.costs import Cost
 from headwater.hub.topics.topic import TopicView
 from headwater.limits import (
     ACTIVITY_DETAIL_CHARS_MAX,

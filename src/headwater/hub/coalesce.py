@@ -1,8 +1,8 @@
-"""When the next flush begins: at once after quiet, or after a quiet and at most a maximum time.
+"""When the next flush begins: at once, or after a quiet time and at most a maximum time.
 
-*Adaptive* needs no times: the first change after quiet is flushed at once, and what comes while a
-flush runs is the next flush. With fixed times, a flush waits until nothing has come for the quiet
-time, and never longer than the maximum.
+*Adaptive* needs no times: the first change is flushed at once, and all changes that arrive during a
+flush are the next flush. With fixed times, a flush begins when no change has arrived for the quiet
+time, at the latest after the maximum time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Coalescing(msgspec.Struct, frozen=True):
         match = re.fullmatch(r"(\d{1,6})ms/(\d{1,6})ms", text)
         if match is None or not 0 < int(match[1]) <= int(match[2]):
             raise ConfigError(
-                f"coalesce: {text!r} is not known",
+                f"[live] coalesce: {text!r} is not known",
                 hint="Write adaptive, or a quiet and a maximum time: 50ms/200ms.",
             )
         return cls(int(match[1]) / 1000, int(match[2]) / 1000)

@@ -1,4 +1,4 @@
-"""How the gateway's log shows a difference between what was sent and what the database has."""
+"""Log messages about drift: a difference between what was sent and what the database has."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import msgspec
 from headwater.model import Row
 
 _RECONCILE_VALUE_CHARS = 100
-"""Characters of a value that is logged because it differs. The rest is cut."""
+"""Characters of a differing value in the log. The rest is cut."""
 
 
 DRIFT = "what was sent is not what the database has"
-"""How every message of the log about drift begins."""
+"""Every log message about drift begins with this."""
 
 
 def differing(ours: Row | None, theirs: Row | None, *, secret: bool) -> tuple[str, str]:
-    """The values that differ, for the log. Those of rows that not every user may see are left out:
-    only the columns are named."""
+    """The values that differ, for the log. If they are `secret`, only the names of columns: not
+    every user may see such rows."""
     if ours is None or theirs is None:
         return _whole(ours, secret=secret), _whole(theirs, secret=secret)
     names = [name for name in ours if _text(ours[name]) != _text(theirs.get(name))]

@@ -1,12 +1,12 @@
-"""One flush: the new changes of the log, taken to every part of the hub, in one database snapshot.
+"""One flush: brings the new changes of the log to every part of the hub, in one database snapshot.
 
-Read the log; let every part prepare; then, as one step, let every part send; commit. Everything
-between the first change that is applied and the last frame that is sent is one step for clients
-that join: no client sees a state without its position.
+It reads the log, calls `prepare` of every part, then `send` of every part, and commits. All calls
+of `send` are one step: no client can join between them, so it never has a state of another position
+than it was sent.
 
-Whatever fails in a step, each part has either sent it or reads it again. A flush that fails before
-its step begins, for a reason that was not foreseen, would fail again: the next one skips the same
-changes, as it skips a backlog.
+When a step fails, each part has either sent its changes or reads them again. A flush that fails
+before its step, by an error that is not the database's, would fail again: the next flush skips the
+same changes, as it skips a backlog.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headwater.database import Connection
 from headwater.errors import HeadwaterError
 from headwater.hub.flush_state import FlushState
 from headwater.hub.part import Flush, Part, call_each
-from headwater.hub.snapshot_queries import allow_any_plan
+from headwater.hub.reading.snapshot_queries import allow_any_plan
 from headwater.log.reading.progress import flush as flush_wal
 from headwater.log.reading.reader import LogBatch, LogReader
 from headwater.log.reconnect import is_lost
@@ -37,8 +37,8 @@ tracer = trace.get_tracer("headwater")
 
 
 class Flusher:
-    """Flushes over one connection, for as long as it lasts. `recovered` is called when the log is
-    followed again after it was not."""
+    """Flushes over one connection. `recovered` is called when a flush succeeds after the log could
+    not be followed."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Flusher:
         self._recovered = recovered
 
     async def flush(self) -> bool:
-        """Returns whether anything was written at all since the last time."""
+        """Returns whether the log has changes since the last flush."""
         self._state.begun += 1
         since = self._state.progress.position
         await self._connection.execute("begin isolation level repeatable read, read only")
@@ -87,7 +87,7 @@ class Flusher:
             if since != self._state.faulted_at:
                 return await self._reader.read(self._connection, since)
         except psycopg.errors.InFailedSqlTransaction:
-            # The rows of this read were too large to be sent at once: a backlog, too.
+            # The rows were too large for one answer of the server: this is a backlog, too.
             await self._connection.execute("rollback")
         now = await self._reader.now(self._connection)
         return LogBatch((), now, 0, 0, has_changes=True, backlog=True)
@@ -116,7 +116,7 @@ class Flusher:
     # -------------------------------------------------------------------- more than a flush takes
 
     async def _skip(self, since: Position, until: Position) -> None:
-        """Continue from a later position; what rests on the tables that changed is read again."""
+        """Continue from a later position. Parts read again what depends on the changed tables."""
         await flush_wal(self._connection)
         tables = await self._reader.tables_since(self._connection, since)
         if tables is not None:
@@ -125,8 +125,8 @@ class Flusher:
         self._skip_to(since, until, tables)
 
     def _skip_to(self, since: Position, until: Position, tables: Collection[Table] | None) -> None:
-        """The flushes continue from there only when every part knows: what fails even then is
-        skipped again by the next flush."""
+        """The position moves only after every part was called. If that fails, the next flush skips
+        the same changes again."""
         for part in self._parts:
             try:
                 part.skipped(since, until, tables)
@@ -134,14 +134,14 @@ class Flusher:
                 logger.exception("a backlog could not be skipped: everything is read again")
                 part.skip_failed()
         self._state.skip_to(until)
-        self._state.wake()  # what is to be read now waits for the snapshot of a flush
+        self._state.wake()  # parts read in the snapshot of the next flush
 
     # -------------------------------------------------------------------- metrics
 
     def _measure(self, flush: _Flush, took: float) -> None:
         metrics, now = self._metrics, time.time()
         written: datetime = flush.transactions[-1].at
-        # What Headwater itself writes is not what users mean by changes.
+        # Changes of Headwater's own tables do not count.
         changes = sum(not each.table.is_system for one in flush.changes for each in one.changes)
         metrics.flushes.inc()
         metrics.changes.inc(changes)
@@ -153,7 +153,7 @@ class Flusher:
 
 
 class _Flush(Flush):
-    """One flush over a connection; `Flush` says what parts may rely on."""
+    """One flush over a connection. `Flush` has the promises to parts."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class _Flush(Flush):
 
 
 def _changes_of(transactions: Iterable[Transaction]) -> Iterator[Transaction]:
-    """Without the signals, which concern topics only."""
+    """Without the signals, which only topics use."""
     for transaction in transactions:
         if not any(is_signals(change.table) for change in transaction.changes):
             yield transaction
@@ -199,7 +199,7 @@ def _changes_of(transactions: Iterable[Transaction]) -> Iterator[Transaction]:
 
 
 def _is_foreseen(error: Exception) -> bool:
-    """Whether trying the same flush again is right: the database may answer then."""
+    """Whether to try the same flush again: the database may answer then."""
     if isinstance(error, psycopg.Error):
         return is_lost(error)
     return isinstance(error, HeadwaterError)

@@ -1,9 +1,9 @@
-"""What the parts of the hub may know of the flushes: how far they are, and when to wait for them.
+"""The progress of the flushes, as the parts of the hub see it: their position, and waiting for one.
 
 A flush has a *step*: from the first change that is applied to the last frame that is sent. Between
-two steps, every state in memory belongs to `position`; `between` waits for such a moment. The flush
-loop alone moves this state forward (`begin_step`, `end_step`, `lose`); parts read it, wait for it,
-and ask for a flush with `wake`. It does no I/O, so a unit test can drive a part with it.
+two steps, every state in memory is as of `position`; `between` waits for that. Only the flush loop
+changes this object (`begin_step`, `end_step`, `lose`). Parts read it, wait for it, and request a
+flush with `wake`. It does no I/O, so a unit test can drive a part with it.
 """
 
 from __future__ import annotations
@@ -17,60 +17,61 @@ from headwater.model import Position
 
 
 class Wakes(Protocol):
-    """What makes the flush loop run, as `headwater.log.waking.waker.Waker` does."""
+    """Starts a flush, as `headwater.log.waking.waker.Waker` does."""
 
     def wake(self) -> None:
         """Flush at once."""
 
     def notified(self) -> None:
-        """A notification came, or may have come."""
+        """A notification arrived, or may have arrived."""
 
 
 class FlushState:
-    """How far the flushes of one hub are. `position` is None until the first one."""
+    """The progress of one hub's flushes. `position` is None until the first one."""
 
     def __init__(self) -> None:
         self.progress = Progress()
         self.position: Position | None = None
         self.position_text = ""
         self.position_before: Position | None = None
-        """Before the flush whose step is under way, or was the last one."""
+        """The position before the current step, or before the last one."""
         self.durable_before: Position | None = None
-        """The same for the position that is safe on disk."""
+        """The durable position before the current step, or before the last one."""
         self.problem: str | None = "the hub has not been started"
-        """Why no flush is possible now, in words that a client may read."""
+        """Why no flush is possible now. Clients may read it."""
         self.faulted_at: Position | None = None
-        """From where a flush failed for a reason that was not foreseen."""
+        """The position from which a flush failed by an error that is not the database's."""
         self.number = 0
-        """How many steps there were. The number of the flush whose step was the last one."""
+        """The number of the last step."""
         self.begun = 0
-        """The flush that has begun last. What is read in a later one was committed before."""
+        """The number of the last flush that has begun. A later one reads everything that is
+        committed now."""
         self.completed = 0
         self.advanced = 0
-        """The last flush that moved the position forward. A flush that fails does not."""
+        """The number of the last flush that moved the position. A flush that fails does not."""
         self.restarts = 0
-        """How often the server was restarted meanwhile."""
+        """How often the server was restarted since the hub started."""
         self.waker: Wakes | None = None
         self._ready = asyncio.Event()
         self._between = asyncio.Event()
         self._between.set()
         self._changed = asyncio.Event()
 
-    # -------------------------------------------------------------------- how far they are
+    # -------------------------------------------------------------------- progress
 
     @property
     def ready(self) -> bool:
-        """Whether the log is being followed right now."""
+        """Whether the log is followed now."""
         return self._ready.is_set()
 
     @property
     def durable(self) -> Position:
-        """The newest position that a crash of the server cannot take back."""
+        """The newest position that is on the server's disk: a crash cannot undo it."""
         return self.progress.durable
 
     @property
     def stepping(self) -> bool:
-        """Whether states are on their way to the position of a flush."""
+        """Whether a step is under way: states in memory belong to different positions."""
         return not self._between.is_set()
 
     def covers(self, position: Position) -> bool:
@@ -85,12 +86,12 @@ class FlushState:
     # -------------------------------------------------------------------- for the parts
 
     def wake(self) -> None:
-        """Ask for a flush at once."""
+        """Request a flush at once."""
         if self.waker is not None:
             self.waker.wake()
 
-    def heard(self) -> None:
-        """A topic was signalled, or may have been."""
+    def notified(self) -> None:
+        """A notification of a signal arrived, or may have arrived."""
         if self.waker is not None:
             self.waker.notified()
 
@@ -98,8 +99,8 @@ class FlushState:
         await self._ready.wait()
 
     async def between(self) -> None:
-        """Wait for the end of the step that is under way. Until the caller awaits again, states and
-        position belong together."""
+        """Wait for the end of the current step. Until the caller awaits again, all states are as of
+        `position`."""
         while self.stepping:
             await self._between.wait()
 
@@ -111,19 +112,18 @@ class FlushState:
             await self.changed()
 
     async def changed(self) -> None:
-        """Wait, without asking for one, until a flush ends or a subscription has caught up."""
+        """Wait until a flush ends or a subscription has caught up. Requests no flush."""
         self._changed.clear()
         await self._changed.wait()
 
     def announce(self) -> None:
-        """A subscription has caught up, or has ended: those in `changed` look again."""
+        """A subscription has caught up, or has ended: wake the tasks in `changed`."""
         self._changed.set()
 
     # -------------------------------------------------------------------- for the flush loop
 
     def begin_step(self, position: Position) -> bool:
-        """From here until `end_step`, states are on their way to this position. Returns whether the
-        log was not followed before."""
+        """Begin the step to this position. Returns whether the log was not followed before."""
         self.number += 1
         self.advanced = self.begun
         self.position_before, self.position = self.position, position
@@ -141,12 +141,12 @@ class FlushState:
         self._between.set()
 
     def skip_to(self, position: Position) -> None:
-        """Continue from a later position that is safe on disk, without a step."""
+        """Continue from a later position that is on disk, without a step."""
         self.position, self.position_text = position, str(position)
         self.advanced = self.begun
         self.progress.skip_to(position)
 
     def lose(self, problem: str) -> None:
-        """The log is not followed any more, for this reason."""
+        """The log is no longer followed, for this reason."""
         self.problem = problem
         self._ready.clear()

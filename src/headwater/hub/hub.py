@@ -1,9 +1,9 @@
-"""The hub: follows the log, lets its parts take every flush, and tells them what goes wrong.
+"""The hub: follows the log, calls its parts in every flush, and reports faults to them.
 
-One task flushes, over one connection, for as long as the hub lives; when the database is lost it
-says so (`ready`, `problem`), reconnects and continues exactly where it was. What it cannot bridge,
-its parts read again, and clients are informed: a `reset` to live queries, a `gap` to feeds. Each
-kind of subscription is a part (`part`); the hub only puts them together.
+One task flushes over one connection until the hub stops. When the connection is lost, the task
+reports it (`ready`, `problem`), reconnects and continues at the same position. If the log no longer
+reaches back to it, the parts read everything again, and clients are informed: a `reset` to live
+queries, a `gap` to feeds. Each kind of subscription is a part (`part`); the hub only joins them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import psycopg
 
@@ -38,10 +38,10 @@ from headwater.hub.live_views.view import LiveSubscription, ViewInfo
 from headwater.hub.part import Part, call_each
 from headwater.hub.positions import Positions
 from headwater.hub.reactive.registry import ReactiveQueries
+from headwater.hub.reading.tables import FORMATS, KnownTable, Tables
 from headwater.hub.reconcile import Reconciler
 from headwater.hub.resources import Resources
-from headwater.hub.subscriber import Access, Settling, Subscriber
-from headwater.hub.tables import FORMATS, Tables
+from headwater.hub.subscriptions.subscriber import Access, Settling, Subscriber
 from headwater.hub.topics.registry import TopicRegistry
 from headwater.live.query import LiveQuery, Rules
 from headwater.log.reading.follow import reading_session
@@ -60,8 +60,8 @@ logger = logging.getLogger(__name__)
 class Hub:
     """Live queries, reactive queries, topics and change feeds over one database.
 
-    `rules` says by table label what live queries may use. `coalesce` is `adaptive`, or a quiet and
-    a maximum time as in `50ms/200ms`. Every `recheck` seconds rights are looked at again.
+    `rules` has, by table label, what live queries may use. `coalesce` is `adaptive`, or a quiet and
+    a maximum time as in `50ms/200ms`. Rights are checked again every `recheck` seconds.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Hub:
         settings, events = settings or Settings(), events or Events()
         self.url = url
         self.metrics = metrics or Metrics()
-        self.memory = Memory(settings.bytes_per_user, settings.bytes_total)
+        self.memory = Memory(settings.limits.bytes_per_user, settings.limits.bytes_total)
         self.memory.on_over = self._enforce_soon
         self.memory.on_shed = lambda code: self.metrics.memory_shed.labels(code).inc()
         self.flushes = FlushState()
@@ -92,9 +92,9 @@ class Hub:
         self.live_views = self.live_part.views
         self.reactive = ReactiveQueries(*shared, self.positions, settings, events)
         self.feeds = FeedRegistry(*shared)
-        self.topics = TopicRegistry(*shared, settings.topic_window_period.total_seconds())
+        self.topics = TopicRegistry(*shared, settings.live.topic_window_period.total_seconds())
         self.reconciler = Reconciler(
-            self.live_part, self.topics, self.metrics, settings.reconcile_seconds
+            self.live_part, self.topics, self.metrics, settings.live.reconcile_seconds
         )
         self.parts: tuple[Part, ...] = (
             self.reactive,
@@ -104,23 +104,23 @@ class Hub:
             ChangeEvents(*shared, events),
             self.reconciler,
         )
-        """In the order in which a flush drives them."""
+        """In the order in which a flush calls them."""
         self._recheck = recheck
         self._coalescing = Coalescing.parse(coalesce)
         self._task: asyncio.Task[None] | None = None
         self._attempted = asyncio.Event()
         self._lost_track = False
-        """Whether the log could not say what happened: it is followed from now on."""
+        """Whether the log did not reach back to our position. Then it is followed from now on."""
         self._cause: str | None = None
 
     @property
     def ready(self) -> bool:
-        """Whether the log is being followed right now."""
+        """Whether the log is followed now."""
         return self.flushes.ready
 
     @property
     def problem(self) -> str | None:
-        """Why it is not ready, in words that a client may read."""
+        """Why it is not ready. Clients may read it."""
         return self.flushes.problem
 
     @property
@@ -129,7 +129,7 @@ class Hub:
         return self.flushes.position
 
     def next_view_id(self) -> int:
-        """A number that no view of any kind has."""
+        """A number that no other view has."""
         return self._resources.next_id()
 
     def unavailable(self) -> Unavailable:
@@ -160,11 +160,11 @@ class Hub:
         await self.positions.close()
 
     async def _run(self) -> None:
-        """For ever: follow the log; when that fails, say so and try again."""
+        """Follow the log until cancelled. After each failure, report it and try again."""
         attempt = 0
         while True:
             try:
-                # No policy is ever executed with our rights: such a statement fails instead.
+                # Policies are never executed with our rights: such a statement fails instead.
                 options = f"{FORMATS} -c row_security=off"
                 linked = reading_session(self.url, _everything, options=options)
                 async with linked as (connection, reader, waker):
@@ -208,14 +208,14 @@ class Hub:
         while True:
             try:
                 async with asyncio.timeout(limits.FLUSH_SECONDS_MAX):
-                    news = await flusher.flush()
+                    has_changes = await flusher.flush()
             except TimeoutError as error:
                 raise DatabaseError(
                     f"the database did not answer for {limits.FLUSH_SECONDS_MAX:.0f} seconds"
                 ) from error
             for part in self.parts:
                 part.sweep()
-            await waker.have_read(has_changes=news, position=self.flushes.progress.position)
+            await waker.have_read(has_changes=has_changes, position=self.flushes.progress.position)
             await self._coalescing.wait(waker)
 
     def _is_followed(self) -> None:
@@ -224,7 +224,7 @@ class Hub:
         self._attempted.set()
 
     def _gone(self, problem: str, cause: str | None = None) -> None:
-        """The log is not being followed. The cause is for our own log, and is logged once."""
+        """The log is not followed. The cause is logged once, and not shown to clients."""
         if self.ready or self._cause != (cause or problem):
             self._cause = cause or problem
             logger.warning("lost the database: %s", self._cause)
@@ -235,7 +235,7 @@ class Hub:
         self.flushes.end_step()
 
     async def _recheck_for_ever(self) -> None:
-        """Now and then, what no change in the log announces: rights, policies, altered tables."""
+        """Check what the log does not show: rights, policies, altered tables."""
         while True:
             began = time.monotonic()
             await asyncio.sleep(self._recheck / 2)
@@ -243,17 +243,17 @@ class Hub:
             await asyncio.sleep(max(0.0, self._recheck - (time.monotonic() - began)))
 
     async def recheck(self, seconds: float = 0.0) -> None:
-        """Once, with expensive reads spread over this many seconds."""
+        """One check, with expensive reads spread over this many seconds."""
         for part in self.parts:
             try:
                 await part.recheck(seconds)
             except Unavailable:
-                return  # there is nothing to see; the next round comes
+                return  # the next round checks again
             except Exception:
-                logger.exception("rights could not be looked at again")
+                logger.exception("rights could not be checked again")
 
     def _enforce_soon(self) -> None:
-        """More memory is held than may be: end some of it when no step is in the way."""
+        """A memory bound is exceeded: end subscriptions outside of this call."""
         asyncio.get_running_loop().call_soon(self.memory.enforce)
 
     # -------------------------------------------------------------------- positions
@@ -275,39 +275,42 @@ class Hub:
         query: LiveQuery,
         subscriber: Subscriber,
         *,
+        known: KnownTable | None = None,
         access: Access = Access(),  # noqa: B008
         since: str | None = None,
         verify: bool = False,
         owner: Owner | None = None,
     ) -> LiveSubscription:
-        """Follow a live query. Returns when its snapshot, or what it missed since a position, has
-        been handed over. Its memory counts for the `owner`, and of one owner only some snapshots
-        are read at a time."""
-        return await self.live_views.join(query, subscriber, access, since, verify, owner)
+        """Follow a live query. Returns when the subscriber was sent the snapshot, or the changes
+        since a position. `known` is its table, if the caller has looked it up. Its memory counts
+        for the `owner`. Only some snapshots of one owner are read at the same time."""
+        return await self.live_views.join(query, subscriber, known, access, since, verify, owner)
 
     async def feed(
         self,
         query: FeedQuery,
         subscriber: Subscriber,
         *,
+        known: Collection[KnownTable] = (),
         access: Access = Access(),  # noqa: B008
     ) -> FeedSubscription:
-        """Follow a change feed, from now on or from a position. Returns once it is certain that
-        the log reaches back to there; ResyncRequired if it does not."""
-        return await self.feeds.follow(query, subscriber, access)
+        """Follow a change feed, from now on or from a position. Returns when the log was found to
+        reach back to there; ResyncRequired if it does not. `known` are its tables, if the caller
+        has looked them up."""
+        return await self.feeds.follow(query, subscriber, access, known)
 
     def describe(self) -> list[ViewInfo]:
-        """Every live query that is maintained."""
+        """Every live query of this hub."""
         return [view.info() for view in self.live_views]
 
 
 def _everything(table: Table) -> bool:
-    """Signals, too."""
+    """The reader returns signals, too."""
     return True
 
 
 def _public(error: HeadwaterError) -> str:
-    """Of an error what clients may read: not where the database is, nor which role reads it."""
+    """The error as clients may read it: without the database's address and role."""
     if isinstance(error, DatabaseError | ConfigError) and not isinstance(error, PermissionMissing):
         return "the database does not answer; the gateway's log has the reason"
     return str(error)

@@ -1,4 +1,4 @@
-"""The time that work beside the flushes takes on the event loop, where everything else waits."""
+"""Limits and measures the time that work beside the flushes keeps the event loop busy."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 _LOOP_TURN_SECONDS = 0.002
-"""After this long, work beside the flushes lets others have the event loop."""
+"""After this long, work beside the flushes yields to the event loop."""
 
 
 _T = TypeVar("_T")
 
 
 class Turn:
-    """Work in slices: `await turn.over()` after each piece lets others run when it is time."""
+    """Divides work: `await turn.over()` after each piece yields when the time is over."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -28,7 +28,7 @@ class Turn:
 
 
 class Metered(Awaitable[_T], Generic[_T]):
-    """Awaits a coroutine, and counts the processor time that it takes between its waits."""
+    """Awaits a coroutine and counts its processor time."""
 
     def __init__(self, work: Coroutine[Any, Any, _T]) -> None:
         self._work = work

@@ -1,4 +1,4 @@
-"""Positions that clients bring: has this hub read that far, and in this history of the database?"""
+"""Checks positions that clients send: has this hub read them, and are they of this database?"""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Iterable
 
 from headwater.errors import Behind, ResyncRequired
 from headwater.hub.flush_state import FlushState
-from headwater.hub.subscriber import Settling
-from headwater.hub.tables import LookupConnection
+from headwater.hub.reading.tables import LookupConnection
+from headwater.hub.subscriptions.subscriber import Settling
 from headwater.log import marks
 from headwater.model import Position
 
 _CHECKED_POSITIONS_MAX = 1_000
-"""Positions of returning clients for which a gateway remembers whether they are of this history.
-Beyond, it asks the database again."""
+"""Positions of returning clients that are cached with the answer whether they are of this history.
+Others are checked in the database again."""
 
 
 class Positions:
-    """Answers over a connection of its own, and remembers the answers until `forget`."""
+    """Asks over a connection of its own, and caches the answers until `forget`."""
 
     def __init__(self, url: str, flushes: FlushState) -> None:
         self._flushes = flushes
         self._history = LookupConnection(url, purpose="positions")
         self._checked: dict[str, bool] = {}
-        """Positions, and whether they are of this history; since the last connection."""
+        """Positions, and whether they are of this history."""
 
     async def contains(
         self, position: Position, *, newest: bool = False, seconds: float | None = None
     ) -> bool:
-        """Wait until the hub has read everything up to a position, or with `newest`, everything
-        that is in the database by now. False where the database does not have the position: it is
-        of another log or history, or was lost in a crash. Behind if that takes more `seconds`."""
+        """Wait until the hub has read everything up to a position; with `newest`, everything that
+        is in the database now. False if the database does not have the position: it is of another
+        log or history, or was lost in a crash. Behind if that takes more than `seconds`."""
         flushes = self._flushes
         try:
             async with asyncio.timeout(seconds):
@@ -49,8 +49,8 @@ class Positions:
         return flushes.covers(position)
 
     async def _advance(self) -> None:
-        """Wait for a flush that began after this call and took the hub forward. A database shows
-        everything then that it has shown to any gateway before."""
+        """Wait for a flush that began after this call and moved the position. It has everything
+        that any gateway has read before this call."""
         flushes = self._flushes
         flush = flushes.begun + 1
         while flushes.advanced < flush:
@@ -70,8 +70,8 @@ class Positions:
             await subscription.settled(position)
 
     async def is_of_this_history(self, position: Position) -> bool:
-        """Whether everything in a position happened in this database, and was not replaced by an
-        earlier copy of it. One that was there can only be gone after a restart of the server."""
+        """Whether all transactions of a position are of this database, and it was not replaced by
+        an earlier copy. That can only change when the server restarts."""
         if position.mark is None:
             return True
         text = str(position)
@@ -79,7 +79,7 @@ class Positions:
             return known
         (answer,) = await self._history.ask(marks.COVERED, marks.covered_parameters(position))
         found = marks.agrees(position, answer)
-        # What is not all in the past may come to be another one.
+        # The answer for a position ahead of us can change.
         if self._flushes.covers(position):
             if len(self._checked) >= _CHECKED_POSITIONS_MAX:
                 self._checked.clear()
@@ -87,7 +87,7 @@ class Positions:
         return found
 
     def forget(self) -> None:
-        """The connection to the database is a new one: it may be another history."""
+        """The hub has connected again: the database may have another history."""
         self._checked.clear()
 
     async def close(self) -> None:

@@ -1,16 +1,16 @@
-"""Compares what is served with the database: a net under live queries and topics.
+"""Compares live queries and topics with the database, and repairs differences.
 
-A view that has drifted from its table stays wrong until the row changes again. So every view is
-compared once in an interval, a few in each flush, in the snapshot of that flush and after its
-changes were applied: both sides are as of one position, and any difference is a defect. It is
-repaired (a `reset` with the reason `drift`, the rows of a topic sent again), counted and logged.
+A view that differs from its table would stay wrong until the row changes again. So every view is
+compared once in an interval: a few in each flush, in the snapshot of that flush and after its
+changes were applied. Both sides are as of one position, so any difference is a defect. It is
+repaired (a `reset` with the reason `drift`, or the rows of a topic again), counted and logged.
 
-A window is read as its first result is; a streamed query holds no rows, and its members are
-compared. What takes too long for a flush, or has too many rows, is read beside the flushes as a
-first result is, one at a time. Of a topic that is derived from a table, the last rows that were
-sent are read again; any other topic sends what it is signalled. Reactive queries have their own
-sweep. Where row-level security decides, rows may come and go without a trace in the log, so only a
-row that is there with other values has drifted; the rest is `recheck`'s.
+A window is read as its first result is. A streamed query has no rows in memory, so its members are
+compared. A query that takes too long for a flush, or has too many rows, is read beside the flushes
+as a first result is, one at a time. Of a topic that is derived from a table, the rows that were
+sent last are read again; other topics are not compared. Reactive queries have their own sweep.
+Under row-level security, rows may appear and disappear without a change in the log. So only a row
+with other values counts as drift there; `recheck` does the rest.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from headwater.hub.drift import DRIFT, cut, differing
 from headwater.hub.live_views.part import LivePart
 from headwater.hub.live_views.view import LiveView
 from headwater.hub.part import Flush, Part
-from headwater.hub.snapshot_queries import SnapshotQuery, ask_in_flush, lost
+from headwater.hub.reading.snapshot_queries import SnapshotQuery, ask_in_flush, lost
 from headwater.hub.topics.registry import TopicRegistry
 from headwater.hub.topics.subscription import TopicSubscription
-from headwater.hub.topics.topic import News, TopicView
-from headwater.live.comparison import State
+from headwater.hub.topics.topic import TopicUpdate, TopicView
+from headwater.live.state.comparison import ResultState
 from headwater.live.view import new_state
 from headwater.metrics import Metrics
 from headwater.model import Key, Table
@@ -42,8 +42,8 @@ _RECONCILE_VIEWS_MAX = 100
 """Live queries and topics compared with the database in one flush. The others wait for the next."""
 
 _RECONCILE_QUESTION_SECONDS = 0.05
-"""How long reading one live query for comparing may take within a flush. Then it is read beside,
-and nothing is compared for `FLUSH_BUDGET_PAUSE_SECONDS`."""
+"""How long a flush may take to read one live query for a comparison. A slower one is read beside
+the flushes, and nothing is compared for `FLUSH_BUDGET_PAUSE_SECONDS`."""
 
 
 logger = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ Served: TypeAlias = LiveView | TopicView[TopicSubscription]
 
 
 class Reconciler(Part):
-    """Compares a few views in every flush. `seconds` is the interval: None for never, 0 for all
-    that fit into each flush."""
+    """Compares a few views in every flush. `seconds` is the interval: None for never, 0 for as many
+    as possible in each flush."""
 
     def __init__(
         self, live: LivePart, topics: TopicRegistry, metrics: Metrics, seconds: float | None
@@ -64,16 +64,16 @@ class Reconciler(Part):
         self._metrics = metrics
         self.seconds = seconds
         self._round: deque[Served] = deque()
-        """Those that are yet to be compared in this interval."""
+        """Those that were not compared in this interval yet."""
         self._share = 0.0
-        """How many of them are due, with what is left of the last flush."""
+        """How many of them are due now, with the fraction left over from the last flush."""
         self._at = time.monotonic()
         self._paused_until = 0.0
-        """After a question that took long, others shall not wait for the next one at once."""
+        """After a slow query nothing is compared for a while, so that flushes are not delayed."""
         self._slow: set[int] = set()
         """Views that did not fit into a flush."""
         self._beside: LiveView | None = None
-        """The one that is being read beside the flushes."""
+        """The view that is being read beside the flushes."""
 
     async def check(self, flush: Flush) -> None:
         """Compare what is due."""
@@ -94,7 +94,7 @@ class Reconciler(Part):
     async def _compare_all(
         self, due: deque[Served], connection: Connection, scoped: Connection | None
     ) -> None:
-        """`scoped` asks as users' roles; without one, their views wait for another flush."""
+        """`scoped` reads as users' roles. Without it, their views wait for another flush."""
         later = list[Served]()
         captured = await _captured(connection, set(map(self._oid, due)))
         rows, until = limits.RECONCILE_ROWS_MAX, time.monotonic() + limits.RECONCILE_SECONDS
@@ -110,7 +110,7 @@ class Reconciler(Part):
                 elif scoped is None or scoped.closed:
                     later.append(served)
                 elif not self._background.is_slow(served):
-                    # What is slow is left to `recheck`, which reads it beside the flushes.
+                    # `recheck` reads the slow ones beside the flushes.
                     rows -= await self._compare_view(connection, scoped, served)
             except psycopg.Error as error:
                 if lost(error) and (isinstance(served, TopicView) or served.scope is None):
@@ -123,7 +123,7 @@ class Reconciler(Part):
         self._round.extend(later)
 
     def _oid(self, served: Served) -> int:
-        """Of the table that it shows; 0 for a topic that is derived from none."""
+        """The oid of its table; 0 for a topic that is not derived from a table."""
         if isinstance(served, LiveView):
             return served.known.table.oid
         return self._topics.table_of(served).oid if served.definition.table else 0
@@ -131,7 +131,7 @@ class Reconciler(Part):
     # -------------------------------------------------------------------- what is due
 
     def _due(self) -> deque[Served]:
-        """The next ones. Over the interval each comes once."""
+        """The next ones. Each is due once in an interval."""
         if self.seconds is None:
             return deque()
         count = len(self._views.views) + len(self._topics)
@@ -143,7 +143,7 @@ class Reconciler(Part):
         while self._share >= 1.0:
             if not self._round:
                 if due:
-                    break  # no one twice
+                    break  # none twice
                 self._begin_round()
             self._share -= 1.0
             if not self._round:
@@ -161,9 +161,9 @@ class Reconciler(Part):
     async def _compare_view(
         self, connection: Connection, asking: Connection, view: LiveView
     ) -> int:
-        """Read it and compare; how many rows that took."""
+        """Read it and compare. Returns the number of rows that were read."""
         if not view.live or view.removed or view.lag is not None or view.state.needs:
-            return 0  # it is being read or lags, or its subscribers have gone
+            return 0  # it is being read, lags, or has no subscribers
         if view.id in self._slow or view.held > limits.RECONCILE_ROWS_MAX:
             self._read_beside(view)
             return 0
@@ -184,15 +184,15 @@ class Reconciler(Part):
             self._compare(view, state)
         return rows
 
-    def _compare(self, view: LiveView, state: State) -> None:
-        # It may have been left meanwhile, or have begun to lag.
+    def _compare(self, view: LiveView, state: ResultState) -> None:
+        # Since then its subscribers may have left, or it may lag.
         if view.live and not view.removed and view.lag is None:
             self._metrics.reconcile_checks.labels("live").inc()
             self._views.compare(view, state)
 
     def _failed(self, view: LiveView, error: Exception) -> None:
-        """What only took too long is read beside the flushes; rights and tables that changed are
-        for others to notice."""
+        """A view that took too long is read beside the flushes. Changed rights and tables are
+        noticed elsewhere."""
         if isinstance(error, psycopg.errors.QueryCanceled):
             self._paused_until = time.monotonic() + limits.FLUSH_BUDGET_PAUSE_SECONDS
             if view.scope is not None:
@@ -204,7 +204,7 @@ class Reconciler(Part):
             self._skip("error")
 
     def _read_beside(self, view: LiveView) -> None:
-        """As a first result, which is compared when it is there. One at a time."""
+        """Read it as a first result, and compare that when it has arrived. One at a time."""
         if view.held > limits.RECONCILE_STREAMED_ROWS_MAX:
             self._skip("large")
         elif self._beside is not None and any(each.quiet for each in self._beside.snapshots):
@@ -226,23 +226,23 @@ class Reconciler(Part):
             return 0
         count = len(view.sent)
         sent = dict(view.sent)
-        news = await self._topics.compare(connection, view)
-        if news is None:
+        update = await self._topics.compare(connection, view)
+        if update is None:
             self._skip("error")
             return count
         if not await _was_read(connection, self._topics.table_of(view)):
             return count
         self._metrics.reconcile_checks.labels("topic").inc()
-        if news.ops and view.subscribers:
-            self._topic_drifted(view, sent, news)
-            self._topics.correct(view, news)
+        if update.ops and view.subscribers:
+            self._topic_drifted(view, sent, update)
+            self._topics.correct(view, update)
         return count
 
     def _topic_drifted(
-        self, view: TopicView[TopicSubscription], sent: dict[Key, Any], news: News
+        self, view: TopicView[TopicSubscription], sent: dict[Key, Any], update: TopicUpdate
     ) -> None:
         self._metrics.reconcile_drift.labels("topic").inc()
-        for key, op in news.ops.items():
+        for key, op in update.ops.items():
             rows = [each.row if isinstance(each, Upsert) else None for each in (sent[key], op)]
             ours, theirs = differing(*rows, secret=view.definition.trusted)
             logger.error(
@@ -255,8 +255,8 @@ _TIMEOUT = f"set local statement_timeout = '{int(_RECONCILE_QUESTION_SECONDS * 1
 
 
 async def _captured(connection: Connection, oids: set[int]) -> set[int]:
-    """Those of these tables whose changes are captured, as of the flush: the others are allowed to
-    differ until they are enabled again."""
+    """The tables whose changes were captured as of the flush. The others may differ until they are
+    enabled again."""
     cursor = await connection.execute(_ENABLED, (list(oids),))
     return {oid for (oid,) in await cursor.fetchall()}
 
@@ -265,8 +265,8 @@ _ENABLED = "select relid::bigint from headwater.tables where enabled and relid =
 
 
 async def _was_read(connection: Connection, table: Table) -> bool:
-    """Whether it was this table that a statement has read by its name, and not one that has taken
-    the name since the snapshot. What was read is locked until the flush ends."""
+    """Whether the statement has read this table, and not another one that got its name after the
+    snapshot. A table that was read is locked until the flush ends."""
     cursor = await connection.execute(_NAMED, (table.schema, table.name))
     return await cursor.fetchone() == (table.oid,)
 

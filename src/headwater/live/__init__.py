@@ -7,15 +7,11 @@ read from the database (`needs`), and the hub brings the rows. Read it in this o
     columns      errors for columns that cannot be used
     filters/     conditions on rows: as a tree, in Python, in SQL, as index terms
     order        sort keys that compare as PostgreSQL does
-    layout       how a window stores a row
     query        a live query: table, filter, order, limit, cursor, columns, mode
     statements   the SQL for what memory cannot decide
-    window       the first N rows in order, exact after every transaction
-    streamed     the keys of matching rows, without order
-    steps        the steps from one list of keys to another
-    comparison   the difference between a result and the database
+    state/       the result of a query in memory, exact after every transaction
+    intervals    which intervals contain a value
     router       which queries a change may affect
     view         the state that identical queries share
     feed         a filter over changes
-    sizes        how much memory a value takes
 """

@@ -20,8 +20,8 @@ from headwater.live.columns import unusable_column
 from headwater.live.filters.check import check
 from headwater.live.filters.compile import Matches, compile_filter
 from headwater.live.filters.filter import EVERYTHING, Filter, canonical, from_json, to_json
-from headwater.live.layout import Layout, at, layout
 from headwater.live.order import OrderBy, Ordering, check_order, ordering
+from headwater.live.state.layout import Layout, at, layout
 from headwater.model import Cursor, Key, Row, Table, Value
 
 Mode: TypeAlias = Literal["maintained", "streamed"]

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import count
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 from headwater.live import kinds
 from headwater.live.query import BoundQuery
 from headwater.live.router import Router
-from headwater.live.streamed import Streamed
-from headwater.live.window import Window
+from headwater.live.state.streamed import Streamed
+from headwater.live.state.window import Window
 from headwater.model import Change, Table
-
-Scope: TypeAlias = Hashable
-Subscriber: TypeAlias = Hashable
 
 
 def new_state(query: BoundQuery) -> Window | Streamed:
@@ -33,15 +30,15 @@ class View:
 
     __slots__ = ("id", "query", "scope", "state", "subscribers")
 
-    def __init__(self, id: int, query: BoundQuery, scope: Scope) -> None:
+    def __init__(self, id: int, query: BoundQuery, scope: Hashable) -> None:
         self.id = id
         self.query = query
         self.scope = scope
         self.state = new_state(query)
-        self.subscribers: set[Subscriber] = set()
+        self.subscribers: set[Hashable] = set()
 
     @property
-    def identity(self) -> tuple[bytes, Scope]:
+    def identity(self) -> tuple[bytes, Hashable]:
         return self.query.canonical, self.scope
 
 
@@ -54,12 +51,12 @@ class Views(Generic[ViewT]):
 
     def __init__(
         self,
-        make: Callable[[int, BoundQuery, Scope], ViewT],
+        make: Callable[[int, BoundQuery, Hashable], ViewT],
         next_id: Callable[[], int] | None = None,
     ) -> None:
         self._make = make
         self._next_id = next_id or count(1).__next__
-        self._views: dict[tuple[bytes, Scope], ViewT] = {}
+        self._views: dict[tuple[bytes, Hashable], ViewT] = {}
         self._router: Router[ViewT] = Router()
         self._rewritable: dict[int, bool] = {}
 
@@ -69,7 +66,7 @@ class Views(Generic[ViewT]):
     def __iter__(self) -> Iterator[ViewT]:
         return iter(self._views.values())
 
-    def find(self, query: BoundQuery, scope: Scope) -> ViewT:
+    def find(self, query: BoundQuery, scope: Hashable) -> ViewT:
         """The view for a query, made if it is new; a new one has needs before it has rows."""
         view = self._views.get((query.canonical, scope))
         if view is None:

@@ -20,7 +20,7 @@ from headwater.model import Position
 logger = logging.getLogger(__name__)
 
 
-class Cursor(msgspec.Struct, frozen=True):
+class SavedCursor(msgspec.Struct, frozen=True):
     """A saved position, and how far it is behind the log.
 
     `lag` is the age of the first change since the position, and `left` the time until that change
@@ -66,7 +66,7 @@ async def delete(connection: Connection, name: str) -> bool:
     return cursor.rowcount > 0
 
 
-async def list_all(connection: Connection) -> list[Cursor]:
+async def list_all(connection: Connection) -> list[SavedCursor]:
     cursor = await connection.execute(
         "select name, position, saved_at from headwater.cursors order by name"
     )
@@ -81,7 +81,7 @@ async def list_all(connection: Connection) -> list[Cursor]:
 
 async def _describe(
     connection: Connection, name: str, position: Position, saved_at: datetime
-) -> Cursor:
+) -> SavedCursor:
     cursor = await connection.execute(_LAG, parameters(position))
     row = await cursor.fetchone()
     assert row is not None
@@ -91,7 +91,7 @@ async def _describe(
         lost = False
     except ResyncRequired:
         lost = True
-    return Cursor(name, position, saved_at, lag, left, lost)
+    return SavedCursor(name, position, saved_at, lag, left, lost)
 
 
 _FIRST_SINCE = " union all ".join(

@@ -42,7 +42,7 @@ class Question(NamedTuple):
     values: dict[str, Any]
 
 
-Answer: TypeAlias = tuple[Any, ...]
+AnswerRow: TypeAlias = tuple[Any, ...]
 
 
 async def check(connection: Connection, position: Position, log: str | None = None) -> None:
@@ -61,7 +61,7 @@ async def check(connection: Connection, position: Position, log: str | None = No
 
 
 def check_blocking(
-    ask: Callable[[str, dict[str, Any]], Answer],
+    ask: Callable[[str, dict[str, Any]], AnswerRow],
     position: Position,
     way_out: str,
     is_known: Callable[[], bool],
@@ -78,7 +78,9 @@ def check_blocking(
         return
 
 
-def is_replaced_blocking(ask: Callable[[str, dict[str, Any]], Answer], position: Position) -> bool:
+def is_replaced_blocking(
+    ask: Callable[[str, dict[str, Any]], AnswerRow], position: Position
+) -> bool:
     """Whether the position is of this log by name, but of a history that was replaced: the same
     transaction ids mean other changes."""
     log, snapshot, _ = ask(PRESENT, {})
@@ -97,7 +99,7 @@ def _check(
     *,
     log: str | None = None,
     is_known: Callable[[], bool] = lambda: False,
-) -> Generator[Question, Answer, None]:
+) -> Generator[Question, AnswerRow, None]:
     present_log, snapshot, floor = yield Question(PRESENT, {})
     log = log or present_log
     if position.log != log:
@@ -135,8 +137,8 @@ def check_floor(position: Position, floor: int, way_out: str = READ_AGAIN) -> No
     if position.xmin < floor:
         raise ResyncRequired(
             f"the log was trimmed past position {position}",
-            hint=f"Its retention is over. {way_out} A longer retention is set with `retention` in "
-            "headwater.toml.",
+            hint=f"Its retention is over. {way_out} A longer retention is set with "
+            "`[log] retention` in headwater.toml.",
         )
 
 
@@ -148,8 +150,8 @@ async def check_age(connection: Connection, position: Position, history: timedel
     if await cursor.fetchone() is not None:
         raise ResyncRequired(
             f"position {position} lies further back than a feed may begin here",
-            hint=f"{READ_AGAIN} How far back it may begin is decided by the setting feed_history,"
-            " or by the application's authorize hook.",
+            hint=f"{READ_AGAIN} How far back it may begin is decided by the setting"
+            " [gateway] feed_history, or by the application's authorize hook.",
         )
 
 

@@ -72,7 +72,7 @@ def _work(
     views: tuple[StreamingView, ...],
     stop: Event,
 ) -> list[StreamProgress]:
-    root, metrics = _absolute(settings.lake), PipelineMetrics()
+    root, metrics = _absolute(settings.lake.location), PipelineMetrics()
     # The lock first of all: Spark takes seconds to start.
     with (
         LakeLock(root),
@@ -86,10 +86,10 @@ def _work(
             Lake(root, spark),
             jobs=(*JOBS, *map(view_job, views)),
             once=once,
-            seconds=settings.lake_interval_period.total_seconds(),
-            vacuum_keep=settings.lake_vacuum_period,
-            snapshot_events=settings.lake_snapshots,
-            retention=settings.lake_retention_period,
+            seconds=settings.lake.interval_period.total_seconds(),
+            vacuum_keep=settings.lake.vacuum_period,
+            snapshot_events=settings.lake.snapshots,
+            retention=settings.lake.retention_period,
         )
         reports = Reports(url, metrics)
         reports.enable()

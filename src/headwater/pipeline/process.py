@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from headwater.limits import PIPELINE_PROCESS_RESTART_SECONDS, PIPELINE_PROCESS_STOP_SECONDS
+from headwater.settings.names import variable
 from headwater.tasks import ended
 
 PARENT = "HEADWATER_PARENT"
@@ -43,7 +44,7 @@ class PipelineProcess:
     ) -> None:
         self._command = [sys.executable, "-m", "headwater", "pipeline", "run", *options]
         # The URL may hold a password: everybody can read a command line.
-        own = {PARENT: "1", "HEADWATER_URL": url, "HEADWATER_LAKE": lake}
+        own = {PARENT: "1", variable("url"): url, variable("lake_location"): lake}
         self._environment = os.environ | dict(settings or {}) | own
         self._print_line = print_line
         self._stop_seconds = stop_seconds

@@ -17,13 +17,13 @@ import psycopg
 from psycopg import sql
 
 from headwater.client.state.replica import Replica, result_hash
-from headwater.hub.tables import FORMATS
+from headwater.hub.reading.tables import FORMATS
 from headwater.live.filters.sql import Sql
 from headwater.live.needs import Outcome
 from headwater.live.query import BoundQuery, LiveQuery
+from headwater.live.state.streamed import Streamed
+from headwater.live.state.window import Window
 from headwater.live.statements import page, statement
-from headwater.live.streamed import Streamed
-from headwater.live.window import Window
 from headwater.log.images import ImageDecoder
 from headwater.model import Change, Column, Key, Row, Table
 

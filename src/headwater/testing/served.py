@@ -16,7 +16,7 @@ import httpx
 
 from headwater.hub.drift import DRIFT
 
-SETTINGS: dict[str, Any] = {"metrics": "open"}
+SETTINGS: dict[str, Any] = {"gateway_metrics": "open"}
 """The default settings of these gateways."""
 
 

@@ -19,7 +19,7 @@ from headwater.queries.functions import Body, Query
 from headwater.queries.results import Returns
 from headwater.topics.patterns import Pattern, written
 
-Kind: TypeAlias = Literal["topic", "channel"]
+NameKind: TypeAlias = Literal["topic", "channel"]
 Action: TypeAlias = Literal["join", "publish"]
 _ACTION = "action"
 
@@ -34,7 +34,7 @@ class AccessCheck(Query):
     """The access function of one topic or channel pattern."""
 
     def __init__(
-        self, kind: Kind, pattern: Pattern, body: Body, *, timeout: float | None = None
+        self, kind: NameKind, pattern: Pattern, body: Body, *, timeout: float | None = None
     ) -> None:
         self._declared_as = kind
         label = f"{kind} {pattern.text}"

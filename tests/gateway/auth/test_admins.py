@@ -26,7 +26,7 @@ from headwater.identity import Identity
 from headwater.pipeline.reading.requests import RowHistoryRequest, send_request
 from headwater.pipeline.spark import shared_session
 from headwater.protocol import ChangesQuery, Error, Subscribe
-from headwater.settings import Settings
+from headwater.settings.groups import AuthSettings, Settings
 from headwater.testing.served import Served, serving
 from tests.gateway.test_subscriptions import Sink
 from tests.support.applications.shop import open_shop, until
@@ -68,13 +68,13 @@ def guarded(shop: Connection, url: str, tmp_path: Path) -> Iterator[Served]:
 
 @pytest.mark.parametrize("value", [False, "true", 1, None, ["true"]])
 def test_a_claim_counts_only_as_a_plain_true(value: Any) -> None:
-    settings = Settings(auth_secret=SECRET)
+    settings = AuthSettings(secret=SECRET)
     assert not is_admin(settings, Identity("ann", claims={"headwater_admin": value}), local=True)
     assert is_admin(settings, Identity("ann", claims={"headwater_admin": True}), local=False)
 
 
 def test_the_claim_has_another_name_where_the_settings_say_so() -> None:
-    settings = Settings(auth_secret=SECRET, admin_claim="is_operator")
+    settings = AuthSettings(secret=SECRET, admin_claim="is_operator")
     assert is_admin(settings, Identity(claims={"is_operator": True}), local=False)
     assert not is_admin(settings, Identity(claims={"headwater_admin": True}), local=False)
 
@@ -122,13 +122,13 @@ def refused_as_admin(served: Served, **options: Any) -> bool:
 def test_without_authentication_what_others_may_have_asked_is_not_let_in(
     shop: Connection, url: str, tmp_path: Path
 ) -> None:
-    with serving(url, tmp_path, origins=["*"]) as served:
+    with serving(url, tmp_path, gateway_origins=["*"]) as served:
         for headers in PASSED_ON:
             assert refused_as_admin(served, headers=headers), headers
         assert not refused_as_admin(served)
         own = {"origin": served.url, "sec-fetch-site": "same-origin"}
         assert not refused_as_admin(served, headers=own)
-    with serving(url, tmp_path, trusted_proxies=["127.0.0.1"]) as served:
+    with serving(url, tmp_path, gateway_trusted_proxies=["127.0.0.1"]) as served:
         assert refused_as_admin(served, headers={"x-forwarded-for": "127.0.0.1"})
         assert refused_as_admin(served)
 
@@ -250,7 +250,7 @@ async def test_row_level_security_hides_nothing_from_admins(
 async def test_who_is_no_admin_any_more_loses_the_feed(
     shop: Connection, url: str, authorize: Any
 ) -> None:
-    settings = Settings(auth_secret=SECRET)
+    settings = Settings(auth=AuthSettings(secret=SECRET))
     async with Hub(url) as hub, Gateway(hub, settings, url=url, authorize=authorize) as gateway:
         ann = await gateway.identify(Credentials(token(headwater_admin=True)))
         it = gateway.open(ann, address="192.0.2.1", transport="sse")

@@ -14,7 +14,7 @@ import pytest
 
 from headwater import connect
 from headwater.client.connection import Connection as Client
-from headwater.client.subscriptions import Live
+from headwater.client.subscriptions.subscription import Live
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.errors import Forbidden
@@ -146,7 +146,7 @@ async def test_a_right_that_is_taken_away_ends_the_subscription(
     url: str, connection: Connection, notes: str, tmp_path: Path
 ) -> None:
     with serving(
-        url, tmp_path, auth_secret=SECRET, auth_role=notes, recheck="1 second", **LENIENT
+        url, tmp_path, auth_secret=SECRET, auth_role=notes, gateway_recheck="1 second", **LENIENT
     ) as gateway:
         async with (
             connect(gateway.url, token=token("ann"), backoff=quick) as hw,

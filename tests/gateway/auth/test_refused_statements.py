@@ -13,7 +13,7 @@ import pytest
 
 from headwater import connect
 from headwater.client.connection import Connection as Client
-from headwater.client.subscriptions import Live
+from headwater.client.subscriptions.subscription import Live
 from headwater.errors import Forbidden, FunctionFailed, HeadwaterError, InvalidQuery
 from headwater.testing.served import Served, serving
 from tests.gateway.auth.test_authorization import SECRET, token

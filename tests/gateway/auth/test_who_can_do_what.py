@@ -120,7 +120,7 @@ def site(postgres: EmbeddedPostgres) -> Iterator[Site]:
         urls["superuser"] = url
         _set_up(url, database, names, urls)
         (folder / "app.py").write_text(PROGRAM)
-        common = {"question_url": urls["questions"], "program": "app:hw", "metrics": "auto"}
+        common = {"question_url": urls["questions"], "program": "app:hw", "gateway_metrics": "auto"}
         secured = {"auth_secret": SECRET, "auth_roles": names["web"]}
         with (
             serving(urls["headwater"], folder, **common, **secured) as gateway,  # type: ignore[arg-type]
@@ -360,7 +360,7 @@ async def test_what_an_owners_functions_set_is_undone(site: Site) -> None:
         )
     with site.as_("headwater") as connection:
         connection.execute("select headwater.enable_reactivity('marked')")
-    settings = {"auth_secret": SECRET, "reconcile_interval": "0 seconds"}
+    settings = {"auth_secret": SECRET, "live_reconcile": "0 seconds"}
     with serving(site.roles["headwater"], site.folder, **settings) as gateway:  # type: ignore[arg-type]
         await _written_and_read(site, gateway)
 

@@ -28,7 +28,7 @@ FOR_OPERATORS = ("/metrics", "/healthz", "/readyz")
 
 @pytest.fixture(scope="module")
 def gateway(postgres: EmbeddedPostgres) -> Iterator[Served]:
-    limits = {"requests_per_second": 100_000, "sessions_per_ip": 1000}
+    limits = {"limits_requests_per_second": 100_000, "limits_sessions_per_ip": 1000}
     with shop_served(postgres.url, rows=5, **limits) as served:
         yield served
 

@@ -76,7 +76,7 @@ def behind(url: str, tmp_path: Path) -> Any:
     @contextmanager
     def started(**settings: Any) -> Iterator[int]:
         with (
-            serving(url, tmp_path, trusted_proxies=["127.0.0.1"], **settings) as gateway,
+            serving(url, tmp_path, gateway_trusted_proxies=["127.0.0.1"], **settings) as gateway,
             documented_nginx(gateway.url, tmp_path) as port,
         ):
             yield port

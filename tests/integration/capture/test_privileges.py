@@ -188,7 +188,7 @@ async def test_a_reader_with_the_documented_grants(roles: Roles, empty_url: str)
     await run(roles.maker, f'grant trigger on plain to "{roles.owner.info.user}"')
     await run(roles.owner, "select headwater.enable_reactivity('plain')")
 
-    hw = Headwater(empty_url.replace("postgres@", f"{user}@"), retention=None)
+    hw = Headwater(empty_url.replace("postgres@", f"{user}@"), log_retention=None)
     async with hw:
         feed = hw.changes("plain", cursor="billing", since=await hw.position())
         await run(roles.maker, "insert into plain values (1, 1)")

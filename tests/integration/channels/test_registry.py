@@ -19,7 +19,7 @@ from headwater.channels import bus as bus_module
 from headwater.channels import registry as registry_module
 from headwater.channels.bus import Bus
 from headwater.channels.definitions import ChannelDefinition, Channels, message_json
-from headwater.channels.registry import _CHANNEL_MESSAGE_FACTOR, ChannelRegistry, Listener
+from headwater.channels.registry import _CHANNEL_MESSAGE_FACTOR, ChannelListener, ChannelRegistry
 from headwater.database import Connection, connect
 from headwater.errors import HeadwaterError
 from headwater.identity import Identity
@@ -94,7 +94,7 @@ class Place:
 
     async def follow(
         self, name: str = "room:1", **options: Any
-    ) -> tuple[ChannelSubscriber, Listener]:
+    ) -> tuple[ChannelSubscriber, ChannelListener]:
         follower = ChannelSubscriber()
         definition = QUIET if name == "quiet" else ROOM
         return follower, await self.registry.enter(name, definition, follower, **options)
@@ -264,7 +264,7 @@ async def test_whatever_happens_all_end_with_the_same_members(url: str, seed: in
     chance = random.Random(seed)
     async with AsyncExitStack() as stack:
         places = [await stack.enter_async_context(running(url)) for _ in range(3)]
-        seats: dict[Place, list[tuple[ChannelSubscriber, Listener]]] = {
+        seats: dict[Place, list[tuple[ChannelSubscriber, ChannelListener]]] = {
             place: [] for place in places
         }
         cutter = await psycopg.AsyncConnection.connect(url, autocommit=True)

@@ -497,7 +497,7 @@ async def shop(url: str, tmp_path: Path) -> AsyncIterator[Served]:
     async with await psycopg.AsyncConnection.connect(url) as connection:
         await connection.execute("create table orders (id int primary key, region int, amount int)")
     (tmp_path / "shop.py").write_text(SHOP)
-    with serving(url, tmp_path, program="shop:hw", requests_per_second=10_000) as gateway:
+    with serving(url, tmp_path, program="shop:hw", limits_requests_per_second=10_000) as gateway:
         yield gateway
 
 

@@ -137,9 +137,9 @@ def test_the_version() -> None:
 
 def test_settings_from_the_environment(database: str) -> None:
     assert headwater("init", HEADWATER_URL=database).returncode == 0
-    done = headwater("init", HEADWATER_URL=database, HEADWATER_RETENTION="long")
+    done = headwater("init", HEADWATER_URL=database, HEADWATER_LOG_RETENTION="long")
     assert done.returncode == 2
-    assert "'long' is not a length of time" in done.stderr
+    assert "[log] retention: 'long' is not a length of time" in done.stderr
 
 
 class Tail:
@@ -264,7 +264,7 @@ def test_doctor(database: str) -> None:
     (after,) = documents(headwater("doctor", "--url", database, "--json"))
     assert [f["level"] for f in after if f["topic"] in ("schema", "table orders")] == ["ok", "warn"]
     tokens = {"HEADWATER_AUTH_SECRET": "x" * 32}
-    for setting, level in (({}, "warn"), ({"HEADWATER_TABLES": "closed"}, "ok")):
+    for setting, level in (({}, "warn"), ({"HEADWATER_GATEWAY_TABLES": "closed"}, "ok")):
         (found,) = documents(headwater("doctor", "--url", database, "--json", **tokens, **setting))
         assert [f["level"] for f in found if f["topic"] == "clients"] == [level]
 

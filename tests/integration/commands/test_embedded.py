@@ -111,7 +111,7 @@ def test_a_command_installs_what_it_needs_and_prints_json(
     monkeypatch.setattr(application, "run", no_spark)
     monkeypatch.setattr(replay, "open_lake", no_lake)
     monkeypatch.setenv("HEADWATER_DATA_DIR", str(fresh.data_dir))
-    monkeypatch.setenv("HEADWATER_LAKE", str(tmp_path / "lake"))
+    monkeypatch.setenv("HEADWATER_LAKE_LOCATION", str(tmp_path / "lake"))
     done = CliRunner().invoke(app, [*command.split(), *ARGUMENTS[command], "--embedded", "--json"])
     said = f"{done.output} {done.exception}"
     assert "installed in this database" not in said

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headwater.database import Connection
-from headwater.gateway.activity import Activity, _text
+from headwater.gateway.activity import ACTIVITY_PERIOD, Activity, _text
 from headwater.gateway.gateway import Gateway
 from headwater.hub.hub import Hub
 from headwater.identity import ANONYMOUS, Identity
@@ -42,9 +42,10 @@ async def gateways(url: str, count: int) -> AsyncIterator[list[Gateway]]:
         found = []
         for _ in range(count):
             hub = await stack.enter_async_context(Hub(url))
-            made = await stack.enter_async_context(Gateway(hub, Settings(activity="0"), url=url))
-            period = timedelta(seconds=2)
-            made.activity = Activity(hub, made.metrics, made._connections.values, period)
+            quiet = Gateway(hub, Settings(), url=url, activity_period=timedelta(hours=1))
+            made = await stack.enter_async_context(quiet)
+            values = made._connections.values
+            made.activity = Activity(hub, made.metrics, values, ACTIVITY_PERIOD)
             stack.push_async_callback(made.activity._leave)
             found.append(made)
         yield found
@@ -220,7 +221,7 @@ async def test_how_long_a_gateway_may_be_silent_is_its_own_affair(
     shop: Connection, url: str
 ) -> None:
     async with gateways(url, 2) as (slow, fast):
-        slow.activity._period = timedelta(minutes=1)
+        slow.activity.period = timedelta(minutes=1)
         await joined(slow, LOOK)
         await joined(fast, LOOK)
         await slow.activity.round()
@@ -235,9 +236,9 @@ async def test_how_long_a_gateway_may_be_silent_is_its_own_affair(
 
 
 async def test_it_is_filled_at_once_and_emptied_at_the_end(shop: Connection, url: str) -> None:
-    settings = Settings(activity="1 hour")
+    hour = timedelta(hours=1)
     async with Hub(url) as hub:
-        async with Gateway(hub, settings, url=url) as gateway:
+        async with Gateway(hub, Settings(), url=url, activity_period=hour) as gateway:
             it = await joined(gateway, LOOK)
             sink = it.sink
             async with asyncio.timeout(20):

@@ -154,7 +154,7 @@ async def test_another_gateway_applies_its_own_admin_claim(
     query = json.dumps({"table": "headwater.activity"})
     async with (
         served(url, auth_secret=SECRET) as one,
-        served(url, auth_secret=SECRET, admin_claim="root") as other,
+        served(url, auth_secret=SECRET, auth_admin_claim="root") as other,
     ):
         for gateway, code in ((one, None), (other, "admin_only")):
             ticket = await one.ticket(headwater_admin=True)
@@ -183,7 +183,7 @@ async def test_closed_tables_are_open_where_they_are_declared(
     def declare(hw: Headwater) -> None:
         hw.table("orders")
 
-    async with served(url, declare, auth_secret=SECRET, tables="closed") as gateway:
+    async with served(url, declare, auth_secret=SECRET, gateway_tables="closed") as gateway:
         ann, admin = bearer(), bearer(headwater_admin=True)
         feeds: tuple[dict[str, str], ...] = (
             {"tables": "orders"},
@@ -207,7 +207,7 @@ async def test_what_every_token_opens_is_said_at_the_start(
 
     said = "may read every enabled table"
     for declare, settings in (
-        (hooked, {}), (None, {"tables": "closed"}), (None, {"auth_role": "postgres"}),
+        (hooked, {}), (None, {"gateway_tables": "closed"}), (None, {"auth_role": "postgres"}),
         (None, {"auth_secret": None}), (None, {}),
     ):  # fmt: skip
         assert said not in caplog.text
@@ -354,7 +354,7 @@ async def test_metrics_and_openapi_are_closed_where_tokens_are_verified(url: str
         assert await gateway.code("GET", "/metrics") is None
         assert await gateway.code("GET", "/openapi.json") is None
     scraper = {"authorization": f"Bearer {SECRET[::-1]}"}
-    async with served(url, auth_secret=SECRET, metrics_token=SECRET[::-1]) as gateway:
+    async with served(url, auth_secret=SECRET, gateway_metrics_token=SECRET[::-1]) as gateway:
         get = partial(gateway.code, "GET")
         for path in ("/metrics", "/openapi.json"):
             assert await get(path) == "token_missing"
@@ -365,12 +365,14 @@ async def test_metrics_and_openapi_are_closed_where_tokens_are_verified(url: str
         assert await get("/openapi.json", headers=scraper) == "token_malformed"
         assert await get("/v1/live", params={"q": ORDERS}, headers=scraper) == "token_malformed"
         assert [await get(path) for path in ("/healthz", "/readyz")] == [None, None]
-    async with served(url, auth_secret=SECRET, metrics="open", openapi="open") as gateway:
+    async with served(
+        url, auth_secret=SECRET, gateway_metrics="open", gateway_openapi="open"
+    ) as gateway:
         assert [await gateway.code("GET", path) for path in ("/metrics", "/openapi.json")] == [
             None,
             None,
         ]
-    async with served(url, metrics="closed", openapi="closed") as gateway:
+    async with served(url, gateway_metrics="closed", gateway_openapi="closed") as gateway:
         for path in ("/metrics", "/openapi.json"):
             assert await gateway.code("GET", path) == "admin_only"
 

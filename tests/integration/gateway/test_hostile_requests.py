@@ -160,9 +160,11 @@ def declare(hw: Headwater) -> None:
 
 
 OPEN: dict[str, Any] = {
-    "requests_per_second": 1_000_000, "sessions_per_ip": 10_000, "sessions_per_user": 10_000,
-    "subscriptions_per_user": 10_000,
-}  # fmt: skip
+    "limits_requests_per_second": 1_000_000,
+    "limits_sessions_per_ip": 10_000,
+    "limits_sessions_per_user": 10_000,
+    "limits_subscriptions_per_user": 10_000,
+}
 
 
 @pytest.mark.parametrize("settings", [{}, {"auth_secret": SECRET, "auth_cookie": "session"}])

@@ -19,7 +19,7 @@ from headwater.errors import ConfigError, Unauthorized, Unavailable
 from headwater.gateway.auth.key_set import KeySet, _fetch
 from headwater.gateway.auth.tokens import Authenticator
 from headwater.limits import JWKS_BYTES_MAX, JWKS_COOLDOWN_SECONDS, JWKS_REFRESH_SECONDS
-from headwater.settings import Settings
+from headwater.settings.groups import AuthSettings
 from tests.support.tokens import NOW, SECRET, ec_key, jwk, rsa_key, token
 
 
@@ -94,7 +94,7 @@ def follower(
         return await _fetch(issuer.url)
 
     key_set = KeySet(load, clock=clock)
-    found = Settings(auth_jwks=issuer.url, **settings)
+    found = AuthSettings(jwks=issuer.url, **settings)
     return Authenticator(found, (), key_set, clock=lambda: NOW), key_set
 
 
@@ -110,7 +110,7 @@ async def code(verifier: Authenticator, text: str) -> str:
 
 async def test_a_set_behind_a_url(issuer: Issuer) -> None:
     issuer.keys = [jwk(rsa_key(), kid="first"), jwk(ec_key(), kid="second")]
-    verifier = Authenticator.from_settings(Settings(auth_jwks=issuer.url), clock=lambda: NOW)
+    verifier = Authenticator.from_settings(AuthSettings(jwks=issuer.url), clock=lambda: NOW)
     assert verifier is not None
     assert issuer.asked == 0
     assert (await verifier.verify(signed("first"))).user == "ann"
@@ -267,7 +267,7 @@ async def test_an_outage_leaves_the_keys_we_have(issuer: Issuer, clock: Clock) -
 
 async def test_what_needs_no_key_set_is_not_held_up_by_one(issuer: Issuer) -> None:
     issuer.status = 500
-    found = Settings(auth_jwks=issuer.url, auth_secret=SECRET)
+    found = AuthSettings(jwks=issuer.url, secret=SECRET)
     verifier = Authenticator.from_settings(found, clock=lambda: NOW)
     assert verifier is not None
     await verifier.verify(token())
@@ -286,7 +286,7 @@ async def test_nobody_listens() -> None:
 async def test_a_set_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_text(json.dumps({"keys": [jwk(rsa_key(), kid="first")]}))
-    verifier = Authenticator.from_settings(Settings(auth_jwks=str(path)), clock=lambda: NOW)
+    verifier = Authenticator.from_settings(AuthSettings(jwks=str(path)), clock=lambda: NOW)
     assert verifier is not None
     await verifier.verify(signed("first"))
     path.write_text(json.dumps({"keys": [jwk(rsa_key("next"), kid="next")]}))
@@ -298,5 +298,5 @@ async def test_a_set_in_a_file(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_no_set(text: str, tmp_path: Path) -> None:
     (tmp_path / "keys.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"auth_jwks: .* is not a key set"):
-        Authenticator.from_settings(Settings(auth_jwks=str(tmp_path / "keys.json")))
+    with pytest.raises(ConfigError, match=r"\[auth\] jwks: .* is not a key set"):
+        Authenticator.from_settings(AuthSettings(jwks=str(tmp_path / "keys.json")))

@@ -32,13 +32,13 @@ async def test_a_port_in_use_is_named_with_the_way_out() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1:{port}: Address") as e:
             await serve(Streams(), host="127.0.0.1", port=port, drain=1)
-    assert "setting `port`" in (e.value.hint or "")
+    assert "[gateway] port" in (e.value.hint or "")
 
 
 async def test_a_host_that_is_not_ours() -> None:
     with pytest.raises(ConfigError, match=r"cannot listen on nowhere\.invalid:0") as e:
         await serve(Streams(), host="nowhere.invalid", port=0, drain=1)
-    assert "setting `host`" in (e.value.hint or "")
+    assert "[gateway] host" in (e.value.hint or "")
 
 
 async def test_every_address_of_a_name() -> None:

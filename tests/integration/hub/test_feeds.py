@@ -9,10 +9,10 @@ import pytest
 
 from headwater.database import Connection, connect
 from headwater.errors import CaptureError, InvalidQuery, ResyncRequired
-from headwater.hub.arrival import Arrival
 from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.hub import Hub
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.arrival import Arrival
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.live.filters.filter import c
 from headwater.log.reading import reader as reader_module
 from headwater.model import Position

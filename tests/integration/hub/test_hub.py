@@ -13,10 +13,10 @@ from headwater.database import Connection, connect
 from headwater.errors import CaptureError, InvalidQuery
 from headwater.hub.hub import Hub
 from headwater.hub.live_views.view import LiveSubscription
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.live.filters.filter import c
 from headwater.live.query import Rules
-from headwater.live.window import Window
+from headwater.live.state.window import Window
 from headwater.protocol import Frame
 from tests.support.log_probe import enable, run
 from tests.support.subscribers import Recorder, answer, live
@@ -279,7 +279,7 @@ async def test_a_streamed_result_in_parts(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As fast as the client takes it, while rows change; exact in the end."""
-    monkeypatch.setattr("headwater.live.streamed._STREAMED_PAGE_ROWS", 30)
+    monkeypatch.setattr("headwater.live.state.streamed._STREAMED_PAGE_ROWS", 30)
     async with Hub(url) as hub:
         recorder = Recorder()
         recorder.reads.clear()

@@ -20,11 +20,11 @@ from headwater.admin.status import read_status
 from headwater.database import Connection, connect
 from headwater.gateway import usage as usage_module
 from headwater.gateway.usage import UsageReport
-from headwater.hub.costs import Cost
 from headwater.hub.hub import Hub
 from headwater.hub.live_views.background import BackgroundQueries
 from headwater.hub.live_views.initial_snapshots import _OPENING_CONNECTIONS
-from headwater.hub.snapshot_pool import SnapshotPool
+from headwater.hub.reading.snapshot_pool import SnapshotPool
+from headwater.hub.subscriptions.costs import Cost
 from headwater.metrics import Metrics
 from headwater.model import Position
 from tests.support.databases import fresh_database

@@ -13,9 +13,9 @@ from headwater.database import Connection
 from headwater.errors import LimitExceeded, ResultError
 from headwater.hub.hub import Hub
 from headwater.hub.live_views.view import LiveSubscription
-from headwater.live.sizes import key_sizes
-from headwater.live.window import Window
-from headwater.settings import Settings
+from headwater.live.state.sizes import key_sizes
+from headwater.live.state.window import Window
+from headwater.settings.groups import LimitSettings, Settings
 from tests.support.generators.sizes import first_seed, size
 from tests.support.log_probe import enable, run
 from tests.support.subscribers import Recorder, live
@@ -95,7 +95,7 @@ async def test_what_is_counted_is_what_is_there(url: str, notes: Connection) -> 
     seed = first_seed(11)
     chance = random.Random(seed)
     open_: list[tuple[tuple[str, str], LiveSubscription]] = []
-    async with Hub(url, settings=Settings(bytes_per_user=MIB)) as hub:
+    async with Hub(url, settings=Settings(limits=LimitSettings(bytes_per_user=MIB))) as hub:
         for step in range(STEPS):
             match chance.randrange(8):
                 case 0 | 1 | 2:
@@ -145,7 +145,7 @@ def pages(limit: int) -> Any:
 
 async def test_one_user_is_refused_and_others_are_not(url: str, connection: Connection) -> None:
     await filled(connection, rows=200, bytes=10_000)
-    async with Hub(url, settings=Settings(bytes_per_user=MIB)) as hub:
+    async with Hub(url, settings=Settings(limits=LimitSettings(bytes_per_user=MIB))) as hub:
         # 30 rows of 10 kB and seven behind them: more than a third of a mebibyte each.
         mine = [
             await hub.live(pages(30 + number), Recorder(), owner=("user", "ann"))
@@ -172,7 +172,7 @@ async def test_one_user_is_refused_and_others_are_not(url: str, connection: Conn
 
 async def test_a_live_query_that_grew_ends(url: str, connection: Connection) -> None:
     await filled(connection, rows=20, bytes=100)
-    async with Hub(url, settings=Settings(bytes_per_user=MIB)) as hub:
+    async with Hub(url, settings=Settings(limits=LimitSettings(bytes_per_user=MIB))) as hub:
         grown, small, other = Recorder(), Recorder(), Recorder()
         await hub.live(pages(20), grown, owner=("user", "ann"))
         await hub.live(live("pages", columns=["id"], limit=20), small, owner=("user", "ann"))
@@ -192,7 +192,7 @@ async def test_the_largest_pays_for_what_is_too_much_in_all(
     url: str, connection: Connection
 ) -> None:
     await filled(connection, rows=100, bytes=10_000)
-    async with Hub(url, settings=Settings(bytes_total=2 * MIB)) as hub:
+    async with Hub(url, settings=Settings(limits=LimitSettings(bytes_total=2 * MIB))) as hub:
         hostile = [Recorder() for _ in range(4)]
         for number, each in enumerate(hostile):
             await hub.live(pages(30 + number), each, owner=("user", "eve"))
@@ -210,7 +210,7 @@ async def test_the_largest_pays_for_what_is_too_much_in_all(
 
 async def test_queries_without_subscribers_go_first(url: str, connection: Connection) -> None:
     await filled(connection, rows=60, bytes=10_000)
-    async with Hub(url, settings=Settings(bytes_per_user=MIB)) as hub:
+    async with Hub(url, settings=Settings(limits=LimitSettings(bytes_per_user=MIB))) as hub:
         for number in range(10):  # each for a moment, and each is still there for a while after
             (await hub.live(pages(30 + number), Recorder(), owner=("user", "ann"))).close()
         assert 0 < hub.memory.of(("user", "ann")) <= MIB
@@ -220,7 +220,7 @@ async def test_queries_without_subscribers_go_first(url: str, connection: Connec
 
 async def test_a_large_filter_counts(url: str, connection: Connection) -> None:
     await filled(connection, rows=1, bytes=10)
-    async with Hub(url, settings=Settings(bytes_per_user=MIB)) as hub:
+    async with Hub(url, settings=Settings(limits=LimitSettings(bytes_per_user=MIB))) as hub:
         values = [f"{number:0>200}" for number in range(limits.FILTER_VALUES_MAX)]
         query = live("pages", where=[["text", "in", values]])
         with pytest.raises(LimitExceeded):

@@ -14,7 +14,7 @@ from headwater.capture.postgres import doctor
 from headwater.database import PINNED_PATH, Connection, connect
 from headwater.errors import Forbidden
 from headwater.hub.hub import Hub
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.queries.execution.runner import QueryRunner
 from headwater.queries.functions import Query
 from headwater.settings import Settings

@@ -30,7 +30,7 @@ from headwater.model import Position
 from headwater.protocol import Deltas, Failed, Reset, Result, Snapshot
 from headwater.queries.context import Context
 from headwater.queries.functions import Query
-from headwater.settings import Settings
+from headwater.settings.groups import LimitSettings, QuerySettings, Settings
 from tests.support.log_probe import enable, run, unseen
 from tests.support.subscribers import Recorder, answer
 
@@ -331,7 +331,7 @@ async def test_a_call_after_a_position_contains_it(url: str, orders: Connection)
 
 
 async def test_results_are_forgotten_when_there_are_too_many(url: str, orders: Connection) -> None:
-    settings = Settings(query_cache_bytes=2_000, query_cache_entry_bytes=1_500)
+    settings = Settings(query=QuerySettings(cache_bytes=2_000, cache_entry_bytes=1_500))
     async with Hub(url, settings=settings) as hub:
         for region in (*range(5), *range(5)):
             arguments = IN_REGION.bind({"region": region})
@@ -509,7 +509,7 @@ async def test_one_users_slow_queries_leave_connections_for_others(
         await go.wait()
         return await ctx.fetch_value("select count(*) from orders where region = %s", number)
 
-    slow, settings = query(holds), Settings(url=url, query_concurrency=8)
+    slow, settings = query(holds), Settings(url=url, query=QuerySettings(concurrency=8))
     async with Hub(url, settings=settings) as hub:
 
         async def ask(who: Identity, what: Query, **args: Any) -> Any:
@@ -625,7 +625,7 @@ async def test_reached_means_that_queries_were_told(url: str, orders: Connection
 async def test_a_client_that_fell_behind_gets_the_present_result(
     url: str, orders: Connection
 ) -> None:
-    async with Hub(url, settings=Settings(query_cache_entry_bytes=10)) as hub:
+    async with Hub(url, settings=Settings(query=QuerySettings(cache_entry_bytes=10))) as hub:
         follower = await Follower().follow(hub, IN_REGION, args={"region": 2})
         by_row = await Follower().follow(hub, IN_REGION, args={"region": 2}, delta=True)
         for each in (follower, by_row):
@@ -641,7 +641,7 @@ async def test_a_client_that_fell_behind_gets_the_present_result(
 
 @pytest.mark.drifts
 async def test_the_sweep_finds_what_nobody_noticed(url: str, orders: Connection) -> None:
-    async with Hub(url, settings=Settings(query_sweep="1 second")) as hub:
+    async with Hub(url, settings=Settings(query=QuerySettings(sweep="1 second"))) as hub:
         follower = await Follower().follow(hub, IN_REGION, args={"region": 2})
         await settle(hub)
         await unseen(orders, "update orders set note = 'unseen' where id = 2")
@@ -711,7 +711,7 @@ async def test_connections_that_nobody_needs_are_closed(
         await asyncio.gather(*calls)
         await settle(hub)
         assert await connections() > 1
-        monkeypatch.setattr("headwater.hub.snapshot_pool._IDLE_SECONDS", 0)
+        monkeypatch.setattr("headwater.hub.reading.snapshot_pool._IDLE_SECONDS", 0)
         async with asyncio.timeout(30):
             while await connections() > 1:
                 await hub.reactive.recheck()  # one that is being opened is closed by the next
@@ -727,7 +727,7 @@ async def large(ctx: Context, size: int) -> Any:
 
 
 async def test_results_count_for_those_who_follow(url: str, orders: Connection) -> None:
-    settings = Settings(bytes_per_user=1024 * 1024)
+    settings = Settings(limits=LimitSettings(bytes_per_user=1024 * 1024))
     one = query(large, key="id", share="everyone")
     async with Hub(url, settings=settings) as hub:
         ann = await Follower().follow(hub, one, ANN, args={"size": 1_000}, owner="ann")

@@ -19,7 +19,7 @@ from headwater.database import Connection, connect
 from headwater.hub.drift import DRIFT
 from headwater.hub.hub import Hub
 from headwater.hub.reconcile import Reconciler
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.live.query import LiveQuery
 from headwater.metrics import total
 from headwater.protocol import Reset, Topic

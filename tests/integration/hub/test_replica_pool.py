@@ -14,7 +14,7 @@ from headwater.embedded import EmbeddedPostgres
 from headwater.hub.hub import Hub
 from headwater.queries.context import Context
 from headwater.queries.functions import Query
-from headwater.settings import Settings
+from headwater.settings.groups import ReplicaSettings, Settings
 from headwater.testing.replica import ReplicaServer, replica_of
 from tests.integration.hub.test_reactive import Follower
 from tests.support.databases import passable_folder
@@ -91,7 +91,7 @@ class Watcher(Follower):
 
 
 def hub_with(primary: EmbeddedPostgres, replica: ReplicaServer, wait: str = "10 seconds") -> Hub:
-    return Hub(primary.url, settings=Settings(replica_url=replica.url, replica_wait=wait))
+    return Hub(primary.url, settings=Settings(replica=ReplicaSettings(url=replica.url, wait=wait)))
 
 
 async def count(connection: Connection, until: asyncio.Event | None = None) -> int:
@@ -172,7 +172,7 @@ async def test_nobody_sees_older_data_after_newer(
 async def test_a_server_that_is_no_replica_is_not_used(
     primary: EmbeddedPostgres, replica: ReplicaServer, counter: Connection
 ) -> None:
-    settings = Settings(replica_url=primary.url, replica_wait="1 second")
+    settings = Settings(replica=ReplicaSettings(url=primary.url, wait="1 second"))
     async with Hub(primary.url, settings=settings) as hub:
         follower = await Follower().follow(hub, SERVER)
         assert follower.value == ["primary", 0]

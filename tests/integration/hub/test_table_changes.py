@@ -22,7 +22,7 @@ from headwater.hub.live_views.initial_snapshots import (
     _OPENINGS_PER_TABLE,
     _OPENINGS_PER_USER,
 )
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.log.reading import reader as reader_module
 from headwater.protocol import Reset
 from tests.support.databases import passable_folder
@@ -74,7 +74,7 @@ async def test_a_reset_keeps_its_reason_when_it_is_read_twice(
     url: str, orders: Connection, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part of the new result was sent when it has to be read once more."""
-    monkeypatch.setattr("headwater.live.streamed._STREAMED_PAGE_ROWS", 2)
+    monkeypatch.setattr("headwater.live.state.streamed._STREAMED_PAGE_ROWS", 2)
     reset = "select headwater.disable_reactivity('orders')"
     async with Hub(url) as hub:
         recorder = Recorder()

@@ -14,14 +14,14 @@ from headwater.database import Connection, connect
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import CaptureError, Forbidden
 from headwater.hub.hub import Hub
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.hub.topics.rows import of_keys
 from headwater.hub.topics.subscription import TopicSubscription
 from headwater.log.reading import reader as reader_module
 from headwater.log.reading.progress import flush
 from headwater.model import Position
 from headwater.protocol import Frame, Gap, Poke, Remove, Topic, Upsert
-from headwater.settings import Settings
+from headwater.settings.groups import LiveSettings, Settings
 from headwater.topics.definitions import TopicDefinition, Topics
 from tests.support.databases import passable_folder
 from tests.support.log_probe import enable, rows, run
@@ -540,7 +540,7 @@ async def test_resuming_from_a_position(hub: Hub, chats: Connection) -> None:
 async def test_resuming_while_others_write(url: str, chats: Connection, window: str) -> None:
     """Again and again cut off and resumed, at another hub too, or paused: exact, and no text ever
     shrinks."""
-    settings = Settings(topic_window=window)
+    settings = Settings(live=LiveSettings(topic_window=window))
     await run(chats, "insert into messages select i, 1, '' from generate_series(1, 5) i")
 
     async def write() -> None:
@@ -633,7 +633,7 @@ async def test_pausing(hub: Hub, chats: Connection) -> None:
 
 
 async def test_a_window_collects(url: str, chats: Connection) -> None:
-    async with Hub(url, settings=Settings(topic_window="300 ms")) as hub:
+    async with Hub(url, settings=Settings(live=LiveSettings(topic_window="300 ms"))) as hub:
         viewer, other = await follow(hub, "chat:1"), await follow(hub, "room:1", DERIVED)
         await run(chats, "insert into messages values (1, 1, '')")
         for _ in range(20):
@@ -650,7 +650,7 @@ async def test_a_window_collects(url: str, chats: Connection) -> None:
 async def test_positions_do_not_pass_what_is_collected(url: str, chats: Connection) -> None:
     """One is told a position while the signals of another are being collected: whoever resumes both
     from it misses nothing."""
-    async with Hub(url, settings=Settings(topic_window="200 ms")) as hub:
+    async with Hub(url, settings=Settings(live=LiveSettings(topic_window="200 ms"))) as hub:
         await on_disk(hub, chats)
         first, second = await follow(hub, "room:1", DERIVED), await follow(hub, "room:2", DERIVED)
         await run(chats, "insert into messages values (1, 1, 'a')")
@@ -669,7 +669,7 @@ async def test_positions_do_not_pass_what_is_collected(url: str, chats: Connecti
 async def test_the_place_moves_while_there_is_always_something_collected(
     url: str, chats: Connection
 ) -> None:
-    async with Hub(url, settings=Settings(topic_window="200 ms")) as hub:
+    async with Hub(url, settings=Settings(live=LiveSettings(topic_window="200 ms"))) as hub:
         viewers = [await follow(hub, f"room:{n}", DERIVED) for n in range(4)]
         places = set()
         for step in range(60):

@@ -14,7 +14,7 @@ from headwater.database import Connection, connect
 from headwater.errors import Forbidden
 from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.hub import Hub
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.live.filters.filter import c
 from tests.support.log_probe import enable, run
 from tests.support.subscribers import Historian, Recorder, TableHistory, answer, live, logged
@@ -130,7 +130,7 @@ async def test_a_guarded_table_needs_a_role(url: str, notes: Connection) -> None
     async with Hub(url) as hub:
         with pytest.raises(Forbidden, match="no database role") as caught:
             await hub.live(live("notes"), Recorder())
-        assert "auth_role" in (caught.value.hint or "")
+        assert "[auth] role" in (caught.value.hint or "")
         with pytest.raises(Forbidden, match="there is no database role nobody"):
             await hub.live(live("notes"), Recorder(), access=Access(role="nobody"))
         with pytest.raises(Forbidden, match="may not read notes"):

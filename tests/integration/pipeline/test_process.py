@@ -28,7 +28,7 @@ def serving(url: str, lake: Path, log: Path) -> Iterator[subprocess.Popen[bytes]
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "headwater", "serve", "--port", "0", "--with-pipeline"],
-            env=environment | {"HEADWATER_URL": url, "HEADWATER_LAKE": str(lake)},
+            env=environment | {"HEADWATER_URL": url, "HEADWATER_LAKE_LOCATION": str(lake)},
             stdout=output,
             stderr=output,
         )

@@ -35,7 +35,7 @@ from headwater.log import maintenance
 from headwater.queries.execution import idempotent_requests as requests_module
 from headwater.queries.execution.mutations import MutationRunner
 from headwater.queries.functions import Mutation
-from headwater.settings import Settings
+from headwater.settings.groups import MutationSettings, Settings
 from headwater.testing.link import Cutter
 from tests.support.databases import passable_folder
 from tests.support.generators.sizes import size
@@ -59,7 +59,7 @@ class Site:
     """Two gateways' worth of mutations over one table."""
 
     def __init__(self, url: str) -> None:
-        settings = Settings(url=url, mutation_connections=8)
+        settings = Settings(url=url, mutation=MutationSettings(connections=8))
         self.runners = [MutationRunner(url, settings), MutationRunner(url, settings)]
 
     async def call(

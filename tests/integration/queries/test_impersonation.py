@@ -14,7 +14,7 @@ from headwater.capture.postgres import doctor
 from headwater.database import Connection
 from headwater.errors import ConfigError, PermissionMissing
 from headwater.hub.hub import Hub
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.idempotency import Request
 from headwater.identity import ANONYMOUS
 from headwater.queries.execution.idempotent_requests import REQUIRED_FUNCTIONS

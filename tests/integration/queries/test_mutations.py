@@ -33,7 +33,7 @@ from headwater.identity import ANONYMOUS
 from headwater.queries.execution.chunked_fetch import _PREPARE_AFTER
 from headwater.queries.execution.mutations import MutationRunner
 from headwater.queries.functions import Mutation
-from headwater.settings import Settings
+from headwater.settings import make_settings
 from tests.support.log_probe import LogProbe, enable, probing, rows, run
 
 ANN = Identity(user="ann", claims={"sub": "ann"})
@@ -46,7 +46,7 @@ class Bench:
     """Mutations over the tables `orders` and `pears`."""
 
     def __init__(self, url: str, **settings: Any) -> None:
-        self.mutations = MutationRunner(url, Settings(url=url, **settings))
+        self.mutations = MutationRunner(url, make_settings({"url": url, **settings}))
 
     async def run(self, body: Body, identity: Identity = ANONYMOUS, **options: Any) -> Any:
         value, _ = await self.full(body, identity, **options)

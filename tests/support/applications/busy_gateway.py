@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater import connect as connect_client
-from headwater.client.subscriptions import Feed
+from headwater.client.subscriptions.subscription import Feed
 from headwater.database import Connection, connect
 from headwater.testing.served import Served, serving
 

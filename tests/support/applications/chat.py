@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from headwater import connect
-from headwater.client.topics import Topic
+from headwater.client.subscriptions.topics import Topic
 from headwater.database import Connection
 from headwater.protocol import Remove
 from tests.gateway.test_oracle import quick

@@ -20,10 +20,10 @@ from headwater.hub.hub import Hub
 from headwater.queries.events import Events
 from headwater.queries.execution.mutations import MutationRunner
 from headwater.queries.functions import Mutation, Query
-from headwater.settings import Settings
+from headwater.settings import make_settings
 from tests.support.servers import ours
 
-GENEROUS = {"requests_per_second": 100_000, "subscriptions_per_user": 1000}
+GENEROUS = {"limits_requests_per_second": 100_000, "limits_subscriptions_per_user": 1000}
 
 
 class Application:
@@ -210,7 +210,7 @@ class EventStream:
 async def running(url: str, **settings: Any) -> AsyncIterator[Site]:
     """The application over that database."""
     application = Application()
-    chosen = Settings(**(GENEROUS | settings))
+    chosen = make_settings(GENEROUS | settings)
     events = Events()
     runner = MutationRunner(url, chosen, events=events)
     try:

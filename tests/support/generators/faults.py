@@ -95,10 +95,10 @@ class Gateways:
     def _serve(self, port: int) -> tuple[ExitStack, Served]:
         stack = ExitStack()
         settings: dict[str, Any] = {
-            "keepalive": "1 second",
-            "requests_per_second": 100_000,
-            "subscriptions_per_user": 1000,
-            "sessions_per_user": 1000,
+            "gateway_keepalive": "1 second",
+            "limits_requests_per_second": 100_000,
+            "limits_subscriptions_per_user": 1000,
+            "limits_sessions_per_user": 1000,
         }
         running = serving(self._database, self._folder, program="app:hw", port=port, **settings)
         return stack, stack.enter_context(running)

@@ -26,9 +26,9 @@ import msgspec
 
 from headwater.live.needs import Outcome
 from headwater.live.query import BoundQuery, LiveQuery
+from headwater.live.state.streamed import Streamed
+from headwater.live.state.window import Window
 from headwater.live.statements import page, statement
-from headwater.live.streamed import Streamed
-from headwater.live.window import Window
 from headwater.log.images import ImageDecoder
 from headwater.model import Delta, Enter, Key, Leave, Match, Reset, Row, Unmatch
 from headwater.protocol import (

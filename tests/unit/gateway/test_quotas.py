@@ -12,7 +12,7 @@ from headwater.errors import LimitExceeded
 from headwater.gateway import quotas as module
 from headwater.gateway.quotas import Lease, Quotas, Rate
 from headwater.limits import RATE_BURST_SECONDS
-from headwater.settings import Settings
+from headwater.settings.groups import LimitSettings
 
 HERE = "192.0.2.7"
 
@@ -30,7 +30,7 @@ def ask(quotas: Quotas, user: str, now: float, times: int) -> None:
 
 
 def test_the_ninth_session_of_a_user() -> None:
-    quotas = Quotas(Settings())
+    quotas = Quotas(LimitSettings())
     leases = [quotas.session("ann", f"192.0.2.{number}") for number in range(8)]
     with pytest.raises(LimitExceeded, match="this user has 8 sessions open") as caught:
         quotas.session("ann", HERE)
@@ -41,7 +41,7 @@ def test_the_ninth_session_of_a_user() -> None:
 
 
 def test_the_33rd_session_of_an_address() -> None:
-    quotas = Quotas(Settings())
+    quotas = Quotas(LimitSettings())
     leases = [quotas.session(None, HERE) for _ in range(32)]
     with pytest.raises(LimitExceeded, match="this address has 32 sessions open") as caught:
         quotas.session(None, HERE)
@@ -52,7 +52,7 @@ def test_the_33rd_session_of_an_address() -> None:
 
 
 def test_users_of_one_address_are_not_counted_for_it() -> None:
-    quotas = Quotas(Settings(sessions_per_ip=1, requests_per_second=1))
+    quotas = Quotas(LimitSettings(sessions_per_ip=1, requests_per_second=1))
     for number in range(100):
         quotas.session(f"user {number}", HERE)
         quotas.request(f"user {number}", HERE, 0.0)
@@ -68,7 +68,7 @@ def test_users_of_one_address_are_not_counted_for_it() -> None:
 
 
 def test_addresses_of_one_ipv6_network_are_one() -> None:
-    quotas = Quotas(Settings(sessions_per_ip=2))
+    quotas = Quotas(LimitSettings(sessions_per_ip=2))
     quotas.session(None, "2001:db8::1")
     quotas.session(None, "2001:db8::ffff:2")
     with pytest.raises(LimitExceeded):
@@ -77,7 +77,7 @@ def test_addresses_of_one_ipv6_network_are_one() -> None:
 
 
 def test_the_501st_subscription() -> None:
-    quotas = Quotas(Settings())
+    quotas = Quotas(LimitSettings())
     for user, address in [("ann", HERE), (None, HERE)]:
         leases = [quotas.subscription(user, address) for _ in range(500)]
         with pytest.raises(LimitExceeded, match="has 500 subscriptions open") as caught:
@@ -88,13 +88,13 @@ def test_the_501st_subscription() -> None:
 
 
 def test_a_user_named_like_an_address_is_not_that_address() -> None:
-    quotas = Quotas(Settings(subscriptions_per_user=1))
+    quotas = Quotas(LimitSettings(subscriptions_per_user=1))
     quotas.subscription(None, HERE)
     quotas.subscription(HERE, HERE)
 
 
 def test_a_refused_session_counts_for_nobody() -> None:
-    quotas = Quotas(Settings(sessions_per_user=1, sessions_per_ip=2))
+    quotas = Quotas(LimitSettings(sessions_per_user=1, sessions_per_ip=2))
     quotas.session("ann", HERE)
     for _ in range(5):
         with pytest.raises(LimitExceeded):
@@ -103,7 +103,7 @@ def test_a_refused_session_counts_for_nobody() -> None:
 
 
 def test_a_lease_is_given_back_once() -> None:
-    quotas = Quotas(Settings(sessions_per_user=2))
+    quotas = Quotas(LimitSettings(sessions_per_user=2))
     kept, closed = quotas.session("ann", HERE), quotas.session("ann", HERE)
     for _ in range(3):
         closed.close()
@@ -114,7 +114,7 @@ def test_a_lease_is_given_back_once() -> None:
 
 
 def test_nothing_is_kept_of_those_who_have_gone() -> None:
-    quotas = Quotas(Settings(requests_per_second=10))
+    quotas = Quotas(LimitSettings(requests_per_second=10))
     for number in range(10_000):
         user, address = f"user {number}", f"10.0.{number // 250}.{number % 250}"
         now = number / 100
@@ -130,7 +130,7 @@ def test_nothing_is_kept_of_those_who_have_gone() -> None:
 def test_the_books_balance(steps: list[tuple[str | None, bool]]) -> None:
     """Whatever is opened and closed, as many are open as the quota says, and in the end none."""
     quotas, held = (
-        Quotas(Settings(sessions_per_user=3, sessions_per_ip=5)),
+        Quotas(LimitSettings(sessions_per_user=3, sessions_per_ip=5)),
         list[tuple[str | None, Lease]](),
     )
     for user, opens in steps:
@@ -170,7 +170,7 @@ def test_a_burst_and_then_the_rate() -> None:
 
 
 def test_a_heavy_request_counts_as_many_and_never_as_more_than_a_burst() -> None:
-    quotas = Quotas(Settings(requests_per_second=10))
+    quotas = Quotas(LimitSettings(requests_per_second=10))
     quotas.request("ann", "::1", 0.0, weight=15)
     for _ in range(5):
         quotas.request("ann", "::1", 0.0)
@@ -185,7 +185,7 @@ def test_a_heavy_request_counts_as_many_and_never_as_more_than_a_burst() -> None
 
 
 def test_a_refusal_says_when_there_will_be_more() -> None:
-    quotas = Quotas(Settings(requests_per_second=10))
+    quotas = Quotas(LimitSettings(requests_per_second=10))
     with pytest.raises(LimitExceeded) as caught:
         ask(quotas, "ann", 50.0, 1_000)
     assert code(caught) == "rate"
@@ -212,7 +212,7 @@ def test_more_owners_than_can_be_counted(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_messages_of_a_session_that_come_too_fast() -> None:
-    quotas = Quotas(Settings(publishes_per_second=5))
+    quotas = Quotas(LimitSettings(publishes_per_second=5))
     for _ in range(10):
         quotas.publish("s1", 0.0)
     with pytest.raises(LimitExceeded, match="more than 5 messages and states a second") as caught:

@@ -18,7 +18,7 @@ from headwater.gateway.session import (
     SessionSubscription,
     error_message,
 )
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import ANONYMOUS, Identity
 from headwater.limits import SESSION_QUEUE_BYTES_MAX
 from headwater.model import Enter, Leave, Position

@@ -12,7 +12,7 @@ from headwater.live.filters.filter import c
 from headwater.live.needs import Check, Outcome, Refill
 from headwater.live.order import OrderBy
 from headwater.live.query import BoundQuery, LiveQuery
-from headwater.live.streamed import _STREAMED_PAGE_ROWS
+from headwater.live.state.streamed import _STREAMED_PAGE_ROWS
 from headwater.live.view import View, Views
 from headwater.model import Change, Column, Match, Reset, Row, Table, Unmatch, Update
 
@@ -117,7 +117,7 @@ def test_streamed_asks_what_memory_cannot_decide(answer: list[Row]) -> None:
 def test_streamed_reads_pages_and_starts_again_when_overtaken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("headwater.live.streamed._STREAMED_PAGE_ROWS", 2)
+    monkeypatch.setattr("headwater.live.state.streamed._STREAMED_PAGE_ROWS", 2)
     views = Views(View)
     view = views.find(in_region(7, mode="streamed"), None)
     outcome = view.state.answer(view.state.needs[0], [row(1, 7), row(2, 7)])

@@ -319,7 +319,7 @@ def of_clients(settings: Settings, has_hook: bool | None = None) -> Finding:
     """Which tables clients may read through a gateway with these settings. `has_hook` says whether
     its application has an authorize hook; None where that is not known."""
     topic = "clients"
-    if not settings.has_auth and not has_hook:
+    if not settings.auth.has_key and not has_hook:
         return Finding(topic, "ok", "no authentication is configured: a gateway asks for no token")
     if has_hook or not settings.opens_every_table:
         return Finding(topic, "ok", "not every token opens every enabled table")
@@ -328,7 +328,8 @@ def of_clients(settings: Settings, has_hook: bool | None = None) -> Finding:
         topic,
         "warn",
         f"every client with a token may read every enabled table{unless}",
-        "Declare @hw.authorize, set auth_role, or set tables = closed and declare tables.",
+        "Declare @hw.authorize, set [auth] role, or set [gateway] tables = closed and declare"
+        " tables.",
     )
 
 

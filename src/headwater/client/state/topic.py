@@ -18,7 +18,7 @@ from headwater.errors import ConfigError
 from headwater.model import Key, Row
 from headwater.protocol import Gap, Poke, Remove, Subscribe, Subscribed, Topic, Upsert
 
-Op: TypeAlias = Upsert | Remove
+RowOp: TypeAlias = Upsert | Remove
 RowId: TypeAlias = tuple[str, Key]
 
 
@@ -26,7 +26,7 @@ class Ops(msgspec.Struct, frozen=True):
     """A message of a topic. Iterating over it yields its `ops`, the latest one for each row:
     `Upsert` or `Remove`."""
 
-    ops: tuple[Op, ...]
+    ops: tuple[RowOp, ...]
     position: str | None
     """The position that this message reaches."""
     at: datetime | None = None
@@ -35,7 +35,7 @@ class Ops(msgspec.Struct, frozen=True):
     """Whether the program must read its rows again: after a poke, or after too many changes to
     send."""
 
-    def __iter__(self) -> Iterator[Op]:
+    def __iter__(self) -> Iterator[RowOp]:
         return iter(self.ops)
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class TopicRows:
         """In the order in which they were first received."""
         return [row for (name, _), row in self._rows.items() if name == entity and row is not None]
 
-    def take(self, ops: Iterable[Op]) -> None:
+    def take(self, ops: Iterable[RowOp]) -> None:
         for op in ops:
             row_id = op.entity, tuple(op.key)
             self._rows[row_id] = op.row if isinstance(op, Upsert) else None
@@ -152,7 +152,7 @@ class Waiting:
     """The ops that wait for one reader of a topic: each row once. Too many become a pull."""
 
     def __init__(self) -> None:
-        self._ops: dict[RowId, Op] = {}
+        self._ops: dict[RowId, RowOp] = {}
         self._position: str | None = None
         self._at: datetime | None = None
         self._pull = False

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def open_lake(folder: str | None, url: str | None = None) -> Iterator[Lake]:
     """The lake with a Spark, and with the end of the log if the database can be reached. Errors
     that Spark's workers raised are raised as what they were."""
-    root = load_settings(overrides={"lake": folder}).lake
+    root = load_settings(overrides={"lake_location": folder}).lake.location
     packages.require()
     from headwater.pipeline.reading.lake import Lake
     from headwater.pipeline.reading.request_server import translated_errors

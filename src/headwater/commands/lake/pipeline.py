@@ -71,14 +71,17 @@ def run_pipeline(
 
     async def work() -> None:
         hw = chosen_application(program, url, embedded, data_dir)
-        settings = msgspec.structs.replace(hw.settings, lake=lake or hw.settings.lake)
+        settings = hw.settings
+        if lake is not None:
+            elsewhere = msgspec.structs.replace(settings.lake, location=lake)
+            settings = msgspec.structs.replace(settings, lake=elsewhere)
         async with database(settings) as found:
             connection = await connect(found, purpose="cli")
             await schema.require(connection)
             await connection.close()
             if not json:
-                log = log_file.of_lake(settings.lake, session.spark_folder())
-                print_note(f"Writing to {settings.lake}. Stop with Ctrl-C.")
+                log = log_file.of_lake(settings.lake.location, session.spark_folder())
+                print_note(f"Writing to {settings.lake.location}. Stop with Ctrl-C.")
                 print_note(f"The output of Spark is in {log}.")
             streams = await application.run(
                 found,
@@ -130,7 +133,7 @@ def snapshot(
 
     async def work() -> None:
         settings = settings_for(url, embedded, data_dir, lake)
-        target = Lake(settings.lake)
+        target = Lake(settings.lake.location)
         async with database(settings) as found:
             for name in tables:
                 taken = await asyncio.to_thread(target.snapshot, found, name)
@@ -163,7 +166,7 @@ def resnapshot(
 
     async def work() -> None:
         settings = settings_for(url, embedded, data_dir, lake)
-        target = Lake(settings.lake)
+        target = Lake(settings.lake.location)
         async with database(settings) as found:
             for done in await asyncio.to_thread(lambda: list(resnapshot_lake(target, found))):
                 if isinstance(done, LakeGap):
@@ -190,7 +193,7 @@ def compact(lake: LakeFolder = None, json: Json = False) -> None:
     packages.require()
     from headwater.pipeline.lake import maintenance
 
-    for done in maintenance.compact(lake or load_settings().lake):
+    for done in maintenance.compact(lake or load_settings().lake.location):
         text = f"{done.table}: {done.files_before} files, now {done.files_after}."
         print_message(msgspec.to_builtins(done), text, json=json)
 
@@ -210,8 +213,8 @@ def vacuum(
     packages.require()
     from headwater.pipeline.lake import maintenance
 
-    settings = load_settings(overrides={"lake": lake, "lake_vacuum": keep})
-    for done in maintenance.vacuum(settings.lake, settings.lake_vacuum_period):
+    settings = load_settings(overrides={"lake_location": lake, "lake_vacuum": keep})
+    for done in maintenance.vacuum(settings.lake.location, settings.lake.vacuum_period):
         print_message(
             msgspec.to_builtins(done), f"{done.table}: {done.removed} files removed.", json=json
         )
@@ -232,14 +235,14 @@ def trim(
     packages.require()
     from headwater.pipeline.jobs.trim import trim as trim_lake
 
-    settings = load_settings(overrides={"lake": lake, "lake_retention": keep})
-    period = settings.lake_retention_period
+    settings = load_settings(overrides={"lake_location": lake, "lake_retention": keep})
+    period = settings.lake.retention_period
     if period is None:
         raise ConfigError(
-            "the lake keeps its events for ever: lake_retention is not set",
-            hint="Give a time: --keep '90 days', or lake_retention in headwater.toml.",
+            "the lake keeps its events for ever: [lake] retention is not set",
+            hint="Give a time: --keep '90 days', or [lake] retention in headwater.toml.",
         )
-    with open_lake(settings.lake) as found:
+    with open_lake(settings.lake.location) as found:
         done = trim_lake(found, period)
     text = f"{done.days} days and {done.snapshots} snapshots removed."
     if done.held:

@@ -162,7 +162,7 @@ def _log_url(url: str | None) -> str | None:
 
 def _answer(folder: str | None, request: LakeRequest, url: str | None = None) -> pa.Table:
     """The rows: from the running pipeline of the lake, or from a Spark of this process."""
-    service = shared_session.find(load_settings(overrides={"lake": folder}).lake)
+    service = shared_session.find(load_settings(overrides={"lake_location": folder}).lake.location)
     if service is not None:
         return send_request(service, request)
     with open_lake(folder, url) as found:

@@ -3,7 +3,7 @@
 import { card, fill, h, head, setText } from "../dom.js";
 import { age, bytes, count, moment, period, rate, seconds } from "../format.js";
 import { Grid } from "../grid.js";
-import { emptyReason, follow } from "../subscriptions.js";
+import { NOTHING_REPORTED, follow } from "../subscriptions.js";
 import { plot, Series } from "../plot.js";
 
 // These stay while other pages are open.
@@ -30,11 +30,11 @@ export function open(page, context) {
   ];
   const gateways = new Grid("Gateways", COLUMNS, {
     key: (row) => row.gateway,
-    empty: emptyReason(info),
+    empty: NOTHING_REPORTED,
   });
   fill(
     page,
-    head("Overview", `What the gateways of this database are doing now${info.activity_seconds ? `, reported every ${seconds(info.activity_seconds)}` : ""}.`),
+    head("Overview", `What the gateways of this database are doing now, reported every ${seconds(info.activity_seconds)}.`),
     tiles.element,
     card(null, h("div", { class: "plots" }, plots.map((each) => each.element))),
     card("Gateways", gateways.element),

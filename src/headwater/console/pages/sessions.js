@@ -3,13 +3,13 @@
 import { card, h, head } from "../dom.js";
 import { age, bytes, count, moment } from "../format.js";
 import { Grid } from "../grid.js";
-import { emptyReason, follow } from "../subscriptions.js";
+import { NOTHING_REPORTED, follow } from "../subscriptions.js";
 
 /** @param {HTMLElement} page @param {any} context */
 export function open(page, context) {
   const grid = new Grid("Sessions", COLUMNS, {
     key: (row) => `${row.gateway}/${row.id}`,
-    empty: emptyReason(context.info),
+    empty: NOTHING_REPORTED,
     sort: [4, -1],
   });
   page.append(

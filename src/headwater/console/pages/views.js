@@ -4,13 +4,13 @@ import { stringify } from "../../client/json.js";
 import { card, h, head } from "../dom.js";
 import { age, bytes, count, seconds, short, value } from "../format.js";
 import { Grid } from "../grid.js";
-import { emptyReason, follow } from "../subscriptions.js";
+import { NOTHING_REPORTED, follow } from "../subscriptions.js";
 
 /** @param {HTMLElement} page @param {any} context */
 export function open(page, context) {
   const grid = new Grid("Views", COLUMNS, {
     key: (row) => `${row.gateway}/${row.id}`,
-    empty: emptyReason(context.info),
+    empty: NOTHING_REPORTED,
     sort: [5, -1],
   });
   page.append(

@@ -1,8 +1,8 @@
 """Decides which users are admins: they may read sessions, costs, the log and Headwater's own
 tables.
 
-With authentication, a user is an admin if the claim that the setting `admin_claim` names is `true`
-in the token. Without authentication, a user of this machine is. A request from a local address is
+With authentication, a user is an admin if the claim that `[auth] admin_claim` names is `true` in
+the token. Without authentication, a user of this machine is. A request from a local address is
 not enough: proxies and web pages forward requests of others. So a request that may come through
 either is not an admin's, nor is any request to a gateway that also serves other machines.
 """
@@ -17,6 +17,7 @@ from headwater.errors import Forbidden
 from headwater.gateway.http.addresses import host_of, is_local_name
 from headwater.identity import Identity
 from headwater.settings import Settings
+from headwater.settings.groups import AuthSettings
 
 LOCAL_ONLY = "headwater.local_only"
 """A key in the scope of a request: the gateway serves only its own machine."""
@@ -25,13 +26,14 @@ _PASSED_ON = ("forwarded", "via", "x-real-ip")
 """Headers that proxies add to a request, besides `X-Forwarded-…`."""
 
 
-def is_admin(settings: Settings, identity: Identity, *, local: bool) -> bool:
+def is_admin(settings: AuthSettings, identity: Identity, *, local: bool) -> bool:
     """Whether this caller is an admin; `local` says that it is a user of this machine (`is_local`).
 
-    >>> is_admin(Settings(), Identity(), local=True), is_admin(Settings(), Identity(), local=False)
-    (True, False)
+    >>> nobody = Identity()
+    >>> [is_admin(AuthSettings(), nobody, local=local) for local in (True, False)]
+    [True, False]
     """
-    if settings.has_auth:
+    if settings.has_key:
         return identity.claims.get(settings.admin_claim) is True
     return local
 
@@ -41,8 +43,8 @@ def is_local(request: HTTPConnection, settings: Settings) -> bool:
     have forwarded it."""
     return (
         LOCAL_ONLY in request.scope
-        and not settings.has_auth
-        and not settings.trusted_proxies
+        and not settings.auth.has_key
+        and not settings.gateway.trusted_proxies
         and _is_own_peer(request)
         and is_local_name(host_of(request.headers.getlist("host")))
         and not _is_passed_on(request)
@@ -76,11 +78,11 @@ def _is_own_page(request: HTTPConnection) -> bool:
     return is_own and site in ("none", "same-origin")
 
 
-def not_admin(settings: Settings, what: str) -> Forbidden:
+def not_admin(settings: AuthSettings, what: str) -> Forbidden:
     """The error for a caller that is not an admin and requests what only admins may see."""
     hint = (
         f"The token's claim {settings.admin_claim!r} must be true."
-        if settings.has_auth
+        if settings.has_key
         else "Configure authentication. Without it, only clients on the gateway's machine are "
         "admins, if the gateway serves that machine alone and without a proxy."
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 
 import msgspec
@@ -30,7 +30,8 @@ from headwater.gateway.session import (
     SessionTopic,
 )
 from headwater.hub.hub import Hub
-from headwater.hub.subscriber import Access
+from headwater.hub.reading.tables import KnownTable
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import Identity
 from headwater.limits import RECONNECT_SECONDS
 from headwater.live.filters.filter import EVERYTHING
@@ -71,17 +72,20 @@ class Authorization:
         return self._authorize is not None
 
     async def of(
-        self, connection: GatewayConnection, tables: Iterable[str], access_request: AccessRequest
+        self,
+        connection: GatewayConnection,
+        tables: Mapping[str, KnownTable],
+        access_request: AccessRequest,
     ) -> dict[str, Access]:
         """What a connection may read of each table. The hook gets the table's name as Headwater
         prints it, not as the client wrote it."""
         identity = connection.session.identity
         accesses = {}
-        for name in tables:
-            table = (await self._hub.tables.find(name)).table
+        for name, known in tables.items():
+            table = known.table
             if table.is_system:
                 if not self._is_admin(connection, identity):
-                    raise not_admin(self._settings, f"table {table.label}")
+                    raise not_admin(self._settings.auth, f"table {table.label}")
                 accesses[name] = Access()
             else:
                 self._check_declared(connection, table.label)
@@ -92,7 +96,10 @@ class Authorization:
         return accesses
 
     async def of_feed(
-        self, connection: GatewayConnection, tables: tuple[str, ...], access_request: AccessRequest
+        self,
+        connection: GatewayConnection,
+        tables: Mapping[str, KnownTable],
+        access_request: AccessRequest,
     ) -> dict[str, Access]:
         """The same for the tables of a feed; for all tables if it names none."""
         if tables:
@@ -100,7 +107,7 @@ class Authorization:
         identity = connection.session.identity
         if self._is_admin(connection, identity):
             return {_ALL: Access(whole=True)}
-        is_closed = self._settings.tables == "closed"
+        is_closed = self._settings.gateway.tables == "closed"
         if self._authorize is not None or identity.role is not None or is_closed:
             raise InvalidQuery(
                 "a feed of every table is for admins only: access is decided for each table",
@@ -132,13 +139,13 @@ class Authorization:
         return Access(identity.role, identity.claims_json, history=history)
 
     def _check_declared(self, connection: GatewayConnection, label: str) -> None:
-        if self._settings.tables == "open" or label in self._declared:
+        if self._settings.gateway.tables == "open" or label in self._declared:
             return
         if not self._is_admin(connection, connection.session.identity):
             raise Forbidden(
                 f"table {label} is not open to clients",
-                hint=f"Declare it in the application: hw.table({label!r}). The setting tables is"
-                " closed.",
+                hint=f"Declare it in the application: hw.table({label!r}). The setting"
+                " [gateway] tables is closed.",
             )
 
     def _history(self, connection: GatewayConnection) -> timedelta | None:
@@ -146,10 +153,10 @@ class Authorization:
         log."""
         if self._is_admin(connection, connection.session.identity):
             return None
-        return self._settings.feed_history_period
+        return self._settings.gateway.feed_history_period
 
     def _is_admin(self, connection: GatewayConnection, identity: Identity) -> bool:
-        return is_admin(self._settings, identity, local=connection.local)
+        return is_admin(self._settings.auth, identity, local=connection.local)
 
     # -------------------------------------------------------------------- checked again
 
@@ -239,7 +246,8 @@ class Authorization:
         if isinstance(subscription, SessionFeed):
             accesses = await self._of_feed_again(connection, known, access_request)
         else:
-            accesses = await self.of(connection, list(known), access_request)
+            tables = await self._hub.tables.find_each(known)
+            accesses = await self.of(connection, tables, access_request)
         if accesses != known and not subscription.over:
             await self._change_access(subscription, accesses)
             if not subscription.over:
@@ -248,7 +256,7 @@ class Authorization:
     async def _of_feed_again(
         self, connection: GatewayConnection, known: dict[str, Access], access_request: AccessRequest
     ) -> dict[str, Access]:
-        tables = tuple(name for name in known if name != _ALL)
+        tables = await self._hub.tables.find_each(name for name in known if name != _ALL)
         try:
             return await self.of_feed(connection, tables, access_request)
         except InvalidQuery:  # A feed of all tables, whose user is no longer an admin.

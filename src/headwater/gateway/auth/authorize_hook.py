@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from headwater.errors import ConfigError, Forbidden
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import Identity
 from headwater.limits import AUTHORIZE_SECONDS_MAX, DURATION_SECONDS_MAX
 from headwater.live.filters.filter import EVERYTHING, Filter
@@ -52,15 +52,15 @@ class AccessRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 class Allow(msgspec.Struct, frozen=True):
     """Access with conditions: only to rows that match `where`, and a feed may begin at most
-    `history` ago (None for the setting `feed_history`)."""
+    `history` ago (None for the setting `[gateway] feed_history`)."""
 
     where: Filter = EVERYTHING
     history: timedelta | None = None
 
 
-Answer: TypeAlias = bool | Filter | Allow
+HookAnswer: TypeAlias = bool | Filter | Allow
 
-Authorize: TypeAlias = Callable[[Identity, AccessRequest], Answer | Awaitable[Answer]]
+Authorize: TypeAlias = Callable[[Identity, AccessRequest], HookAnswer | Awaitable[HookAnswer]]
 """Called with the identity and the request. True: all rows that the database allows the user's
 role; a filter: only rows that match it; False: no access; `Allow`: access with conditions. May be a
 coroutine function; otherwise it must not block."""
@@ -107,7 +107,7 @@ async def decide(
     return Access(identity.role, identity.claims_json, allowed.where, history=history)
 
 
-async def _asked(hook: Authorize, identity: Identity, request: AccessRequest) -> Answer:
+async def _asked(hook: Authorize, identity: Identity, request: AccessRequest) -> HookAnswer:
     table = request.table
     try:
         async with asyncio.timeout(AUTHORIZE_SECONDS_MAX):

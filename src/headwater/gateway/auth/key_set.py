@@ -25,7 +25,8 @@ from headwater.limits import (
     JWKS_REFRESH_SECONDS,
     JWKS_TIMEOUT_SECONDS,
 )
-from headwater.settings import Settings, read_file
+from headwater.settings.checks import read_file
+from headwater.settings.groups import AuthSettings
 from headwater.tasks import ended
 
 logger = logging.getLogger(__name__)
@@ -51,19 +52,19 @@ class KeySet:
         self._failed = False
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> KeySet | None:
+    def from_settings(cls, settings: AuthSettings) -> KeySet | None:
         """A file is read now, a URL when the first token arrives."""
-        source = settings.auth_jwks
+        source = settings.jwks
         if source is None:
             return None
-        if settings.auth_jwks_is_url:
-            return cls(partial(_fetch, source), settings.auth_algorithms)
-        key_set = cls(partial(_read, source), settings.auth_algorithms)
+        if settings.jwks_is_url:
+            return cls(partial(_fetch, source), settings.algorithms)
+        key_set = cls(partial(_read, source), settings.algorithms)
         try:
-            key_set.put(read_file(source, name="auth_jwks"))
+            key_set.put(read_file("[auth] jwks", source))
         except keys.NotAKey as error:
             raise ConfigError(
-                f"auth_jwks: {source} is not a key set: {error}",
+                f"[auth] jwks: {source} is not a key set: {error}",
                 hint='It looks like {"keys": [{"kty": "RSA", "kid": "…", "n": "…", "e": "AQAB"}]}.',
             ) from error
         return key_set
@@ -87,7 +88,7 @@ class KeySet:
         if not found and self._failed:
             raise Unavailable(
                 "the key set that tokens are verified with cannot be fetched",
-                hint="Try again. The gateway's log has the reason; the setting is auth_jwks.",
+                hint="Try again. The gateway's log has the reason; the setting is [auth] jwks.",
             )
         return found
 
@@ -114,10 +115,10 @@ class KeySet:
         except (httpx.HTTPError, httpx.InvalidURL, OSError, keys.NotAKey) as error:
             self._failed = True
             reason = str(error) or type(error).__name__
-            logger.warning("the key set (auth_jwks) cannot be fetched: %s", reason)
+            logger.warning("the key set ([auth] jwks) cannot be fetched: %s", reason)
         except Exception:
             self._failed = True
-            logger.exception("the key set (auth_jwks) cannot be fetched")
+            logger.exception("the key set ([auth] jwks) cannot be fetched")
         finally:
             self._fetching = None
 

@@ -55,8 +55,8 @@ def from_secret(secret: str) -> Key:
         jwt.get_algorithm_by_name("HS256").prepare_key(secret)
     except jwt.InvalidKeyError as error:
         raise ConfigError(
-            "auth_secret: this is a public key or a key set, not a secret",
-            hint="Set it as auth_public_key or auth_jwks.",
+            "[auth] secret: this is a public key or a key set, not a secret",
+            hint="Set it as [auth] public_key or jwks.",
         ) from error
     return Key(secret.encode(), fitting)
 
@@ -65,7 +65,7 @@ def from_pem(text: str) -> Key:
     """A public key, or the key in a certificate."""
     if "PRIVATE KEY-----" in text:
         raise ConfigError(
-            "auth_public_key: this is a private key, which the gateway does not need",
+            "[auth] public_key: this is a private key, which the gateway does not need",
             hint="Set the public one: openssl pkey -in private.pem -pubout",
         )
     try:
@@ -75,10 +75,10 @@ def from_pem(text: str) -> Key:
             material = load_pem_public_key(text.encode())
         return Key(material, _algorithms_of(material))
     except NotAKey as error:
-        raise ConfigError(f"auth_public_key: {error}") from error
+        raise ConfigError(f"[auth] public_key: {error}") from error
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(
-            "auth_public_key: not a public key in PEM form",
+            "[auth] public_key: not a public key in PEM form",
             hint="It begins with -----BEGIN PUBLIC KEY----- or is a file with that.",
         ) from error
 
@@ -124,7 +124,7 @@ class _KeySet(msgspec.Struct):
 def from_jwk(parameters: dict[str, Any]) -> Key:
     """One key of a set; NotAKey if it does not verify tokens."""
     if parameters.get("kty") == "oct":
-        raise NotAKey("it is symmetric: set a shared secret as auth_secret")
+        raise NotAKey("it is symmetric: set a shared secret as [auth] secret")
     if parameters.get("use") not in (None, "sig"):
         raise NotAKey("it is for encryption")
     purposes = parameters.get("key_ops")

@@ -24,7 +24,7 @@ from headwater.gateway.auth.key_set import KeySet
 from headwater.gateway.auth.keys import Key
 from headwater.identity import Identity
 from headwater.limits import CLAIM_BYTES_MAX, ROLE_BYTES_MAX, TOKEN_BYTES_MAX
-from headwater.settings import ALGORITHMS, Settings, check
+from headwater.settings.groups import ALGORITHMS, AuthSettings
 
 # ------------------------------------------------------------------------ finding
 
@@ -42,7 +42,7 @@ def find_token(
     headers: Mapping[str, str],
     query: Mapping[str, str],
     cookies: Mapping[str, str],
-    settings: Settings,
+    settings: AuthSettings,
 ) -> Credentials:
     """The token of a request: `Authorization: Bearer …`, else the cookie; and the `?ticket=`.
 
@@ -53,7 +53,7 @@ def find_token(
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value.strip():
         return Credentials(value.strip(), ticket)
-    if settings.auth_cookie is not None and (value := cookies.get(settings.auth_cookie, "")):
+    if settings.cookie is not None and (value := cookies.get(settings.cookie, "")):
         return Credentials(value, ticket, from_cookie=True)
     if ticket is None and ("token" in query or "access_token" in query):
         raise Unauthorized(
@@ -82,7 +82,7 @@ class Authenticator:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: AuthSettings,
         own: Sequence[Key],
         key_set: KeySet | None = None,
         *,
@@ -92,25 +92,24 @@ class Authenticator:
         self._own = own
         self._key_set = key_set
         self._clock = clock
-        self._leeway = settings.auth_leeway_period.total_seconds()
+        self._leeway = settings.leeway_period.total_seconds()
 
     @classmethod
     def from_settings(
-        cls, settings: Settings, *, clock: Callable[[], float] = time.time
+        cls, settings: AuthSettings, *, clock: Callable[[], float] = time.time
     ) -> Authenticator | None:
         """None if no key is configured: all clients are anonymous. ConfigError for a key that
         cannot be used."""
-        check(settings)  # also settings that were not read from a file or the environment
-        if not settings.has_auth:
+        if not settings.has_key:
             return None
         given = _own_keys(settings)
-        own = keys.restricted(given, settings.auth_algorithms)
+        own = keys.restricted(given, settings.algorithms)
         for before, after in zip(given, own, strict=True):
             if not after.algorithms:
                 raise ConfigError(
-                    f"auth_algorithms: none of them fits the key, which is good for"
+                    f"[auth] algorithms: none of them fits the key, which is good for"
                     f" {', '.join(sorted(before.algorithms))}",
-                    hint="Leave auth_algorithms out, or use another key. A shared secret must be"
+                    hint="Leave [auth] algorithms out, or use another key. A shared secret must be"
                     " as long as the hash: 48 bytes for HS384, 64 for HS512.",
                 )
         return cls(settings, own, KeySet.from_settings(settings), clock=clock)
@@ -140,7 +139,7 @@ class Authenticator:
         return identity
 
     async def _verified_payload(self, token: str, header: _Header) -> bytes:
-        if header.alg not in (self._settings.auth_algorithms or ALGORITHMS):
+        if header.alg not in (self._settings.algorithms or ALGORITHMS):
             raise self._wrong_algorithm()
         own = [key for key in self._own if key.fits(header.alg, header.kid)]
         payload = _payload(token, header.alg, own)
@@ -183,62 +182,62 @@ class Authenticator:
             if name in claims and _time(claims, name)[0] > now + self._leeway:
                 raise Unauthorized(
                     f"the token is not valid yet ({name})",
-                    hint="Compare the clocks of issuer and gateway; see the setting auth_leeway.",
+                    hint="Compare the clocks of issuer and gateway; see [auth] leeway.",
                     code="token_not_yet_valid",
                 )
         return expires_at
 
     def _check_origin(self, claims: Mapping[str, Any]) -> None:
-        wanted = self._settings.auth_audience
+        wanted = self._settings.audience
         audience = claims.get("aud")
         if wanted is not None and wanted not in (
             audience if isinstance(audience, list) else [audience]
         ):
             raise Unauthorized(
                 "the token is for another audience",
-                hint=f"Its aud must contain {wanted!r}, the setting auth_audience.",
+                hint=f"Its aud must contain {wanted!r}, the setting [auth] audience.",
                 code="token_audience",
             )
-        issuer = self._settings.auth_issuer
+        issuer = self._settings.issuer
         if issuer is not None and claims.get("iss") != issuer:
             raise Unauthorized(
                 "the token is from another issuer",
-                hint=f"Its iss must be {issuer!r}, the setting auth_issuer.",
+                hint=f"Its iss must be {issuer!r}, the setting [auth] issuer.",
                 code="token_issuer",
             )
 
     def _identity(self, claims: dict[str, Any], expires_at: datetime) -> Identity:
         settings = self._settings
-        user = _name(claims, settings.auth_user_claim, CLAIM_BYTES_MAX)
+        user = _name(claims, settings.user_claim, CLAIM_BYTES_MAX)
         if user is None:
             raise _wrong_claim(
-                settings.auth_user_claim,
+                settings.user_claim,
                 "missing, so there is no user",
-                "See the setting auth_user_claim.",
+                "See the setting [auth] user_claim.",
             )
-        tenant = _name(claims, settings.auth_tenant_claim, CLAIM_BYTES_MAX)
-        if settings.auth_tenants and tenant not in settings.auth_tenants:
+        tenant = _name(claims, settings.tenant_claim, CLAIM_BYTES_MAX)
+        if settings.tenants and tenant not in settings.tenants:
             raise Forbidden(
                 "this gateway does not serve the token's tenant",
-                hint=f"It is read from the claim {settings.auth_tenant_claim!r}; the setting"
-                " auth_tenants lists those that are served.",
+                hint=f"It is read from the claim {settings.tenant_claim!r}; the setting"
+                " [auth] tenants lists those that are served.",
                 code="token_tenant",
             )
-        role = _name(claims, settings.auth_role_claim, ROLE_BYTES_MAX)
-        if role not in (None, settings.auth_role, *settings.auth_roles):
+        role = _name(claims, settings.role_claim, ROLE_BYTES_MAX)
+        if role not in (None, settings.role, *settings.roles):
             raise _wrong_claim(
-                settings.auth_role_claim,
+                settings.role_claim,
                 "a database role that tokens may not name here",
-                "The setting auth_roles lists those that they may.",
+                "The setting [auth] roles lists those that they may.",
             )
-        return Identity(user, tenant, role or settings.auth_role, claims, expires_at)
+        return Identity(user, tenant, role or settings.role, claims, expires_at)
 
 
-def _own_keys(settings: Settings) -> list[Key]:
+def _own_keys(settings: AuthSettings) -> list[Key]:
     found = []
-    if settings.auth_secret is not None:
-        found.append(keys.from_secret(settings.auth_secret))
-    if (text := settings.auth_public_key_text) is not None:
+    if settings.secret is not None:
+        found.append(keys.from_secret(settings.secret))
+    if (text := settings.public_key_text) is not None:
         found.append(keys.from_pem(text))
     return found
 

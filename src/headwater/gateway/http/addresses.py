@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
-from headwater.settings import UNIX, Settings
+from headwater.settings.groups import UNIX, GatewaySettings
 
 
 class Proxies:
     """The proxies that the settings trust."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: GatewaySettings) -> None:
         self._networks = settings.trusted_networks
         self._unix = UNIX in settings.trusted_proxies
 

@@ -202,7 +202,7 @@ def _refused(gateway_of: GatewayOf, error: HeadwaterError) -> Response:
     with suppress(HeadwaterError):
         gateway = gateway_of()
         gateway.metrics.refused.labels(error.code).inc()
-        if error.code == "admin_only" and gateway.settings.has_auth:
+        if error.code == "admin_only" and gateway.settings.auth.has_key:
             response.headers["www-authenticate"] = 'Bearer error="insufficient_scope"'
     return response
 
@@ -394,10 +394,11 @@ async def ticket(gateway: Gateway, request: Request) -> Response:
 
 async def metrics(gateway: Gateway, request: Request) -> Response:
     settings = gateway.settings
-    if settings.is_closed(settings.metrics) and not shows_metrics_token(request, settings):
+    token = settings.gateway.metrics_token
+    if settings.is_closed(settings.gateway.metrics) and not shows_metrics_token(request, token):
         caller = await admit(gateway, request)
-        if not is_admin(settings, caller.identity, local=caller.local):
-            raise not_admin(settings, "/metrics")
+        if not is_admin(settings.auth, caller.identity, local=caller.local):
+            raise not_admin(settings.auth, "/metrics")
     return Response(gateway.measure(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -416,9 +417,9 @@ async def ready(gateway: Gateway, request: Request) -> Response:
 
 
 async def described(gateway: Gateway, request: Request) -> Response:
-    settings = gateway.settings
-    if settings.is_closed(settings.openapi):
+    auth = gateway.settings.auth
+    if gateway.settings.is_closed(gateway.settings.gateway.openapi):
         caller = await admit(gateway, request)
-        if not settings.has_auth and not is_admin(settings, caller.identity, local=caller.local):
-            raise not_admin(settings, "/openapi.json")
+        if not auth.has_key and not is_admin(auth, caller.identity, local=caller.local):
+            raise not_admin(auth, "/openapi.json")
     return json_answer(openapi.document(gateway.calls.queries, gateway.calls.mutations))

@@ -21,7 +21,6 @@ from headwater.gateway.http.bodies import check_json_size
 from headwater.idempotency import check_key
 from headwater.identity import Identity
 from headwater.limits import REQUEST_BODY_SECONDS, REQUEST_BYTES_MAX
-from headwater.settings import Settings
 
 Body = TypeVar("Body")
 
@@ -50,13 +49,13 @@ async def admit(
     have a ticket: URLs are logged, and a link can contain one."""
     settings = gateway.settings
     address = _address(gateway, request)
-    found = find_token(request.headers, request.query_params, request.cookies, settings)
+    found = find_token(request.headers, request.query_params, request.cookies, settings.auth)
     if found.ticket is not None and not opens_stream:
         raise ticket_refused("Send Authorization: Bearer … with this request.")
     proven = found.ticket is not None or (found.token is not None and not found.from_cookie)
     # Without authentication a token is not verified, so it proves nothing.
-    if not (proven and settings.has_auth):
-        _check_origin(request, settings.origins, by_cookie=found.from_cookie)
+    if not (proven and settings.auth.has_key):
+        _check_origin(request, settings.gateway.origins, by_cookie=found.from_cookie)
     identity = await _identified(gateway, found, address)
     local = is_local(request, settings)
     return HttpCaller(identity, address, found, local=local)
@@ -99,15 +98,15 @@ def _check_origin(request: HTTPConnection, origins: tuple[str, ...], *, by_cooki
         raise Forbidden(
             f"pages of {origin!r:.200} may not use this gateway",
             code="origin",
-            hint="Add the origin to the setting origins, or send a token.",
+            hint="Add the origin to the setting [gateway] origins, or send a token.",
         )
 
 
-def shows_metrics_token(request: Request, settings: Settings) -> bool:
-    """Whether a request has the token for metrics."""
-    expected, sent = settings.metrics_token, request.headers.get("authorization", "")
+def shows_metrics_token(request: Request, expected: str | None) -> bool:
+    """Whether a request has the `expected` token for metrics."""
     if expected is None:
         return False
+    sent = request.headers.get("authorization", "")
     return hmac.compare_digest(sent.encode("utf-8", "replace"), f"Bearer {expected}".encode())
 
 

@@ -365,12 +365,12 @@ def _listen_at(family: int, address: tuple[Any, ...]) -> socket.socket:
 def _hint(error: OSError) -> str:
     match error:
         case socket.gaierror():
-            return "The setting `host` must be an address or a name of this machine."
+            return "The setting [gateway] host must be an address or a name of this machine."
         case PermissionError():
-            return "Ports below 1024 need a privilege; choose another with the setting `port`."
+            return "Ports below 1024 need a privilege; choose another with [gateway] port."
     return (
-        "Another program may use the port: choose another with the setting `port`, or 0 for any"
-        " that is free. The setting `host` must be an address of this machine."
+        "Another program may use the port: choose another with the setting [gateway] port, or 0"
+        " for any that is free. The setting [gateway] host must be an address of this machine."
     )
 
 

@@ -99,7 +99,8 @@ async def _open(
     except BaseException:
         gateway.release(connection)
         raise
-    encoding = negotiate(request.headers.get("accept-encoding", ""), gateway.settings.compression)
+    offered = gateway.settings.gateway.compression
+    encoding = negotiate(request.headers.get("accept-encoding", ""), offered)
     if topics:
         since = request.headers.get("last-event-id") or parameter(request, "since")
         after = parameter(request, "after")

@@ -1,9 +1,9 @@
-"""The changes that handlers of `hw.on("change")` are called with: all of them, in order.
+"""Calls the handlers of `hw.on("change")` with all changes, in order.
 
-Usually a flush calls the handlers itself. What it passes over (a backlog), and what comes faster
-than async handlers take it, is handed over beside the flushes: a stretch of the log that is read
-page by page, then what later flushes brought. Only what the log cannot tell any more is left out,
-and a `gap` event says so.
+Usually a flush calls the handlers itself. Changes that a flush skips (a backlog), or that come
+faster than async handlers read them, are delivered beside the flushes: a range of the log that is
+read page by page, then the changes of later flushes. Only changes that the log no longer has are
+left out, and a `gap` event is sent.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from collections.abc import Collection, Sequence
 import msgspec
 import psycopg
 
-from headwater.database import connect
 from headwater.errors import DatabaseError, HeadwaterError, ResyncRequired
 from headwater.hub.flush_state import FlushState
 from headwater.hub.part import Flush, Part
 from headwater.hub.resources import Resources
-from headwater.log.reading.reader import LogReader
 from headwater.log.reconnect import is_lost, reconnect_pause
 from headwater.model import Change, Position, Table, Transaction
 from headwater.queries.events import ChangeEvent, Events, GapEvent
@@ -33,13 +31,13 @@ _EVENT_CHANGES_MAX = 10_000
 logger = logging.getLogger(__name__)
 
 
-class _Stretch(msgspec.Struct):
-    """A part of the log that is to be handed over. Its transactions are known, or to be read."""
+class _LogRange(msgspec.Struct):
+    """A range of the log to deliver. Its transactions are in memory, or must be read."""
 
     since: Position
     until: Position
     restarts: int | None = None
-    """How often the server had been restarted, where a crash may take the positions back."""
+    """The number of restarts of the server, if a crash can undo the positions; else None."""
     transactions: Sequence[Transaction] | None = None
 
     @property
@@ -54,7 +52,7 @@ class ChangeEvents(Part):
         self._resources = resources
         self._flushes = flushes
         self._events = events
-        self._waiting: deque[_Stretch] = deque()
+        self._waiting: deque[_LogRange] = deque()
         self._task: asyncio.Task[None] | None = None
         self._lost_since: Position | None = None
         self._is_lost = False
@@ -69,20 +67,20 @@ class ChangeEvents(Part):
         is_behind = self._task is not None
         rest = flush.changes if is_behind else self._emit_while_there_is_room(flush.changes)
         if rest:
-            self._wait(_Stretch(flush.since, flush.position, self._flushes.restarts, rest))
+            self._wait(_LogRange(flush.since, flush.position, self._flushes.restarts, rest))
 
     def skipped(self, since: Position, until: Position, tables: Collection[Table] | None) -> None:
-        """They are read from the log."""
+        """Read them from the log."""
         if self._events.wanted("change") and (
             tables is None or any(not table.is_system for table in tables)
         ):
-            self._wait(_Stretch(since, until))
+            self._wait(_LogRange(since, until))
 
     def skip_failed(self) -> None:
         self.resync()
 
     def resync(self) -> None:
-        """What happens until the next flush cannot be read; nor what waited for it."""
+        """Changes until the next flush cannot be read, nor those that waited for it."""
         if not self._is_lost:
             first = self._waiting[0].since if self._waiting else self._flushes.position
             self._is_lost, self._lost_since = True, first
@@ -94,7 +92,7 @@ class ChangeEvents(Part):
     # -------------------------------------------------------------------- at once
 
     def _emit_while_there_is_room(self, transactions: Sequence[Transaction]) -> list[Transaction]:
-        """Returns what is left."""
+        """Returns the transactions that were not delivered."""
         for at, transaction in enumerate(transactions):
             for number, change in enumerate(transaction.changes):
                 if not self._events.has_room:
@@ -121,32 +119,32 @@ class ChangeEvents(Part):
 
     # -------------------------------------------------------------------- beside the flushes
 
-    def _wait(self, stretch: _Stretch) -> None:
-        """It is handed over after all before it."""
+    def _wait(self, range_: _LogRange) -> None:
+        """Deliver it after all earlier ranges."""
         waiting = self._waiting
-        waiting.append(stretch)
+        waiting.append(range_)
         if sum(each.count for each in waiting) > _EVENT_CHANGES_MAX and len(waiting) > 1:
-            # The first is being handed over, maybe in part.
+            # The first one is being delivered.
             first, second = waiting.popleft(), waiting[0]
-            merged = _Stretch(second.since, stretch.until, self._flushes.restarts)
+            merged = _LogRange(second.since, range_.until, self._flushes.restarts)
             self._waiting = deque([first, merged])
         if self._task is None:
             self._task = self._resources.spawn(self._run())
 
     async def _run(self) -> None:
         while self._waiting:
-            stretch = self._waiting[0]
+            range_ = self._waiting[0]
             try:
-                await self._hand_over(stretch)
+                await self._hand_over(range_)
             except Exception:
-                logger.exception("changes cannot be handed to the application")
-                self._events.emit(GapEvent(stretch.since, stretch.until))
+                logger.exception("changes cannot be delivered to the application")
+                self._events.emit(GapEvent(range_.since, range_.until))
             self._waiting.popleft()
         self._task = None
 
-    async def _hand_over(self, stretch: _Stretch) -> None:
-        if stretch.transactions is not None:
-            for transaction in stretch.transactions:
+    async def _hand_over(self, range_: _LogRange) -> None:
+        if range_.transactions is not None:
+            for transaction in range_.transactions:
                 for change in transaction.changes:
                     await self._events.room()
                     self._emit(change, transaction.position)
@@ -155,12 +153,12 @@ class ChangeEvents(Part):
         attempt = 0
         while True:
             try:
-                if stretch.restarts not in (None, self._flushes.restarts):
+                if range_.restarts not in (None, self._flushes.restarts):
                     raise ResyncRequired("the server was restarted meanwhile")
-                await self._read(stretch, done)
+                await self._read(range_, done)
                 return
             except ResyncRequired:
-                self._events.emit(GapEvent(stretch.since, stretch.until))
+                self._events.emit(GapEvent(range_.since, range_.until))
                 return
             except (psycopg.Error, DatabaseError, HeadwaterError) as error:
                 if isinstance(error, psycopg.Error | DatabaseError) and not is_lost(error):
@@ -168,18 +166,14 @@ class ChangeEvents(Part):
                 await asyncio.sleep(reconnect_pause(attempt))
                 attempt += 1
 
-    async def _read(self, stretch: _Stretch, done: dict[int, int]) -> None:
-        """From the log. `done` has the last change of each transaction that was handed over."""
-        connection = await connect(self._resources.url, purpose="catch-up")
-        try:
-            reader = await LogReader.open(connection)
-            await reader.check(connection, stretch.since)
-            async for each in reader.catch_up(connection, stretch.since, stretch.until):
+    async def _read(self, range_: _LogRange, done: dict[int, int]) -> None:
+        """Read it from the log. `done` has the last delivered change of each transaction."""
+        async with self._resources.log_reader() as (connection, reader):
+            await reader.check(connection, range_.since)
+            async for each in reader.catch_up(connection, range_.since, range_.until):
                 for change in each.changes:
                     if change.seq > done.get(each.xid, 0):
                         await self._events.room()
                         self._emit(change, each.position)
                         done[each.xid] = change.seq
                 await asyncio.sleep(0)
-        finally:
-            await connection.close()

@@ -1,9 +1,9 @@
-"""Change feeds: who follows which tables, and what of each flush they are sent.
+"""All change feeds of a hub: their views, and the frames they are sent in each flush.
 
-Feeds that ask for the same share one view: one frame a flush for all of them. A feed that begins in
-the past, or was paused, catches up from the log (`catch_up`) and then joins without a gap. What a
-subscriber may resume from is the newest position that a crash of the server cannot take
-back, so after a reconnect it may see something twice and never misses anything.
+Identical feeds share one view: one frame in a flush for all of them. A feed that begins in the
+past, or was paused, catches up from the log (`catch_up`) and then joins without a gap. A subscriber
+may resume from the newest position that is on the server's disk. So after a reconnect it may get
+changes twice, but never misses one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headwater.hub.feeds.subscription import FeedSubscription, explained
 from headwater.hub.feeds.view import FeedQuery, FeedView
 from headwater.hub.flush_state import FlushState
 from headwater.hub.part import Flush, Part
+from headwater.hub.reading.row_security import feed_rights
+from headwater.hub.reading.tables import KnownTable
 from headwater.hub.resources import Resources
-from headwater.hub.row_security import feed_rights
-from headwater.hub.subscriber import Access, Subscriber
-from headwater.hub.subscription import not_taken
-from headwater.hub.tables import KnownTable
+from headwater.hub.subscriptions.subscriber import Access, Subscriber
+from headwater.hub.subscriptions.subscription import not_taken
 from headwater.live.feed import ChangeFilter
 from headwater.live.filters.filter import EVERYTHING
 from headwater.live.needs import Undecided
@@ -42,7 +42,7 @@ from headwater.protocol import (
 logger = logging.getLogger(__name__)
 
 
-View: TypeAlias = FeedView[FeedSubscription]
+_FeedView: TypeAlias = FeedView[FeedSubscription]
 
 
 class FeedRegistry(Part):
@@ -51,34 +51,38 @@ class FeedRegistry(Part):
     def __init__(self, resources: Resources, flushes: FlushState) -> None:
         self._resources = resources
         self._flushes = flushes
-        self._views: dict[Any, View] = {}
+        self._views: dict[Any, _FeedView] = {}
         self._wires: dict[int, Wire] = {}
         self.gap_since: Position | None = None
         self._lost = False
         self._positions_sent_at = time.monotonic()
 
-    def __iter__(self) -> Iterator[View]:
+    def __iter__(self) -> Iterator[_FeedView]:
         return iter(self._views.values())
 
     def __bool__(self) -> bool:
         return bool(self._views)
 
     async def follow(
-        self, query: FeedQuery, subscriber: Subscriber, access: Access
+        self,
+        query: FeedQuery,
+        subscriber: Subscriber,
+        access: Access,
+        known: Collection[KnownTable] = (),
     ) -> FeedSubscription:
         """Follow a change feed; see `Hub.feed`."""
         if not self._flushes.ready:
             raise self._flushes.unavailable()
-        subscription = await self._open(query, subscriber, access)
+        tables = list(known) or await self._find(query.tables)
+        subscription = await self._open(query, subscriber, access, tables)
         if not self._flushes.ready:
             raise self._flushes.unavailable()
         await subscription.begin()
         return subscription
 
     async def _open(
-        self, query: FeedQuery, subscriber: Subscriber, access: Access
+        self, query: FeedQuery, subscriber: Subscriber, access: Access, tables: list[KnownTable]
     ) -> FeedSubscription:
-        tables = await self._find(query.tables)
         for known in tables:
             table = known.table
             await feed_rights(self._resources.tables, table.oid, table.label, known.secured, access)
@@ -94,7 +98,7 @@ class FeedRegistry(Part):
             names = tuple(name for (name,) in rows)
         return [await tables.find(name) for name in names]
 
-    def _view(self, query: FeedQuery, access: Access, tables: list[KnownTable]) -> View:
+    def _view(self, query: FeedQuery, access: Access, tables: list[KnownTable]) -> _FeedView:
         filters = [query.where, None if access.where == EVERYTHING else access.where]
         if any(where is not None for where in filters) and len(query.tables) != 1:
             raise InvalidQuery(
@@ -109,7 +113,7 @@ class FeedRegistry(Part):
         )
         view = self._views.get(identity)
         if view is None:
-            view = View(self._resources.next_id(), identity, query, tables)
+            view = _FeedView(self._resources.next_id(), identity, query, tables)
             where, mandatory = filters
             if where is not None:
                 view.filter = ChangeFilter(where, tables[0].table)
@@ -118,10 +122,10 @@ class FeedRegistry(Part):
         view.tables.update(known.table.oid for known in tables)
         return view
 
-    # -------------------------------------------------------------------- who follows
+    # -------------------------------------------------------------------- subscriptions
 
     def join(self, subscription: FeedSubscription) -> None:
-        """It is sent every flush from here on."""
+        """Send it every flush from here on."""
         view = self._views.setdefault(subscription.feed.identity, subscription.feed)
         subscription.feed = view
         view.subscribers[subscription] = None
@@ -132,7 +136,7 @@ class FeedRegistry(Part):
         if not view.subscribers and self._views.get(view.identity) is view:
             del self._views[view.identity]
 
-    # -------------------------------------------------------------------- what they are sent
+    # -------------------------------------------------------------------- a flush
 
     async def prepare(self, flush: Flush) -> None:
         if self._views:
@@ -145,13 +149,13 @@ class FeedRegistry(Part):
         self.flushed(flush.changes)
 
     def unsent(self, flush: Flush) -> None:
-        """Those that were not sent this flush read it from the log."""
+        """Feeds that were not sent this flush read it from the log."""
         for view in list(self._views.values()):
             self._read_again(view)
 
     async def meet(self, tables: Iterable[Table]) -> None:
-        """Tables that changes come from. One that feeds of everything have not met, or that took
-        the name of one, is theirs too, if their role may read all of it."""
+        """The tables of the changes. A table that is new to a feed of all tables, or has the name
+        of a followed table, is added to the feed if its role may read all of the table."""
         for table in tables:
             for view in [view for view in self._views.values() if view.may_meet(table)]:
                 asked: set[FeedSubscription] = set()
@@ -171,7 +175,7 @@ class FeedRegistry(Part):
             subscription.fail(error)
 
     def flushed(self, transactions: Sequence[Transaction]) -> None:
-        """A flush brought these."""
+        """Send the transactions of a flush."""
         if self._lost:
             self._announce_gap()
         now = time.monotonic()
@@ -184,8 +188,8 @@ class FeedRegistry(Part):
             if view.subscribers:
                 self._hand_out(view, transactions, quiet)
 
-    def _hand_out(self, view: View, transactions: Sequence[Transaction], quiet: bool) -> None:
-        """What fails in one feed harms no other; it continues from the log."""
+    def _hand_out(self, view: _FeedView, transactions: Sequence[Transaction], quiet: bool) -> None:
+        """A feed that fails continues from the log; other feeds are not affected."""
         try:
             seen = [part for each in transactions if (part := view.seen(each))]
             frame = self.frame(view, seen, self._flushes.durable) if seen or quiet else None
@@ -203,12 +207,14 @@ class FeedRegistry(Part):
         if frame is not None and seen:
             view.cost.sent(frame, len(view.subscribers))
 
-    def _read_again(self, view: View) -> None:
+    def _read_again(self, view: _FeedView) -> None:
         for subscription in tuple(view.subscribers):
             subscription.read_again()
 
-    def frame(self, view: View, transactions: Sequence[Transaction], position: Position) -> Frame:
-        """Transactions as a message that says where to resume."""
+    def frame(
+        self, view: _FeedView, transactions: Sequence[Transaction], position: Position
+    ) -> Frame:
+        """The message with these transactions, and the position to resume from."""
         sent = tuple(
             WireTransaction(
                 each.xid,
@@ -241,7 +247,7 @@ class FeedRegistry(Part):
             change.actor.trace_id,
         )
 
-    # -------------------------------------------------------------------- what goes wrong
+    # -------------------------------------------------------------------- failures
 
     def skipped(self, since: Position, until: Position, tables: Collection[Table] | None) -> None:
         for view in list(self._views.values()):
@@ -250,7 +256,7 @@ class FeedRegistry(Part):
                     subscription.fell_behind(since)
 
     def skip_failed(self) -> None:
-        """Nothing is known of how far they are: clients continue from the positions they have."""
+        """End all feeds: their places are not known. Clients resume from their own positions."""
         for view in list(self._views.values()):
             self.fail(view, not_taken())
 
@@ -264,11 +270,11 @@ class FeedRegistry(Part):
             for subscription in list(view.subscribers):
                 subscription.gap()
 
-    def gap_frame(self, view: View, since: Position | None) -> Frame:
+    def gap_frame(self, view: _FeedView, since: Position | None) -> Frame:
         text = None if since is None else str(since)
         return Frame(Gap(view.id, self._flushes.position_text, text, "resync"))
 
-    def fail(self, view: View, error: Exception) -> None:
+    def fail(self, view: _FeedView, error: Exception) -> None:
         found = explained(error)
         for subscription in list(view.subscribers):
             subscription.fail(found)

@@ -1,12 +1,12 @@
-"""One subscriber of a change feed. `CatchUp` says how it joins the flushes without a gap.
+"""One subscription of a change feed. `CatchUp` has how it joins the flushes without a gap.
 
-While it catches up, its subscriber is sent the log page by page, as fast as the client takes it.
-When more comes meanwhile than can be stored, it begins again from where it has got to.
+While it catches up, its subscriber is sent the log page by page, as fast as the client reads. If
+flushes bring more changes than can be stored, it catches up again from the place it has reached.
 
-The position that a subscriber is sent to resume from is on disk. It may lie before the last change
-that was sent, but never before the place where the feed began: else, after a reconnect, a feed from
-now on would bring older changes behind newer ones. So a feed begins once its first position is on
-disk; what flushes bring until then is stored for it.
+The position that a subscriber is sent to resume from is on disk. It may be before the last change
+that was sent, but never before the place where the feed began: otherwise, after a reconnect, a feed
+from now on would get older changes. So a feed begins when its first position is on disk; the
+changes of flushes until then are stored.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import ClassVar, Protocol
 from headwater import limits
 from headwater.database import Connection
 from headwater.errors import Forbidden, HeadwaterError, InvalidQuery, ResyncRequired, Unavailable
-from headwater.hub.catch_up import CatchUp, Place, SlowClient
 from headwater.hub.feeds.view import FeedQuery, FeedView
 from headwater.hub.flush_state import FlushState
 from headwater.hub.resources import Resources
-from headwater.hub.subscriber import Access, Subscriber
+from headwater.hub.subscriptions.catch_up import CatchUp, Place, SlowClient
+from headwater.hub.subscriptions.subscriber import Access, Subscriber
 from headwater.live.needs import Undecided
 from headwater.log.reading.progress import flush as flush_wal
 from headwater.log.reading.reader import LogReader
@@ -30,14 +30,14 @@ from headwater.model import Position, Table, Transaction
 from headwater.protocol import Frame
 
 _FEED_FRAME_CHANGES = 500
-"""Changes in one message of a feed that catches up; a transaction is not split for it."""
+"""Changes in one message of a feed that catches up. Transactions are not split."""
 
 _FEED_KEPT_CHANGES_MAX = 10_000
-"""Changes stored for a feed while it catches up. With more it reads those in the log, too."""
+"""Changes stored for a feed while it catches up. If there are more, it reads them from the log."""
 
 
 class FeedHome(Protocol):
-    """What a subscription asks of the registry that it belongs to."""
+    """The registry, as its subscriptions use it."""
 
     gap_since: Position | None
 
@@ -76,14 +76,14 @@ class FeedSubscription(CatchUp):
         self._may_deliver = asyncio.Event()
         self._may_deliver.set()
         self._flush = 0
-        """The last flush that it was handed."""
+        """The last flush that it was sent."""
         self._delivered: set[int] = set()
-        """Transactions after its place that it has, too."""
+        """Transactions after its place that were sent already."""
         self._stored: list[Transaction] | None = None
-        """What flushes brought while it catches up; None where that was too much."""
+        """The transactions of flushes while it catches up; None if there were too many."""
         self._stored_changes = 0
         self._is_opened = asyncio.Event()
-        """Whether its subscriber can pause it: what is not taken before that would be lost."""
+        """Whether its subscriber can pause it. Before, a frame that is not taken would be lost."""
 
     @property
     def view(self) -> int:
@@ -103,8 +103,8 @@ class FeedSubscription(CatchUp):
         self._flushes.announce()
 
     def pause(self) -> None:
-        """Deliver nothing until `resume`. Called while a frame is being delivered, it means that
-        the frame was not taken: it comes again."""
+        """Deliver nothing until `resume`. If this is called during `deliver`, the frame was not
+        taken, and is sent again."""
         if self.closed or not self._may_deliver.is_set():
             return
         if not self._is_catching_up:
@@ -112,7 +112,7 @@ class FeedSubscription(CatchUp):
         self._may_deliver.clear()
 
     def resume(self) -> None:
-        """Catch up with what came meanwhile, and continue."""
+        """Catch up from the log, and continue."""
         if self.closed or self._may_deliver.is_set():
             return
         self._may_deliver.set()
@@ -121,7 +121,7 @@ class FeedSubscription(CatchUp):
     # -------------------------------------------------------------------- for the registry
 
     async def begin(self) -> None:
-        """Returns once the subscriber was sent that it is subscribed; errors are raised."""
+        """Returns when the subscriber was sent that it is subscribed. Errors are raised."""
         try:
             if self._place is not None or not await self._begins_here():
                 self._start()
@@ -132,12 +132,12 @@ class FeedSubscription(CatchUp):
             raise
 
     async def settled(self, position: Position) -> None:
-        """Wait until it is live: then it was handed what every flush brought."""
+        """Wait until it is live: then it was sent the changes of all flushes."""
         while not self.closed and not self.live:
             await self._flushes.changed()
 
     def flushed(self, transactions: Sequence[Transaction], frame: Frame | None) -> None:
-        """What a flush brought for this feed; the frame of it is shared."""
+        """The transactions of a flush for this feed, and their shared frame."""
         if self._is_catching_up:
             self._store(transactions)
         elif self._may_deliver.is_set() and frame is not None:
@@ -145,7 +145,7 @@ class FeedSubscription(CatchUp):
         self._flush = self._flushes.number
 
     def fell_behind(self, since: Position) -> None:
-        """Changes were passed over: it reads them from the log."""
+        """Changes were skipped: read them from the log."""
         if self._is_catching_up:
             self._stored = None
         elif self._may_deliver.is_set():
@@ -154,7 +154,7 @@ class FeedSubscription(CatchUp):
             self._start()
 
     def read_again(self) -> None:
-        """A flush may not have been handed to it: it continues from the log, where it was."""
+        """If it was not sent the last flush, continue from the log, from the same place."""
         if self._flush == self._flushes.number:
             return
         if self._is_catching_up:
@@ -164,7 +164,7 @@ class FeedSubscription(CatchUp):
             self._start()
 
     def gap(self) -> None:
-        """The log cannot say what happened since its place; it continues from now."""
+        """The log no longer has the changes since its place: continue from now on."""
         if not self.begun:
             self.fail(Unavailable("the log was lost before the feed began", hint="Try again."))
             return
@@ -180,7 +180,7 @@ class FeedSubscription(CatchUp):
     # -------------------------------------------------------------------- how it begins
 
     async def _begins_here(self) -> bool:
-        """From now on. Whether that was possible without reading the log."""
+        """Begin now. Returns whether that was possible without reading the log."""
         await self._flushes.between()
         self._check_ready()
         assert self._flushes.position is not None
@@ -193,7 +193,7 @@ class FeedSubscription(CatchUp):
         return await self._joins_when_on_disk()
 
     async def _joins_when_on_disk(self) -> bool:
-        """Its position usually is with the next flush; what comes until then is stored."""
+        """Its position is usually on disk with the next flush. Changes until then are stored."""
         flushes = self._flushes
         flush = flushes.begun + 1
         while flushes.completed < flush and not self.closed:
@@ -227,24 +227,23 @@ class FeedSubscription(CatchUp):
 
     @property
     def _is_on_disk(self) -> bool:
-        """Whether the hub sends no position any more that lies before the one where it is."""
+        """Whether its place is on disk: the hub sends no older position from here on."""
         assert self._place is not None
         return self._flushes.durable.covers(self._place.reached)
 
     def _begin_at_place(self) -> None:
-        """Its subscriber learns that it has begun, and where."""
+        """Inform the subscriber that it has begun, and where."""
         assert self._place is not None
         place = self._place = Place(self._place.reached, self._place.reached)
         self._home.join(self)
         self._introduce(self.feed.id, resumed=not self.from_now)
         if self.from_now:
-            # Where it begins: a client that is cut off before the first change resumes from there.
+            # A client that is disconnected before the first change resumes from here.
             self._deliver(self._home.frame(self.feed, (), place.reached))
         self._arrived.settle()
 
     def _stop_here(self) -> None:
-        """Remember where it is. In the middle of sending a flush, that depends on whether its own
-        turn has come."""
+        """Store its place. During a flush, that depends on whether it was sent this flush."""
         flushes = self._flushes
         has_flush = self._flush == flushes.number or not flushes.stepping
         reached = flushes.position if has_flush else flushes.position_before
@@ -268,7 +267,7 @@ class FeedSubscription(CatchUp):
         return self.feed.wants
 
     def _rewound(self) -> None:
-        self._delivered.clear()  # what comes twice, a client recognises by its seq
+        self._delivered.clear()  # clients recognise changes that are sent twice by their seq
 
     async def _before_seam(self, connection: Connection) -> None:
         if self.begun:
@@ -277,7 +276,7 @@ class FeedSubscription(CatchUp):
             await self._flushes.next_flush()
         while not self._is_on_disk:
             self._check_ready()
-            # Without another commit the WAL may stay in memory for long.
+            # Without another commit, the server may not write the WAL to disk for long.
             await flush_wal(connection)
             await self._flushes.next_flush()
 
@@ -313,7 +312,7 @@ class FeedSubscription(CatchUp):
             except TimeoutError:
                 raise SlowClient from None
             if self._may_deliver.is_set():
-                self.subscriber.deliver(frame)  # what it raises ends the feed
+                self.subscriber.deliver(frame)  # an error ends the feed
                 taken = self._may_deliver.is_set()
         self._delivered.update(each.xid for each in transactions if each.complete)
 
@@ -326,8 +325,8 @@ class FeedSubscription(CatchUp):
         return True
 
     async def _may_join(self) -> None:
-        """Wait until it is opened, and then until it is between two flushes and not paused, both at
-        once: what is delivered to one that was paused meanwhile would come again."""
+        """Wait until it is opened, and then until it is not paused and no step is under way, both
+        at the same time: what is delivered to a paused feed would be sent again."""
         await self._is_opened.wait()
         while True:
             await self._may_deliver.wait()
@@ -346,11 +345,11 @@ class FeedSubscription(CatchUp):
         self._delivered.clear()
 
     def _join_flushes(self) -> None:
-        """Synchronously: what was stored, and then the flushes. Also without a change, for now
-        there is a newer place to resume from than any that it was sent."""
+        """Send the stored changes, and join the flushes, without waiting. A frame is sent also
+        without changes, because it has a newer position to resume from."""
         stored, self._stored = self._stored, None
         self._deliver(self._home.frame(self.feed, stored or (), self._flushes.durable))
-        # Only now: one that is paused by what was stored continues from before it.
+        # Only now: if `deliver` pauses it, it must continue from before these changes.
         self._task = None
         self._flushes.announce()
 
@@ -360,7 +359,10 @@ class FeedSubscription(CatchUp):
             return
         await self._flushes.between()
         self._task = None
-        self._deliver(self._home.gap_frame(self.feed, self._durable))
+        if self._may_deliver.is_set():
+            self._deliver(self._home.gap_frame(self.feed, self._durable))
+        else:
+            self.missed_gap = True  # it was paused since, and is sent the gap when it continues
         self._flushes.announce()
 
     def _explain(self, error: Exception) -> HeadwaterError:
@@ -370,7 +372,7 @@ class FeedSubscription(CatchUp):
 
 
 def explained(error: Exception) -> HeadwaterError:
-    """Why a feed cannot say which changes it carries."""
+    """The error for a feed whose filter cannot be decided."""
     if isinstance(error, Undecided):
         return Forbidden(
             "only the database can decide which of these rows this session may see",

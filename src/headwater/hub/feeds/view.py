@@ -1,4 +1,4 @@
-"""What identical change feeds share: which changes they carry."""
+"""The view that identical change feeds share: which changes they get."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from headwater.hub.costs import Cost
-from headwater.hub.tables import KnownTable
+from headwater.hub.reading.tables import KnownTable
+from headwater.hub.subscriptions.costs import Cost
 from headwater.live.feed import ChangeFilter
 from headwater.live.filters.filter import Filter
 from headwater.model import Change, Position, Table, Transaction
@@ -27,7 +27,7 @@ class FeedQuery(msgspec.Struct, frozen=True):
 
 
 class FeedView(Generic[SubscriptionT]):
-    """What identical feeds share."""
+    """The state that identical feeds share."""
 
     def __init__(self, id: int, identity: Any, query: FeedQuery, tables: list[KnownTable]) -> None:
         self.id = id
@@ -45,16 +45,16 @@ class FeedView(Generic[SubscriptionT]):
         return table.oid in self.tables
 
     def may_meet(self, table: Table) -> bool:
-        """Whether this is new and its own, if all may read it: it follows everything, or the table
-        has the name of one that it follows."""
+        """Whether the table is new to this feed and may belong to it: the feed follows all tables,
+        or the table has the name of a followed one."""
         if table.oid in self.tables:
             return False
         everything = self.everything and not table.is_system
         return everything or (table.schema, table.name) in self.names
 
     def seen(self, transaction: Transaction) -> Transaction | None:
-        """What of a transaction the feed carries. Raises InvalidQuery or Undecided where that
-        cannot be known."""
+        """The part of a transaction that the feed gets. Raises InvalidQuery or Undecided if that
+        cannot be decided."""
         changes: list[Change] = []
         for change in transaction.changes:
             if change.table.oid not in self.tables:

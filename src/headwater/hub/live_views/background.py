@@ -1,15 +1,15 @@
-"""Asks beside the flushes what live queries need, so that no policy and no slow query holds others.
+"""Background queries of live views: beside the flushes, so that slow policies delay no other view.
 
-A flush hands over the steps that must ask, by view. Those of one role, claims and table are asked
-together, in the snapshot of the flush, over a connection of a pool: `question_url` for what is
-asked as a user's role, `url` for the rest. Roles that answered quickly the last time share a
-connection, and the flush waits a moment for them (`limits.FLUSH_BUDGET_SECONDS`); a slow one has a
-connection to itself, and its views lag. When a job is done, its views are delivered as of the
-position of its flush; what came since waits in their `Lag`, and is the next job.
+A flush passes on the steps that need the database. Queries with the same role, claims and table are
+one group. A job runs groups in the snapshot of the flush, over a connection of a pool: to
+`question_url` for queries with a user's role, to `url` for the others. Groups that were quick the
+last time share a job, and the flush waits for it for a short time (`limits.FLUSH_BUDGET_SECONDS`).
+A slow group has a job of its own, and its views lag. When a job is done, its views are sent as of
+the position of its flush. Changes since then are in their `Lag`, for the next job.
 
-Connections are given out by turns: the role and claims that were served longest ago come first.
-To look at all rows that a user holds takes time on the event loop, too. It is taken in slices, and
-a role and claims for which it was much rest for a multiple of it: their views lag meanwhile.
+The role and claims that were served longest ago come first. Checking all rows of a user also keeps
+the event loop busy, so it yields often. A role and claims that kept it busy for long rest for a
+multiple of that time, and their views lag.
 """
 
 from __future__ import annotations
@@ -39,40 +39,40 @@ from headwater.hub.live_views.steps import ViewStep
 from headwater.hub.live_views.view import LiveView
 from headwater.hub.live_views.visibility import guarded, hide
 from headwater.hub.loop_time import Metered, Turn
+from headwater.hub.reading.snapshot_pool import Export, SnapshotPool
+from headwater.hub.reading.snapshot_queries import SnapshotQuery, ask_in_flush
+from headwater.hub.reading.tables import FORMATS
 from headwater.hub.resources import Resources
-from headwater.hub.snapshot_pool import Export, SnapshotPool
-from headwater.hub.snapshot_queries import SnapshotQuery, ask_in_flush
-from headwater.hub.tables import FORMATS
 from headwater.live.needs import Need, Refill
-from headwater.live.streamed import Streamed
-from headwater.live.window import Window
+from headwater.live.state.streamed import Streamed
+from headwater.live.state.window import Window
 
 _JOB_LOOP_SECONDS = 0.02
-"""How long the event loop may be busy with one look at what a role with claims may see. After more,
-nothing is asked for them for a while: they rest, and their live queries lag."""
+"""How long the event loop may be busy with one check for a role with claims. After a longer one,
+they rest: nothing is checked for them for a while, and their live queries lag."""
 
 _JOB_REST_TIMES = 4
-"""How many times as long they rest."""
+"""They rest for this many times the time of the check."""
 
 _JOB_REST_SECONDS_MAX = 2.0
-"""They rest for at most this long. Then everything that came since is asked together."""
+"""They rest for at most this long. Then all changes since are checked together."""
 
 _QUESTION_CONNECTIONS_QUICK = 2
-"""Of these, how many are never given to questions that took long the last time."""
+"""Connections that are never used for queries that were slow the last time."""
 
 _QUESTION_CONNECTIONS_PER_SCOPE = 2
-"""Of these, how many ask slow questions for one role and claims at a time. Its others wait."""
+"""Connections that slow queries of one role with claims use at the same time. Others wait."""
 
 _QUESTION_BATCH = 16
-"""Roles with claims whose quick questions are asked together over one connection."""
+"""Roles with claims whose quick queries share one connection."""
 
 _QUESTION_QUICK_SECONDS = 0.1
-"""A question that takes longer is slow: it is asked again alone, and from then on beside the
-flushes until it was quick once."""
+"""A query that takes longer is slow: it is repeated alone, and from then on runs beside the flushes
+until it was quick once."""
 
 _QUESTION_PACES_MAX = 10_000
-"""Roles with claims, by table, of which is remembered how long their last question took. The oldest
-is forgotten, and counts as quick."""
+"""Roles with claims, by table, for which it is stored whether their last query was slow. The oldest
+is dropped, and counts as quick."""
 
 
 logger = logging.getLogger(__name__)
@@ -80,11 +80,11 @@ logger = logging.getLogger(__name__)
 _OPTIONS = f"{FORMATS} -c jit=off"
 
 _LOSSES_MAX = 3
-"""How often a view is asked for again whose connection was lost. Its policy may be why."""
+"""How often queries are repeated after a lost connection. A policy may be the cause."""
 
 
 class Unit:
-    """The steps of one view in a flush: its own, and those of results that have arrived for it."""
+    """The steps of one view in a flush: its own, and those of first results that have arrived."""
 
     __slots__ = ("seconds", "steps", "view")
 
@@ -92,22 +92,22 @@ class Unit:
         self.view = view
         self.steps = steps
         self.seconds = 0.0
-        """How long the loop was busy with its changes."""
+        """How long applying its changes kept the event loop busy."""
 
     @property
     def who(self) -> Hashable:
-        """For whom it asks."""
+        """The role and claims that it reads with; without a role, the view."""
         scope = self.view.scope
         return self.view.id if scope is None else (scope.role, scope.claims)
 
     @property
     def key(self) -> Hashable:
-        """What is asked together, and remembered as quick or slow."""
+        """The group that runs together, and is slow or quick."""
         return self.who, self.view.known.table.id
 
     @property
     def rows(self) -> int:
-        """How many are looked at, about."""
+        """About how many rows are checked."""
         held = (step.state.keys for step in self.steps if isinstance(step.state, Window))
         return sum(map(len, held)) + sum(len(each) for step in self.steps for each in step.changes)
 
@@ -120,7 +120,7 @@ def units_of(steps: Iterable[ViewStep]) -> list[Unit]:
 
 
 class BackgroundJob:
-    """Units that are asked for over one connection, in one snapshot."""
+    """Units whose queries run over one connection, in one snapshot."""
 
     def __init__(self, groups: list[list[Unit]], flushed: Flushed, *, quick: bool) -> None:
         self.units = [unit for group in groups for unit in group]
@@ -128,28 +128,28 @@ class BackgroundJob:
         self.flushed = flushed
         self.began = time.monotonic()
         self.stop: Callable[[], None] = lambda: None
-        """Hangs up."""
+        """Closes its connection."""
         self.quick = quick
-        """Whether it is several together, none of which may take long."""
+        """Whether it has several groups, none of which may take long."""
         self.task: asyncio.Task[None] | None = None
 
     @property
     def seconds(self) -> float:
-        """How long each question may take. What a role may see is soon asked again, alone; other
-        views would have to be read again."""
+        """How long each query may take. A check of visibility can be repeated alone; other views
+        would have to be read again."""
         if not self.quick:
             return limits.QUESTION_SECONDS_MAX
         return _QUESTION_QUICK_SECONDS if self.is_guarded else limits.FLUSH_QUESTION_SECONDS
 
     @property
     def patience(self) -> float:
-        """How long all of them may take."""
+        """How long the whole job may take."""
         count = _QUESTION_BATCH if self.quick else 2
         return count * self.seconds + 2 * limits.FLUSH_QUESTIONS_SECONDS
 
     @property
     def has_lasted(self) -> bool:
-        """Whether it was hung up on because it took longer."""
+        """Whether its connection was closed because it took longer."""
         return time.monotonic() - self.began >= self.patience
 
     @property
@@ -167,7 +167,7 @@ class BackgroundJob:
 
 
 class BackgroundQueries:
-    """All questions of a hub's live queries."""
+    """The background queries of all live views of a hub."""
 
     def __init__(
         self, resources: Resources, flushes: FlushState, views: LiveViews, delivery: Delivery
@@ -180,22 +180,22 @@ class BackgroundQueries:
         self._scoped = self._pool(resources.question_url or resources.url, scoped=True)
         self._jobs: dict[BackgroundJob, SnapshotPool] = {}
         self._slow: dict[Hashable, bool] = {}
-        """By what is asked together, whether it took long the last time."""
+        """By group, whether it was slow the last time."""
         self._slow_tables: set[int] = set()
         self._turns: dict[Hashable, int] = {}
         self._turn = 0
         self._resting: dict[Hashable, asyncio.TimerHandle] = {}
-        """Roles and claims that kept the loop busy, until their next job may begin."""
+        """Roles with claims that rest, with the timer that ends it."""
         self._patient_after = 0.0
         self._is_closing = False
 
     def _pool(self, url: str, *, scoped: bool) -> SnapshotPool:
-        """With `scoped`, for connections that ask as users' roles. Over `question_url` their login
-        role owns nothing and may read nothing: the code of a policy that leaves the role it was
-        asked as finds itself with no rights; it finds names as the application's sessions do."""
+        """With `scoped`, for queries with users' roles. The login role of `question_url` owns
+        nothing and may read nothing, so code of a policy that leaves its role has no rights. Names
+        are found as in the application's sessions."""
 
         async def opened() -> Connection:
-            # What the driver prepares would be discarded, and it would not know.
+            # `discard all` removes prepared statements, and the driver would not know.
             return await connect(
                 url,
                 purpose="questions",
@@ -212,29 +212,29 @@ class BackgroundQueries:
     async def _lend(
         self, pool: SnapshotPool, seconds: Sequence[float], export: Export
     ) -> list[Connection | None]:
-        """A connection in the snapshot of a flush for each of these statement timeouts; None where
-        one could not import it. No more than are idle."""
+        """A connection in the snapshot of the flush for each of these statement timeouts; None if
+        importing the snapshot failed. There must be enough idle ones."""
         taken = pool.take(len(seconds))
         assert len(taken) == len(seconds)
-        self._want(pool, 1)  # the next flush may come before these are back
+        self._want(pool, 1)  # the next flush may need one before these are free
         return await pool.begin(taken, export, seconds)
 
     def _take_back(self, pool: SnapshotPool, connection: Connection) -> None:
-        """Its transaction is over. What code of others could leave in a session is discarded:
-        settings, locks, prepared statements."""
+        """Its transaction is over. Discard what code of others can leave in a session: settings,
+        locks, prepared statements."""
         is_scoped = pool is self._scoped
         pool.clean(connection, ["rollback", "discard all"] if is_scoped else ["rollback"])
 
     def expect(self, view: LiveView) -> None:
-        """A view that may have questions: have a connection for it by then."""
+        """Open a connection in advance for a view that may need one."""
         self._want(self.pool_of(view), 1)
 
     def pool_of(self, view: LiveView) -> SnapshotPool:
         return self._own if view.scope is None else self._scoped
 
     async def start(self, units: Sequence[Unit], export: Export, flushed: Flushed) -> list[Unit]:
-        """Begin with as many as connections are free; the others wait for a later flush. Returns
-        those that cannot wait, since they have taken their changes already."""
+        """Start jobs on the free connections; the other units wait for a later flush. Returns the
+        units that cannot wait, because their changes are applied already."""
         left: list[Unit] = []
         for unit in units:
             self._views.begin_lag(unit.view)
@@ -244,7 +244,7 @@ class BackgroundQueries:
         return left
 
     def put_off(self, unit: Unit) -> None:
-        """In the step of a flush: it has not taken its changes, and does so with a later flush."""
+        """In the step of a flush: its changes are not applied yet, and wait for a later flush."""
         self._views.begin_lag(unit.view)
         self._put_back(unit)
 
@@ -273,7 +273,7 @@ class BackgroundQueries:
     def _planned(
         self, pool: SnapshotPool, units: list[Unit], flushed: Flushed
     ) -> tuple[list[BackgroundJob], list[Unit]]:
-        """What to begin with now, and what waits."""
+        """The jobs to start now, and the units that wait."""
         groups: dict[Hashable, list[Unit]] = {}
         for unit in sorted(units, key=lambda unit: self._turns.get(unit.who, 0)):
             groups.setdefault(unit.key, []).append(unit)
@@ -304,7 +304,7 @@ class BackgroundQueries:
         return jobs, waiting
 
     async def wait(self, flushed: Flushed, seconds: float) -> None:
-        """Give those that are quick a moment, so that they are part of this flush."""
+        """Wait a short time for the quick jobs, so that they are sent with this flush."""
         quick = [
             job.task
             for job in self._jobs
@@ -320,7 +320,8 @@ class BackgroundQueries:
     async def scoped_connection(
         self, export: Export, seconds: float
     ) -> AsyncIterator[Connection | None]:
-        """One that asks as users' roles, in the snapshot of the flush; None while all are busy."""
+        """A connection for queries with users' roles, in the snapshot of the flush; None if all are
+        busy."""
         pool = self._scoped
         if not pool.idle:
             self._want(pool, 1)
@@ -343,7 +344,7 @@ class BackgroundQueries:
         return self._is_slow(Unit(view, []))
 
     def was_slow(self, view: LiveView) -> None:
-        """A question that was asked elsewhere took long."""
+        """A query of this view that ran elsewhere was slow."""
         self._took(Unit(view, []), slow=True)
 
     def sweep(self) -> None:
@@ -364,12 +365,12 @@ class BackgroundQueries:
     # -------------------------------------------------------------------- quick and slow
 
     def _is_slow(self, unit: Unit) -> bool:
-        """By the last time; for one that was never asked, by others of its table."""
+        """By its last time; if there was none, by other groups of the table."""
         return self._slow.get(unit.key, unit.view.known.table.id in self._slow_tables)
 
     def _took(self, unit: Unit, *, slow: bool) -> None:
         self._slow.pop(unit.key, None)
-        self._slow[unit.key] = slow or self._rests(unit)  # with others, they would wait for it
+        self._slow[unit.key] = slow or self._rests(unit)  # others would wait for it
         if len(self._slow) > _QUESTION_PACES_MAX:
             del self._slow[next(iter(self._slow))]
         if unit.view.scope is not None:
@@ -382,8 +383,8 @@ class BackgroundQueries:
         return guarded(unit.view) and unit.who in self._resting
 
     def _charge(self, job: BackgroundJob, seconds: float) -> None:
-        """Let those rest for whom a job kept the loop busy. Except for applying changes, what it
-        did for one of them is measured by their rows."""
+        """Let roles with claims rest if the job kept the event loop busy for them. The time is
+        divided by rows, except for the time of applying changes, which is known."""
         if seconds <= _JOB_LOOP_SECONDS or self._is_closing:
             return
         rows = sum(unit.rows for unit in job.units) or 1
@@ -398,7 +399,7 @@ class BackgroundQueries:
 
     def _rest(self, who: Hashable, seconds: float) -> None:
         loop = asyncio.get_running_loop()
-        if (timer := self._resting.get(who)) is not None:  # of a job beside this one
+        if (timer := self._resting.get(who)) is not None:  # of another job
             timer.cancel()
             seconds += timer.when() - loop.time()
         seconds = min(seconds, _JOB_REST_SECONDS_MAX)
@@ -411,7 +412,7 @@ class BackgroundQueries:
     # -------------------------------------------------------------------- a job
 
     def _run(self, pool: SnapshotPool, job: BackgroundJob, connection: Connection) -> None:
-        # Views may have been left while the connection imported the snapshot.
+        # Views may have lost their subscribers while the connection imported the snapshot.
         job.units = [unit for unit in job.units if unit.view.lag is not None]
         if not job.units:
             self._take_back(pool, connection)
@@ -420,7 +421,7 @@ class BackgroundQueries:
             assert unit.view.lag is not None
             unit.view.lag.job = job
             for step in unit.steps:
-                step.done = True  # from here on the job answers for it
+                step.done = True  # from here on the job is responsible for it
         self._jobs[job] = pool
         job.stop = partial(pool.hang_up, connection)
         job.began = time.monotonic()
@@ -428,11 +429,11 @@ class BackgroundQueries:
         job.task.add_done_callback(lambda _: self._jobs.pop(job, None))
 
     async def _work(self, pool: SnapshotPool, job: BackgroundJob, connection: Connection) -> None:
-        """Ask, and deliver. Whatever goes wrong, each view is delivered, asked for again, or read
-        again."""
+        """Run the queries and deliver. After any error, each view is delivered, queued again, or
+        read again."""
         error: Exception | None = None
         try:
-            # The server ends what takes too long; a policy can refuse to be ended.
+            # The server ends slow statements, but code of a policy can prevent that.
             with pool.bounded(connection, job.patience):
                 await self._ask(job, connection)
         except psycopg.Error as found:
@@ -453,7 +454,7 @@ class BackgroundQueries:
         self._look()
 
     def _look(self) -> None:
-        """Have a flush begin with what waits."""
+        """Request a flush if a view waits for a job."""
         if any(
             view.lag is not None and view.lag.job is None and not self._rests(Unit(view, []))
             for view in self._views.lagging
@@ -477,7 +478,7 @@ class BackgroundQueries:
             await turn.over()
 
     async def _answer(self, job: BackgroundJob, connection: Connection) -> list[Unit]:
-        """Take states to the job's flush. Returns the units whose views are to be delivered."""
+        """Update states to the job's flush. Returns the units to deliver."""
         asked = await hide(connection, _steps(job.units), datetime.now(UTC))
         if asked:
             self._metrics.questions.labels("visibility").inc(asked)
@@ -496,7 +497,7 @@ class BackgroundQueries:
         return units
 
     def _postponed(self, unit: Unit) -> bool:
-        """Whether it took too long to be asked with others; then it is asked alone, later."""
+        """Whether it took too long for a shared job. Then it runs alone, later."""
         if not guarded(unit.view) or not any(map(_was_cancelled, unit.steps)):
             return False
         self._took(unit, slow=True)
@@ -506,11 +507,11 @@ class BackgroundQueries:
     async def settle(
         self, connection: Connection, steps: Iterable[ViewStep], seconds: float | None = None
     ) -> None:
-        """Ask what states need until they need nothing."""
+        """Read what states need until they need nothing."""
         asking = [step for step in steps if step.need is not None]
         for step in asking:
             if isinstance(step.state, Streamed) and isinstance(step.need, Refill):
-                # All of its members, page by page: that is read as a first result is.
+                # All members must be read, page by page, as a first result is.
                 step.error = psycopg.errors.QueryCanceled("to be read beside the flush")
         asking = [step for step in asking if step.need is not None]
         bound = limits.FLUSH_QUESTIONS_SECONDS if seconds is None else seconds
@@ -540,14 +541,14 @@ class BackgroundQueries:
                 self._delivery.fault(step, error)
             await turn.over()
 
-    # -------------------------------------------------------------------- its end
+    # -------------------------------------------------------------------- the end of a job
 
     def _finish(self, unit: Unit, job: BackgroundJob) -> None:
-        """Its view is true as of the job's flush."""
+        """Deliver its view as of the job's flush."""
         view, views = unit.view, self._views
         lag = view.lag
         if lag is None or lag.job is not job:
-            return  # it was left, or is being read again
+            return  # its subscribers have left, or it is being read again
         lag.job, lag.losses = None, 0
         lag.reached, lag.text = job.flushed.position, job.flushed.text
         try:
@@ -558,7 +559,7 @@ class BackgroundQueries:
         views.end_lag(view)
 
     def _failed(self, job: BackgroundJob, error: Exception) -> None:
-        """Its connection was lost, or a fault of ours."""
+        """Its connection was lost, or there is a fault in our code."""
         for unit in job.units:
             lag = unit.view.lag
             if lag is None or lag.job is not job:
@@ -577,11 +578,11 @@ class BackgroundQueries:
                 self._finish(unit, job)
 
     def _put_back(self, unit: Unit) -> bool:
-        """Let it wait for another flush. False for one that has taken its changes."""
+        """Let it wait for another flush. False if its changes are applied already."""
         view, views = unit.view, self._views
         lag = view.lag
         if lag is None:
-            return True  # it was left meanwhile
+            return True  # its subscribers have left
         if any(step.applied for step in unit.steps):
             return False
         lag.job = None

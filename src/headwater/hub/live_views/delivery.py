@@ -1,7 +1,7 @@
-"""What becomes of the steps of a flush: frames to those who follow, results to those who wait.
+"""Delivers the steps of a flush: frames to subscribers, results to those who wait for one.
 
-A step is delivered as of the position of its flush, by the flush itself or later, by the job that
-asked for it. Nothing here waits.
+A step is delivered as of the position of its flush: by the flush itself, or later by its background
+job. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import NamedTuple
 from headwater.hub.live_views.registry import LiveViews
 from headwater.hub.live_views.steps import ViewStep
 from headwater.hub.live_views.view import InitialSnapshot, LiveSubscription
-from headwater.hub.subscription import not_taken
-from headwater.live.window import Window
+from headwater.hub.subscriptions.subscription import not_taken
+from headwater.live.state.window import Window
 from headwater.model import Position
 from headwater.protocol import Frame
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Flushed(NamedTuple):
-    """A flush, by its number and its position."""
+    """The number and position of a flush."""
 
     number: int
     position: Position
@@ -33,7 +33,7 @@ class Flushed(NamedTuple):
 
 
 class Delivery:
-    """Applies steps and hands out what came of them."""
+    """Applies steps and sends their results."""
 
     def __init__(self, views: LiveViews) -> None:
         self._views = views
@@ -46,7 +46,7 @@ class Delivery:
                 step.view.cost.ran(time.perf_counter() - began)
 
     def attempt(self, step: ViewStep, act: Callable[[], None]) -> None:
-        """A fault in one view harms no other: it is read again."""
+        """A view with a fault is read again; other views are not affected."""
         try:
             act()
         except Exception as error:
@@ -57,7 +57,7 @@ class Delivery:
         step.error = error
 
     def deliver(self, steps: Sequence[ViewStep], flushed: Flushed) -> None:
-        """To all who follow their views, true as of this flush."""
+        """Send them to all subscribers of their views, as of this flush."""
         frames = [
             (step, frame)
             for step in steps
@@ -81,7 +81,8 @@ class Delivery:
             self._views.welcome(step.view, flushed.number)
 
     def _frame(self, step: ViewStep, flushed: Flushed) -> Frame | None:
-        """What its subscribers are sent, encoded; None for nothing, or for what cannot be sent."""
+        """The encoded frame for its subscribers; None if there is nothing to send, or if it cannot
+        be encoded."""
         at = step.at or datetime.now(UTC)
         try:
             frame = step.view.frame(flushed.text, at, step.deltas)
@@ -93,14 +94,14 @@ class Delivery:
             return None
 
     def _finish(self, step: ViewStep, snapshot: InitialSnapshot, flushed: Flushed) -> None:
-        """A result is there, true as of this flush."""
+        """A first result has arrived, as of this flush."""
         view = step.view
         if snapshot not in view.snapshots:
             return
         is_window = isinstance(step.state, Window)
         frame = None if is_window or snapshot.quiet else self._frame(step, flushed)
         if step.error is not None:
-            return  # among the snapshots it is begun again, with those who wait for it
+            return  # it is still in `snapshots`, and is read again
         view.snapshots.remove(snapshot)
         if snapshot.quiet and view.live:
             self._views.compare(view, step.state)
@@ -114,13 +115,13 @@ class Delivery:
         if not view.live:
             view.take(step.state)
         elif view.differs(step.state):
-            # Rights changed meanwhile: those before see other rows than those who come now.
+            # Rights have changed: earlier subscribers have other rows than the new ones.
             lag = view.lag
             if view.subscribers:
                 self._views.read_again(view, "access")
             self._views.replay_buffers.clear(view.replay)
             view.take(step.state)
-            self._views.set_lag(view, lag)  # what came since belongs behind this state, too
+            self._views.set_lag(view, lag)  # changes since then also apply to this state
         for subscription in list(snapshot.receivers):
             if not subscription.closed:
                 view.attach(subscription)
@@ -131,7 +132,7 @@ class Delivery:
 
 
 def fan_out(subscribers: Iterable[LiveSubscription], frame: Frame, flush: int) -> None:
-    """Send the same frame to all but those who were sent this flush out of turn."""
+    """Send the same frame to all subscribers, except those who have this flush already."""
     for subscription in tuple(subscribers):
         if subscription.caught_up < flush and not subscription.closed:
             try:

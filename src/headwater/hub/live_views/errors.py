@@ -1,4 +1,4 @@
-"""The errors that subscribers of a live view are sent, from what the database or the hub met."""
+"""Turns errors of the database and of the hub into errors for subscribers of a live view."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ TABLE_CHANGED = (
     | psycopg.errors.UndefinedFunction
     | psycopg.errors.DatatypeMismatch
 )
-"""What a statement meets when its table was altered after it was looked up."""
+"""Errors of a statement whose table was altered after it was looked up."""
 
 
 def refusal(view: LiveView, error: psycopg.Error, url: str) -> HeadwaterError:
-    """For a statement that the database refused, in words that its subscribers may read."""
+    """The error for a statement that the database refused. Subscribers may read it."""
     found = translate(error, url)
     if isinstance(found, PermissionMissing):
         label = view.query.table.label
         if view.scope is None:
-            return PermissionMissing(  # no fault of the query
+            return PermissionMissing(  # not the query's fault
                 f"Headwater's own database role may not read {label}: {found}",
                 hint=f"grant select on {label} to the role of the gateway's URL",
             )
@@ -59,8 +59,8 @@ def slow_question(view: LiveView) -> HeadwaterError:
 
 
 def _refused(view: LiveView, error: psycopg.Error, found: HeadwaterError) -> HeadwaterError:
-    """For a statement that fails whenever it is repeated. Under row-level security the message may
-    have a value of a row that the user may not see: it is for the log."""
+    """The error for a statement that fails each time. Under row-level security, the database's
+    message may contain a value that the user may not see, so it goes to the log only."""
     label = view.query.table.label
     if view.scope is None:
         return InvalidQuery(f"{label}: {found}", path="where", hint=found.hint)

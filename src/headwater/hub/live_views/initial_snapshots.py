@@ -1,12 +1,12 @@
 """Reads the first results of live queries on side connections, in the snapshot of a flush.
 
-A first result may take long where no index fits or the table is locked, and no other client shall
-wait for it. So a flush only lends its snapshot: side connections import it, which takes a moment,
-and the flush continues. All results that are wanted at that moment are shared out among the
-connections that are free. Of one table and of one user only some are read at a time (`fair_queue`),
-and where all connections are busy for long, more are opened. What takes too long fails with an
-error that says why: a lock that another transaction holds, or an index that is missing. What a lost
-connection cut short is read again.
+A first result can take long, without a suitable index or when the table is locked, and no other
+client must wait for it. So a flush only exports its snapshot: side connections import it, which is
+quick, and the flush continues. The results that are wanted then are divided among the free
+connections (a *share*). Only some results of one table and of one user are read at the same time
+(`fair_queue`). If all connections are busy for long, more are opened. A result that takes too long
+fails with an error that names the cause: a lock of another transaction, or a missing index. After a
+lost connection, the result is read again.
 """
 
 from __future__ import annotations
@@ -25,42 +25,41 @@ from headwater.database import PIN, Connection, connect
 from headwater.errors import DatabaseError, HeadwaterError, LimitExceeded
 from headwater.fair_queue import FairQueue
 from headwater.hub.live_views.view import InitialSnapshot, LiveSubscription
-from headwater.hub.snapshot_pool import Export, SnapshotPool
-from headwater.hub.snapshot_queries import UNLOCK, SnapshotQuery, ask, rewritten
-from headwater.hub.tables import FORMATS
+from headwater.hub.reading.snapshot_pool import Export, SnapshotPool
+from headwater.hub.reading.snapshot_queries import UNLOCK, SnapshotQuery, ask, rewritten
+from headwater.hub.reading.tables import FORMATS
 from headwater.live.query import BoundQuery
 from headwater.model import Delta, Match, Position
 from headwater.protocol import Frame, Reset, Snapshot
 from headwater.queries.execution.pool import CLEAN
 
 _OPENING_CONNECTIONS = 4
-"""Connections that read the first results of live queries, as long as these are quick."""
+"""Connections that read first results of live queries, while these are quick."""
 
 _OPENING_CONNECTIONS_MAX = 16
-"""The same where results wait and none of the connections has begun another for a while. With all
-of them busy, others wait. Connections of the question role are counted by themselves."""
+"""The same while results wait and no connection becomes free. If all are busy, results wait.
+Connections of the question role are counted separately."""
 
 _OPENING_STUCK_SECONDS = 0.25
-"""After this long without another result begun, one more connection is opened for those that
-wait."""
+"""If results wait and none was started for this long, one more connection is opened."""
 
 _OPENINGS_PER_TABLE = 3
-"""First results of one table that are read at a time. Further ones wait, and those of other tables
-pass them: a table that is locked does not take all connections."""
+"""First results of one table that are read at the same time. Others wait, and results of other
+tables pass them: so a locked table does not use all connections."""
 
 _OPENINGS_PER_USER = 2
-"""First results of one user, or of one address without a user, that are read at a time. Further
-ones wait, and those of others pass them."""
+"""First results of one user, or of one address without a user, that are read at the same time.
+Others wait, and results of other users pass them."""
 
 _OPENING_SHARE = 1_000
 """First results that are read in the snapshot of one flush. The others wait for the next."""
 
 _OPENING_LOOK_SECONDS = 5.0
-"""A first result that takes longer is looked at, this often: the log and the error name who holds
-the lock that it waits for."""
+"""While a first result takes longer than this, it is checked this often for locks: the log and the
+error name the process that holds the lock."""
 
 _OPENING_ROOM_SECONDS = 30.0
-"""How long a client may take to accept a part of a streamed result. Then its subscription fails."""
+"""How long a client may take to read a part of a streamed result. Then its subscription fails."""
 
 
 logger = logging.getLogger(__name__)
@@ -77,11 +76,11 @@ _BOUNDS = {
 
 
 class InitialSnapshots:
-    """The results that are wanted, and those who read them.
+    """All first results of a hub.
 
-    `changed` is called when a result has arrived or a connection is free for more; `failed` with
-    the driver's error, or a fault of ours, when a result cannot be had. What is read as a user's
-    role is read over connections to `question_url`, if there is one.
+    `changed` is called when a result has arrived or a connection is free. `failed` is called with
+    the error of the driver, or of our own code, when a result cannot be read. Results with a user's
+    role are read over connections to `question_url`, if there is one.
     """
 
     def __init__(
@@ -117,14 +116,14 @@ class InitialSnapshots:
         return self._own if snapshot.view.scope is None else self._as_roles
 
     async def start(self, export: Export, position: Position) -> None:
-        """Share out what is wanted. `export` lends the snapshot, which must stay until we return;
-        the position is that of the snapshot."""
+        """Start reading the wanted results. `export` exports the snapshot, which must exist until
+        this returns; `position` is that of the snapshot."""
         for readers in self._all:
             if readers.can_start:
                 await readers.start(export, position)
 
     def restart(self) -> None:
-        """The snapshots that results are read in no longer fit the log: begin again with all."""
+        """The log is not followed any more: forget all results that are being read."""
         for readers in self._all:
             readers.restart()
         self.arrived.clear()
@@ -137,19 +136,19 @@ class InitialSnapshots:
         self._failed(snapshot, error)
 
     def blockers_of(self, snapshot: InitialSnapshot) -> Blocker | None:
-        """Who held a lock that reading it waited for, when that was last looked at."""
+        """The process that held a lock it waited for, at the last check."""
         return self._blockers.get(snapshot)
 
     # -------------------------------------------------------------------- reading
 
     async def read(self, connection: Connection, snapshot: InitialSnapshot) -> None:
-        """Read one result, and say when it is there or cannot be had."""
+        """Read one result, and report when it has arrived or failed."""
         process, looking = connection.info.backend_pid, list[asyncio.Task[None]]()
 
         def look() -> None:
             looking.append(asyncio.create_task(self._look_for_locks(process, snapshot)))
 
-        # Most results are there long before.
+        # Most results arrive before.
         timer = asyncio.get_running_loop().call_later(_OPENING_LOOK_SECONDS, look)
         try:
             await self._read(connection, snapshot)
@@ -164,7 +163,7 @@ class InitialSnapshots:
             await asyncio.sleep(_OPENING_LOOK_SECONDS)
 
     async def _look_for_lock(self, process: int, snapshot: InitialSnapshot) -> None:
-        """See from another connection whether this one waits for a lock."""
+        """Check over another connection whether this one waits for a lock."""
         try:
             connection = await connect(self._url, purpose="locks", options=_LOOK_OPTIONS)
             try:
@@ -187,14 +186,14 @@ class InitialSnapshots:
 
     async def _read(self, connection: Connection, snapshot: InitialSnapshot) -> None:
         view, parts = snapshot.view, 0
-        if not snapshot.wanted:  # another has taken its place, and those who wait
+        if not snapshot.wanted:  # another snapshot has replaced it
             snapshot.drop()
             return
         while snapshot.wanted:
             (need,) = snapshot.state.needs
             most = limits.OPENING_BYTES_MAX
             question = SnapshotQuery.of_need(view.known, view.query, need, view.scope, most=most)
-            # The server ends what takes too long; one that hangs ends nothing.
+            # The server ends slow statements, unless the server itself hangs.
             async with asyncio.timeout(2 * limits.OPENING_SECONDS):
                 (answer,) = await ask(connection, [question])
             if isinstance(answer, Exception):
@@ -214,9 +213,8 @@ class InitialSnapshots:
         snapshot.drop()
 
     async def _was_whole(self, connection: Connection, snapshot: InitialSnapshot) -> bool:
-        """Rows that a table was rewritten with are not in a snapshot from before: such a result
-        was empty, and is read again. Having been read from, the table stays as it is until we
-        end the transaction."""
+        """A table that was rewritten after the snapshot looks empty in it, so it is read again.
+        After this read, our transaction prevents a rewrite until it ends."""
         oid = snapshot.view.known.table.oid
         found = await rewritten(connection, [oid])
         if oid not in found:
@@ -230,7 +228,7 @@ class InitialSnapshots:
     async def _send(
         self, snapshot: InitialSnapshot, deltas: Sequence[Delta], *, first: bool, more: bool
     ) -> None:
-        """Hand a part of a streamed result to those who wait, as fast as they take it."""
+        """Send a part of a streamed result to its receivers, as fast as they read."""
         view, frames = snapshot.view, {}
         matches = tuple(view.known.wire.delta(d) for d in deltas if isinstance(d, Match))
         for subscription in list(snapshot.receivers):
@@ -244,7 +242,7 @@ class InitialSnapshots:
                     if reason is None
                     else Reset(*message, reason, matches, more)  # type: ignore[arg-type]
                 )
-                # Who had no room for a part must not take the next for the whole.
+                # A client that missed a part must not take the next one for the whole result.
                 frames[reason].is_step = not first
             if first:
                 subscription.begin([frames[reason]], whole=False)
@@ -255,7 +253,7 @@ class InitialSnapshots:
 
 
 class SnapshotReaders:
-    """Connections to one URL, and the results that they are to read."""
+    """Connections to one URL, and the results to read over them."""
 
     def __init__(self, url: str, changed: Callable[[], None], results: InitialSnapshots) -> None:
         self._url = url
@@ -280,7 +278,7 @@ class SnapshotReaders:
         self._changed()
 
     def _sweep(self) -> None:
-        """Forget what no client waits for any more: behind a locked table it would pile up."""
+        """Forget results that no client waits for. With a locked table there can be many."""
         if len(self._queue) > 2 * self._queue_swept + _OPENING_SHARE:
             for snapshot in [each for each in self._queue if not each.wanted]:
                 self._queue.remove(snapshot)
@@ -288,7 +286,7 @@ class SnapshotReaders:
             self._queue_swept = len(self._queue)
 
     async def start(self, export: Export, position: Position) -> None:
-        """Share out what is wanted; see `InitialSnapshots.start`."""
+        """Start reading the wanted results; see `InitialSnapshots.start`."""
         share = self._new_share()
         if not share:
             return
@@ -302,8 +300,8 @@ class SnapshotReaders:
         self._look_later()
 
     def _new_share(self) -> list[InitialSnapshot]:
-        """What may be read and is not being read: also what waits behind a result that takes
-        long."""
+        """The results that may be read and are not being read, also those that wait in an earlier
+        share."""
         self._share += 1
         share = []
         for snapshot in list(islice(self._queue.ready(), _OPENING_SHARE)):
@@ -317,7 +315,7 @@ class SnapshotReaders:
         return share
 
     def restart(self) -> None:
-        """Begin again with all; they will be wanted again."""
+        """Forget everything; results will be wanted again."""
         for task in self._tasks:
             task.cancel()
         self._tasks.clear()
@@ -338,7 +336,7 @@ class SnapshotReaders:
     # -------------------------------------------------------------------- connections
 
     async def _open(self) -> Connection:
-        # At the end of a share code of others may have left statements of any name.
+        # Code of others may have prepared statements of any name.
         return await connect(self._url, purpose="snapshot", options=_OPTIONS, prepares=False)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -362,7 +360,7 @@ class SnapshotReaders:
             self._timer = loop.call_later(_OPENING_STUCK_SECONDS, self._see)
 
     def _see(self) -> None:
-        """One more connection where results wait and none was begun since the last look."""
+        """Open one more connection if results wait and none was started since the last call."""
         self._timer = None
         if not self._queue.is_ready:
             return
@@ -392,7 +390,7 @@ class SnapshotReaders:
     # -------------------------------------------------------------------- reading
 
     async def _work(self, connection: Connection, share: int) -> None:
-        """Read what the share has, one after the other, then be free again."""
+        """Read the results of the share, one after the other; then free the connection."""
         queue, snapshot, as_role = self._queue, None, False
         try:
             while share == self._share:
@@ -401,13 +399,13 @@ class SnapshotReaders:
                     break
                 self._begun += 1
                 if queue:
-                    self._look_later()  # others may come to wait for this one
+                    self._look_later()  # others may wait for this one
                 as_role = as_role or snapshot.view.scope is not None
                 await self._results.read(connection, snapshot)
                 queue.done(snapshot)
                 snapshot = None
             await connection.execute("rollback")
-            # A policy is code of others, and so are functions of an index.
+            # Policies and functions of an index are code of others.
             await connection.execute(CLEAN if as_role else UNLOCK)
             if as_role:
                 await connection.execute(PIN)  # which RESET ALL has undone
@@ -453,8 +451,8 @@ async def _room(subscription: LiveSubscription) -> None:
 
 
 class Blocker(NamedTuple):
-    """Who holds a lock that something waits for: a process of the database, and what it does. Its
-    statement is for our log: a client may not be meant to see it."""
+    """The server process that holds a lock, and its state. Its statement goes to the log only,
+    because clients may not be allowed to see it."""
 
     process: int
     state: str
@@ -470,7 +468,7 @@ _BLOCKER = """
 
 
 def too_slow(query: BoundQuery, blocker: Blocker | None, error: psycopg.Error) -> HeadwaterError:
-    """For a result that took longer than it may."""
+    """The error for a result that took too long."""
     if blocker is None and not isinstance(error, psycopg.errors.LockNotAvailable):
         columns = ", ".join(str(by) for by in query.order.by)
         return DatabaseError(

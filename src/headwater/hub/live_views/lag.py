@@ -1,8 +1,8 @@
-"""How far a live query lags behind the flushes. Pure.
+"""The lag of a live query behind the flushes. Pure.
 
-A view whose questions do not fit into a flush is taken forward beside it: questions are asked in
-the snapshot of one flush, while the changes of later flushes wait here in their order. Its
-subscribers have everything up to `reached`, and frames bear that position, not the hub's.
+A view whose queries take too long for a flush is updated beside it: its background job reads in the
+snapshot of one flush, and the changes of later flushes wait here in order. Its subscribers have
+everything up to `reached`, and its frames have that position, not the hub's.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from headwater import limits
 from headwater.model import Change, Position, Row
 
 
-class Asks(Protocol):
-    """What takes a view forward beside the flushes."""
+class LagJob(Protocol):
+    """The background job that updates a view."""
 
     def left(self) -> None:
         """A view no longer waits for it."""
 
 
 class Lag:
-    """That of one view, from the moment that a question is asked for it beside a flush until
-    nothing waits any more."""
+    """The lag of one view, from its first background query until no changes wait."""
 
     __slots__ = (
         "_bytes", "_count", "_recheck", "_taken", "began", "changes", "job", "losses", "reached",
@@ -36,26 +35,27 @@ class Lag:
         self.reached = reached
         """Its subscribers have everything up to here. None for a view without a first result."""
         self.text = "" if reached is None else str(reached)
-        self.job: Asks | None = None
-        """What asks for it now; its state must not be looked at meanwhile."""
+        self.job: LagJob | None = None
+        """The job that updates it now. Its state must not be used until the job is done."""
         self.changes: list[list[Change]] = []
-        """Of each transaction since the job's snapshot."""
+        """Those of each transaction since the job's snapshot."""
         self.losses = 0
-        """Connections in a row that were lost while they asked for it."""
+        """How many of its jobs in a row have lost their connection."""
         self.since = datetime.now(UTC)
         self.began = time.monotonic()
         self._recheck = False
         self._count = self._bytes = 0
         self._taken: tuple[list[list[Change]], int, int] = [], 0, 0
-        """What was taken last, with what it counts: of very many views it comes back each time."""
+        """The changes taken last, with their count and size. With very many views they are put back
+        each time."""
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is something to ask for, and not only for a result that has arrived."""
+        """Whether it needs another job."""
         return bool(self.changes) or self._recheck
 
     def add(self, changes: Sequence[Change]) -> bool:
-        """One more transaction; False where there is no room for it."""
+        """Add the changes of a transaction. False if there are too many."""
         if changes:
             self.changes.append(list(changes))
         self._count += len(changes)
@@ -67,7 +67,7 @@ class Lag:
         return self._count <= limits.LAG_CHANGES_MAX and self._bytes <= limits.LAG_BYTES_MAX
 
     def take(self) -> list[list[Change]]:
-        """What waits, for the next job."""
+        """The changes that wait, for the next job."""
         changes, self.changes = self.changes, []
         self._taken = changes, self._count, self._bytes
         self._count = self._bytes = 0
@@ -75,9 +75,9 @@ class Lag:
         return changes
 
     def put_back(self, changes: list[list[Change]]) -> bool:
-        """A job could not take them: they come before what came since. False where there is no
-        room for all."""
-        self._recheck = True  # also where nothing changed: clients wait for it
+        """A job did not apply them: they come before the changes since. False if there are too
+        many."""
+        self._recheck = True  # also without changes: clients wait for it
         taken, count, size = self._taken
         if changes is not taken:
             count, size = (
@@ -100,7 +100,7 @@ class Lag:
 
 
 _sizes: dict[int, int] = {}
-"""Of changes by their `seq`: the same ones wait for many views."""
+"""Sizes of changes by `seq`: the same change waits for many views."""
 
 
 def _size(change: Change) -> int:

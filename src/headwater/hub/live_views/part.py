@@ -1,17 +1,17 @@
-"""Live queries as a part of the hub: takes every live view through a flush.
+"""Live queries as a part of the hub: updates every live view in a flush.
 
-What row-level security hides, and what memory cannot know, is asked beside the flush, in its
-snapshot (`background`). The flush waits a moment for the answers; views whose answers come later
-lag, and no other view waits for them. So do views that take long in memory, once some of them have
-had their part of a flush: they take their changes with a later one. Whatever fails in a step, each
-view that it concerned has either sent its frame to all subscribers or is read again.
+Rows that row-level security may hide, and rows that are not in memory, are read beside the flush,
+in its snapshot (`background`). The flush waits a short time for the answers. Views whose answers
+come later lag, and no other view waits for them. Views that take long in memory also lag, when the
+flush has spent its time on such views: their changes are applied with a later flush. When a step
+fails, each of its views has either sent its frame to all subscribers or is read again.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import psycopg
 
@@ -19,6 +19,7 @@ from headwater import limits
 from headwater.hub.flush_state import FlushState
 from headwater.hub.live_views.background import BackgroundQueries, Unit, units_of
 from headwater.hub.live_views.delivery import Delivery, Flushed
+from headwater.hub.live_views.initial_snapshots import InitialSnapshots
 from headwater.hub.live_views.recheck import recheck
 from headwater.hub.live_views.registry import LiveViews
 from headwater.hub.live_views.steps import ViewStep
@@ -30,22 +31,28 @@ from headwater.live.query import Rules
 from headwater.model import Change, Position, Table, Transaction
 
 _FLUSH_APPLY_SECONDS = 0.05
-"""How long a flush is busy with live queries that are slow to take changes, as patterns over long
-texts are. Then others that are slow, or new over the same table, lag and take their changes with a
-later flush."""
+"""How long a flush applies changes to slow live queries, for example patterns over long texts.
+After that, other slow ones, and new ones over the same table, lag until a later flush."""
 
 
 class LivePart(Part):
-    """`views` is what the hub and the gateway use of it."""
+    """The hub and the gateway use `views`. `snapshots` and `background` read from the database; a
+    unit test passes others."""
 
     def __init__(
-        self, resources: Resources, flushes: FlushState, rules: Mapping[str, Rules]
+        self,
+        resources: Resources,
+        flushes: FlushState,
+        rules: Mapping[str, Rules],
+        *,
+        snapshots: Callable[..., InitialSnapshots] = InitialSnapshots,
+        background: Callable[..., BackgroundQueries] = BackgroundQueries,
     ) -> None:
         self._resources = resources
         self._flushes = flushes
-        self.views = LiveViews(resources, flushes, rules, self._expect_questions)
+        self.views = LiveViews(resources, flushes, rules, self._expect_questions, snapshots)
         self._delivery = Delivery(self.views)
-        self.background = BackgroundQueries(resources, flushes, self.views, self._delivery)
+        self.background = background(resources, flushes, self.views, self._delivery)
         self._steps: dict[object, ViewStep] = {}
 
     def _expect_questions(self, view: LiveView) -> None:
@@ -60,8 +67,8 @@ class LivePart(Part):
             await self.views.snapshots.start(flush.export, flush.position)
 
     async def send(self, flush: Flush) -> None:
-        """Take every view to this flush: those that must ask beside it, and within it those whose
-        answers come soon."""
+        """Update all views: beside the flush those that need the database, and in the flush the
+        others and those whose answers come soon."""
         flushed, began = (
             Flushed(flush.number, flush.position, str(flush.position)),
             time.monotonic(),
@@ -84,7 +91,7 @@ class LivePart(Part):
             self.views.sending = False
 
     def _apply_all(self, units: Iterable[Unit]) -> tuple[list[Unit], list[Unit]]:
-        """The units that are ready to be delivered, and those that must ask first."""
+        """The units that are ready to be delivered, and those that need the database first."""
         ready, asking = list[Unit](), list[Unit]()
         slow_tables, spent = set[int](), 0.0
         for unit in sorted(units, key=_waits_since):
@@ -104,7 +111,7 @@ class LivePart(Part):
         return ready, asking
 
     def _apply(self, unit: Unit) -> float:
-        """Returns how long the loop was busy with it; 0 for a moment."""
+        """Returns how long this took; 0 if it was quick."""
         began = time.thread_time()
         for step in unit.steps:
             self._delivery.apply(step)
@@ -112,7 +119,7 @@ class LivePart(Part):
         return took if took > limits.APPLY_QUICK_SECONDS else 0.0
 
     async def _settle(self, units: Iterable[Unit], flush: Flush) -> None:
-        """Without a free connection beside the flush, for no longer than its budget."""
+        """Read over the connection of the flush, within its budget: no other one is free."""
         until = time.monotonic() + limits.FLUSH_BUDGET_SECONDS
         for step in (step for unit in units for step in unit.steps if step.need is not None):
             seconds = until - time.monotonic()
@@ -129,7 +136,7 @@ class LivePart(Part):
     def ended(self, flush: Flush) -> None:
         self._steps = {}
 
-    # -------------------------------------------------------------------- whom it concerns
+    # -------------------------------------------------------------------- routing
 
     def _route(self, new: Iterable[Transaction]) -> dict[object, ViewStep]:
         """A step for every view that changes, every first result that has arrived, and every
@@ -157,7 +164,7 @@ class LivePart(Part):
             steps.pop(view, None)
             self.views.read_again(view, "table")
             return
-        for snapshot in list(view.snapshots):  # one that begins again takes itself out
+        for snapshot in list(view.snapshots):  # `begin_again` removes it
             if snapshot.started and not snapshot.store(changes):
                 self.views.begin_again(snapshot)
         if view.live and view.lag is not None:
@@ -169,7 +176,7 @@ class LivePart(Part):
                 step = steps[view] = ViewStep(view)
             step.add(changes)
 
-    # -------------------------------------------------------------------- everything else
+    # -------------------------------------------------------------------- the rest of the contract
 
     def sweep(self) -> None:
         self.views.sweep()
@@ -199,7 +206,7 @@ class LivePart(Part):
 
 
 def _waits_since(unit: Unit) -> float:
-    """Views that were put off come first, and those that lag for longest before the others."""
+    """The sort key of units: views that lag come first, in the order in which they began to lag."""
     return math.inf if unit.view.lag is None else unit.view.lag.began
 
 

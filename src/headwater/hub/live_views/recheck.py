@@ -1,9 +1,9 @@
-"""Looks again at the tables and rights of live queries, which no change in the log announces.
+"""Checks tables and rights of live queries again, because the log does not show when they change.
 
-No change says that a role lost a right, that a policy was altered, or that the table it reads was.
-So every table is looked up again once a period and every right asked for again; a right that is
-gone ends the subscriptions that rest on it. Guarded views are read again beside the flushes, spread
-over the period, and their subscribers are sent something only where the result differs.
+The log does not show that a role lost a right, that a policy was altered, or that a table used by a
+policy has changed. So once a period every table is looked up and every right is checked again; a
+lost right ends its subscriptions. Guarded views are read again beside the flushes, spread over the
+period. Their subscribers are sent something only if the result differs.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from headwater.errors import CaptureError, Forbidden, HeadwaterError
 from headwater.hub.live_views.registry import LiveViews
 from headwater.hub.live_views.view import LiveView
 from headwater.hub.live_views.visibility import guarded
-from headwater.hub.row_security import scope_of
-from headwater.hub.tables import KnownTable, Tables
+from headwater.hub.reading.row_security import scope_of
+from headwater.hub.reading.tables import KnownTable, Tables
 
 
 async def recheck(views: LiveViews, tables: Tables, seconds: float) -> None:
-    """Every table and every right once; then guarded views, spread over this many seconds."""
+    """Check every table and every right; then read guarded views, spread over this many seconds."""
     by_name: dict[str, list[LiveView]] = {}
     for view in views:
         by_name.setdefault(view.request.table, []).append(view)
@@ -42,7 +42,7 @@ async def recheck(views: LiveViews, tables: Tables, seconds: float) -> None:
 async def _end_if_dropped(
     views: LiveViews, tables: Tables, its: list[LiveView], error: HeadwaterError
 ) -> None:
-    """A table that is only disabled keeps its subscriptions, until it is enabled again."""
+    """Subscriptions of a table that is disabled, but still exists, continue."""
     for view in its:
         exists = await tables.ask("select from pg_class where oid = %s", (view.known.table.oid,))
         if not exists and not view.removed:

@@ -1,8 +1,9 @@
-"""Live queries: which views there are, who follows them, and how they come, go and are read again.
+"""All live views of a hub: how subscriptions join and leave them, and how they are read again.
 
-A view is found by its query and scope, opened beside the flushes, and maintained by them (`part`).
-Joining, leaving and moving happen between the steps of a flush, so that no client sees a state
-without its position. A state that may be wrong is read again, and subscribers are sent the reason.
+A view is found by its query and scope. It is opened beside the flushes, and updated by them
+(`part`). Subscriptions join, leave and move between the steps of flushes, so a client never has a
+state of another position than it was sent. A state that may be wrong is read again, and subscribers
+are sent the reason.
 """
 
 from __future__ import annotations
@@ -41,37 +42,38 @@ from headwater.hub.live_views.lag import Lag
 from headwater.hub.live_views.replay_buffer import ReplayBuffers
 from headwater.hub.live_views.view import InitialSnapshot, LiveSubscription, LiveView, attempts_left
 from headwater.hub.live_views.visibility import guarded
+from headwater.hub.reading.row_security import scope_of
+from headwater.hub.reading.snapshot_queries import Scope
+from headwater.hub.reading.tables import KnownTable, TableIdentity, identities
 from headwater.hub.resources import Resources
-from headwater.hub.row_security import scope_of
-from headwater.hub.snapshot_queries import Scope
-from headwater.hub.subscriber import Access, Subscriber
-from headwater.hub.tables import KnownTable, TableIdentity, identities
-from headwater.live.comparison import Difference, difference
+from headwater.hub.subscriptions.subscriber import Access, Subscriber
 from headwater.live.filters.check import check
 from headwater.live.filters.filter import EVERYTHING
 from headwater.live.query import BoundQuery, LiveQuery, Rules
-from headwater.live.streamed import Streamed
+from headwater.live.state.comparison import Difference, difference
+from headwater.live.state.streamed import Streamed
+from headwater.live.state.window import Window
 from headwater.live.view import Views
-from headwater.live.window import Window
 from headwater.model import Change, Table
 from headwater.protocol import Frame, ResetReason
 
 _VIEW_LINGER_SECONDS = 30.0
-"""How long a live query outlives its last subscriber, so that one who comes back can resume."""
+"""How long a live query stays in memory without subscribers, so that a returning one can resume."""
 
 _VIEWS_LINGERING_MAX = 1_000
-"""Live queries without subscribers that stay in memory. The one that waited longest goes first."""
+"""Live queries without subscribers that stay in memory. The oldest is removed first."""
 
 
 logger = logging.getLogger(__name__)
 
-Bound: TypeAlias = tuple[LiveQuery, BoundQuery, KnownTable, Scope | None]
-"""A query with what the hook adds to it, the same bound to its table, and as whom it is read."""
+CheckedQuery: TypeAlias = tuple[LiveQuery, BoundQuery, KnownTable, Scope | None]
+"""A query with the filter of the authorize hook, the same bound to its table, the table, and the
+scope it is read with."""
 
 
 class LiveViews:
-    """All live queries of a hub. `rules` says by table label what they may use; `expect` is called
-    with each view that may have questions."""
+    """All live queries of a hub. `rules` has, by table label, what they may use. `expect` is called
+    with each new view: it may need background queries."""
 
     def __init__(
         self,
@@ -79,6 +81,7 @@ class LiveViews:
         flushes: FlushState,
         rules: Mapping[str, Rules],
         expect: Callable[[LiveView], None],
+        snapshots: Callable[..., InitialSnapshots] = InitialSnapshots,
     ) -> None:
         self._resources = resources
         self._flushes = flushes
@@ -86,20 +89,20 @@ class LiveViews:
         self._rules = dict(rules)
         self.views: Views[LiveView] = Views(LiveView, resources.next_id)
         self.replay_buffers = ReplayBuffers()
-        self.snapshots = InitialSnapshots(
+        self.snapshots = snapshots(
             resources.url,
             flushes.wake,
             self._snapshot_failed,
             question_url=resources.question_url,
         )
         self.lagging: dict[LiveView, None] = {}
-        """Views that are behind the flushes; those without a job wait for one."""
+        """Views that lag. Those without a job wait for one."""
         resources.metrics.views_lagging.set_function(lambda: len(self.lagged()))
         resources.metrics.lagging_seconds.set_function(
             lambda: max((lag.seconds for _, lag in self.lagged()), default=0.0)
         )
         self.sending = False
-        """Whether frames of a flush are being sent: every state belongs to its position."""
+        """Whether frames of a flush are being sent: all states are as of its position."""
         self._overflowed: list[LiveSubscription] = []
         self._rechecks: dict[LiveView, None] = {}
         self._lingering: dict[LiveView, float] = {}
@@ -120,16 +123,17 @@ class LiveViews:
         self,
         query: LiveQuery,
         subscriber: Subscriber,
+        known: KnownTable | None,
         access: Access,
         since: str | None,
         verify: bool,
         owner: Owner | None = None,
     ) -> LiveSubscription:
-        """Take part in a live query; see `Hub.live`."""
+        """Follow a live query; see `Hub.live`."""
         subscription = LiveSubscription(
             self, self._flushes, query, subscriber, access, verify, owner
         )
-        bound = await self._bind(query, access)
+        bound = await self._bind(query, access, known)
         await self._flushes.between()
         self._join(subscription, *bound, since=since)
         try:
@@ -139,24 +143,26 @@ class LiveViews:
             raise
         return subscription
 
-    async def _bind(self, query: LiveQuery, access: Access) -> Bound:
-        """The query, checked against its table as it is now, and as whom it is read."""
-        request, bound, known = await self.check(query, access)
+    async def _bind(
+        self, query: LiveQuery, access: Access, known: KnownTable | None = None
+    ) -> CheckedQuery:
+        """The query, checked against its table as it is now, and its scope."""
+        request, bound, known = await self.check(query, access, known)
         return request, bound, known, await scope_of(self._resources.tables, known, bound, access)
 
     async def check(
-        self, query: LiveQuery, access: Access
+        self, query: LiveQuery, access: Access, known: KnownTable | None = None
     ) -> tuple[LiveQuery, BoundQuery, KnownTable]:
         """The query, checked against its table as it is now, without a check of rights."""
         if not self._flushes.ready:
             raise self._flushes.unavailable()
-        known = await self._resources.tables.find(query.table)
+        known = known or await self._resources.tables.find(query.table)
         rules = self._rules.get(known.table.label, Rules())
         check(query.where, known.table, filterable=rules.filterable)
         request = query
         if access.where != EVERYTHING:
             request = msgspec.structs.replace(query, where=query.where & access.where)
-        # What the authorisation hook adds may use any column.
+        # The filter of the authorize hook may use any column.
         bound = BoundQuery(request, known.table, msgspec.structs.replace(rules, filterable=None))
         return request, bound, known
 
@@ -170,14 +176,14 @@ class LiveViews:
         *,
         since: str | None = None,
     ) -> None:
-        """Take part in the view of a query: at once where it is live, else when it is."""
+        """Join the view of a query: at once if it is live, else when its result has arrived."""
         if not self._flushes.ready and not subscription.begun:
             raise self._flushes.unavailable()
         view = self._view(request, bound, known, scope)
         subscription.target = view
         if self._lingering.pop(view, None) is not None and view.holding is not None:
             view.holding.resume()
-        # One that lags cannot promise what its newcomer may have been promised: it is waited for.
+        # A view that lags may be behind `since`: then wait for its whole result.
         if view.live and view.lag is None and since is not None:
             missed = view.replay.after(since)
             if missed is not None:
@@ -196,17 +202,17 @@ class LiveViews:
             self.welcome(view, self._flushes.number)
 
     def _wait(self, subscription: LiveSubscription, view: LiveView) -> None:
-        """For a whole result, of this moment or later."""
+        """Wait for a whole result that is as of now or later."""
         subscription.joined = self._flushes.number
         view.waiting.append(subscription)
 
     def _recheck(self, view: LiveView) -> None:
-        """Have the rows of a guarded view looked at again before those who wait are sent them."""
+        """Check the rows of a guarded view again, before new subscribers are sent them."""
         self._rechecks[view] = None
         self._flushes.wake()
 
     def _has_memory(self, subscription: LiveSubscription, view: LiveView) -> bool:
-        """Count the view for the user of a subscription; False where that ended it."""
+        """Count the view for the user of a subscription. False if that ended the subscription."""
         assert view.holding is not None
         subscription.holding = view.holding
         view.holding.join(subscription.owner)
@@ -214,7 +220,7 @@ class LiveViews:
         return not subscription.closed
 
     def _shed(self, view: LiveView, owner: Owner, error: LimitExceeded) -> None:
-        """A user may not have this view: it takes too much memory."""
+        """End the subscriptions of this user: the view takes too much memory."""
         receivers = [each for snapshot in view.snapshots for each in snapshot.receivers]
         for subscription in [*view.subscribers, *view.waiting, *receivers]:
             if subscription.owner == owner:
@@ -249,8 +255,8 @@ class LiveViews:
         return view
 
     def open(self, view: LiveView, *, quiet: bool = False) -> None:
-        """Have its result read, unless that is on its way. A streamed result that is being read
-        is of no use to who comes later."""
+        """Read its result, unless it is being read. A streamed result that is being read is not for
+        later subscribers."""
         streamed = view.query.mode == "streamed"
         for snapshot in view.snapshots:
             if snapshot.quiet == quiet and not (streamed and snapshot.started):
@@ -262,7 +268,7 @@ class LiveViews:
     # -------------------------------------------------------------------- leaving
 
     def forget(self, subscription: LiveSubscription) -> None:
-        """A subscription is over. The last one to leave a view leaves it behind for a while."""
+        """A subscription is over. A view without subscribers stays in memory for a while."""
         view = subscription.target
         holding, subscription.holding = subscription.holding, None
         if view is None or view.removed:
@@ -286,15 +292,14 @@ class LiveViews:
             self._remove(next(iter(self._lingering)))
 
     def _whole(self, view: LiveView, reason: ResetReason | None) -> Frame:
-        """The view's present rows. Those who come before the next flush share the frame; for
-        longer it is not worth its memory."""
+        """The frame with the view's present rows. It is shared until the next flush, and then
+        forgotten to save memory."""
         self._shown[view] = None
         position = self._flushes.position_text if view.lag is None else view.lag.text
         return view.whole(position, reason)
 
     def sweep(self) -> None:
-        """Take away the views that have been left for long enough, and frames that no client waits
-        for."""
+        """Remove views that had no subscribers for long, and frames with whole results."""
         for view in self._shown:
             view.forget_whole()
         self._shown.clear()
@@ -330,7 +335,7 @@ class LiveViews:
     # -------------------------------------------------------------------- reading again
 
     def read_again(self, view: LiveView, reason: ResetReason) -> None:
-        """Its state no longer holds. Its subscribers are sent the new one when it is there."""
+        """Its state may be wrong. Its subscribers are sent the new one when that has arrived."""
         if view.removed:
             return
         self._abandon_snapshots(view, reason)
@@ -349,11 +354,11 @@ class LiveViews:
         self.open(view)
 
     def read_all_again(self, views: Iterable[LiveView] | None = None) -> None:
-        """All of them, or these: they may not have been sent what became of them."""
+        """Read all views again, or these."""
         self._for_all(list(self if views is None else views), self.read_again)
 
     def reopen_all(self) -> None:
-        """Any table may have changed, its columns too."""
+        """Any table and its columns may have changed: open all views again."""
         self._for_all(list(self), self.reopen)
 
     def _for_all(
@@ -367,7 +372,7 @@ class LiveViews:
                 self.fail_all(view, fault(view, error))
 
     def skipped(self, tables: Iterable[Table] | None) -> None:
-        """Changes of these tables, or of any, were passed over."""
+        """Changes of these tables, or of any table, were skipped."""
         if tables is None:
             self.reopen_all()
             return
@@ -379,16 +384,16 @@ class LiveViews:
         self.read_all_again(resting)
 
     def forget_positions(self) -> None:
-        """The server restarted, and may give transaction ids out again: a position from before
-        may come to mean something else."""
+        """The server restarted, and may use transaction ids a second time: older positions may then
+        mean other transactions."""
         for view in self:
             self.replay_buffers.clear(view.replay)
 
     def lost(self) -> None:
-        """The database is away. Results that were being read are read again later; who waits for a
-        first one is refused."""
+        """The database cannot be reached. Results that were being read are read again later.
+        Subscriptions that wait for a first result are refused."""
         self.snapshots.restart()
-        # What lags asks in snapshots that may be lost, and holds changes that may come again.
+        # Jobs of views that lag may have lost their snapshots, and their changes may come again.
         self.read_all_again(list(self.lagging))
         for view in self:
             self._refuse_newcomers(view)
@@ -412,7 +417,7 @@ class LiveViews:
             snapshot.again(reason)
 
     def begin_again(self, snapshot: InitialSnapshot) -> None:
-        """More changes came than it can keep."""
+        """It has stored too many changes: read it again."""
         view = snapshot.view
         if snapshot in view.snapshots:
             view.snapshots.remove(snapshot)
@@ -420,7 +425,7 @@ class LiveViews:
             self.open(view, quiet=snapshot.quiet)
 
     def reshape(self, tables: Iterable[Table]) -> None:
-        """Tables as changes show them. Views that know another shape of one, or another table of
+        """Tables as in the changes. Views with another shape of a table, or of another table with
         its name, are opened again."""
         for table in tables:
             for identity in identities(table):
@@ -429,12 +434,12 @@ class LiveViews:
                     continue
                 for shape, views in list(shapes.items()):
                     for view in list(views) if shape != table.id else ():
-                        # One that has not begun to read will read the table as it is.
+                        # A view that is not being read yet will read the table as it is.
                         if view.live or any(snapshot.started for snapshot in view.snapshots):
                             self.reopen(view)
 
     def reopen(self, view: LiveView, reason: ResetReason = "table") -> None:
-        """Its table changed: everyone asks again, by the name they asked for."""
+        """Its table changed: all subscriptions look the table up again by name."""
         self._abandon_snapshots(view)
         subscriptions = [*view.subscribers, *view.waiting]
         for subscription in subscriptions:
@@ -446,7 +451,7 @@ class LiveViews:
             self._resources.spawn(self._rejoin(view, subscriptions))
 
     async def _rejoin(self, left: LiveView, subscriptions: list[LiveSubscription]) -> None:
-        """Ask once for all who ask the same. Who moved to another view meanwhile stays there."""
+        """Look up once for equal subscriptions. Those that moved to another view stay there."""
         groups: dict[str, tuple[LiveQuery, Access, list[LiveSubscription]]] = {}
         for each in subscriptions:
             request = (each.query, each.access)
@@ -464,13 +469,13 @@ class LiveViews:
                 if not subscription.closed and subscription.target is left:
                     self._try_join(subscription, bound)
 
-    def _try_join(self, subscription: LiveSubscription, bound: Bound) -> None:
+    def _try_join(self, subscription: LiveSubscription, bound: CheckedQuery) -> None:
         try:
             self._join(subscription, *bound)
         except HeadwaterError as error:
             subscription.fail(error)
 
-    async def _bind_when_ready(self, query: LiveQuery, access: Access) -> Bound:
+    async def _bind_when_ready(self, query: LiveQuery, access: Access) -> CheckedQuery:
         while True:
             await self._flushes.until_ready()
             try:
@@ -479,23 +484,23 @@ class LiveViews:
                 await asyncio.sleep(limits.RECONNECT_SECONDS[0])
 
     def take_arrived(self) -> list[InitialSnapshot]:
-        """The results that have been read, and are still wanted."""
+        """The first results that have arrived and are still wanted."""
         arrived, self.snapshots.arrived = self.snapshots.arrived, []
         wanted = [snapshot for snapshot in arrived if snapshot.wanted]
-        # A result can only be compared with, or become, a state that is not on its way.
+        # While a job updates the view, its state cannot be compared or replaced.
         busy = [each for each in wanted if each.view.lag is not None and each.view.lag.job]
         self.snapshots.arrived += busy
         return [snapshot for snapshot in wanted if snapshot not in busy]
 
     def take_rechecks(self) -> list[LiveView]:
-        """Of those that lag, none: they are looked at as soon as they are asked for again."""
+        """Views to check again. Not those that lag: their next job checks them."""
         rechecks, self._rechecks = self._rechecks, {}
         return [view for view in rechecks if view.lag is None]
 
     # -------------------------------------------------------------------- lagging
 
     def lagged(self) -> list[tuple[LiveView, Lag]]:
-        """Those that have been behind for long enough to be shown."""
+        """Views that lag for long enough to be reported."""
         return [
             (view, view.lag)
             for view in self.lagging
@@ -503,7 +508,7 @@ class LiveViews:
         ]
 
     def begin_lag(self, view: LiveView) -> None:
-        """In the step of a flush: it is to be taken there beside the flush."""
+        """In the step of a flush: it will be updated beside the flush."""
         if view.lag is None:
             self.set_lag(view, Lag(self._flushes.position_before if view.live else None))
 
@@ -517,7 +522,7 @@ class LiveViews:
             before.job.left()
 
     def end_lag(self, view: LiveView) -> None:
-        """A job has taken it to the position of its flush. Changes since then are for another."""
+        """A job has updated it to the position of its flush. Later changes need another job."""
         lag = view.lag
         if lag is not None and not (view.live and lag.is_behind):
             self.set_lag(view, None)
@@ -529,7 +534,7 @@ class LiveViews:
         self._flushes.announce()
 
     def take_lagging(self) -> dict[LiveView, list[list[Change]]]:
-        """Those that wait to be asked for, with their changes."""
+        """Views that wait for a job, with their changes."""
         return {
             view: view.lag.take()
             for view in self.lagging
@@ -537,14 +542,14 @@ class LiveViews:
         }
 
     def end_idle_lags(self, taken: Container[LiveView]) -> None:
-        """Those that have no job and are not taken by this flush: what they waited for is gone."""
+        """End the lag of views that have no job and are not in this flush."""
         for view in list(self.lagging):
             if view.lag is not None and view.lag.job is None and view not in taken:
                 self.end_lag(view)
 
     def make_live(self, view: LiveView, state: Window) -> None:
         view.take(state)
-        self._resources.memory.enforce()  # before rows are encoded for those who may not have them
+        self._resources.memory.enforce()  # before rows are encoded for users that may not have them
         self.replay_buffers.clear(view.replay)
         for subscription in list(view.subscribers):
             self._hand_whole(view, subscription, subscription.reason or "resync")
@@ -557,7 +562,7 @@ class LiveViews:
         *,
         begin: bool = False,
     ) -> None:
-        """The present rows, to one. Rows that cannot be sent end its subscription."""
+        """Send the present rows to one subscription. If they cannot be encoded, it ends."""
         try:
             frame = self._whole(view, reason)
             _ = frame.json
@@ -572,9 +577,9 @@ class LiveViews:
             subscription.hand(frame)
 
     def compare(self, view: LiveView, state: Window | Streamed) -> None:
-        """A live view was read again, true as of the last flush: repair it where it differs. Of a
-        guarded view, what others did to rights shows only now."""
-        assert view.lag is None or view.lag.job is None, "its state is on its way"
+        """A live view was read again, as of the last flush: repair it if it differs. For a guarded
+        view, a difference can come from changed rights."""
+        assert view.lag is None or view.lag.job is None, "a job updates its state"
         view.weigh()
         found = difference(view.state, state, view.known.wire.row)
         if found is None:
@@ -595,7 +600,7 @@ class LiveViews:
                 self._hand_whole(view, subscription, reason)
 
     def _log_drift(self, view: LiveView, found: Difference) -> None:
-        """Count and log a difference that is being repaired."""
+        """Count and log a difference, which is then repaired."""
         self._resources.metrics.reconcile_drift.labels("live").inc()
         ours, theirs = differing(found.ours, found.theirs, secret=view.known.secured)
         logger.error(
@@ -604,12 +609,12 @@ class LiveViews:
         )  # fmt: skip
 
     def welcome(self, view: LiveView, flush: int) -> None:
-        """Those who wait for the result of a live view get it as of a flush, unless they came
-        after it: what they are sent contains what they saw before."""
+        """Send the result of a live view to subscriptions that wait for it, unless they joined
+        after this flush: they may have seen something newer elsewhere."""
         if not view.live or not isinstance(view.state, Window) or not view.waiting:
             return
         if view.lag is not None and view.lag.job is not None:
-            return  # its state is on its way
+            return  # a job updates its state
         waiting = [each for each in view.waiting if each.joined <= flush]
         view.waiting = [each for each in view.waiting if each.joined > flush]
         for subscription in waiting:
@@ -619,12 +624,12 @@ class LiveViews:
                 self._hand_whole(view, subscription, subscription.reason, begin=True)
 
     def resend(self, subscription: LiveSubscription, reason: ResetReason) -> None:
-        """The whole present result, to one subscriber."""
+        """Send the whole present result to one subscription."""
         view = subscription.target
         assert view is not None
         subscription.expect(reason)
         if view.removed or subscription in view.waiting:
-            return  # the whole result is on its way
+            return  # the whole result is being read
         if view.query.mode == "streamed" or (view.live and (guarded(view) or view.lag is not None)):
             view.detach(subscription)
             self._wait(subscription, view)
@@ -651,10 +656,11 @@ class LiveViews:
             else:
                 self._hand_whole(view, subscription, subscription.reason or "overflow")
 
-    # -------------------------------------------------------------------- what goes wrong
+    # -------------------------------------------------------------------- failures
 
     def step_failed(self, view: LiveView, error: Exception) -> None:
-        """Within a flush. What only took too long, or was not foreseen, is read beside it."""
+        """A step of a flush failed. If it only took too long, or by an unknown error, the view is
+        read beside the flushes."""
         if view.removed:
             return
         if isinstance(error, NO_RIGHT):
@@ -696,12 +702,12 @@ class LiveViews:
             self.fail_all(view, found)
 
     def fail_all(self, view: LiveView, error: HeadwaterError) -> None:
-        # Those who have a part of their result are not among the subscribers yet.
+        # Receivers of a part of a result are not subscribers yet.
         receivers = [each for snapshot in view.snapshots for each in snapshot.receivers]
         for subscription in [*view.subscribers, *view.waiting, *receivers]:
             subscription.fail(error)
         if not view.removed:
-            self._remove(view)  # its state may be behind: it must not be found
+            self._remove(view)  # its state may be wrong, so no subscription must find it
 
     # -------------------------------------------------------------------- moving
 
@@ -729,14 +735,14 @@ class LiveViews:
         changed: Callable[[LiveQuery, Access], tuple[LiveQuery, Access]],
         reason: ResetReason,
     ) -> None:
-        """Over to the view of another query or scope, if it is another."""
+        """Move to the view of another query or scope, if it is another one."""
         while True:
             old = (subscription.query, subscription.access)
             query, access = changed(*old)
             bound = await self._bind(query, access)
             await self._flushes.between()
             if subscription.query is old[0] and subscription.access is old[1]:
-                break  # else it moved meanwhile, and what it left shall not come back
+                break  # otherwise it has moved since, and this request is outdated
         view = subscription.target
         if subscription.closed or view is None:
             return

@@ -1,10 +1,9 @@
 """The frames of a view that a returning subscriber may have missed. Pure.
 
-A position that was handed out marks how many frames its receiver had; resuming there brings exactly
-the frames after that. A position that is not remembered, or behind which a frame was dropped,
-cannot be resumed: the answer is None, and the subscriber gets a snapshot. What is stored is the
-text of a frame, a fraction of what the frame itself takes, and bounded per view and, through
-`ReplayBuffers`, in all.
+A position that was sent marks how many frames its receiver has; to resume there means to send the
+frames after it. If the position is not stored, or a frame after it was dropped, the answer is None,
+and the subscriber gets a snapshot. Only the text of a frame is stored, which is small. It is
+bounded per view, and by `ReplayBuffers` in total.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from collections import deque
 from headwater.protocol import Frame, read_server
 
 _RECENT_FRAMES_MAX = 256
-"""Frames of one live query that are kept for those who come back. Older ones are dropped: whoever
-needs them gets a snapshot instead."""
+"""Frames of one live query that are stored for returning subscribers. Older ones are dropped: then
+a returning subscriber gets a snapshot instead."""
 
 _RECENT_BYTES_MAX = 32 * 1024 * 1024
-"""The same in all, in bytes as sent. The oldest are dropped first."""
+"""Bytes of all stored frames together, as sent. The oldest are dropped first."""
 
 
 class ReplayBuffer:
-    """What one view has sent lately."""
+    """The last frames of one view."""
 
     __slots__ = ("_frames", "_marks", "_sent")
 
@@ -39,13 +38,13 @@ class ReplayBuffer:
             del self._marks[next(iter(self._marks))]
 
     def add(self, frame: Frame, position: str) -> None:
-        """A frame was sent to all."""
+        """A frame was sent to all subscribers."""
         self._sent += 1
         self._frames.append(frame.json)
         self.mark(position)
 
     def after(self, position: str) -> list[Frame] | None:
-        """The frames after a position that was sent; None if they are not known."""
+        """The frames after a position that was sent; None if they are not stored."""
         had = self._marks.get(position)
         if had is None or self._sent - had > len(self._frames):
             return None
@@ -53,11 +52,11 @@ class ReplayBuffer:
         return [Frame(read_server(text)) for text in list(self._frames)[len(self) - missed :]]
 
     def drop_oldest(self) -> int:
-        """Forget a frame; returns its size."""
+        """Drop the oldest frame. Returns its size."""
         return len(self._frames.popleft())
 
     def clear(self) -> int:
-        """Positions that were sent before are not valid any more. Returns the size of what is
+        """Positions that were sent before are no longer valid. Returns the size of what was
         dropped."""
         size = sum(map(len, self._frames))
         self._frames.clear()

@@ -1,4 +1,4 @@
-"""One view's part in a flush: the changes that came for it, and what it makes of them."""
+"""The step of one view in a flush: its changes, and the deltas that they lead to."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from datetime import datetime
 
 from headwater.hub.live_views.view import InitialSnapshot, LiveView
 from headwater.live.needs import Need
-from headwater.live.streamed import Streamed
-from headwater.live.window import Window
+from headwater.live.state.streamed import Streamed
+from headwater.live.state.window import Window
 from headwater.model import Change, Delta, Row
 
 _ONE_BY_ONE_MAX = 16
-"""Up to this many changes are applied transaction by transaction, which is quick for each; more are
-applied at once, and only what differs in the end is sent."""
+"""Up to this many changes are applied transaction by transaction. More are applied together, and
+only the final difference is sent."""
 
 
 class ViewStep:
-    """Takes a state from the last flush to this one."""
+    """Updates a state from the last flush to this one."""
 
     __slots__ = (
         "applied", "at", "changes", "deltas", "done", "error", "snapshot", "state", "view",
@@ -30,19 +30,19 @@ class ViewStep:
         self.changes: list[list[Change]] = []
         if snapshot is not None and snapshot.changes:
             self.changes.append(snapshot.changes)
-            snapshot.changes = []  # for those of later flushes
+            snapshot.changes = []  # from here on for later flushes
         self.applied = False
-        """Whether the state has taken the changes."""
+        """Whether the changes were applied to the state."""
         self.deltas: list[Delta] = []
         self.at: datetime | None = None
         self.error: Exception | None = None
-        """The driver's, for a question; or a fault of ours."""
+        """The error of the driver, or of our own code."""
         self.done = False
-        """Whether all subscribers have what came of it, the view is read again, or a job beside the
-        flush answers for it."""
+        """Whether all subscribers were sent its result, the view is read again, or a background job
+        is responsible for it."""
 
     def add(self, changes: list[Change]) -> None:
-        """Those of one more transaction."""
+        """Add the changes of one transaction."""
         self.changes.append(changes)
 
     def apply(self) -> None:
@@ -53,7 +53,8 @@ class ViewStep:
         last = next(changes[-1] for changes in reversed(self.changes) if changes)
         self.at = last.at
         if count > _ONE_BY_ONE_MAX or self.snapshot is not None or self.view.scope is not None:
-            # Rows hidden from the scope are among the changes as deletes: all or nothing.
+            # Rows that are hidden from the scope are among the changes as deletes. All of them must
+            # be applied together.
             self._take([change for changes in self.changes for change in changes])
         else:
             for changes in self.changes:
@@ -64,7 +65,7 @@ class ViewStep:
 
     @property
     def need(self) -> Need | None:
-        """What must be asked before it is done."""
+        """What must be read from the database before it is done."""
         needs = self.state.needs if self.error is None else ()
         return needs[0] if needs else None
 

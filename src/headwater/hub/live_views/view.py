@@ -1,8 +1,8 @@
-"""Live views: what identical live queries share, who follows them, and what they are sent.
+"""A live view: the state that identical live queries share, and its subscriptions.
 
-A view is *live* once its first result is there; from then on every flush that alters it makes one
-frame for all its subscribers. While an `InitialSnapshot` is read, the changes that belong behind
-it are stored with it. Nothing here waits: the flush and the initial snapshots drive it.
+A view is *live* when its first result has arrived. From then on, every flush that changes it makes
+one frame for all its subscribers. While an `InitialSnapshot` is read, later changes are stored with
+it. Nothing here waits: the flush and the initial snapshots call it.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ import msgspec
 
 from headwater import limits
 from headwater.fair_queue import Owner
-from headwater.hub.costs import Cost
 from headwater.hub.flush_state import FlushState
 from headwater.hub.live_views.lag import Lag
 from headwater.hub.live_views.replay_buffer import ReplayBuffer
-from headwater.hub.snapshot_queries import Scope
-from headwater.hub.subscriber import Access, Subscriber
-from headwater.hub.subscription import Subscription, not_taken
-from headwater.hub.tables import KnownTable
+from headwater.hub.reading.snapshot_queries import Scope
+from headwater.hub.reading.tables import KnownTable
+from headwater.hub.subscriptions.costs import Cost
+from headwater.hub.subscriptions.subscriber import Access, Subscriber
+from headwater.hub.subscriptions.subscription import HubSubscription, not_taken
 from headwater.live.query import BoundQuery, LiveQuery
-from headwater.live.streamed import Streamed
+from headwater.live.state.streamed import Streamed
+from headwater.live.state.window import Window
 from headwater.live.view import View, new_state
-from headwater.live.window import Window
 from headwater.memory import Holding
 from headwater.model import Change, Delta, Enter, Match, Position, Reset, Unmatch, Update
 from headwater.protocol import Deltas, Frame, ResetReason, Snapshot, result_hash
 from headwater.protocol import Reset as ResetMessage
 
 _VIEW_QUERY_FACTOR = 6
-"""How many times its text a query takes in memory: as it was asked, bound, compiled and routed."""
+"""The memory of a query is this many times its text: parsed, bound, compiled and routed."""
 
 _VIEW_STEP_BYTES = 1024
-"""The memory of a live query is counted in steps of this many bytes, so that most changes leave the
-sums as they are."""
+"""The memory of a live query is counted in steps of this many bytes, so that most changes do not
+change the sums."""
 
 _OPENING_CHANGES_MAX = 50_000
 """Changes stored for a live query while its first result is read. With more it is read again."""
@@ -56,7 +56,7 @@ class ViewInfo(msgspec.Struct, frozen=True):
     query: dict[str, Any]
     mode: str
     scope: str | None
-    """The role that it is read as; None for Headwater's own."""
+    """The role that it is read with; None for Headwater's own."""
     subscribers: int
     rows: int
     live: bool
@@ -90,7 +90,7 @@ class LiveView(View):
         self.request: LiveQuery
         self.live = False
         self.lag: Lag | None = None
-        """While it is behind the flushes."""
+        """Set while it is behind the flushes."""
         self.removed = False
         self.snapshots: list[InitialSnapshot] = []
         self.waiting: list[LiveSubscription] = []
@@ -118,20 +118,20 @@ class LiveView(View):
 
     @property
     def followers(self) -> int:
-        """How many follow it, or will when its result is there."""
+        """How many subscriptions it has, with those that wait for its result."""
         receivers = sum(len(snapshot.receivers) for snapshot in self.snapshots)
         return len(self.subscribers) + len(self.waiting) + receivers
 
     @property
     def held(self) -> int:
-        """Rows in memory; of a streamed result, their keys."""
+        """Rows in memory; keys for a streamed result."""
         state = self.state
         return state.buffered if isinstance(state, Window) else len(state.members)
 
     @property
     def bytes(self) -> int:
-        """An estimate of its memory, in steps: its rows, those that are being read, its query.
-        What is read to be compared is none of its users' doing, and does not count for them."""
+        """An estimate of its memory, in steps: its rows, those that are being read, its query. Rows
+        that are read for a comparison do not count, because users did not ask for it."""
         bytes = self._base_bytes + self.state.bytes
         if self.snapshots:
             bytes += sum(each.state.bytes for each in self.snapshots if not each.quiet)
@@ -148,8 +148,8 @@ class LiveView(View):
         return tuple(map(self.known.wire.delta, self.state.snapshot().rows))  # type: ignore[arg-type]
 
     def whole(self, position: str, reason: ResetReason | None) -> Frame:
-        """The present rows: a snapshot, or a reset for one who has others. Callers before
-        they change, or the frame is forgotten, gets the same one."""
+        """The frame with the present rows: a snapshot, or a reset for a subscriber that has others.
+        Callers get the same frame until the rows change or `forget_whole` is called."""
         if reason not in self._whole or self._whole[reason].position != position:
             rows = self.rows()
             self._whole[reason] = Frame(
@@ -164,8 +164,8 @@ class LiveView(View):
         self._whole = {}
 
     def hash(self, rows: Sequence[Enter] | None = None) -> int | None:
-        """Of the present result, while a subscriber wants to verify; None for one that is too large
-        to be hashed with every flush."""
+        """The hash of the present result, if a subscriber verifies; None for a result that is too
+        large to be hashed in every flush."""
         if not self.verifiers or not isinstance(self.state, Window):
             return None
         columns = len(self.query.columns or self.query.table.columns)
@@ -178,8 +178,8 @@ class LiveView(View):
         return result_hash((row.key, row.row) for row in rows)
 
     def frame(self, position: str, at: datetime, deltas: list[Delta]) -> Frame | None:
-        """What all subscribers are sent for the deltas of a flush; None for nothing."""
-        self.weigh()  # rows behind the visible ones have come and gone without a delta
+        """The frame for the deltas of a flush; None if there are none."""
+        self.weigh()  # rows of the cushion may have changed without a delta
         if not deltas:
             return None
         self._whole = {}
@@ -192,14 +192,14 @@ class LiveView(View):
         matches = tuple(map(wire, _matches(deltas)))
         return Frame(ResetMessage(self.id, position, "table", matches))  # type: ignore[arg-type]
 
-    # -------------------------------------------------------------------- who follows it
+    # -------------------------------------------------------------------- subscriptions
 
     def attach(self, subscription: LiveSubscription) -> None:
         self.subscribers.add(subscription)
         self.verifiers += subscription.verify
         self.weigh()
         if subscription.verify:
-            self._whole = {}  # what is there may be without a hash
+            self._whole = {}  # the stored frames may have no hash
 
     def detach(self, subscription: LiveSubscription) -> None:
         if subscription in self.waiting:
@@ -229,7 +229,7 @@ class LiveView(View):
 
 
 def _matches(deltas: Iterable[Delta]) -> Iterable[Match]:
-    """A streamed result that was emptied on the way, and what came since."""
+    """The rows of a streamed result after its last reset."""
     rows: dict[Any, Match] = {}
     for delta in deltas:
         match delta:
@@ -243,12 +243,12 @@ def _matches(deltas: Iterable[Delta]) -> Iterable[Match]:
 
 
 _ATTEMPTS_MAX = 3
-"""How often a subscription is opened again, one failure after the other, because its table changed
-meanwhile or for a reason that was not foreseen."""
+"""How often in a row a subscription is opened again after a failure, because its table changed or
+for an unknown reason."""
 
 
 def attempts_left(*subscriptions: Iterable[LiveSubscription]) -> bool:
-    """Whether to try once more to give them a result."""
+    """Whether to open them once more."""
     for subscription in [each for some in subscriptions for each in some]:
         subscription.attempts += 1
         if subscription.attempts > _ATTEMPTS_MAX:
@@ -257,11 +257,10 @@ def attempts_left(*subscriptions: Iterable[LiveSubscription]) -> bool:
 
 
 class InitialSnapshot:
-    """A result being read beside the flushes, and the changes that came after its snapshot.
+    """A result that is being read beside the flushes, and the changes since its snapshot.
 
-    When it is there the view is live with it. A view that was live before continues meanwhile:
-    where it is read again to be compared (`quiet`), or where a streamed result is read for
-    newcomers.
+    When it has arrived, the view is live with it. A live view continues while it is read again for
+    a comparison (`quiet`), or while a streamed result is read for new subscribers.
     """
 
     __slots__ = (
@@ -281,14 +280,16 @@ class InitialSnapshot:
         self.view = view
         self.quiet = quiet
         self.share: int
-        """Of those results that are read in the snapshot of one flush; 0 for none so far."""
+        """The number of its share: the results that are read in the snapshot of one flush. 0 for
+        none."""
         self.receivers: list[LiveSubscription] = []
-        """Those who are handed a streamed result part by part: all who waited when it started."""
+        """Subscriptions that are sent a streamed result part by part: all that waited when it
+        started."""
         self.again()
 
     def again(self, reason: ResetReason = "resync") -> None:
-        """Know nothing, and wait for a snapshot. Subscribers may have parts of another one: they
-        are sent a reset, for the reason that they wait for one already or else for this one."""
+        """Start over with another snapshot. Receivers may have parts of this one, so they are sent
+        a reset: with the reason they wait with already, else with this one."""
         self.state = new_state(self.view.query)
         self.changes: list[Change] = []
         self.position: Position | None = None
@@ -303,20 +304,20 @@ class InitialSnapshot:
         self.view.weigh()
 
     def start(self, position: Position, share: int) -> None:
-        """A snapshot was lent to read it in. Those who wait for a streamed result get this one;
-        who comes from here on may have seen more than the snapshot has, and waits for another."""
+        """It is read in this snapshot. Subscriptions that wait for a streamed result get this one.
+        Later ones may have seen something newer, and wait for another."""
         if self.wanted and self.is_for_newcomers:
             self.receivers, self.view.waiting = self.view.waiting, []
         self.started, self.position, self.share = True, position, share
 
     @property
     def is_for_newcomers(self) -> bool:
-        """Whether it is a streamed result, which is handed to those who wait as it is read."""
+        """Whether it is a streamed result, which is sent to new subscribers as it is read."""
         return self.view.query.mode == "streamed" and not self.quiet
 
     @property
     def owners(self) -> list[Owner]:
-        """Whom reading it counts for: who asked first of those that wait, and the table."""
+        """The owners that reading it counts for: the first user that waits, and the table."""
         table: Owner = ("table", self.view.known.table.oid)
         waiting = chain(self.receivers, self.view.waiting, self.view.subscribers)
         first = next(waiting, None)
@@ -334,23 +335,23 @@ class InitialSnapshot:
         )
 
     def drop(self) -> None:
-        """No subscriber waits for it any more."""
+        """No subscriber waits for it: remove it."""
         if self in self.view.snapshots:
             self.view.snapshots.remove(self)
             self.view.weigh()
 
     def put_back(self, changes: Iterable[Sequence[Change]]) -> None:
-        """Those that a flush could not take after all: they come before what came since."""
+        """Changes that a flush did not apply. They come before the changes since."""
         self.changes = [*(change for each in changes for change in each), *self.changes]
 
     def store(self, changes: Sequence[Change]) -> bool:
-        """Changes of a later flush; False where there are too many to keep."""
+        """Store changes of a later flush. False if there are too many."""
         self.changes += changes
         return len(self.changes) <= _OPENING_CHANGES_MAX
 
 
 class LiveHome(Protocol):
-    """What a subscription asks of the registry that it belongs to."""
+    """The registry, as its subscriptions use it."""
 
     def forget(self, subscription: LiveSubscription) -> None: ...
 
@@ -361,7 +362,7 @@ class LiveHome(Protocol):
     async def change_access(self, subscription: LiveSubscription, access: Access) -> None: ...
 
 
-class LiveSubscription(Subscription):
+class LiveSubscription(HubSubscription):
     """One subscriber's live query. Made by `Hub.live`."""
 
     __slots__ = (
@@ -383,9 +384,9 @@ class LiveSubscription(Subscription):
         self._views = views
         self._flushes = flushes
         self.owner = owner
-        """Whom its memory and reading its result count for; None for the application itself."""
+        """The user that its memory and its reads count for; None for the application itself."""
         self.holding: Holding | None = None
-        """That of its view, while it counts there."""
+        """The memory of its view, while it counts for the owner."""
         self.query = query
         self.access = access
         self.verify = verify
@@ -393,11 +394,11 @@ class LiveSubscription(Subscription):
         self.target: LiveView | None = None
         self.attempts = 0
         self.caught_up = 0
-        """The flush up to which it was sent everything out of turn."""
+        """The last flush that it has through a whole result, sent outside of `fan_out`."""
         self.reason: ResetReason | None = None
-        """What its next whole result is called; None for a snapshot, its first."""
+        """The reason of its next reset; None if its next whole result is a snapshot."""
         self.joined = 0
-        """The last flush before it began to wait for a whole result: it gets none from before."""
+        """The last flush before it began to wait for a whole result. It gets no older result."""
         self._introduced_as = 0
 
     @property
@@ -418,31 +419,30 @@ class LiveSubscription(Subscription):
         self._flushes.announce()
 
     def resync(self, reason: ResetReason) -> None:
-        """The client fell behind: tell it the whole present state."""
+        """The client is behind: send the whole present result."""
         if not self.closed:
             self._views.resend(self, reason)
 
     async def reanchor(self, after: list[Any] | None) -> None:
-        """Slide the window to begin behind another cursor."""
+        """Move the window: it begins after another cursor."""
         await self._views.reanchor(self, after)
 
     async def change_access(self, access: Access) -> None:
-        """Continue with other rights."""
+        """Continue with another access."""
         await self._views.change_access(self, access)
 
     # -------------------------------------------------------------------- for the hub
 
     def expect(self, reason: ResetReason) -> None:
-        """Another whole result is to come."""
+        """Wait for another whole result."""
         if not self.begun:
             return
         self.reason = reason
         self._arrived.renew()
 
     async def settled(self, position: Position) -> None:
-        """Wait until the result that is being read for it, if one is, was handed over whole, and
-        until its view does not lag behind the position: then it was handed what every flush up to
-        there changed."""
+        """Wait until it was sent its whole result, and until its view does not lag behind the
+        position: then it was sent the changes of all flushes up to there."""
         while not self.closed:
             await self._arrived.wait()
             lag = None if self.target is None else self.target.lag
@@ -451,7 +451,7 @@ class LiveSubscription(Subscription):
             await self._flushes.changed()
 
     def begin(self, frames: Iterable[Frame], *, resumed: bool = False, whole: bool = True) -> None:
-        """Its result, or what it missed of it, is handed over; a part of it, unless `whole`."""
+        """Send its result, or the frames that it missed. Without `whole`, only a part of it."""
         view = self.target
         assert view is not None
         try:
@@ -468,11 +468,11 @@ class LiveSubscription(Subscription):
         reason = self.reason
         self.done()
         if not whole:
-            self.reason = reason  # until the rest of it is there, it may have to be read again
+            self.reason = reason  # the rest may have to be read again
             self._arrived.renew()
 
     def hand(self, frame: Frame, *, whole: bool = True) -> None:
-        """One more frame, to this subscriber alone; a part of its result, unless `whole`."""
+        """Send one more frame to this subscriber. Without `whole`, a part of its result."""
         if self.closed:
             return
         try:
@@ -485,7 +485,7 @@ class LiveSubscription(Subscription):
             self.done()
 
     def done(self) -> None:
-        """Everything it waited for was handed over."""
+        """It was sent everything it waited for."""
         self.reason = None
         self.attempts = 0
         self._arrived.settle()

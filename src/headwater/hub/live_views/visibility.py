@@ -1,9 +1,9 @@
-"""Row-level security: what the database hides from a role is never sent to it.
+"""Row-level security: rows that the database hides from a role are never sent to it.
 
-The log holds every row, so what comes from it for a guarded view is looked at again through the
-role's eyes, in the flush's own snapshot: the rows that changed and the rows the view holds. What is
-hidden is taken as deleted, together with the changes and in one step, so that no delta ever shows
-it. One question a flush for each scope and table.
+The log has every row. So for a guarded view, the changed rows and the rows of the view are read
+again as the role, in the snapshot of the flush. Hidden rows are applied as deletes, in one step
+with the changes, so that no delta shows them. There is one query for each scope and table in a
+flush.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from headwater.database import Connection
 from headwater.hub.live_views.steps import ViewStep
 from headwater.hub.live_views.view import LiveView
 from headwater.hub.loop_time import Turn
-from headwater.hub.snapshot_queries import Scope, SnapshotQuery, ask_in_flush, of_keys
-from headwater.live.window import Window
+from headwater.hub.reading.snapshot_queries import Scope, SnapshotQuery, ask_in_flush, of_keys
+from headwater.live.state.window import Window
 from headwater.model import Change, Key
 
 
 async def hide(connection: Connection, steps: Iterable[ViewStep], now: datetime) -> int:
-    """Add to each guarded step the deletes of what its role does not see. A step whose question
-    failed has its error set. Returns how many questions were asked."""
+    """Add to each guarded step a delete for each row that its role does not see. If the query
+    fails, the error of the step is set. Returns the number of queries."""
     groups: dict[tuple[Scope, int], list[ViewStep]] = {}
     for step in steps:
         scope = step.view.scope
@@ -33,7 +33,7 @@ async def hide(connection: Connection, steps: Iterable[ViewStep], now: datetime)
     if not groups:
         return 0
     turn = Turn()
-    # Once for all steps of a group: of very many views, each by itself would take very long.
+    # Once for all steps of a group: with very many views, one query each would take long.
     visible: dict[tuple[Scope, int], dict[Key, None]] = {}
     asked: list[tuple[tuple[Scope, int], tuple[Key, ...]]] = []
     questions: list[SnapshotQuery] = []
@@ -45,7 +45,7 @@ async def hide(connection: Connection, steps: Iterable[ViewStep], now: datetime)
             await turn.over()
     answers = await ask_in_flush(connection, questions)
     for (each, part), question in zip(asked, questions, strict=True):
-        answer = answers.pop(0)  # to free all of them at once would take long, too
+        answer = answers.pop(0)  # freeing all of them at once would take long, too
         if isinstance(answer, Exception):
             for step in groups[each]:
                 step.error = answer
@@ -59,7 +59,7 @@ async def hide(connection: Connection, steps: Iterable[ViewStep], now: datetime)
             if step.error is None:
                 hidden.append((step, list(_deletes(step, visible[each], now))))
                 await turn.over()
-    for step, deletes in hidden:  # all or none: changes may be put back, these deletes never
+    for step, deletes in hidden:  # all or none: changes can be put back, but not these deletes
         step.changes.append(deletes)
     return len(questions)
 
@@ -76,7 +76,7 @@ async def _all_held(steps: Iterable[ViewStep], turn: Turn) -> dict[Key, None]:
 
 
 def held_keys(step: ViewStep) -> set[Key]:
-    """The rows that a step may send: those that changed, and those that its window holds."""
+    """The rows that a step may send: the changed ones, and those of its window."""
     keys = {change.key for changes in step.changes for change in changes if change.key}
     return keys.union(step.state.keys) if isinstance(step.state, Window) else keys
 

@@ -1,6 +1,6 @@
-"""Reactive queries in the hub: functions that run again when what they read has changed.
+"""Reactive queries in the hub: functions that run again when the rows they read have changed.
 
-`registry` holds the groups of equal calls, `group` is one of them with its subscriptions,
-`execution` runs a function, `query_pool` and `replica_pool` say on which connection. What a
-statement reads is found out in `headwater.queries.analysis`.
+`registry` has the groups of equal calls, and `group` is one of them with its subscriptions.
+`execution` runs a function, `query_pool` and `replica_pool` have the connections, and `placement`
+chooses between them. What a statement reads is found in `headwater.queries.analysis`.
 """

@@ -1,8 +1,8 @@
-"""One execution of a query: in a transaction that was begun for it, as the caller, within its
-time; and what it read.
+"""One execution of a query: in a transaction, as the caller, within its time limit; and what it
+read.
 
-What goes wrong in the function is the outcome, and harms no other query. A connection that is lost
-is not the query's fault and is raised: the pool tries again.
+An error of the function is the outcome, and does not affect other queries. A lost connection is not
+an error of the query: it is raised, and the pool tries again.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from psycopg.pq import TransactionStatus
 
 from headwater.database import Connection, connect, translated
 from headwater.errors import HeadwaterError, Unavailable
-from headwater.hub.reactive.group import Moment, QueryGroup, Reason, Seen
-from headwater.hub.snapshot_queries import lost
-from headwater.hub.tables import FORMATS
+from headwater.hub.reactive.group import FlushMoment, QueryGroup, Reason, Seen
+from headwater.hub.reading.snapshot_queries import lost
+from headwater.hub.reading.tables import FORMATS
 from headwater.metrics import Metrics
 from headwater.queries.analysis.analyst import Analyst
 from headwater.queries.analysis.search_path import NameLookup, session_of
@@ -42,9 +42,9 @@ from headwater.settings import Settings
 
 
 class ExecutionOutcome(msgspec.Struct, frozen=True):
-    """How an execution ended: with a value, as JSON, or an error; and what it read."""
+    """The result of an execution: a value as JSON or an error; and what it read."""
 
-    moment: Moment
+    moment: FlushMoment
     reason: Reason
     statements: frozenset[Statement] = frozenset()
     value: bytes | None = None
@@ -53,7 +53,7 @@ class ExecutionOutcome(msgspec.Struct, frozen=True):
     everything: bool = False
     uncaptured: tuple[str, ...] = ()
     analysed: bool = False
-    """Whether a statement was met for the first time."""
+    """Whether a statement was analysed for the first time."""
     seen: Seen | None = None
 
 
@@ -61,7 +61,7 @@ Finished: TypeAlias = Callable[[QueryGroup, ExecutionOutcome], None]
 
 
 class Execution:
-    """Executes groups, and reports how it went."""
+    """Executes groups, and calls `finished` with the outcome."""
 
     def __init__(
         self,
@@ -71,18 +71,18 @@ class Execution:
         finished: Finished,
         metrics: Metrics,
     ) -> None:
-        self._seconds = settings.query_timeout_period.total_seconds()
+        self._seconds = settings.query.timeout_period.total_seconds()
         self._has_question_role = settings.question_url is not None
         self._analyst = analyst
         self._events = events
-        self._finished = finished
+        self.finished = finished
         self.metrics = metrics
         self._options = f"{FORMATS} -c statement_timeout={int(self._seconds * 1000)}"
         self._sessions: WeakKeyDictionary[Connection, NameLookup] = WeakKeyDictionary()
         self._current: WeakSet[Connection] = WeakSet()
 
     async def open(self, url: str) -> Connection:
-        """A connection for queries, of which is known how it finds names."""
+        """A connection for queries. Its search path and user are stored."""
         current = self._current
         await self._analyst.note_settings()
         connection = await connect(
@@ -102,24 +102,24 @@ class Execution:
         return connection
 
     def is_current(self, connection: Connection) -> bool:
-        """Whether its session is like one that would begin now."""
+        """Whether its session has the settings that a new one would have."""
         return connection in self._current
 
     @property
     def users(self) -> set[str]:
-        """As whom sessions were begun."""
+        """The users that sessions were opened with."""
         return {session.user for session in self._sessions.values()}
 
     def outdate(self) -> None:
-        """Sessions that began before this are not like new ones: they have other settings, or
-        plans that the server does not make again (for a role that may see more, for example)."""
+        """Replace all sessions: they have other settings than new ones, or plans that the server
+        does not make again (for example, for a role that may now see more)."""
         self._current = WeakSet()
 
     async def run(
-        self, connection: Connection, group: QueryGroup, moment: Moment, seen: Seen | None
+        self, connection: Connection, group: QueryGroup, moment: FlushMoment, seen: Seen | None
     ) -> bool:
         """Execute a group in the connection's transaction. Raises if the connection is lost.
-        Returns whether the transaction is as it was, so that it may serve another."""
+        Returns whether the transaction is unchanged, so that another query can use it."""
         reason, executed = group.reason, list[Executed]()
         self.metrics.query_executions.labels(reason).inc()
         began = time.perf_counter()
@@ -131,13 +131,13 @@ class Execution:
         group.losses = 0
         outcome = ExecutionOutcome(moment, reason, value=value, error=error, seen=seen)
         outcome = await self._with_reads(outcome, group, executed, self._sessions[connection])
-        self._finished(group, outcome)
-        # What may read anything may also have changed settings, as `set_config` does.
+        self.finished(group, outcome)
+        # A statement that may read anything may also change settings, as `set_config` does.
         is_known = len(outcome.statements) > 0 or not executed
         return fenced or (is_known and not outcome.everything)
 
     def _needs_fence(self, group: QueryGroup) -> bool:
-        """Whether settings are made for it, or are likely to be made by it."""
+        """Whether it needs settings of its own, or is likely to change some."""
         return bool(group.identity.role or group.query.timeout or group.everything)
 
     async def _call(
@@ -163,33 +163,33 @@ class Execution:
                 refuses = identity.role is not None and not self._has_question_role
                 await impersonate(connection, settings, refuses_policies=refuses)
             value = await run_with_timeout(query, context, group.arguments, seconds)
-            if connection.closed:  # the function made do without what it could not read
+            if connection.closed:  # the function has ignored the error
                 raise psycopg.OperationalError("the connection was lost while it ran")
             return query.encode(value), None
         except Exception as error:
             if isinstance(error, psycopg.Error) and (lost(error) or isinstance(error, StalePlan)):
                 raise
             if isinstance(error.__cause__, TimeoutError):
-                await connection.close()  # whatever it was waiting for may still be under way
+                await connection.close()  # its statement may still be running
             events = self._events
             return None, caller_error(
                 error, query, identity=identity, trace_id=trace_id, events=events
             )
         except asyncio.CancelledError:
-            await connection.close()  # it may not answer, and no task waits
+            await connection.close()  # the server may not answer
             raise
         finally:
             await self._clean(connection, fenced)
 
     async def _clean(self, connection: Connection, fenced: bool) -> None:
-        """Nothing of one query is there for the next. What failed is rolled back anyway."""
+        """Undo settings of this query. A failed transaction is rolled back anyway."""
         match connection.info.transaction_status:
             case TransactionStatus.INTRANS:
                 if fenced and not await end_impersonation(connection):
                     await connection.close()
             case TransactionStatus.INERROR:
                 pass
-            case _:  # a statement that was not awaited is under way, or the transaction is over
+            case _:  # a statement is still running, or the transaction has ended
                 await connection.close()
 
     async def _with_reads(
@@ -221,10 +221,10 @@ class Execution:
             analysed=analysed,
         )
 
-    def give_up(self, group: QueryGroup, moment: Moment) -> None:
-        """Its connection was lost time and again."""
+    def give_up(self, group: QueryGroup, moment: FlushMoment) -> None:
+        """Its connection was lost too often."""
         error = Unavailable(
             f"query {group.query.name}: the database ended the connection while it ran",
             hint="PostgreSQL's own log has the reason.",
         )
-        self._finished(group, ExecutionOutcome(moment, group.reason, error=error))
+        self.finished(group, ExecutionOutcome(moment, group.reason, error=error))

@@ -1,8 +1,8 @@
-"""A group: calls of one query with the same arguments for the same users, and who follows it.
+"""A group: equal calls of one query for the same users, and their subscriptions.
 
-It knows its result, since which flush that holds, and which flush last brought a change that may
-concern it. Nothing here waits: `groups` and the executions drive it. Every subscriber gets the same
-frame; those who asked for row deltas share another.
+It has the result, the flush that the result is as of, and the last flush with a change that may
+affect it. Nothing here waits: `registry` and the executions call it. All subscribers get the same
+frame; subscribers with row deltas share another one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import msgspec
 from headwater import limits
 from headwater.errors import HeadwaterError
 from headwater.fair_queue import Owner
-from headwater.hub.costs import Cost
-from headwater.hub.subscriber import Subscriber
-from headwater.hub.subscription import Subscription, not_taken
+from headwater.hub.subscriptions.costs import Cost
+from headwater.hub.subscriptions.subscriber import Subscriber
+from headwater.hub.subscriptions.subscription import HubSubscription, not_taken
 from headwater.identity import Identity
-from headwater.live.sizes import size_of
+from headwater.live.state.sizes import size_of
 from headwater.memory import Holding
 from headwater.model import Position
 from headwater.protocol import Deltas, Failed, Frame, Reset, ResetReason, Result, Snapshot
@@ -33,8 +33,8 @@ from headwater.queries.functions import Arguments, Query
 from headwater.queries.row_deltas import Rows, entering, rows_of, steps
 
 _QUERY_ROWS_FACTOR = 8
-"""How many times its text the rows of a result take that is sent row by row, as `bytes_per_user`
-counts it."""
+"""The rows of a result that is sent as row deltas count as this many times its text, in `[limits]
+bytes_per_user`."""
 
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ Reason: TypeAlias = Literal["first", "call", "change", "retry", "sweep", "catalo
 """Why a query is executed."""
 
 
-class Moment(msgspec.Struct, frozen=True):
-    """The flush in whose snapshot queries are executed. `written` is the end of the WAL then."""
+class FlushMoment(msgspec.Struct, frozen=True):
+    """The flush in whose snapshot queries are executed. `written` is the end of its WAL."""
 
     flush: int
     position: Position
@@ -52,7 +52,7 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """How much an execution on a replica may have seen: nothing older may follow it."""
+    """What an execution on a replica may have seen. Later executions must not be older."""
 
     position: Position
     replayed: int
@@ -66,7 +66,7 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class QueryGroup:
-    """The shared state behind the same calls."""
+    """The state that equal calls share."""
 
     __slots__ = (
         "_base_bytes",
@@ -117,37 +117,37 @@ class QueryGroup:
         self.subscribers: dict[QuerySubscription, None] = {}
         self.joining: list[QuerySubscription] = []
         self.waiters: list[tuple[int, asyncio.Future[Answered]]] = []
-        """Calls, each with the first flush whose snapshot is late enough for it."""
+        """Calls, each with the first flush whose snapshot is new enough for it."""
         self.owner: Owner | None = None
-        """Whom executing it counts for: who asked first of those that need it."""
+        """The user that executing it counts for: the first one of those that need it."""
         self.state: Literal["idle", "wanted", "running"] = "idle"
         self.wanted_in = 0
-        """What its pool had shared out last when it was wanted."""
+        """The last share of its pool when it was wanted."""
         self.reason: Reason = "first"
         self.trace_id: str | None = None
         self.result: bytes | None = None
-        """As JSON; None if there is none, or if it is not cached."""
+        """The result as JSON; None if there is none, or if it is not cached."""
         self.error: HeadwaterError | None = None
         """Why the last execution failed."""
         self.reported_error: tuple[str, str] | None = None
         self.answered_at = 0
-        """The flush that its last execution was as of."""
+        """The flush of its last execution."""
         self.touched_at = 0
-        """The last flush that brought a change which may concern it."""
+        """The last flush with a change that may affect it."""
         self.since: Position | None = None
-        """Since when the result is what it is."""
+        """The position at which the result last changed."""
         self.executed: Position | None = None
-        """What the last execution that succeeded was as of."""
+        """The position of the last execution that succeeded."""
         self.reads: tuple[Read, ...] = ()
         self.everything = False
         self.statements: frozenset[Statement] = frozenset()
         self.uncaptured: tuple[str, ...] = ()
         self.seen: Seen | None = None
         self.analyses = 0
-        """How often in a row it met statements for the first time."""
+        """How many executions in a row had statements that were new."""
         self.retries = 0
         self.losses = 0
-        """How often its connection was lost while it was executed, one after the other."""
+        """How often in a row its connection was lost while it was executed."""
         self.delayed: asyncio.TimerHandle | None = None
         self.cost = Cost()
         self._digest = b""
@@ -158,9 +158,8 @@ class QueryGroup:
         self._base_bytes = limits.VIEW_BYTES + size_of(dict(arguments.values))
 
     def weigh(self, *, by_row: bool = False) -> None:
-        """Count the memory that it takes now for those who follow it, or with `by_row`, that it
-        takes once its rows are sent one by one. A result that is only cached is bounded by
-        `query_cache_bytes` instead."""
+        """Count its memory for the users that follow it; with `by_row`, the memory that it takes
+        with row deltas. Without subscribers, `[query] cache_bytes` bounds it instead."""
         if self.holding is None:
             return
         if not (self.subscribers or self.joining):
@@ -173,7 +172,7 @@ class QueryGroup:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether an execution now would bring what is known."""
+        """Whether an execution now would have the same result."""
         return self.error is None and 0 < self.answered_at >= self.touched_at
 
     @property
@@ -189,8 +188,8 @@ class QueryGroup:
     def size(self) -> int:
         return 0 if self.result is None else len(self.result)
 
-    def take(self, result: bytes, moment: Moment) -> bool:
-        """A new result; whether it differs from the one before."""
+    def take(self, result: bytes, moment: FlushMoment) -> bool:
+        """Store a new result. Returns whether it differs from the last one."""
         digest = blake2b(result, digest_size=16).digest()
         differs = digest != self._digest
         self.executed = moment.position
@@ -201,11 +200,11 @@ class QueryGroup:
         return differs
 
     def forget_result(self) -> None:
-        """Keep no more of it than it takes to tell another from it."""
+        """Drop the result. Its digest stays, to notice a different one."""
         self.result = None
 
     def unchanged_since(self, position: str) -> bool:
-        """Whether one who has the result of that position has this one."""
+        """Whether the result has not changed since the position."""
         try:
             return self.since is not None and Position.parse(position).covers(self.since)
         except ValueError:
@@ -214,9 +213,9 @@ class QueryGroup:
     # -------------------------------------------------------------------- what is sent
 
     def position(self, reached: Position | None) -> str:
-        """What the result is complete up to, at a hub that has reached a position. It holds there
-        if no change since has touched it: one who has seen more elsewhere must not take it for an
-        older one."""
+        """The position up to which the result is complete, at a hub that has reached a position. If
+        no change has affected it since, that is the hub's position: a client that has seen a newer
+        position elsewhere must not reject it."""
         executed = self.executed
         assert executed is not None
         if self.is_fresh and reached is not None and reached.covers(executed):
@@ -224,8 +223,7 @@ class QueryGroup:
         return str(executed)
 
     def present(self, delta: bool, reason: ResetReason | None, position: str) -> Frame:
-        """The result as it is, for one who has none, or has another. ResultError where it cannot
-        be sent row by row."""
+        """The frame with the whole result. ResultError if it cannot be sent by rows."""
         assert self.result is not None
         if not delta:
             return Frame(Result(self.id, position, msgspec.Raw(self.result)))
@@ -237,7 +235,7 @@ class QueryGroup:
         )
 
     def rows(self) -> Rows:
-        """The rows of the result, stored while subscribers are sent what becomes of them."""
+        """The rows of the result, stored while it has subscribers with row deltas."""
         if self._rows is None:
             assert self.result is not None
             self._rows_bytes = len(self.result)
@@ -245,7 +243,7 @@ class QueryGroup:
         return self._rows
 
     def row_deltas(self, position: str) -> Frame | None:
-        """What became of the rows that subscribers have; None for nothing."""
+        """The frame with the deltas since the last result; None if there are none."""
         before, self._rows = self._rows, None
         if before is None:
             return self.present(True, "result", position)
@@ -270,7 +268,7 @@ class QueryGroup:
 
 
 class QueryHome(Protocol):
-    """What a subscription asks of the registry that it belongs to."""
+    """The registry, as its subscriptions use it."""
 
     @property
     def reached(self) -> Position | None: ...
@@ -289,7 +287,7 @@ class QueryHome(Protocol):
     async def answered(self, group: QueryGroup, flush: int) -> None: ...
 
 
-class QuerySubscription(Subscription):
+class QuerySubscription(HubSubscription):
     """One subscriber's query. Made by `ReactiveQueries.subscribe`."""
 
     __slots__ = (
@@ -311,16 +309,16 @@ class QuerySubscription(Subscription):
         super().__init__(subscriber)
         self._home = home
         self.owner = owner
-        """The user whose memory it takes."""
+        """The user that its memory counts for."""
         self.holding: Holding | None = None
-        """That of its group, while it counts there."""
+        """The memory of its group, while it counts for the owner."""
         self.group = group
         self.delta = delta
         self.since = since
         self.flush = flush
-        """How far the hub was when it was asked for: it begins with no older result."""
+        """The last flush before it was opened. It begins with no older result."""
         self.doubted = False
-        """Whether what it reads was looked at again before it was refused."""
+        """Whether its statements were analysed again before it is refused."""
         self.reason: ResetReason | None = None
         self._introduced_as = 0
 
@@ -328,7 +326,7 @@ class QuerySubscription(Subscription):
         self._home.leave(self)
 
     def resync(self, reason: ResetReason) -> None:
-        """The client fell behind: tell it the present result."""
+        """The client is behind: send the present result."""
         if not self.closed:
             self._home.resend(self, reason)
 
@@ -339,7 +337,7 @@ class QuerySubscription(Subscription):
     # -------------------------------------------------------------------- for the hub
 
     def begin(self) -> None:
-        """Hand over the result, or say that it is the one that the client has."""
+        """Send the result, or that the client has it already."""
         group = self.group
         resumed = self._introduced_as != group.id and self._may_resume()
         try:
@@ -356,7 +354,7 @@ class QuerySubscription(Subscription):
         self._arrived.settle()
 
     def _may_resume(self) -> bool:
-        # Row deltas start from what subscribers have; one that was away has other rows.
+        # Row deltas apply to the last result. A returning subscriber may have another one.
         since, self.since = self.since, None
         return since is not None and not self.delta and self.group.unchanged_since(since)
 
@@ -381,7 +379,7 @@ class QuerySubscription(Subscription):
             self.fail(not_taken())
 
     def report(self, error: HeadwaterError) -> None:
-        """There is no result now. Before it has begun that ends it; later it continues."""
+        """There is no result now. Before it has begun, this ends it; later it continues."""
         if self.closed:
             return
         if not self.begun:
@@ -393,16 +391,16 @@ class QuerySubscription(Subscription):
         self._arrived.settle()
 
     async def settled(self, position: Position) -> None:
-        """Wait until it was sent what the flushes so far made of its result, or an error."""
+        """Wait until it was sent a result, or an error, that is as of all flushes so far."""
         touched_at = self.group.touched_at
-        # Calls that wait are refused when the database is lost; this waits until it is back.
+        # Calls are refused when the database is lost; this waits until it is back.
         while not self.closed and self.group.answered_at < touched_at:
             with suppress(HeadwaterError):
                 await self._home.answered(self.group, touched_at)
-        await self._arrived.wait()  # it may have moved to another group, or be sent whole
+        await self._arrived.wait()  # it may wait for a whole result, or that of another group
 
     def expect(self, reason: ResetReason) -> None:
-        """Another whole result is to come."""
+        """Wait for another whole result."""
         self.reason = reason
         self._arrived.renew()
 
@@ -411,5 +409,5 @@ _RETRY_FIRST, _RETRY_LONGEST = limits.QUERY_RETRY_SECONDS
 
 
 def retry_pause(retries: int) -> float:
-    """Seconds before a query that failed so often in a row is tried again."""
+    """Seconds until a query is tried again that failed this many times in a row."""
     return min(_RETRY_FIRST * 2.0 ** min(retries, 16), _RETRY_LONGEST)

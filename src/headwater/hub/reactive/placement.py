@@ -1,35 +1,35 @@
-"""All executions of a hub: which server a query is executed on."""
+"""Chooses the server that a query is executed on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from headwater.hub.reactive.execution import Execution
-from headwater.hub.reactive.group import Moment, QueryGroup
+from headwater.hub.reactive.group import FlushMoment, QueryGroup
 from headwater.hub.reactive.query_pool import Primary, QueryPool
 from headwater.hub.reactive.replica_pool import ReplicaPool
-from headwater.hub.snapshot_pool import Export
+from headwater.hub.reading.snapshot_pool import Export
 from headwater.settings import Settings
 
 
 class Placement:
-    """The database, and its replica if there is one. Queries that are executed as a user's role
-    are executed over connections of the question role, if there is one, and never on a replica.
-    `changed` is called when a flush could start more."""
+    """The pools of the database, and of its replica if there is one. Queries with a user's role use
+    connections of the question role, if there is one, and never a replica. `changed` is called when
+    a flush can start more."""
 
     def __init__(
         self, url: str, settings: Settings, changed: Callable[[], None], execution: Execution
     ) -> None:
-        size = settings.query_concurrency
+        size = settings.query.concurrency
         self._primary = Primary(url, size, changed, execution)
         self._replica: ReplicaPool | None = None
-        if settings.replica_url is not None:
+        if settings.replica.url is not None:
             self._replica = ReplicaPool(
-                settings.replica_url,
+                settings.replica.url,
                 size,
                 changed,
                 execution,
-                patience=settings.replica_wait_period.total_seconds(),
+                patience=settings.replica.wait_period.total_seconds(),
                 fall_back=self._primary.want,
             )
         self._as_roles: Primary | None = None
@@ -45,7 +45,7 @@ class Placement:
 
     @property
     def oldest(self) -> int | None:
-        """The flush of the oldest execution under way."""
+        """The flush of the oldest running execution."""
         return min((flush for pool in self._pools for flush in pool.flushes), default=None)
 
     def want(self, group: QueryGroup) -> None:
@@ -58,8 +58,8 @@ class Placement:
         else:
             replica.want(group)
 
-    async def start(self, export: Export, moment: Moment) -> None:
-        """Share out what is wanted. The snapshot is lent until this returns."""
+    async def start(self, export: Export, moment: FlushMoment) -> None:
+        """Start the wanted queries. The snapshot must exist until this returns."""
         if self._replica is not None:
             self._replica.expect(moment)
             if self._replica.can_start:
@@ -74,17 +74,17 @@ class Placement:
 
     @property
     def users(self) -> set[str]:
-        """As whom queries are executed where no other role is set."""
+        """The users that queries without a role are executed as."""
         return self._execution.users
 
     def renew(self) -> None:
-        """Have everything that is wanted from here on executed in new sessions."""
+        """Execute all later queries in new sessions."""
         self._execution.outdate()
         for pool in self._pools:
             pool.close_outdated()
 
     def restart(self) -> None:
-        """The database was lost: forget everything that is wanted or under way."""
+        """The database was lost: forget all wanted and running queries."""
         for pool in self._pools:
             pool.restart()
 

@@ -1,11 +1,11 @@
-"""A pool of connections to one server, and the queries they are to execute.
+"""A pool of connections to one server, and the queries to execute over them.
 
-What is wanted when a flush begins is shared out among a few of its idle connections: one
-that has begun serves several quick queries for little more than one. On the database itself they
-import the snapshot that the flush lends, so that all results are as of one position. What waits
-behind queries that take long is soon given to further connections, with a newer snapshot; one that
-fails takes its snapshot with it, and the rest is for the next flush. Queries of one user have a
-part of the connections at most (`fair_queue`).
+When a flush begins, the wanted queries are divided among a few idle connections (a *share*): one
+transaction executes several quick queries, which costs little more than one. On the database itself
+the connections import the snapshot of the flush, so all results are as of one position. Queries
+that wait behind slow ones are soon given to more connections, with a newer snapshot. After a
+failure, the rest of a share waits for the next flush. Queries of one user use only a part of the
+connections (`fair_queue`).
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from headwater.database import Connection
 from headwater.errors import HeadwaterError
 from headwater.fair_queue import FairQueue
 from headwater.hub.reactive.execution import Execution
-from headwater.hub.reactive.group import Moment, QueryGroup, Seen
-from headwater.hub.snapshot_pool import Export, SnapshotPool
+from headwater.hub.reactive.group import FlushMoment, QueryGroup, Seen
+from headwater.hub.reading.snapshot_pool import Export, SnapshotPool
 from headwater.model import Position
 from headwater.queries.execution.impersonation import PREPARED_BY_OTHERS
 
 _QUERY_CONNECTIONS_QUICK = 8
-"""Connections for queries that are quick; more are opened where none has been begun for a while."""
+"""Connections for quick queries. More are opened if queries wait and none was started lately."""
 
 _QUERY_SLOW_SECONDS = 0.02
-"""Queries that have waited for so long are given to further connections."""
+"""Queries that have waited for this long are given to more connections."""
 
 
 logger = logging.getLogger(__name__)
 
 Fits: TypeAlias = Callable[[QueryGroup], bool]
-"""Whether a query may be executed in a transaction."""
+"""Whether a query may be executed in this transaction."""
 
 _LOSSES_MAX = 3
-"""How often a query is executed again whose connection was lost. It may be why."""
+"""How often a query is tried after lost connections. The query may be the cause."""
 
 
 class QueryPool:
-    """What the pools of all servers have in common. `changed` is called when a flush could start
+    """The base class of the pools of all servers. `changed` is called when a flush can start
     more."""
 
     def __init__(
@@ -60,7 +60,7 @@ class QueryPool:
         self._bounds = {"user": part, "address": part}
         self._queue: FairQueue[QueryGroup] = FairQueue(self._bounds)
         self._share = 0
-        """How often something was shared out. A worker ends when it is done again after it."""
+        """The number of the last share. A worker ends when there is a newer one."""
         self._pool = SnapshotPool(
             url,
             lambda: execution.open(url),
@@ -79,18 +79,18 @@ class QueryPool:
 
     @property
     def flushes(self) -> Iterable[int]:
-        """Those in whose snapshots something is being executed."""
+        """The flushes in whose snapshots queries are running."""
         return (flush for flush in self._tasks.values() if flush is not None)
 
     def want(self, group: QueryGroup) -> None:
         """Execute it in the snapshot of a flush that begins after this."""
         group.state, group.wanted_in = "wanted", self._share
-        self._queue.done(group)  # where it has just been executed
+        self._queue.done(group)  # if it has just been executed
         self._queue.add(group, [] if group.owner is None else [group.owner])
         self._start_or_look()
 
     def _start_or_look(self) -> None:
-        """Something may be wanted, or a connection free: have a flush start it, or see later."""
+        """Request a flush if it can start something; otherwise check again later."""
         if self.can_start:
             self._changed()
         elif self._queue.is_ready:
@@ -104,7 +104,7 @@ class QueryPool:
             self._timer = loop.call_later(_QUERY_SLOW_SECONDS, self._see)
 
     def _see(self) -> None:
-        """What still waits may wait for something slow."""
+        """Queries that still wait may wait for a slow one: open connections for them."""
         self._timer = None
         if self._queue.is_ready:
             if not self._pool.idle:
@@ -114,7 +114,7 @@ class QueryPool:
             self._look_later()
 
     def restart(self) -> None:
-        """Forget everything that is wanted or under way."""
+        """Forget all wanted and running queries."""
         self._stop()
 
     def _stop(self) -> None:
@@ -134,22 +134,22 @@ class QueryPool:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._pool.close()
 
-    # -------------------------------------------------------------------- sharing out
+    # -------------------------------------------------------------------- shares
 
     def _take_connections(self, count: int) -> list[Connection]:
-        """Some of the idle ones, for this many queries."""
+        """Idle connections for this many queries."""
         self._look_later()
         return self._pool.take(-(-count // limits.QUERY_SHARE))
 
     def _can_take(self) -> int:
-        """How many queries the idle connections take at once."""
+        """How many queries the idle connections take in one share."""
         return limits.QUERY_SHARE * self._pool.idle
 
     # -------------------------------------------------------------------- connections
 
     def _connect_more(self) -> None:
-        """As many again as there are, at most. While queries are quick, few are quicker than many:
-        only when none was begun for a while, there may be as many as the setting says."""
+        """At most double the number of connections. While queries are quick, few connections are
+        faster than many. If none was started lately, there may be as many as the setting says."""
         is_stuck = self._begun == self._begun_before
         most = self._size if is_stuck else min(self._size, _QUERY_CONNECTIONS_QUICK)
         self._pool.grow(len(self._queue), most)
@@ -164,16 +164,16 @@ class QueryPool:
         self._start_or_look()
 
     def close_idle(self) -> None:
-        """Let go of connections that were not needed for a while; one stays."""
+        """Close connections that were idle for long. One stays open."""
         self._pool.close_idle()
 
     def close_outdated(self) -> None:
-        """Let go of connections whose sessions are not current; those at work go when they are
+        """Close connections whose sessions are outdated. Busy ones are closed when they are
         free."""
         self._pool.close_unusable()
         self._start_or_look()
 
-    def _spawn(self, work: Awaitable[None], moment: Moment | None = None) -> None:
+    def _spawn(self, work: Awaitable[None], moment: FlushMoment | None = None) -> None:
         task = asyncio.ensure_future(work)
         self._tasks[task] = None if moment is None else moment.flush
         task.add_done_callback(lambda task: self._tasks.pop(task, None))
@@ -184,12 +184,12 @@ class QueryPool:
         self,
         connection: Connection,
         share: int,
-        moment: Moment,
+        moment: FlushMoment,
         fits: Fits,
         seen: Seen | None = None,
     ) -> None:
-        """Execute one after the other what fits the transaction that was begun, until something is
-        shared out again; then be free again."""
+        """Execute queries that fit the transaction, one after the other, until there is a newer
+        share; then free the connection."""
         queue, group = self._queue, None
         is_lost = True
         try:
@@ -198,7 +198,7 @@ class QueryPool:
                 if group.is_needed:
                     self._begun += 1
                     if queue:
-                        self._look_later()  # others may come to wait for this one
+                        self._look_later()  # others may wait for this one
                     group.state = "running"
                     as_it_was = await self._execution.run(connection, group, moment, seen)
                     usable = as_it_was and _is_in_transaction(connection) and self._knows_us
@@ -228,10 +228,10 @@ class QueryPool:
 
     @property
     def _knows_us(self) -> bool:
-        """Whether the task that asks still counts. A function may not heed that it is cancelled."""
+        """Whether the current task was not cancelled. A function can ignore a cancellation."""
         return asyncio.current_task() in self._tasks
 
-    def _lost(self, connection: Connection, group: QueryGroup | None, moment: Moment) -> None:
+    def _lost(self, connection: Connection, group: QueryGroup | None, moment: FlushMoment) -> None:
         self._drop(connection)
         if group is None:
             return
@@ -248,8 +248,8 @@ def _is_in_transaction(connection: Connection) -> bool:
 
 
 async def _finish(connection: Connection) -> None:
-    """End the transaction, and leave no settings and no locks behind. One on which code of others
-    has prepared statements counts as lost."""
+    """End the transaction, and undo settings and locks. A connection with statements that others
+    have prepared counts as lost."""
     cursor = await connection.execute(
         "rollback; reset all; select pg_catalog.pg_advisory_unlock_all();"
         f" {PREPARED_BY_OTHERS}".encode()
@@ -261,10 +261,10 @@ async def _finish(connection: Connection) -> None:
 
 
 class Primary(QueryPool):
-    """The database itself: queries are executed in the flush's own snapshot."""
+    """The pool of the database itself: queries are executed in the snapshot of the flush."""
 
-    async def start(self, export: Export, moment: Moment) -> None:
-        """Share out what is wanted; returns once the snapshot is no longer needed."""
+    async def start(self, export: Export, moment: FlushMoment) -> None:
+        """Start the wanted queries. Returns when the snapshot is no longer needed."""
         share = self._share + 1
 
         def fits(group: QueryGroup) -> bool:
@@ -273,7 +273,7 @@ class Primary(QueryPool):
         ready = list(islice(self._queue.ready(), self._can_take()))
         fitting = sum(map(fits, ready))
         if fitting < len(ready):
-            # A replica has shown more than this snapshot holds; a later one will hold it.
+            # A replica has shown something newer than this snapshot: wait for a later one.
             self._look_later()
         if not fitting:
             return

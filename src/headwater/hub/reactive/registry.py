@@ -1,14 +1,13 @@
-"""Groups: what calls of the same query with the same arguments for the same users share.
+"""All reactive queries of a hub, in groups: equal calls for the same users are one group.
 
-One execution, one result, one frame for all who subscribe. A flush says which groups its changes
-may concern; those that are needed are executed in its snapshot, beside it, and what differs is
-handed out. A result that is not needed any more stays cached until a change concerns it or the
-memory is wanted for others.
+A group has one execution, one result, and one frame for all subscribers. A flush finds the groups
+that its changes may affect. Those with subscribers are executed in its snapshot, beside the flush,
+and a different result is sent. The result of a group without subscribers stays cached until a
+change may affect it, or the memory is needed.
 
-What a query reads is known only once it has run. So the changes of flushes that come while it runs
-are stored, and compared with what it turned out to read: none is missed. A query that fails keeps
-its subscribers; they are sent the error, and it is tried again with the next change and after a
-pause.
+What a query reads is known only after it has run. So the changes of flushes during an execution are
+stored, and compared with what the query has read: no change is missed. When a query fails, its
+subscribers are sent the error, and it is tried again with the next change and after a pause.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
@@ -38,7 +37,7 @@ from headwater.hub.positions import Positions
 from headwater.hub.reactive.execution import Execution, ExecutionOutcome
 from headwater.hub.reactive.group import (
     Answered,
-    Moment,
+    FlushMoment,
     QueryGroup,
     QuerySubscription,
     Reason,
@@ -46,7 +45,7 @@ from headwater.hub.reactive.group import (
 )
 from headwater.hub.reactive.placement import Placement
 from headwater.hub.resources import Resources
-from headwater.hub.subscriber import Subscriber
+from headwater.hub.subscriptions.subscriber import Subscriber
 from headwater.identity import Identity
 from headwater.log.signals import is_signals
 from headwater.model import Change, Position, Table, Transaction
@@ -58,9 +57,8 @@ from headwater.queries.events import Events
 from headwater.queries.functions import Arguments, Query
 from headwater.settings import Settings
 
-_QUERY_MEANWHILE_CHANGES_MAX = 50_000
-"""Changes stored to be compared with what a running query turns out to read; beyond, it is executed
-again."""
+_QUERY_LATER_CHANGES_MAX = 50_000
+"""Changes stored while queries are running. If there are more, the queries are executed again."""
 
 
 __all__ = ["Answered", "QuerySubscription", "ReactiveQueries"]
@@ -68,12 +66,13 @@ __all__ = ["Answered", "QuerySubscription", "ReactiveQueries"]
 logger = logging.getLogger(__name__)
 
 _ONCE_MORE_MAX = 3
-"""How often a query is executed again at once because of statements that are met for the first
-time. What they depend on comes to light step by step; a text that differs every time never does."""
+"""How often a query is executed again at once because of new statements. Their dependencies are
+found step by step; a statement with a different text each time never ends."""
 
 
 class ReactiveQueries(Part):
-    """All reactive queries of a hub."""
+    """All reactive queries of a hub. `placement` executes them in the database; a unit test passes
+    another."""
 
     def __init__(
         self,
@@ -82,21 +81,23 @@ class ReactiveQueries(Part):
         positions: Positions,
         settings: Settings,
         events: Events,
+        *,
+        placement: Callable[..., Placement] = Placement,
     ) -> None:
         self._resources = resources
         self._flushes = flushes
         self._positions = positions
-        self._cache_bytes = settings.query_cache_bytes
-        self._cache_entry_bytes = settings.query_cache_entry_bytes
-        self._sweep_seconds = settings.query_sweep_period.total_seconds()
+        self._cache_bytes = settings.query.cache_bytes
+        self._cache_entry_bytes = settings.query.cache_entry_bytes
+        self._sweep_seconds = settings.query.sweep_period.total_seconds()
         self.analyst = Analyst(resources.url)
         execution = Execution(settings, self.analyst, events, self._finished, resources.metrics)
-        self._executions = Placement(resources.url, settings, self._wake, execution)
+        self._executions = placement(resources.url, settings, self._wake, execution)
         self._groups: dict[Hashable, QueryGroup] = {}
         self._watches: Watches[QueryGroup] = Watches()
         self._cached: OrderedDict[QueryGroup, int] = OrderedDict()
         self._cached_bytes = 0
-        self._meanwhile = _Meanwhile()
+        self._later_changes = _LaterChanges()
         self._shapes: dict[int, int] = {}
         self._flushing = False
 
@@ -109,7 +110,7 @@ class ReactiveQueries(Part):
 
     @property
     def reached(self) -> Position | None:
-        """How far the hub has read."""
+        """The position that the hub has read."""
         return self._flushes.position
 
     # -------------------------------------------------------------------- calls
@@ -124,9 +125,9 @@ class ReactiveQueries(Part):
         trace_id: str | None = None,
         owner: Owner | None = None,
     ) -> Answered:
-        """A result: the cached one while nothing it rests on has changed, else a new one. With
-        `after` one that contains that position. Raises what the function raised, as our error. Of
-        one `owner`, only some are executed at a time."""
+        """A result: the cached one if nothing that it depends on has changed, else a new one. With
+        `after`, one that contains that position. Raises the function's error, translated. Only some
+        queries of one `owner` are executed at the same time."""
         if not self._flushes.ready:
             raise self._flushes.unavailable()
         if after is not None:
@@ -138,7 +139,7 @@ class ReactiveQueries(Part):
             self._cached.move_to_end(group)
             return Answered(msgspec.Raw(group.result), self._flushes.position_text)
         group.trace_id = trace_id
-        # What is being read now may be older than this call.
+        # An execution that is running may be older than this call.
         answered = self._wait(group, self._flushes.begun + 1)
         self._want(group, "call")
         try:
@@ -152,7 +153,7 @@ class ReactiveQueries(Part):
         return future
 
     async def answered(self, group: QueryGroup, flush: int) -> None:
-        """Wait for an execution as of that flush or a later one; raises how it failed."""
+        """Wait for an execution as of that flush or a later one. Raises its error."""
         if group.answered_at < flush:
             await self._wait(group, flush)
 
@@ -170,8 +171,8 @@ class ReactiveQueries(Part):
         trace_id: str | None = None,
         owner: Owner | None = None,
     ) -> QuerySubscription:
-        """Follow a query. Returns when its first result has been handed over; raises what made
-        that impossible. Later failures are `failed` frames, and it continues."""
+        """Follow a query. Returns when the subscriber was sent the first result; raises its error.
+        Later errors are `failed` frames, and it continues."""
         if delta and not query.key:
             raise InvalidQuery(
                 f"query {query.name} has no key to tell its rows apart by",
@@ -221,7 +222,7 @@ class ReactiveQueries(Part):
         return group
 
     def _make_room(self) -> None:
-        """There may be one more group: in place of one that is not needed, if there is no room."""
+        """Make room for one more group: remove one without subscribers, if there are too many."""
         if len(self._groups) < limits.GROUPS_MAX:
             return
         unneeded = next((group for group in self._cached if not group.is_needed), None)
@@ -234,7 +235,7 @@ class ReactiveQueries(Part):
         self._remove(unneeded)
 
     def _shed(self, group: QueryGroup, owner: Owner, error: LimitExceeded) -> None:
-        """A user may not follow this query: it takes too much memory."""
+        """End the subscriptions of this user: the result takes too much memory."""
         for subscription in [*group.subscribers, *group.joining]:
             if subscription.owner == owner:
                 subscription.fail(error)
@@ -258,7 +259,7 @@ class ReactiveQueries(Part):
         elif subscription.begun or subscription.doubted:
             subscription.report(_not_captured(group))
         else:
-            # The table may have been enabled a moment ago: refused only after a look of its own.
+            # The table may have been enabled since: analyse again before it is refused.
             subscription.doubted = True
             self.analyst.forget_statements(group.statements)
             group.joining.append(subscription)
@@ -266,9 +267,9 @@ class ReactiveQueries(Part):
         group.weigh()
 
     def _has_memory(self, subscription: QuerySubscription) -> bool:
-        """Whether its user may have the result; False where that ended it."""
+        """Count the result for the user of a subscription. False if that ended it."""
         group = subscription.group
-        group.joining.append(subscription)  # until it has begun, where it is found
+        group.joining.append(subscription)  # so that `_shed` finds it
         group.weigh(by_row=subscription.delta)
         self._resources.memory.enforce()
         if subscription.closed:
@@ -277,7 +278,7 @@ class ReactiveQueries(Part):
         return True
 
     def leave(self, subscription: QuerySubscription) -> None:
-        """It is over, or goes elsewhere."""
+        """A subscription is over, or moves to another group."""
         group = subscription.group
         group.subscribers.pop(subscription, None)
         if subscription in group.joining:
@@ -291,10 +292,10 @@ class ReactiveQueries(Part):
         self._release(group)
 
     def resend(self, subscription: QuerySubscription, reason: ResetReason) -> None:
-        """The whole present result, or why there is none."""
+        """Send the whole present result, or the error."""
         group = subscription.group
         if subscription in group.joining:
-            return  # a whole result is on its way
+            return  # it waits for a whole result already
         problem = _not_captured(group) if group.uncaptured else group.error
         if problem is not None:
             subscription.deliver(group.failure(problem, self._flushes.position_text))
@@ -302,14 +303,14 @@ class ReactiveQueries(Part):
             subscription.expect(reason)
             subscription.begin()
         else:
-            # Too large to be cached: it is executed again.
+            # The result is too large to be cached: execute again.
             subscription.expect(reason)
             group.subscribers.pop(subscription, None)
             group.joining.append(subscription)
             self._want(group, "first")
 
     async def change_identity(self, subscription: QuerySubscription, identity: Identity) -> None:
-        """Move over to the group of what the caller is now, if that is another one."""
+        """Move to the group of the new identity, if it is another one."""
         old = subscription.group
         group = self._find(old.query, old.arguments, identity, subscription.owner)
         if group is old or subscription.closed:
@@ -329,31 +330,31 @@ class ReactiveQueries(Part):
     async def prepare(self, flush: Flush) -> None:
         self.flushed(flush.changes)
         if self._executions.can_start:
-            moment = Moment(self._flushes.begun, flush.position, flush.written)
+            moment = FlushMoment(self._flushes.begun, flush.position, flush.written)
             await self._executions.start(flush.export, moment)
 
     def flushed(self, transactions: Sequence[Transaction]) -> None:
-        """The changes of the flush that has begun: find the groups that they may concern."""
+        """Find the groups that the changes of the flush may affect."""
         changes = [change for each in transactions for change in each.changes]
         if not changes:
             return
         flush = self._flushes.begun
         self._flushing = True
         try:
-            # Also without groups: what a refused query read may be captured now.
+            # Also without groups: a table of a refused query may be captured now.
             self._altered(changes)
             if self._groups:
-                self._meanwhile.add(flush, changes, since=self._executions.oldest)
+                self._later_changes.add(flush, changes, since=self._executions.oldest)
                 for group in self._watches.touched(changes):
                     self._touch(group, flush)
         except Exception:
-            logger.exception("whom changes concern is not known: every query is executed again")
+            logger.exception("the affected queries are not known: every query is executed again")
             self._touch_every(flush)
         finally:
             self._flushing = False
 
     def skipped(self, since: Position, until: Position, tables: Collection[Table] | None) -> None:
-        """Anything may have happened in these tables."""
+        """Any row of these tables may have changed."""
         if tables is None:
             self.read_all_again()
             return
@@ -364,12 +365,12 @@ class ReactiveQueries(Part):
         self.flushed([Transaction(0, changes, self._flushes.progress.position)])
 
     def _wake(self) -> None:
-        """Something could be started: by the next flush, unless this one is about to."""
+        """Request a flush to start queries, unless the current flush starts them."""
         if not self._flushing:
             self._flushes.wake()
 
     def _altered(self, changes: Iterable[Change]) -> None:
-        """Tables that do not look as they did: what was known of statements rests on them."""
+        """Forget analyses of statements over tables that were altered."""
         altered = {
             change.table.oid: change.table.id
             for change in changes
@@ -378,7 +379,7 @@ class ReactiveQueries(Part):
         }
         if altered:
             self._touch_all(self.analyst.forget(altered))
-            self._shapes.update(altered)  # once is enough for all readers
+            self._shapes.update(altered)  # forget once for each alteration
 
     def _touch(self, group: QueryGroup, flush: int, reason: Reason = "change") -> None:
         group.touched_at = flush
@@ -395,7 +396,7 @@ class ReactiveQueries(Part):
         self.restarted()
 
     def read_all_again(self) -> None:
-        """The log could not be followed: nothing is known to hold."""
+        """Changes were lost: any result may be wrong."""
         self._touch_every(self._flushes.begun + 1)
 
     def _touch_every(self, flush: int) -> None:
@@ -405,7 +406,7 @@ class ReactiveQueries(Part):
             self._touch(group, flush)
 
     def restarted(self) -> None:
-        """The server restarted, and may give transaction ids out again."""
+        """The server restarted, and may use transaction ids a second time."""
         for group in self:
             group.since, group.seen = None, None
 
@@ -436,7 +437,7 @@ class ReactiveQueries(Part):
         touched = group.touched_at > moment.flush
         group.analyses = group.analyses + 1 if outcome.analysed else 0
         if group.error is None and 0 < group.analyses <= _ONCE_MORE_MAX:
-            # Whether all it reads was captured as of its snapshot is not known. Once more.
+            # It is not known whether its tables were captured in its snapshot. Execute once more.
             group.touched_at = self._flushes.begun + 1
         if not group.is_needed:
             self._release(group)
@@ -447,7 +448,7 @@ class ReactiveQueries(Part):
         elif group.waiters:
             self._want(group, "call")
         elif group.error is None and group.analyses:
-            # Its statements are others every time: it would never come to an end.
+            # Its statements are different each time: pause, or this would never end.
             self._delay(group, group.analyses - _ONCE_MORE_MAX, "catalog")
 
     def _take(self, group: QueryGroup, outcome: ExecutionOutcome) -> None:
@@ -461,12 +462,12 @@ class ReactiveQueries(Part):
             self._succeeded(group, outcome.value, outcome)
 
     def _delay(self, group: QueryGroup, times: int, reason: Reason) -> None:
-        """Execute it after a pause, which is longer the more often that was done."""
+        """Execute it after a pause, which grows with the number of times."""
         pause = retry_pause(times - 1)
         group.delayed = asyncio.get_running_loop().call_later(pause, self._want, group, reason)
 
     def _learn(self, group: QueryGroup, outcome: ExecutionOutcome) -> None:
-        """What it read. After a failure it may have read only a part of what it reads."""
+        """Store what it read. After a failure, it may have read only a part."""
         reads = tuple(dict.fromkeys(_merged(group, outcome)))
         everything = outcome.everything or (outcome.error is not None and group.everything)
         if reads != group.reads or everything != group.everything:
@@ -474,7 +475,7 @@ class ReactiveQueries(Part):
             self._watches.put(group, reads, everything=everything)
             for read in reads:
                 self._shapes[read.table.oid] = read.table.id
-            later = self._meanwhile.after(outcome.moment.flush)
+            later = self._later_changes.after(outcome.moment.flush)
             if later is None or (everything and later) or concerns(reads, later):
                 group.touched_at = max(group.touched_at, self._flushes.begun)
         if outcome.error is None:
@@ -484,7 +485,7 @@ class ReactiveQueries(Part):
     def _succeeded(self, group: QueryGroup, value: bytes, outcome: ExecutionOutcome) -> None:
         known, moment = group.since is not None, outcome.moment
         differs = group.take(value, moment)
-        # A replica may show what no flush has brought yet.
+        # A replica may show changes that no flush has read yet.
         if differs and known and outcome.reason == "sweep" and outcome.seen is None:
             self._resources.metrics.reconcile_drift.labels("query").inc()
             logger.warning("%s: query %s; the sweep found it", DRIFT, group.query.name)
@@ -501,7 +502,7 @@ class ReactiveQueries(Part):
             if group.is_fresh or moment.flush >= subscription.flush:
                 self._begin(subscription)
             else:
-                group.joining.append(subscription)  # the next execution contains it
+                group.joining.append(subscription)  # it waits for the next execution
         if group.size <= self._cache_entry_bytes:
             self._cache(group)
         else:
@@ -519,7 +520,7 @@ class ReactiveQueries(Part):
             group.cost.sent(frame, len(whole))
         by_row = [each for each in subscribers if each.delta]
         if not by_row:
-            group.forget_rows()  # no subscriber has them, or it begins again
+            group.forget_rows()  # no subscriber has them
         deltas = self._row_deltas(group, position, recovered) if by_row else None
         if deltas is not None:
             for subscription in by_row:
@@ -536,7 +537,7 @@ class ReactiveQueries(Part):
 
     def _failed(self, group: QueryGroup, error: HeadwaterError) -> None:
         group.error = error
-        # By kind: an application's own codes are without number.
+        # By class: the codes of an application are unlimited.
         self._resources.metrics.query_failures.labels(type(error).code).inc()
         self._resolve(group, error)
         self._send_failure(group, error)
@@ -548,8 +549,8 @@ class ReactiveQueries(Part):
             self._delay(group, group.retries, "retry")
 
     def _send_failure(self, group: QueryGroup, error: HeadwaterError) -> None:
-        """Once, for as long as it is the same."""
-        # What was not foreseen has another id each time.
+        """Send an error once, until it changes."""
+        # An unexpected error has another id each time.
         said = (error.code, "" if isinstance(error, FunctionFailed) else str(error))
         if group.subscribers and group.reported_error != said:
             frame = group.failure(error, self._flushes.position_text)
@@ -558,7 +559,7 @@ class ReactiveQueries(Part):
         group.reported_error = said
 
     def _resolve(self, group: QueryGroup, answer: Answered | HeadwaterError) -> None:
-        """Answer the calls that waited for this."""
+        """Answer the calls that waited for this execution."""
         for needed, future in group.waiters:
             if future.done() or needed > group.answered_at:
                 continue
@@ -568,10 +569,10 @@ class ReactiveQueries(Part):
                 future.set_exception(answer)
         group.waiters = [each for each in group.waiters if not each[1].done()]
 
-    # -------------------------------------------------------------------- what is cached
+    # -------------------------------------------------------------------- the cache
 
     def _cache(self, group: QueryGroup) -> None:
-        """Hold its result, and let go of those that were not used for longest."""
+        """Cache its result, and drop the results that were used longest ago."""
         self._cached_bytes += group.size - self._cached.pop(group, 0)
         self._cached[group] = group.size
         while self._cached_bytes > self._cache_bytes and len(self._cached) > 1:
@@ -581,7 +582,7 @@ class ReactiveQueries(Part):
             self._forget(oldest)
 
     def _forget(self, group: QueryGroup) -> None:
-        """Let go of its result; of all of it, if it is not needed."""
+        """Drop its result; and the group, if it is not needed."""
         self._cached_bytes -= self._cached.pop(group, 0)
         group.forget_result()
         group.weigh()
@@ -605,10 +606,10 @@ class ReactiveQueries(Part):
             group.holding.close()
         self._resources.metrics.query_groups.set(len(self._groups))
 
-    # -------------------------------------------------------------------- time passes
+    # -------------------------------------------------------------------- rechecks
 
     async def sweep_for_ever(self) -> None:
-        """Execute every subscribed query once a period, one after the other: a safety net."""
+        """Execute every subscribed query once a period, to find and repair drift."""
         while True:
             groups = [group for group in self if group.subscribers]
             for group in groups:
@@ -620,8 +621,8 @@ class ReactiveQueries(Part):
                 await asyncio.sleep(min(self._sweep_seconds, 1.0))
 
     async def recheck(self, seconds: float = 0.0) -> None:
-        """Look again at all that queries rest on beside rows: views, functions, types, policies,
-        roles, settings; and at the connections that were not needed for a while."""
+        """Check what queries depend on beside rows: views, functions, types, policies, roles,
+        settings. Also close idle connections."""
         self._executions.close_idle()
         if await self.analyst.settings_changed(self._executions.users):
             self._executions.renew()
@@ -633,14 +634,14 @@ class ReactiveQueries(Part):
         self._touch_all(statements)
 
     def _touch_all(self, statements: set[Statement]) -> None:
-        """They may read something else than was thought."""
+        """Execute the queries with these statements again: they may read something else now."""
         for group in self if statements else ():
             if not statements.isdisjoint(group.statements):
                 self._touch(group, self._flushes.begun + 1, "catalog")
 
     def lost(self) -> None:
-        """The database is away. What was being executed is executed again later; who waits for a
-        first result is refused."""
+        """The database cannot be reached. Running queries are executed again later. Subscriptions
+        that wait for a first result are refused."""
         self._executions.restart()
         for group in self:
             group.state = "idle"
@@ -667,8 +668,8 @@ class ReactiveQueries(Part):
         await self.analyst.close()
 
 
-class _Meanwhile:
-    """The changes of the flushes that came while executions of earlier ones are under way."""
+class _LaterChanges:
+    """The changes of flushes since the oldest running execution."""
 
     def __init__(self) -> None:
         self._flushes: deque[tuple[int, list[Change]]] = deque()
@@ -676,14 +677,14 @@ class _Meanwhile:
         self._dropped = 0
 
     def add(self, flush: int, changes: list[Change], *, since: int | None) -> None:
-        """`since` is the flush of the oldest execution under way; None where there is none."""
+        """`since` is the flush of the oldest running execution; None if there is none."""
         while self._flushes and (since is None or self._flushes[0][0] <= since):
             self._drop()
         if since is None:
             return
         self._flushes.append((flush, changes))
         self._count += len(changes)
-        while self._count > _QUERY_MEANWHILE_CHANGES_MAX:
+        while self._count > _QUERY_LATER_CHANGES_MAX:
             self._dropped = self._flushes[0][0]
             self._drop()
 
@@ -692,14 +693,14 @@ class _Meanwhile:
         self._count -= len(changes)
 
     def after(self, flush: int) -> list[Change] | None:
-        """Those of later flushes; None where they were too many to be stored."""
+        """The changes of later flushes; None if there were too many to store."""
         if flush < self._dropped:
             return None
         return [change for number, each in self._flushes if number > flush for change in each]
 
 
 def _merged(group: QueryGroup, outcome: ExecutionOutcome) -> Iterable[Read]:
-    """After a failure, it may have come only a part of its way."""
+    """What it reads. After a failure, an execution may have read only a part."""
     return outcome.reads if outcome.error is None else (*group.reads, *outcome.reads)
 
 

@@ -1,10 +1,10 @@
-"""The pool of a streaming replica: takes load off the database, and never shows less than it.
+"""The pool of a streaming replica: executes queries there, and never with an older state.
 
-A replica cannot import a snapshot. So a query waits until it has replayed the flush that woke it,
-and as much as the query has seen before; where that takes too long, or the replica is gone, the
-database executes it. What a replica shows may be newer than the flush: that is remembered (`Seen`),
-and no older snapshot is used for that query afterwards. While it is down it is looked at again and
-again, and used when it has caught up.
+A replica cannot import a snapshot. So a query waits until the replica has replayed the WAL of the
+flush, and what the query has seen before. If that takes too long, or the replica is down, the
+database executes it. A replica may show a newer state than the flush: that is stored (`Seen`), and
+later executions of the query use no older snapshot. While a replica is not used, it is checked
+regularly, and used again when it has caught up.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ import psycopg
 from headwater.database import Connection
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.hub.reactive.execution import Execution
-from headwater.hub.reactive.group import Moment, QueryGroup, Seen
+from headwater.hub.reactive.group import FlushMoment, QueryGroup, Seen
 from headwater.hub.reactive.query_pool import QueryPool
 from headwater.model import Position
 
 _REPLICA_RETRY_SECONDS = 1.0
-"""How often a replica that is not used is looked at again."""
+"""How often a replica that is not used is checked."""
 
 _REPLICA_ANSWER_SECONDS = 2.0
-"""How long a replica may take to say how far it has come."""
+"""How long a replica may take to answer how much it has replayed."""
 
 _REPLICA_POLL_SECONDS = (0.002, 0.05)
-"""How often a replica is asked whether it has come as far as a query needs: at first, and later."""
+"""How often a replica is asked whether it has replayed enough: at first, and later."""
 
 
 logger = logging.getLogger(__name__)
 
 
 class ReplicaPool(QueryPool):
-    """Executes queries on a replica; `fall_back` takes those that it cannot serve in time."""
+    """Executes queries on a replica. `fall_back` gets those that it cannot execute in time."""
 
     def __init__(
         self,
@@ -54,18 +54,17 @@ class ReplicaPool(QueryPool):
         super().__init__(url, size, changed, execution)
         self._fall_back = fall_back
         self._patience = patience
-        self._moment: Moment | None = None
+        self._moment: FlushMoment | None = None
         self._looking = False
         self.is_up = True
-        """Whether it was there, and not too far behind, when it was last asked."""
+        """Whether it answered at the last check, and was not too far behind."""
         execution.metrics.replica_up.set(1)
 
-    def start(self, moment: Moment) -> None:
-        """Share out what is wanted; it begins once the replica has come as far."""
+    def start(self, moment: FlushMoment) -> None:
+        """Start the wanted queries when the replica has replayed enough."""
         self._moment = moment
         self._share += 1
-        # While the replica is waited for, no other flush takes it: it would wait for ever later
-        # ones.
+        # No other flush takes these queries while they wait: otherwise each would wait again.
         share = list(islice(self._queue.ready(), self._can_take()))
         for group in share:
             self._queue.remove(group)
@@ -73,8 +72,8 @@ class ReplicaPool(QueryPool):
             connections = self._take_connections(len(share))
             self._spawn(self._begin(connections, share, moment, self._share), moment)
 
-    def expect(self, moment: Moment) -> None:
-        """How far it must have come to be used again."""
+    def expect(self, moment: FlushMoment) -> None:
+        """The flush that it must have replayed to be used again."""
         self._moment = moment
 
     def restart(self) -> None:
@@ -84,7 +83,11 @@ class ReplicaPool(QueryPool):
             self._look_again()
 
     async def _begin(
-        self, connections: list[Connection], share: list[QueryGroup], moment: Moment, number: int
+        self,
+        connections: list[Connection],
+        share: list[QueryGroup],
+        moment: FlushMoment,
+        number: int,
     ) -> None:
         log = moment.position.log
         shown = [group.seen.replayed for group in share if group.seen is not None]
@@ -113,7 +116,7 @@ class ReplicaPool(QueryPool):
             self._queue.add(group, [] if group.owner is None else [group.owner])
 
     async def _caught_up(self, connection: Connection, needed: int, log: str) -> None:
-        """Wait, within our patience, until everything up to that place in the WAL can be seen."""
+        """Wait until the replica has replayed the WAL up to there, within the time limit."""
         until = time.monotonic() + self._patience
         pause, longest = _REPLICA_POLL_SECONDS
         async with asyncio.timeout(self._patience + _REPLICA_ANSWER_SECONDS):
@@ -126,14 +129,14 @@ class ReplicaPool(QueryPool):
     def _unreachable(self, error: HeadwaterError) -> None:
         self._give_up(str(error))
 
-    def _lost(self, connection: Connection, group: QueryGroup | None, moment: Moment) -> None:
-        """It may be the replica's doing: one that falls behind ends queries that are in its way."""
+    def _lost(self, connection: Connection, group: QueryGroup | None, moment: FlushMoment) -> None:
+        """The replica may be the cause: it ends queries that block the replay."""
         self._drop(connection)
         if group is not None:
             self._fall_back(group)
 
     def _give_up(self, reason: str) -> None:
-        """Have the database do all of it, and look at the replica again later."""
+        """The database executes all queries, and the replica is checked later."""
         if self.is_up:
             self.is_up = False
             logger.warning("the replica is not used: %s", reason)
@@ -150,7 +153,7 @@ class ReplicaPool(QueryPool):
             self._spawn(self._look())
 
     async def _look(self) -> None:
-        """Until it is there and has come as far as the last flush."""
+        """Check until it answers and has replayed the last flush."""
         while not self.is_up:
             await asyncio.sleep(_REPLICA_RETRY_SECONDS)
             try:
@@ -174,12 +177,12 @@ class ReplicaPool(QueryPool):
 
 
 def _fits(share: int, shows: Seen, group: QueryGroup) -> bool:
-    """Whether a query was wanted before that share, and has not shown more than is shown there."""
+    """Whether a query was wanted before that share, and has not seen a newer state."""
     return group.wanted_in < share and (group.seen is None or group.seen.replayed <= shows.replayed)
 
 
 async def _replayed(connection: Connection, log: str) -> int:
-    """How much of the WAL can be seen."""
+    """How much of the WAL was replayed."""
     cursor = await connection.execute(_PROGRESS)
     row = await cursor.fetchone()
     assert row is not None
@@ -190,9 +193,9 @@ async def _replayed(connection: Connection, log: str) -> int:
 
 
 async def _begin_reading(connection: Connection, log: str) -> Seen:
-    """Begin a transaction, and say how much it can see at most. On a replica a snapshot does not
-    list the transactions that are running; those that end between the snapshot and the question
-    count as seen, which is on the safe side."""
+    """Begin a transaction, and return what it can see at most. On a replica, a snapshot does not
+    list running transactions. Those that end between the snapshot and this query count as seen,
+    which is safe."""
     await connection.execute("begin isolation level repeatable read, read only")
     cursor = await connection.execute(_SEEN)
     row = await cursor.fetchone()

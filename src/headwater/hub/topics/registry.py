@@ -1,9 +1,9 @@
-"""Topics: who follows which, and what of each flush they are sent.
+"""All topics of a hub: their subscriptions, and the frames they are sent in each flush.
 
-A flush gathers what changes and signals say, reads every row that was only named with one statement
-a table, in its own snapshot, and makes one frame a topic for all who follow it. With a window,
-signals of a topic are collected for a while before they are sent; no subscriber is sent a position
-that would leave out what is being collected.
+A flush collects the changes and signals of each topic. Rows that were only signalled are read in
+its snapshot, with one statement for each table. Then each topic gets one frame for all subscribers.
+With a window, signals of a topic are collected for a while before they are sent; subscribers are
+not sent a position after signals that are still being collected.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import psycopg
 from headwater import limits
 from headwater.database import Connection
 from headwater.errors import CaptureError, Forbidden, HeadwaterError
-from headwater.hub.catch_up import Place
 from headwater.hub.flush_state import FlushState
 from headwater.hub.part import Flush, Part
+from headwater.hub.reading.row_security import check_own_reading, feed_rights
+from headwater.hub.reading.tables import KnownTable, TableIdentity, identities
 from headwater.hub.resources import Resources
-from headwater.hub.row_security import check_own_reading, feed_rights
-from headwater.hub.subscriber import Access, Subscriber
-from headwater.hub.subscription import not_taken
-from headwater.hub.tables import KnownTable, TableIdentity, identities
-from headwater.hub.topics.rows import Found, KeyReader, fetch
+from headwater.hub.subscriptions.catch_up import Place
+from headwater.hub.subscriptions.subscriber import Access, Subscriber
+from headwater.hub.subscriptions.subscription import not_taken
+from headwater.hub.topics.rows import Fetch, Found, KeyReader, fetch
 from headwater.hub.topics.subscription import TopicSubscription
-from headwater.hub.topics.topic import Gathering, News, TopicView, upsert
+from headwater.hub.topics.topic import TopicUpdate, TopicView, UpdateCollector, upsert
 from headwater.log.signals import is_signals
-from headwater.log.waking.listener import Listener
+from headwater.log.waking.listener import NotifyListener
 from headwater.model import Key, Position, Table, Transaction
 from headwater.protocol import Frame, Remove, Upsert, Wire
 from headwater.topics.definitions import TopicDefinition
@@ -40,34 +40,44 @@ from headwater.topics.definitions import TopicDefinition
 logger = logging.getLogger(__name__)
 
 
-View: TypeAlias = TopicView[TopicSubscription]
+_TopicView: TypeAlias = TopicView[TopicSubscription]
 
 
 class TopicRegistry(Part):
-    """All topics of a hub that have subscribers."""
+    """All topics of a hub that have subscribers. `listener` and `fetch` use the database; a unit
+    test passes others."""
 
-    def __init__(self, resources: Resources, flushes: FlushState, window: float = 0.0) -> None:
+    def __init__(
+        self,
+        resources: Resources,
+        flushes: FlushState,
+        window: float = 0.0,
+        *,
+        listener: NotifyListener | None = None,
+        fetch: Fetch = fetch,
+    ) -> None:
         self._resources = resources
         self._flushes = flushes
         self._window = window
-        """Seconds for which signals are collected; 0 for no longer than it takes."""
-        self._views: dict[str, View] = {}
+        """Seconds for which signals are collected; 0 to send them with each flush."""
+        self._views: dict[str, _TopicView] = {}
         self._known: dict[str, KnownTable] = {}
         self._stale: set[str] = set()
         self._paused: dict[str, float] = {}
-        """Tables that took too long to be read, and until when no flush waits for them again."""
+        """Tables that were slow to read, and the time until which flushes do not read them."""
         self._wires: dict[int, Wire] = {}
-        self._collecting: dict[View, None] = {}
-        """Those with something pending, the oldest first."""
+        self._collecting: dict[_TopicView, None] = {}
+        """Topics with pending signals, the oldest first."""
         self._place: Place | None = None
         self._positions_sent_at = time.monotonic()
         self._lost = False
         self.ready: dict[TopicSubscription, None] = {}
-        """Those that know what they missed, and wait for a flush to read it."""
-        self._handout: Handout | None = None
-        self.listener = Listener(resources.url, flushes.heard)
+        """Subscriptions that have caught up, and wait for a flush to read their rows."""
+        self._updates: FlushUpdates | None = None
+        self.listener = listener or NotifyListener(resources.url, flushes.notified)
+        self._fetch_rows = fetch
 
-    def __iter__(self) -> Iterator[View]:
+    def __iter__(self) -> Iterator[_TopicView]:
         return iter(list(self._views.values()))
 
     def __len__(self) -> int:
@@ -75,17 +85,17 @@ class TopicRegistry(Part):
 
     @property
     def place(self) -> Place:
-        """How far all live subscriptions were sent everything. While a flush is sent, that is what
-        was before it."""
+        """All live subscriptions were sent everything up to here. During a flush, this is the place
+        before it."""
         return self._flushed if self._place is None else self._place
 
     @property
     def _flushed(self) -> Place:
-        """How far the hub has read, until it has handed out the next flush."""
+        """The place of the last flush."""
         durable = self._flushes.durable
         return Place(self._flushes.position or durable, durable)
 
-    # -------------------------------------------------------------------- who follows
+    # -------------------------------------------------------------------- subscriptions
 
     async def subscribe(
         self,
@@ -97,9 +107,9 @@ class TopicRegistry(Part):
         access: Access = Access(),  # noqa: B008
     ) -> TopicSubscription:
         """Follow a topic, from now on or from a position. Returns when the subscriber was sent that
-        it is subscribed. The frames are `Topic`, `Poke` and `Gap`; a `Topic` without `ops` says
-        where to resume. Whether the application lets the caller in is decided before; `access` has
-        the database role that must be allowed to read the rows."""
+        it is subscribed. The frames are `Topic`, `Poke` and `Gap`; a `Topic` without
+        `ops` only says where to resume. The caller has checked that the application allows it;
+        `access` has the database role that must be allowed to read the rows."""
         if not self._flushes.ready:
             raise self._flushes.unavailable()
         await self.admit(definition, access)
@@ -111,7 +121,7 @@ class TopicRegistry(Part):
         )
         view.subscribers[subscription] = None
         try:
-            # Listen first, then read: what is signalled from here on wakes us.
+            # Listen before the first read: later signals wake the hub.
             await self.listener.settled()
             await subscription.begin()
         except BaseException:
@@ -119,17 +129,17 @@ class TopicRegistry(Part):
             raise
         return subscription
 
-    def _view(self, topic: str, definition: TopicDefinition) -> View:
+    def _view(self, topic: str, definition: TopicDefinition) -> _TopicView:
         view = self._views.get(topic)
         if view is None:
-            view = View(self._resources.next_id(), topic, definition)
+            view = _TopicView(self._resources.next_id(), topic, definition)
             self._views[topic] = view
             self.listener.want(view.channel)
             self._resources.metrics.topics.set(len(self._views))
         return view
 
     def leave(self, subscription: TopicSubscription) -> None:
-        """It is over. With the last one, the topic is forgotten."""
+        """A subscription is over. A topic without subscriptions is removed."""
         view = subscription.topic
         view.subscribers.pop(subscription, None)
         if not view.subscribers and self._views.get(view.name) is view:
@@ -141,7 +151,7 @@ class TopicRegistry(Part):
     # -------------------------------------------------------------------- tables and rights
 
     async def admit(self, definition: TopicDefinition, access: Access) -> None:
-        """Look its tables up; Forbidden unless all of their rows may be seen."""
+        """Look up its tables. Forbidden unless the role may read all of their rows."""
         for name in definition.tables:
             known = await self._learn(name, captured=name == definition.table)
             _check_columns(definition, name, known)
@@ -159,8 +169,8 @@ class TopicRegistry(Part):
         return known
 
     async def recheck(self, seconds: float) -> None:
-        """Look again at tables and rights, once for each declaration and role; a right that is gone
-        ends what rests on it."""
+        """Check tables and rights again, once for each definition and role. A lost right ends its
+        subscriptions."""
         resting: dict[tuple[TopicDefinition, str | None], list[TopicSubscription]] = {}
         for view in self:
             for subscription in view.subscribers:
@@ -174,7 +184,7 @@ class TopicRegistry(Part):
                     subscription.fail(error)
 
     async def _refresh(self) -> None:
-        """Tables that did not answer as they should: they may have been altered."""
+        """Look up tables again that could not be read: they may have been altered."""
         for name in list(self._stale):
             try:
                 await self._learn(name, captured=False)
@@ -185,11 +195,11 @@ class TopicRegistry(Part):
 
     # -------------------------------------------------------------------- a flush
 
-    def gathering_of(self, view: View) -> Gathering[TopicSubscription]:
-        return self.gathering({view.name: view})
+    def collector_of(self, view: _TopicView) -> UpdateCollector[TopicSubscription]:
+        return self.collector({view.name: view})
 
-    def gathering(self, views: Mapping[str, View]) -> Gathering[TopicSubscription]:
-        return Gathering(views, self._known, self._wire_of)
+    def collector(self, views: Mapping[str, _TopicView]) -> UpdateCollector[TopicSubscription]:
+        return UpdateCollector(views, self._known, self._wire_of)
 
     def _wire_of(self, table: Table) -> Wire:
         wire = self._wires.get(table.id)
@@ -201,41 +211,41 @@ class TopicRegistry(Part):
         self._resources.spawn(self.listener.run())
 
     async def prepare(self, flush: Flush) -> None:
-        """The rows that were named are read in the snapshot of the flush."""
-        self._handout = await self._prepared(flush)
+        """Collect the changes and signals, and read the signalled rows in the snapshot."""
+        self._updates = await self._prepared(flush)
 
-    async def _prepared(self, flush: Flush) -> Handout | None:
-        """What a flush means to topics; None for nothing. No state is changed yet."""
+    async def _prepared(self, flush: Flush) -> FlushUpdates | None:
+        """The updates of a flush; None if there are none. Changes no state."""
         if not self._views and not self._lost:
             return None
         try:
-            handout = self._gather(flush.transactions)
-            if handout.is_unread:
+            updates = self._collect_updates(flush.transactions)
+            if updates.is_unread:
                 await flush.allow_any_plan()
-                await self._read(flush.connection, handout)
+                await self._read(flush.connection, updates)
         except (psycopg.Error, HeadwaterError):
             raise
         except Exception:
             logger.exception("topics cannot take a flush")
             self.resync()
-            return Handout(self.gathering({}), self.place, self._flushed)
-        return handout
+            return FlushUpdates(self.collector({}), self.place, self._flushed)
+        return updates
 
-    def _gather(self, transactions: Sequence[Transaction]) -> Handout:
-        gathering = self.gathering(self._views)
+    def _collect_updates(self, transactions: Sequence[Transaction]) -> FlushUpdates:
+        collector = self.collector(self._views)
         for transaction in transactions:
-            gathering.take(transaction.changes)
-        self._notice_altered(gathering.tables.values())
-        handout = Handout(gathering, self.place, self._flushed, transactions)
-        handout.views.update(self._views.values())
+            collector.take(transaction.changes)
+        self._notice_altered(collector.tables.values())
+        updates = FlushUpdates(collector, self.place, self._flushed, transactions)
+        updates.views.update(self._views.values())
         now = asyncio.get_running_loop().time()
-        for view in {**self._collecting, **gathering.news}:
+        for view in {**self._collecting, **collector.update}:
             if not self._window or (view.pending is not None and view.due <= now + _EARLY):
-                handout.sending[view] = _merged(view.pending, gathering.news.get(view))
+                updates.sending[view] = _merged(view.pending, collector.update.get(view))
         for subscription in self.ready:
-            news = _merged(subscription.owed, gathering.news.get(subscription.topic))
-            handout.joining[subscription] = news
-        return handout
+            update = _merged(subscription.owed, collector.update.get(subscription.topic))
+            updates.joining[subscription] = update
+        return updates
 
     def _notice_altered(self, tables: Iterable[Table]) -> None:
         shapes: dict[int, set[int]] = {}
@@ -245,25 +255,25 @@ class TopicRegistry(Part):
             if shapes.get(known.table.oid, set()) - {known.table.id}:
                 self._stale.add(name)
 
-    async def _read(self, connection: Connection, handout: Handout) -> None:
-        """Read the rows that were named, in the snapshot of the flush."""
+    async def _read(self, connection: Connection, updates: FlushUpdates) -> None:
+        """Read the signalled rows, in the snapshot of the flush."""
         if self._stale:
             await self._refresh()
         wanted: dict[str, dict[Key, None]] = {}
-        for view, news in handout.all:
+        for view, update in updates.all:
             if (entity := view.definition.entity) is not None:
-                wanted.setdefault(entity, {}).update(dict.fromkeys(news.unread))
+                wanted.setdefault(entity, {}).update(dict.fromkeys(update.unread))
         found = await self._fetch(connection, wanted, "topic")
-        for view, news in handout.all:
+        for view, update in updates.all:
             entity = view.definition.entity
-            if entity is None or not any(True for _ in news.unread):
+            if entity is None or not any(True for _ in update.unread):
                 continue
             rows = found[entity]
             if isinstance(rows, Exception):
-                news.lose()
+                update.lose()
             else:
-                view.settle(news, rows, self._known[entity])
-        await self._read_parents(connection, handout)
+                view.settle(update, rows, self._known[entity])
+        await self._read_parents(connection, updates)
 
     async def _fetch(
         self, connection: Connection, wanted: dict[str, dict[Key, None]], kind: str
@@ -277,7 +287,7 @@ class TopicRegistry(Part):
         asked = {
             name: list(keys) for name, keys in wanted.items() if keys and name not in found_slow
         }
-        found, statements = await fetch(
+        found, statements = await self._fetch_rows(
             connection, [(self._known[name], keys) for name, keys in asked.items()]
         )
         self._resources.metrics.questions.labels(kind).inc(statements)
@@ -289,81 +299,81 @@ class TopicRegistry(Part):
                     self._paused[name] = time.monotonic() + limits.TOPIC_PAUSE_SECONDS
         return found_slow | dict(zip(asked, found, strict=True))
 
-    async def _read_parents(self, connection: Connection, handout: Handout) -> None:
+    async def _read_parents(self, connection: Connection, updates: FlushUpdates) -> None:
         wanted: dict[str, dict[Key, None]] = {}
-        pointing: list[tuple[News, str, Key]] = []
-        for view, news in handout.all:
+        pointing: list[tuple[TopicUpdate, str, Key]] = []
+        for view, update in updates.all:
             for parent, column in view.definition.parents.items():
                 reader = KeyReader(self._known[parent].table)
-                for value in _values(news, column):
+                for value in _values(update, column):
                     if (key := reader(str(value))) is not None:
                         wanted.setdefault(parent, {})[key] = None
-                        pointing.append((news, parent, key))
+                        pointing.append((update, parent, key))
         if not wanted:
             return
         found = await self._fetch(connection, wanted, "parent")
-        for news, parent, key in pointing:
+        for update, parent, key in pointing:
             rows, known = found[parent], self._known[parent]
             if isinstance(rows, Exception):
-                news.lose()
+                update.lose()
             elif (row := rows.get(key)) is not None:
-                handout.add_parent(news, parent, key, upsert(known.table, known.wire, row))
+                updates.add_parent(update, parent, key, upsert(known.table, known.wire, row))
 
     async def send(self, flush: Flush) -> None:
-        handout = self._handout
-        if handout is None:
+        updates = self._updates
+        if updates is None:
             self._place = None
             return
-        self._place = handout.before
+        self._place = updates.before
         try:
-            self._hand_out(handout)
+            self._send_updates(updates)
         except Exception:
             logger.exception("topics cannot take a flush, and are read from the log")
             self._read_from_log(None)
-        handout.done = True
+        updates.done = True
 
     def unsent(self, flush: Flush) -> None:
-        """It is read from the log."""
-        handout = self._handout
-        if handout is not None and not handout.done:
-            self._place = handout.before
+        """Subscriptions read the flush from the log."""
+        updates = self._updates
+        if updates is not None and not updates.done:
+            self._place = updates.before
             self._read_from_log(None)
 
     def ended(self, flush: Flush) -> None:
-        self._handout = None
+        self._updates = None
 
-    def _hand_out(self, handout: Handout) -> None:
+    def _send_updates(self, updates: FlushUpdates) -> None:
         metrics = self._resources.metrics
-        metrics.signals.inc(handout.gathering.signals)
-        metrics.signal_ids_refused.inc(handout.gathering.refused)
+        metrics.signals.inc(updates.collector.signals)
+        metrics.signal_ids_refused.inc(updates.collector.refused)
         if self._lost:
-            handout.sending.clear()
+            updates.sending.clear()
             self._forget_pending()
         else:
-            self._collect(handout)
+            self._collect(updates)
         place = self._reached()
         if self._lost:
-            self._announce_loss(handout, place)
+            self._announce_loss(updates, place)
         text = str(place.durable)
-        for view, news in (*handout.gathering.news.items(), *self._late(handout)):
+        for view, update in (*updates.collector.update.items(), *self._late(updates)):
             for subscription in tuple(view.subscribers):
-                if subscription not in handout.joining:
-                    subscription.missed(news)
-        for view, news in handout.sending.items():
-            if news:
-                view.remember(news)
-                self._send(view, handout.frame(view, news, text), handout.before)
-        for subscription, news in handout.joining.items():
-            joining = handout.frame(subscription.topic, news, text)
+                if subscription not in updates.joining:
+                    subscription.missed(update)
+        for view, update in updates.sending.items():
+            if update:
+                view.remember(update)
+                self._send(view, updates.frame(view, update, text), updates.before)
+        for subscription, update in updates.joining.items():
+            joining = updates.frame(subscription.topic, update, text)
             if joining is None:
                 subscription.fail(not_taken())
             else:
                 subscription.join(joining)
-        self._send_positions(handout, text)
+        self._send_positions(updates, text)
         self._place = place
 
-    def _send(self, view: View, frame: Frame | None, before: Place) -> None:
-        """A topic whose rows cannot be sent harms no other: it is read from the log."""
+    def _send(self, view: _TopicView, frame: Frame | None, before: Place) -> None:
+        """If the frame cannot be encoded, the subscriptions of this topic read from the log."""
         if frame is None:
             view.sent.clear()
         for subscription in tuple(view.subscribers):
@@ -374,91 +384,94 @@ class TopicRegistry(Part):
         if frame is not None:
             view.cost.sent(frame, len(view.subscribers))
 
-    def _late(self, handout: Handout) -> Iterable[tuple[View, News]]:
-        """What the flush brought for topics that got subscribers while it read rows: one that
-        catches up with one of them does so up to the position before the flush."""
-        late = {name: view for name, view in self._views.items() if view not in handout.views}
+    def _late(self, updates: FlushUpdates) -> Iterable[tuple[_TopicView, TopicUpdate]]:
+        """The updates for topics that got their first subscriber while the flush read rows. Such a
+        subscription catches up to the position before this flush only."""
+        late = {name: view for name, view in self._views.items() if view not in updates.views}
         if not late:
             return ()
-        gathering = self.gathering(late)
-        for transaction in handout.transactions:
-            gathering.take(transaction.changes)
-        return gathering.news.items()
+        collector = self.collector(late)
+        for transaction in updates.transactions:
+            collector.take(transaction.changes)
+        return collector.update.items()
 
-    def _collect(self, handout: Handout) -> None:
-        """What is sent is no longer pending; what is not, is."""
-        for view in handout.sending:
+    def _collect(self, updates: FlushUpdates) -> None:
+        """Updates that are sent are no longer pending; the others are."""
+        for view in updates.sending:
             view.pending = view.safe = None
             self._collecting.pop(view, None)
         loop = asyncio.get_running_loop()
-        for view, news in handout.gathering.news.items():
-            if view in handout.sending or view.name not in self._views:
+        for view, update in updates.collector.update.items():
+            if view in updates.sending or view.name not in self._views:
                 continue
             if view.pending is None:
-                view.pending, view.safe = News(), handout.start
+                view.pending, view.safe = TopicUpdate(), updates.start
                 view.due = loop.time() + self._window
                 self._collecting[view] = None
                 loop.call_at(view.due, self._flushes.wake)
-            view.pending.merge(news)
+            view.pending.merge(update)
 
     def _reached(self) -> Place:
-        """How far everything is sent with this flush."""
+        """Everything up to here is sent with this flush."""
         oldest = next(iter(self._collecting), None)
         if oldest is not None and oldest.safe is not None:
             return oldest.safe
         assert self._flushes.position is not None
         return Place(self._flushes.position, self._flushes.durable)
 
-    def _send_positions(self, handout: Handout, text: str) -> None:
-        """Now and then, also without news: one that was quiet for long must not lose its place when
-        the log is trimmed."""
+    def _send_positions(self, updates: FlushUpdates, text: str) -> None:
+        """Send positions from time to time, also without an update: so a quiet topic can still
+        resume after the log was trimmed."""
         now = time.monotonic()
         if now - self._positions_sent_at <= limits.FEED_POSITION_SECONDS:
             return
         self._positions_sent_at = now
         for view in self:
-            if view not in handout.sending:
-                frame = view.frame(News(), text)
+            if view not in updates.sending:
+                frame = view.frame(TopicUpdate(), text)
                 for subscription in tuple(view.subscribers):
-                    if subscription not in handout.joining:
+                    if subscription not in updates.joining:
                         subscription.deliver(frame)
 
-    async def compare(self, connection: Connection, view: View) -> News | None:
-        """The rows of a topic that were sent last, and that the database does not have as they were
-        sent, as they are. None where that cannot be known."""
+    async def compare(self, connection: Connection, view: _TopicView) -> TopicUpdate | None:
+        """The rows of a topic that were sent last and now differ from the database, as the database
+        has them. None if they cannot be compared."""
         name = view.definition.table
         assert name is not None, "it is derived from a table"
-        known, news = self._known[name], News()
+        known, update = self._known[name], TopicUpdate()
         if name in self._stale:
             return None
-        news.ops = dict.fromkeys(view.sent)
-        (rows,), statements = await fetch(connection, [(known, list(news.ops))])
+        update.ops = dict.fromkeys(view.sent)
+        wanted = [(known, list(update.ops))]
+        (rows,), statements = await self._fetch_rows(connection, wanted)
         self._resources.metrics.questions.labels("reconcile").inc(statements)
         if isinstance(rows, Exception):
             return None
-        view.settle(news, rows, known)
-        same = [key for key, op in news.ops.items() if _sent_as(op) == _sent_as(view.sent.get(key))]
+        view.settle(update, rows, known)
+        same = [
+            key for key, op in update.ops.items() if _sent_as(op) == _sent_as(view.sent.get(key))
+        ]
         for key in same:
-            del news.ops[key]
-        return news
+            del update.ops[key]
+        return update
 
-    def table_of(self, view: View) -> Table:
+    def table_of(self, view: _TopicView) -> Table:
         """The table that a topic is derived from."""
         assert view.definition.table is not None
         return self._known[view.definition.table].table
 
-    def correct(self, view: View, news: News) -> None:
-        """Send rows again as they are."""
-        view.remember(news)
-        frame = view.frame(news, str(self.place.durable))
+    def correct(self, view: _TopicView, update: TopicUpdate) -> None:
+        """Send these rows again."""
+        view.remember(update)
+        frame = view.frame(update, str(self.place.durable))
         for subscription in tuple(view.subscribers):
             subscription.deliver(frame)
 
-    def position_frame(self, view: View) -> Frame:
-        """Says no more than where to resume."""
-        return view.frame(News(), str(self.place.durable))
+    def position_frame(self, view: _TopicView) -> Frame:
+        """A frame with only the position to resume from."""
+        return view.frame(TopicUpdate(), str(self.place.durable))
 
-    # -------------------------------------------------------------------- what goes wrong
+    # -------------------------------------------------------------------- failures
 
     def skipped(self, since: Position, until: Position, tables: Collection[Table] | None) -> None:
         self._read_from_log(tables)
@@ -467,7 +480,7 @@ class TopicRegistry(Part):
         self.resync()
 
     def _read_from_log(self, tables: Collection[Table] | None) -> None:
-        """Changes of these tables, or of any, are read in the log by each subscription."""
+        """Each subscription reads the changes of these tables, or of any table, from the log."""
         since = self.place
         if tables is None:
             self._stale.update(self._known)
@@ -475,26 +488,26 @@ class TopicRegistry(Part):
             self._notice_altered(tables)
         for view in self._resting_on(tables):
             view.pending = view.safe = None
-            view.sent.clear()  # what each is sent from here on, it reads from the log
+            view.sent.clear()  # subscriptions read the next rows from the log
             self._collecting.pop(view, None)
             for subscription in list(view.subscribers):
                 subscription.fell_behind(since)
         if not self._collecting:
             self._place = None
 
-    def _resting_on(self, tables: Iterable[Table] | None) -> Iterable[View]:
+    def _resting_on(self, tables: Iterable[Table] | None) -> Iterable[_TopicView]:
         if tables is None or any(map(is_signals, tables)):
             return list(self)
         changed = {identity for table in tables for identity in identities(table)}
         return [view for view in self if not changed.isdisjoint(self._identities(view.definition))]
 
     def _identities(self, definition: TopicDefinition) -> tuple[TableIdentity, ...]:
-        """Of the table whose changes are a topic's own."""
+        """The identities of the table that the topic is derived from."""
         known = None if definition.table is None else self._known.get(definition.table)
         return () if known is None else identities(known.table)
 
     def restarted(self) -> None:
-        """The server was restarted: a position that was not on disk may mean something else now."""
+        """The server was restarted: only durable places are still valid."""
         durable = self.place.durable
         self._place = Place(durable, durable)
         for view in self._collecting:
@@ -502,15 +515,15 @@ class TopicRegistry(Part):
                 view.safe = Place(view.safe.durable, view.safe.durable)
 
     def resync(self) -> None:
-        """What happens until the next flush cannot be known."""
+        """The changes until the next flush are lost."""
         self._lost, self._place = True, None
         for view in self:
-            # Viewers read everything again; the rows of before may be of another history.
+            # Clients read everything again; these rows may be of another history.
             view.sent.clear()
 
-    def _announce_loss(self, handout: Handout, place: Place) -> None:
+    def _announce_loss(self, updates: FlushUpdates, place: Place) -> None:
         self._lost = False
-        handout.joining.clear()
+        updates.joining.clear()
         for view in self:
             for subscription in list(view.subscribers):
                 subscription.lose(place.durable)
@@ -527,47 +540,47 @@ class TopicRegistry(Part):
 
 
 _EARLY = 0.001
-"""How much before its time a window may end: clocks and timers are not exact."""
+"""A window may end this many seconds early, because timers are not exact."""
 
 
-class Handout:
-    """What a flush is to tell: to all who follow a topic, and to those who join after they have
-    caught up."""
+class FlushUpdates:
+    """The updates of one flush: for all subscriptions of a topic, and for those that join after
+    they have caught up."""
 
     def __init__(
         self,
-        gathering: Gathering[TopicSubscription],
+        collector: UpdateCollector[TopicSubscription],
         before: Place,
         start: Place,
         transactions: Sequence[Transaction] = (),
     ) -> None:
-        self.gathering = gathering
+        self.collector = collector
         self.before = before
-        """How far all live subscriptions were sent everything."""
+        """All live subscriptions were sent everything up to here."""
         self.start = start
-        """Where the flush begins. That is later, where topics are collecting."""
+        """The place where the flush begins. It is later than `before` if signals are pending."""
         self.transactions = transactions
         self.done = False
-        """Whether it was handed out, or is read from the log."""
-        self.views: set[View] = set()
-        """Those that it was gathered for."""
-        self.sending: dict[View, News] = {}
-        self.joining: dict[TopicSubscription, News] = {}
-        self._parents: dict[News, dict[tuple[str, Key], Upsert]] = {}
+        """Whether it was sent, or is read from the log."""
+        self.views: set[_TopicView] = set()
+        """The topics that existed when it was collected."""
+        self.sending: dict[_TopicView, TopicUpdate] = {}
+        self.joining: dict[TopicSubscription, TopicUpdate] = {}
+        self._parents: dict[TopicUpdate, dict[tuple[str, Key], Upsert]] = {}
 
     @property
-    def all(self) -> Iterator[tuple[View, News]]:
+    def all(self) -> Iterator[tuple[_TopicView, TopicUpdate]]:
         yield from self.sending.items()
-        for subscription, news in self.joining.items():
-            yield subscription.topic, news
+        for subscription, update in self.joining.items():
+            yield subscription.topic, update
 
-    def add_parent(self, news: News, parent: str, key: Key, op: Upsert) -> None:
-        self._parents.setdefault(news, {})[parent, key] = op
+    def add_parent(self, update: TopicUpdate, parent: str, key: Key, op: Upsert) -> None:
+        self._parents.setdefault(update, {})[parent, key] = op
 
-    def frame(self, view: View, news: News, position: str) -> Frame | None:
-        """The message, encoded; None for one that cannot be sent."""
+    def frame(self, view: _TopicView, update: TopicUpdate, position: str) -> Frame | None:
+        """The encoded message; None if it cannot be encoded."""
         try:
-            frame = view.frame(news, position, self._parents.get(news, {}).values())
+            frame = view.frame(update, position, self._parents.get(update, {}).values())
             _ = frame.json
             return frame
         except Exception:
@@ -576,16 +589,16 @@ class Handout:
 
     @property
     def is_unread(self) -> bool:
-        """Whether the database must be asked."""
+        """Whether rows must be read from the database."""
         return any(
-            next(news.unread, None) is not None or view.definition.parents
-            for view, news in self.all
+            next(update.unread, None) is not None or view.definition.parents
+            for view, update in self.all
         )
 
 
-def _values(news: News, column: str) -> Iterator[object]:
-    """What the rows that are sent have in a column."""
-    for op in news.ops.values():
+def _values(update: TopicUpdate, column: str) -> Iterator[object]:
+    """The values of a column in the rows of an update."""
+    for op in update.ops.values():
         if isinstance(op, Upsert) and (value := op.row.get(column)) is not None:
             yield value
 
@@ -594,17 +607,16 @@ def _sent_as(op: Upsert | Remove | None) -> bytes:
     return msgspec.json.encode(op)
 
 
-def _merged(earlier: News | None, later: News | None) -> News:
-    news = News()
+def _merged(earlier: TopicUpdate | None, later: TopicUpdate | None) -> TopicUpdate:
+    update = TopicUpdate()
     for each in (earlier, later):
         if each is not None:
-            news.merge(each)
-    return news
+            update.merge(each)
+    return update
 
 
 def _check_columns(definition: TopicDefinition, name: str, known: KnownTable) -> None:
-    """ConfigError where the declaration does not fit the table. The client gets the error, and so
-    does the log."""
+    """CaptureError if the definition does not fit the table."""
     columns = {column.name for column in known.table.columns}
     wanted = set(definition.pattern.names) if name == definition.table else set()
     if name == definition.entity:

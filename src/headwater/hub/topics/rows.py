@@ -1,21 +1,21 @@
-"""Rows of topics by their keys: ids as signals name them, and the one statement that reads them.
+"""Reads rows of topics by key: the ids in signals, and the statement that reads the rows.
 
-An id is the text of a key, or a JSON array of its columns. It is read as the type that the key has,
-so that `042` and `42` are the same row, and one that no key can be is never put to the database.
+An id is the text of a key, or a JSON array of its columns. It is converted to the type of the key:
+so `042` and `42` are the same row, and an id that is not a valid key is never sent to the database.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from headwater.database import Connection
-from headwater.hub.snapshot_queries import SnapshotQuery, ask_in_flush, images
-from headwater.hub.tables import KnownTable
+from headwater.hub.reading.snapshot_queries import SnapshotQuery, ask_in_flush, images
+from headwater.hub.reading.tables import KnownTable
 from headwater.limits import WINDOW_ASK_KEYS_MAX
 from headwater.live.filters.sql import Sql, enum_type, identifier
 from headwater.live.statements import select_keys
@@ -23,7 +23,7 @@ from headwater.log.images import python_type
 from headwater.model import Key, Row, Table, Value
 
 _TOPIC_ASK_KEYS_MAX = 10_000
-"""Keys of one table that are put to the database in one statement of a flush."""
+"""Keys of one table that one statement of a flush reads."""
 
 
 _INTEGERS = {"smallint": 2**15, "integer": 2**31, "bigint": 2**63}
@@ -39,7 +39,7 @@ class KeyReader:
         self._padded = "character" in self._types
 
     def __call__(self, id: str) -> Key | None:
-        """The key that an id names; None for what no key can be."""
+        """The key of an id; None if it is not a valid key."""
         values: list[Any] = [id]
         if len(self._types) > 1:
             try:
@@ -54,7 +54,7 @@ class KeyReader:
             return None
 
     def of_row(self, row: Row) -> Key:
-        """A row's key, equal to the one that was read."""
+        """The key of a row, in the same form."""
         return self.of_key(self._table.key_of(row))
 
     def of_key(self, key: Key) -> Key:
@@ -64,7 +64,7 @@ class KeyReader:
 
 
 def _read(value: Any, type_: str) -> Value:
-    """ValueError, or a kind of it, where no value of the type is meant."""
+    """ValueError, TypeError or OverflowError if it is not a value of the type."""
     if value is None or isinstance(value, dict | list):
         raise ValueError("not one value")
     if type_ == "character":
@@ -99,8 +99,8 @@ def of_keys(known: KnownTable, keys: Sequence[Key]) -> SnapshotQuery:
         return SnapshotQuery(known, images(known, select_keys(table, tuple(keys))))
     columns = ", ".join(identifier(column.name) for column in table.columns)
     (key,) = (column for column in table.columns if column.name == table.key[0])
-    # The array is sent without a type: PostgreSQL takes that of the column, and its index. Of an
-    # enumeration it must be named (`enum_type`).
+    # The array is sent without a type: so PostgreSQL uses the type of the column, and its index. An
+    # enumeration needs the type (`enum_type`).
     cast = f"::{enum_type(key)}[]" if enum_type(key) else ""
     rows = Sql(
         f"select {columns} from {identifier(table.schema)}.{identifier(table.name)}"
@@ -130,15 +130,18 @@ def _element(value: Value) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-Found = Mapping[Key, Row] | Exception
+Found: TypeAlias = Mapping[Key, Row] | Exception
+Fetch: TypeAlias = Callable[
+    [Connection, Sequence[tuple[KnownTable, Sequence[Key]]]],
+    Awaitable[tuple[list[Found], int]],
+]
 
 
 async def fetch(
     connection: Connection, wanted: Sequence[tuple[KnownTable, Sequence[Key]]]
 ) -> tuple[list[Found], int]:
-    """For each table its rows with these keys, in the snapshot of the connection's transaction, or
-    the error that the question met; and how many statements it took: one for each table, but for
-    very many keys."""
+    """For each table the rows with these keys, in the snapshot of the connection's transaction, or
+    the error; and the number of statements: one for each table, more for very many keys."""
     questions = [
         (at, of_keys(known, part))
         for at, (known, keys) in enumerate(wanted)

@@ -1,7 +1,7 @@
-"""One subscriber of a topic. `CatchUp` says how it joins the flushes without a gap.
+"""One subscription of a topic. `CatchUp` has how it joins the flushes without a gap.
 
-While it catches up it collects which rows were named, not what is in them. Then it is *ready*: the
-next flush reads those rows in its snapshot, sends them, and it is live.
+While it catches up, it collects the keys of rows, not the rows. Then it is *ready*: the next flush
+reads these rows in its snapshot and sends them, and it is live.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import ClassVar, Literal, Protocol, TypeAlias
 
 from headwater.database import Connection
 from headwater.errors import ResyncRequired
-from headwater.hub.catch_up import CatchUp, Place
 from headwater.hub.flush_state import FlushState
 from headwater.hub.resources import Resources
-from headwater.hub.subscriber import Access, Subscriber
-from headwater.hub.topics.topic import Gathering, News, TopicView
+from headwater.hub.subscriptions.catch_up import CatchUp, Place
+from headwater.hub.subscriptions.subscriber import Access, Subscriber
+from headwater.hub.topics.topic import TopicUpdate, TopicView, UpdateCollector
 from headwater.log.reading.reader import LogReader
 from headwater.model import Position, Table
 from headwater.protocol import Frame
 
-State: TypeAlias = Literal["opening", "live", "paused", "catching", "ready"]
+SubscriptionState: TypeAlias = Literal["opening", "live", "paused", "catching", "ready"]
 
 
 class TopicHome(Protocol):
-    """What a subscription asks of the registry that it belongs to."""
+    """The registry, as its subscriptions use it."""
 
     ready: dict[TopicSubscription, None]
 
@@ -33,7 +33,9 @@ class TopicHome(Protocol):
 
     def leave(self, subscription: TopicSubscription) -> None: ...
 
-    def gathering_of(self, view: TopicView[TopicSubscription]) -> Gathering[TopicSubscription]: ...
+    def collector_of(
+        self, view: TopicView[TopicSubscription]
+    ) -> UpdateCollector[TopicSubscription]: ...
 
     def position_frame(self, view: TopicView[TopicSubscription]) -> Frame: ...
 
@@ -41,7 +43,7 @@ class TopicHome(Protocol):
 class TopicSubscription(CatchUp):
     """One subscriber's topic. Made by `TopicRegistry.subscribe`."""
 
-    __slots__ = ("_gathering", "_home", "_stored", "state", "topic")
+    __slots__ = ("_collector", "_home", "_stored", "state", "topic")
 
     kind: ClassVar[str] = "topic"
 
@@ -57,10 +59,10 @@ class TopicSubscription(CatchUp):
     ) -> None:
         super().__init__(resources, flushes, subscriber, access, since)
         self.topic = topic
-        self.state: State = "opening"
+        self.state: SubscriptionState = "opening"
         self._home = home
-        self._stored = News()
-        self._gathering: Gathering[TopicSubscription] | None = None
+        self._stored = TopicUpdate()
+        self._collector: UpdateCollector[TopicSubscription] | None = None
 
     @property
     def view(self) -> int:
@@ -77,8 +79,8 @@ class TopicSubscription(CatchUp):
         self._flushes.announce()
 
     def pause(self) -> None:
-        """Deliver nothing until `resume`. Called while a frame is being delivered, it means that
-        the frame was not taken: its rows come again."""
+        """Deliver nothing until `resume`. If this is called during `deliver`, the frame was not
+        taken, and its rows are sent again."""
         if self.closed or self.state == "paused":
             return
         if self.state == "live":
@@ -87,14 +89,14 @@ class TopicSubscription(CatchUp):
         self.state = "paused"
 
     def resume(self) -> None:
-        """Catch up with what came meanwhile, and continue."""
+        """Catch up from the log, and continue."""
         if not self.closed and self.state == "paused":
             self._restart()
 
     # -------------------------------------------------------------------- for the registry
 
     async def begin(self) -> None:
-        """Returns once the subscriber was sent that it is subscribed; errors are raised."""
+        """Returns when the subscriber was sent that it is subscribed. Errors are raised."""
         if self._place is not None:
             self._restart()
             await self._arrived.wait()
@@ -106,28 +108,27 @@ class TopicSubscription(CatchUp):
             self.deliver(self._home.position_frame(self.topic))
 
     async def settled(self, position: Position) -> None:
-        """Wait until it is live, and what was signalled up to the position is not being collected
-        any more."""
+        """Wait until it is live, and no signal up to the position is pending."""
         while not self.closed and not (self.is_live and self.topic.has_sent(position)):
             await self._flushes.changed()
 
     def deliver(self, frame: Frame) -> None:
-        """Hand a frame over, if it is live."""
+        """Send a frame, if it is live."""
         if self.state == "live":
             self._deliver(frame)
 
-    def missed(self, news: News) -> None:
-        """A flush brought this while it catches up."""
+    def missed(self, update: TopicUpdate) -> None:
+        """An update of a flush, for one that catches up."""
         if self.state in ("catching", "ready"):
-            self._store(news)
+            self._store(update)
 
     @property
-    def owed(self) -> News:
-        """What it is to be sent when it joins."""
+    def owed(self) -> TopicUpdate:
+        """The update that it needs when it joins."""
         return self._stored
 
     def join(self, frame: Frame) -> None:
-        """What it missed was read; from here on it is live."""
+        """Send the rows that it missed. From here on it is live."""
         if self.state != "ready":
             return
         since, restarts = self._place, self._restarts
@@ -138,7 +139,7 @@ class TopicSubscription(CatchUp):
             self._place, self._restarts = since, restarts  # it was not taken
 
     def fell_behind(self, since: Place) -> None:
-        """Changes were passed over: it reads them from the log."""
+        """Changes were skipped: read them from the log."""
         if self.state == "live":
             self._stay_at(since)
         if self.state in ("live", "catching", "ready"):
@@ -146,7 +147,7 @@ class TopicSubscription(CatchUp):
             self._restart()
 
     def lose(self, position: Position) -> None:
-        """The log cannot say what happened since its place; it continues from now."""
+        """The log no longer has the changes since its place: continue from now on."""
         if not self.begun:
             return
         if self.state == "paused":
@@ -154,9 +155,9 @@ class TopicSubscription(CatchUp):
             return
         self._stop()
         self.state = "live"
-        news = News()
-        news.gap = True
-        self.deliver(self.topic.frame(news, str(position)))
+        update = TopicUpdate()
+        update.gap = True
+        self.deliver(self.topic.frame(update, str(position)))
         self._flushes.announce()
 
     # -------------------------------------------------------------------- states
@@ -168,46 +169,46 @@ class TopicSubscription(CatchUp):
 
     def _restart(self) -> None:
         self.state = "catching"
-        self._stored = News()
+        self._stored = TopicUpdate()
         self._start()
 
     def _stop(self) -> None:
         super()._stop()
         self._home.ready.pop(self, None)
-        self._stored = News()
+        self._stored = TopicUpdate()
 
-    def _store(self, news: News) -> None:
-        """Which rows: what is in them is read when it joins."""
-        named = News()
-        named.at, named.poked, named.gap = news.at, news.poked, news.gap
-        named.ops = dict.fromkeys(news.ops)
+    def _store(self, update: TopicUpdate) -> None:
+        """Store only the keys: the rows are read when it joins."""
+        named = TopicUpdate()
+        named.at, named.poked, named.gap = update.at, update.poked, update.gap
+        named.ops = dict.fromkeys(update.ops)
         self._stored.merge(named)
 
     # -------------------------------------------------------------------- catching up
 
     def _wants(self) -> Callable[[Table], bool]:
-        self._gathering = self._home.gathering_of(self.topic)
-        return self._gathering.wants
+        self._collector = self._home.collector_of(self.topic)
+        return self._collector.wants
 
     def _begin_storing(self) -> None:
         self._introduce_once(resumed=True)
-        self._stored = News()
+        self._stored = TopicUpdate()
 
     async def _read(
         self, connection: Connection, reader: LogReader, since: Position, until: Position
     ) -> None:
-        assert self._gathering is not None
+        assert self._collector is not None
         async for transaction in reader.catch_up(connection, since, until):
-            self._gathering.take(transaction.changes)
+            self._collector.take(transaction.changes)
 
     async def _join(self, since: Position, until: Position) -> bool:
-        # Before what flushes brought meanwhile.
-        assert self._gathering is not None
-        later, self._stored = self._stored, News()
-        for news in self._gathering.news.values():
-            self._store(news)
+        # Before the updates of flushes since the seam.
+        assert self._collector is not None
+        later, self._stored = self._stored, TopicUpdate()
+        for update in self._collector.update.values():
+            self._store(update)
         self._stored.merge(later)
-        self._gathering = None
+        self._collector = None
         return True
 
     async def _caught_up(self) -> None:

@@ -1,7 +1,8 @@
-"""A topic with subscribers, and what changes and signals mean to it. Nothing here waits.
+"""A topic with subscribers, and the updates that changes and signals mean for it. Nothing waits.
 
-What comes for a topic is gathered as `News`: each row once, by its key, in the order of its last
-mention. A row that the log shows is known; one that was only named is read later, in a snapshot.
+Changes and signals of a topic become a `TopicUpdate`: each row once, by its key, in the order of
+the last change. A changed row is in the log; a row that was only signalled is read later, in a
+snapshot.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from datetime import UTC, datetime
 from typing import Generic, TypeAlias, TypeVar
 
 from headwater import limits
-from headwater.hub.catch_up import Place
-from headwater.hub.costs import Cost
-from headwater.hub.tables import KnownTable
+from headwater.hub.reading.tables import KnownTable
+from headwater.hub.subscriptions.catch_up import Place
+from headwater.hub.subscriptions.costs import Cost
 from headwater.hub.topics.rows import KeyReader
 from headwater.log.signals import channel_of, is_signals
 from headwater.model import Change, Key, Position, Row, Table
@@ -21,31 +22,31 @@ from headwater.protocol import Frame, Gap, Poke, Remove, Topic, Upsert, Wire, pl
 from headwater.topics.definitions import TopicDefinition
 
 _RECONCILE_TOPIC_ROWS = 8
-"""Rows of a topic that are compared: the last that were sent."""
+"""Rows of a topic that are compared: the last ones sent."""
 
 
-Op: TypeAlias = Upsert | Remove
+RowOp: TypeAlias = Upsert | Remove
 SubscriptionT = TypeVar("SubscriptionT")
 
 
-class News:
-    """What there is to tell of a topic."""
+class TopicUpdate:
+    """What to send to the subscribers of a topic."""
 
     __slots__ = ("at", "gap", "ops", "poked")
 
     def __init__(self) -> None:
-        self.ops: dict[Key, Op | None] = {}
-        """None for a row that is yet to be read."""
+        self.ops: dict[Key, RowOp | None] = {}
+        """None for a row that must be read."""
         self.at: datetime | None = None
         self.poked = False
         self.gap = False
-        """Whether more happened than rows can tell."""
+        """Whether rows are missing: clients must read everything again."""
 
     def __bool__(self) -> bool:
         return bool(self.ops) or self.poked or self.gap
 
-    def add(self, key: Key, op: Op | None) -> None:
-        """The last word about a row counts, and its place."""
+    def add(self, key: Key, op: RowOp | None) -> None:
+        """The last operation on a row replaces earlier ones."""
         self.ops.pop(key, None)
         self.ops[key] = op
         if len(self.ops) > limits.TOPIC_ROWS_MAX:
@@ -55,7 +56,7 @@ class News:
         self.gap = True
         self.ops.clear()
 
-    def merge(self, later: News) -> None:
+    def merge(self, later: TopicUpdate) -> None:
         self.poked |= later.poked
         self.at = later.at or self.at
         if later.gap:
@@ -70,8 +71,8 @@ class News:
 
 
 class TopicView(Generic[SubscriptionT]):
-    """What all who follow a topic share. `safe` is the place before what is `pending`: signals that
-    are still being collected."""
+    """The state that all subscriptions of a topic share. `pending` are signals that are still being
+    collected, and `safe` is the place before them."""
 
     __slots__ = (
         "channel", "cost", "definition", "due", "id", "name", "pending", "safe", "sent",
@@ -84,21 +85,21 @@ class TopicView(Generic[SubscriptionT]):
         self.definition = definition
         self.channel = channel_of(name)
         self.subscribers: dict[SubscriptionT, None] = {}
-        self.pending: News | None = None
+        self.pending: TopicUpdate | None = None
         self.due = 0.0
         self.safe: Place | None = None
-        self.sent: dict[Key, Op] = {}
-        """The last rows that were sent, to be compared with the database; of a topic that is
-        derived from a table, as any other sends what it is signalled."""
+        self.sent: dict[Key, RowOp] = {}
+        """The rows that were sent last, to be compared with the database. Only for a topic that is
+        derived from a table."""
         self.cost = Cost()
 
-    def remember(self, news: News) -> None:
-        """What is about to be sent."""
+    def remember(self, update: TopicUpdate) -> None:
+        """Store the rows of an update that is sent next."""
         if self.definition.table is None:
             return
-        if news.gap:
+        if update.gap:
             self.sent.clear()
-        for key, op in news.ops.items():
+        for key, op in update.ops.items():
             if op is not None:
                 self.sent.pop(key, None)
                 self.sent[key] = op
@@ -109,30 +110,30 @@ class TopicView(Generic[SubscriptionT]):
         """Whether nothing up to the position is pending."""
         return self.safe is None or self.safe.reached.covers(position)
 
-    def settle(self, news: News, rows: Mapping[Key, Row], known: KnownTable) -> None:
-        """Say of each row that was named what was read of it."""
+    def settle(self, update: TopicUpdate, rows: Mapping[Key, Row], known: KnownTable) -> None:
+        """Fill in the rows that were read."""
         of_key = KeyReader(known.table).of_key
-        for key in list(news.unread):
+        for key in list(update.unread):
             row = rows.get(of_key(key))
-            news.ops[key] = (
+            update.ops[key] = (
                 upsert(known.table, known.wire, row)
                 if row is not None and self.carries(row)
                 else Remove(known.table.label, tuple(map(plain, key)))
             )
 
     def carries(self, row: Row) -> bool:
-        """Whether a row may be sent: where columns name the topic, they must name this one."""
+        """Whether a row belongs to this topic: for a derived topic, its columns decide."""
         definition = self.definition
         return definition.table is None or definition.pattern.fill(row) == self.name
 
-    def frame(self, news: News, position: str, parents: Iterable[Upsert] = ()) -> Frame:
-        """What is sent of it: all at once, as one message."""
-        at = news.at or datetime.now(UTC)
-        if news.gap:
+    def frame(self, update: TopicUpdate, position: str, parents: Iterable[Upsert] = ()) -> Frame:
+        """One message with the whole update."""
+        at = update.at or datetime.now(UTC)
+        if update.gap:
             return Frame(Gap(self.id, position, None, "resync"))
-        if news.poked:
+        if update.poked:
             return Frame(Poke(self.id, position, at))
-        ops = tuple(op for op in news.ops.values() if op is not None)
+        ops = tuple(op for op in update.ops.values() if op is not None)
         return Frame(Topic(self.id, position, at, (*parents, *ops)))
 
 
@@ -140,11 +141,11 @@ def upsert(table: Table, wire: Wire, row: Row) -> Upsert:
     return Upsert(table.label, tuple(map(plain, table.key_of(row))), wire.row(row))
 
 
-# ------------------------------------------------------------------------ gathering
+# ------------------------------------------------------------------------ collecting
 
 
-class Gathering(Generic[SubscriptionT]):
-    """Takes changes to the topics they mean something to."""
+class UpdateCollector(Generic[SubscriptionT]):
+    """Collects changes and signals into updates, by topic."""
 
     def __init__(
         self,
@@ -152,16 +153,16 @@ class Gathering(Generic[SubscriptionT]):
         known: Mapping[str, KnownTable],
         wire_of: Callable[[Table], Wire],
     ) -> None:
-        self.news: dict[TopicView[SubscriptionT], News] = {}
+        self.update: dict[TopicView[SubscriptionT], TopicUpdate] = {}
         self.signals = 0
         self.refused = 0
-        """Ids that no key can be."""
+        """How many ids were not valid keys."""
         self._views = views
         self._known = known
         self._wire_of = wire_of
         self._readers: dict[str, KeyReader] = {}
         self.tables: dict[int, Table] = {}
-        """The shapes that changes came from."""
+        """The tables of the changes, by shape."""
         self._meanings: dict[int, tuple[TopicDefinition, ...] | None] = {}
         self._derived: dict[tuple[str, str], dict[TopicDefinition, None]] = {}
         for definition in {view.definition for view in views.values()}:
@@ -185,24 +186,24 @@ class Gathering(Generic[SubscriptionT]):
             elif definitions:
                 self._take_change(change, definitions)
 
-    def _of(self, view: TopicView[SubscriptionT], change: Change) -> News:
-        news = self.news.get(view)
-        if news is None:
-            news = self.news[view] = News()
-        news.at = change.at
-        return news
+    def _of(self, view: TopicView[SubscriptionT], change: Change) -> TopicUpdate:
+        update = self.update.get(view)
+        if update is None:
+            update = self.update[view] = TopicUpdate()
+        update.at = change.at
+        return update
 
     def _take_signal(self, change: Change) -> None:
         if change.after is None:
-            return  # it was enabled, of all tables
+            return  # the table of signals was enabled, like any table
         view = self._views.get(change.after["topic"])
         if view is None:
             return
         self.signals += 1
-        news = self._of(view, change)
+        update = self._of(view, change)
         entity = view.definition.entity
         if entity is None:
-            news.poked = True
+            update.poked = True
             return
         reader = self._readers.get(entity)
         if reader is None:
@@ -211,8 +212,8 @@ class Gathering(Generic[SubscriptionT]):
             key = reader(id)
             if key is None:
                 self.refused += 1
-            elif not news.gap:
-                news.add(key, None)
+            elif not update.gap:
+                update.add(key, None)
 
     def _take_change(self, change: Change, definitions: Sequence[TopicDefinition]) -> None:
         for definition in definitions:
@@ -234,17 +235,17 @@ class Gathering(Generic[SubscriptionT]):
     def _named(
         self, definition: TopicDefinition, row: Row | None
     ) -> TopicView[SubscriptionT] | None:
-        """The topic that a row's columns name, if it has subscribers."""
+        """The topic that a row belongs to by its columns, if it has subscribers."""
         if row is None:
             return None
         name = definition.pattern.fill(row)
         view = None if name is None else self._views.get(name)
         return view if view is not None and view.definition is definition else None
 
-    def _add(self, view: TopicView[SubscriptionT], change: Change, op: Op) -> None:
-        news = self._of(view, change)
+    def _add(self, view: TopicView[SubscriptionT], change: Change, op: RowOp) -> None:
+        update = self._of(view, change)
         try:
-            if not news.gap:
-                news.add(change.key, op)
+            if not update.gap:
+                update.add(change.key, op)
         except TypeError:
-            news.lose()  # a key of a composite type, which cannot be compared with another
+            update.lose()  # a key of a composite type, which cannot be compared

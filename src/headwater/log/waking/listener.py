@@ -21,7 +21,7 @@ from headwater.log.reconnect import reconnect_pause
 logger = logging.getLogger(__name__)
 
 
-class Listener:
+class NotifyListener:
     """`run` listens until it is cancelled. `notified` is called for every notification, and after
     every new connection."""
 

@@ -28,7 +28,7 @@ from headwater.pipeline.lake.shapes import ShapeRecorder
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.stream.checkpoints import Checkpoint
 from headwater.pipeline.stream.sink import StreamSink
-from headwater.pipeline.stream.worker import Part
+from headwater.pipeline.stream.worker import LogSlice
 
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction
@@ -93,7 +93,7 @@ class EventsSink(StreamSink):
             )
         return audit.counted(self._read(files) if rows is None else [rows])
 
-    def _parts(self, batch_id: int) -> list[Part]:
+    def _parts(self, batch_id: int) -> list[LogSlice]:
         """The log between the end of the batch before and the end of this one."""
         start = self._checkpoint.offset(batch_id - 1) if batch_id else None
         return self._reader.parts(start, self._checkpoint.offset(batch_id))

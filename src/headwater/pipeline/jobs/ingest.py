@@ -18,7 +18,7 @@ from headwater.pipeline.lake.events import STORED_EVENTS, event_rows
 from headwater.pipeline.stream.checkpoints import Checkpoint
 from headwater.pipeline.stream.offsets import Offset
 from headwater.pipeline.stream.planning import Planner
-from headwater.pipeline.stream.worker import Part, read
+from headwater.pipeline.stream.worker import LogSlice, read
 
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction
@@ -37,19 +37,19 @@ class EventReader:
         """Where the stream began; set before its first batch."""
         return self._checkpoint.begin
 
-    def parts(self, start: Offset | None, end: Offset) -> list[Part]:
+    def parts(self, start: Offset | None, end: Offset) -> list[LogSlice]:
         """The parts of the log that a batch consists of. The first batch has no `start`."""
         if start is None:
             begin = self._begin
             start = Offset(self._planner.beginning() if begin is None else begin.position)
         return self._planner.parts(start, end)
 
-    def rows(self, parts: list[Part]) -> pa.Table:
+    def rows(self, parts: list[LogSlice]) -> pa.Table:
         """All events of the parts, in this process."""
         found = (event_rows(batch, self._begin) for part in parts for batch in read(part))
         return pa.Table.from_batches(found, STORED_EVENTS)
 
-    def write(self, spark: SparkSession, parts: list[Part], path: str) -> list[AddAction]:
+    def write(self, spark: SparkSession, parts: list[LogSlice], path: str) -> list[AddAction]:
         """Write the events as files of the table at the path, with Spark's tasks."""
         written = partial(_write, path=path, begin=self._begin)
         tasks = spark.sparkContext.parallelize(parts, len(parts))
@@ -59,7 +59,7 @@ class EventReader:
         self._planner.close()
 
 
-def _write(part: Part, *, path: str, begin: Offset | None) -> list[AddAction]:
+def _write(part: LogSlice, *, path: str, begin: Offset | None) -> list[AddAction]:
     """Runs in a task."""
     from headwater.pipeline.lake.parquet import write_files
 

@@ -109,7 +109,7 @@ def vacuum(root: str, keep: timedelta) -> Iterator[Vacuumed]:
     hours = int(keep.total_seconds() // 3600)
     if hours < 1:
         raise ConfigError(
-            "lake_vacuum: files must be kept for an hour at least",
+            "[lake] vacuum: files must be kept for an hour at least",
             hint="Readers of the lake and running writers may still use them. Usual is a week.",
         )
     for name in tables(root):

@@ -37,7 +37,7 @@ class RetentionFloor(msgspec.Struct, frozen=True):
             raise ResyncRequired(
                 f"the events of {when} were removed from the lake by its retention: the earliest"
                 f" moment that it knows is {start:%Y-%m-%d %H:%M} UTC",
-                hint="To keep more from now on, set a longer lake_retention.",
+                hint="To keep more from now on, set a longer [lake] retention.",
             )
 
 

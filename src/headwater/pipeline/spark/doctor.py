@@ -81,7 +81,7 @@ def _lake(root: Path) -> list[Finding]:
     there = next(each for each in (root, *root.parents) if each.exists())
     if not os.access(there, os.W_OK | os.X_OK) or not there.is_dir():
         text = f"{there} cannot be written to by this user"
-        hint = "Choose another folder with --lake or the setting lake."
+        hint = "Choose another folder with --lake or the setting [lake] location."
         return [Finding("lake", "warn", text, hint)]
     if there == root and (who := permissions.readers(root)):
         hint = f"chmod 700 {root}, unless they may read all of it."

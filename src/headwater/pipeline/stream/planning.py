@@ -24,7 +24,7 @@ from headwater.log import marks, reach
 from headwater.log.between import BETWEEN, parameters
 from headwater.model import Position
 from headwater.pipeline.stream.offsets import Offset, Range, range_between
-from headwater.pipeline.stream.worker import RESNAPSHOT, Part
+from headwater.pipeline.stream.worker import RESNAPSHOT, LogSlice
 
 _SPARK_PART_CHANGES = 50_000
 """Changes that one task of the data source reads."""
@@ -207,7 +207,7 @@ class Planner:
         *,
         not_before: datetime | None = None,
         before: datetime | None = None,
-    ) -> list[Part]:
+    ) -> list[LogSlice]:
         """The changes between two offsets, in parts that can be read in parallel."""
         wanted = range_between(start, end)
         if wanted is None:
@@ -217,7 +217,7 @@ class Planner:
         last = pair.last if wanted.upto is None else min(wanted.upto, pair.last)
         if not pair.slots or last <= first:
             return []
-        whole = Part(
+        whole = LogSlice(
             self._url,
             wanted,
             self.relations(),

@@ -45,7 +45,7 @@ from headwater.limits import SPARK_BATCH_CHANGES
 from headwater.model import Position
 from headwater.pipeline.stream.offsets import Offset
 from headwater.pipeline.stream.planning import Planner
-from headwater.pipeline.stream.worker import EVENTS, Part, read
+from headwater.pipeline.stream.worker import EVENTS, LogSlice, read
 
 OPTIONS = ("url", "tables", "since", "until", "maxrows")
 
@@ -119,7 +119,7 @@ def _rows_max(text: str) -> int:
 class LogPartition(InputPartition):
     """A part of the log, for one task."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: LogSlice) -> None:
         super().__init__(msgspec.to_builtins(part))
 
 
@@ -128,7 +128,7 @@ def _read(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
     if partition is None or partition.value is None:
         return
     with _with_hint():
-        yield from read(msgspec.convert(partition.value, Part))
+        yield from read(msgspec.convert(partition.value, LogSlice))
 
 
 @contextmanager

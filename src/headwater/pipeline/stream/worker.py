@@ -63,7 +63,7 @@ RESNAPSHOT = "Begin again with another checkpoint, from since=now or since=begin
 """The hint for a position that the log no longer reaches back to."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class LogSlice(msgspec.Struct, frozen=True):
     """Rows of the log that one task reads.
 
     `slots` are the partitions of the log that hold them (none for all). `whole` says that no
@@ -81,7 +81,7 @@ class Part(msgspec.Struct, frozen=True):
     before: str | None = None
 
 
-def read(part: Part, owner: str = "") -> Iterator[pa.RecordBatch]:
+def read(part: LogSlice, owner: str = "") -> Iterator[pa.RecordBatch]:
     """The rows of a part in the order of `seq`. ResyncRequired if the log was trimmed meanwhile.
     Threads of one process that read at the same time need different names of `owner`."""
     try:
@@ -118,7 +118,7 @@ class _Answer:
         self._statement.close()
 
 
-def _executed(part: Part, owner: str) -> _Answer:
+def _executed(part: LogSlice, owner: str) -> _Answer:
     """A connection that was lost since the last task is made again, once."""
     was_open = (part.url, owner) in _connections
     try:
@@ -180,7 +180,7 @@ def forget(url: str, owner: str = "") -> None:
 # ---------------------------------------------------------------------------- the statement
 
 
-def statement(part: Part) -> str:
+def statement(part: LogSlice) -> str:
     """The query for a part. It has no text from outside: only numbers, times and positions."""
     names = [name for name in EVENTS.names if name != "position"]
     columns = ", ".join(f"{_FIELDS.get(name, f'r.{name}')} as {name}" for name in names)
@@ -197,7 +197,7 @@ def statement(part: Part) -> str:
         order by r.seq"""
 
 
-def _conditions(part: Part) -> list[str]:
+def _conditions(part: LogSlice) -> list[str]:
     conditions = [
         f"seq > {part.range.after}",
         between.literal(part.range.since, part.range.until),
@@ -211,15 +211,15 @@ def _conditions(part: Part) -> list[str]:
     return conditions
 
 
-def _of_relations(column: str, part: Part) -> str:
+def _of_relations(column: str, part: LogSlice) -> str:
     return f"{column} in ({', '.join(map(str, part.relations))})" if part.relations else ""
 
 
-def _in_slots(part: Part) -> str:
+def _in_slots(part: LogSlice) -> str:
     return f"slot in ({', '.join(map(str, part.slots))})" if part.slots else "true"
 
 
-def _times(part: Part) -> str:
+def _times(part: LogSlice) -> str:
     """The time of every transaction in the part."""
     if not part.commit_times:
         return _last_changes(part, "rows")
@@ -236,7 +236,7 @@ def _times(part: Part) -> str:
         select xid, at from ({_last_changes(part, "without_time")}) last"""
 
 
-def _last_changes(part: Part, rows: str) -> str:
+def _last_changes(part: LogSlice, rows: str) -> str:
     """When the transactions of these rows made their last change, which may be in another part or
     of a table that is not read.
 
@@ -273,7 +273,7 @@ def _last_changes(part: Part, rows: str) -> str:
             select x.xid, l.at from elsewhere x {look} where x.xid in (select xid from own)"""
 
 
-def _in_time(part: Part) -> list[str]:
+def _in_time(part: LogSlice) -> list[str]:
     bounds = [("t.at >=", part.not_before), ("t.at <", part.before)]
     return [f"{test} '{time}'::timestamptz" for test, time in bounds if time] or ["true"]
 

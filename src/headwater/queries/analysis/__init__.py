@@ -2,4 +2,5 @@
 
 `analyst` answers and caches, `catalog` follows views, functions and policies, `predicate` reads
 conditions, `fingerprints` notice alterations, `watches` decides which executions a change concerns.
+Running statements belongs in `queries.execution`.
 """

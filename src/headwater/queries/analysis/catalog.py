@@ -109,7 +109,7 @@ class Reads(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Body:
+class _CodeBody:
     """Something that refers to relations and functions: a function, a rule, a policy, or a
     condition of a domain."""
 
@@ -172,7 +172,7 @@ class Walk:
         parameters = await self._parameter_types(sql, types)
         probe = await self._probe(", ".join(parameters), sql)
         await self._find_names_as_usual()
-        await self._walk([_Body("pg_proc", probe, session)])
+        await self._walk([_CodeBody("pg_proc", probe, session)])
         relations = await self._read_relations()
         await self._read_built_in()
         prints = await prints_of(self._connection, self._objects)
@@ -271,19 +271,19 @@ class Walk:
 
     # ---- from body to body
 
-    async def _walk(self, bodies: list[_Body]) -> None:
+    async def _walk(self, bodies: list[_CodeBody]) -> None:
         while bodies:
             new = [body for body in bodies if (body.kind, body.oid, body.session) not in self._seen]
             self._seen.update((body.kind, body.oid, body.session) for body in new)
             bodies = await self._bodies_behind(new)
 
-    async def _bodies_behind(self, bodies: list[_Body]) -> list[_Body]:
+    async def _bodies_behind(self, bodies: list[_CodeBody]) -> list[_CodeBody]:
         if not bodies:
             return []
         found = await self._query(
             REFERENCES, [body.kind for body in bodies], [body.oid for body in bodies]
         )
-        behind: list[_Body] = []
+        behind: list[_CodeBody] = []
         for number, tree, classes, oids, columns in found:
             body, references = bodies[number - 1], list(zip(classes, oids, columns, strict=True))
             relations = self._use_relations(body, tree, references)
@@ -295,7 +295,7 @@ class Walk:
         return behind
 
     def _use_relations(
-        self, body: _Body, tree: str, references: list[tuple[str, int, int]]
+        self, body: _CodeBody, tree: str, references: list[tuple[str, int, int]]
     ) -> set[int]:
         """Note which relations the body uses, and how; which they are."""
         whole = _WHOLE_ROW.search(tree) is not None
@@ -320,12 +320,12 @@ class Walk:
             self._notes[_passing("current_date or the like")] = None
         return {oid for oid, _ in used}
 
-    async def _behind_relations(self, body: _Body, relations: set[int]) -> list[_Body]:
+    async def _behind_relations(self, body: _CodeBody, relations: set[int]) -> list[_CodeBody]:
         """The rules of views, and the policies of tables under row-level security."""
         self._relations |= relations
         found = await self._query(RULES_AND_POLICIES, list(relations))
         return [
-            _Body(
+            _CodeBody(
                 kind,
                 oid,
                 body.session,
@@ -336,7 +336,7 @@ class Walk:
             if about != body.about or kind == "pg_rewrite"
         ]
 
-    async def _behind_types(self, body: _Body, tree: str) -> tuple[list[_Body], set[int]]:
+    async def _behind_types(self, body: _CodeBody, tree: str) -> tuple[list[_CodeBody], set[int]]:
         """What the server evaluates for values of a type by itself: conditions of domains, and the
         functions that compare them or turn them into JSON."""
         made = _oids(_TYPE_MADE, tree)
@@ -352,19 +352,19 @@ class Walk:
             if is_made:
                 through = (*body.through, f"domain {label}")
                 conditions += [
-                    _Body("pg_constraint", each, body.session, through) for each in constraints
+                    _CodeBody("pg_constraint", each, body.session, through) for each in constraints
                 ]
         return conditions, functions
 
-    async def _behind_functions(self, body: _Body, functions: set[int]) -> list[_Body]:
+    async def _behind_functions(self, body: _CodeBody, functions: set[int]) -> list[_CodeBody]:
         users = sorted(oid for oid in functions if oid >= FIRST_OF_USERS)
         self._objects |= {("function", oid) for oid in users}
-        behind: list[_Body] = []
+        behind: list[_CodeBody] = []
         for found in await self._query(FUNCTIONS, users) if users else ():
             behind += await self._behind_function(body, _Function(*found))
         return behind
 
-    async def _behind_function(self, body: _Body, function: _Function) -> list[_Body]:
+    async def _behind_function(self, body: _CodeBody, function: _Function) -> list[_CodeBody]:
         oid, label = function.oid, function.label
         path = body.session.path if function.path is None else function.path
         within = NameLookup(path, function.owner or body.session.user)
@@ -380,14 +380,14 @@ class Walk:
             if found is None:
                 self._widened[f"the body of {label}() cannot be analysed"] = None
             else:
-                behind.append(_Body("pg_proc", found, within, through))
+                behind.append(_CodeBody("pg_proc", found, within, through))
         if function.is_opaque:
             # Of what it calls we know nothing, not even where it reads no table.
             self._objects |= {WHOLE_CATALOG, ALL_MEMBERSHIPS}
         if function.may_read:
             reason = f"{label}() is written in {function.language}: it may read anything"
             self._widened[reason] = None
-        return [*behind, _Body("pg_proc", oid, within, through)]
+        return [*behind, _CodeBody("pg_proc", oid, within, through)]
 
     async def _probe_text(self, arguments: str, text: str, session: NameLookup) -> int | None:
         """The body of a function that is stored as text, as the body of one that is parsed."""

@@ -16,11 +16,11 @@ from typing import Any, Literal, TypeAlias
 from headwater.database import Connection, print_path
 from headwater.queries.analysis.search_path import NameLookup, resolve
 
-Kind: TypeAlias = Literal[
+ObjectKind: TypeAlias = Literal[
     "relation", "function", "operator", "type", "collation",
     "role", "path", "memberships", "searches", "catalog",
 ]  # fmt: skip
-Object: TypeAlias = tuple[Kind, int | str | NameLookup]
+Object: TypeAlias = tuple[ObjectKind, int | str | NameLookup]
 """An object by its oid, a role by its name, a path by its session; 0 where there is only one."""
 Prints: TypeAlias = dict[Object, str | None]
 """What each object looked like; None for one that is not there."""
@@ -36,7 +36,7 @@ WHOLE_CATALOG: Object = ("catalog", 0)
 async def prints_of(connection: Connection, objects: Iterable[Object]) -> Prints:
     """What these objects look like now."""
     prints: Prints = dict.fromkeys(objects)
-    by_kind: dict[Kind, list[Any]] = {}
+    by_kind: dict[ObjectKind, list[Any]] = {}
     for kind, which in prints:
         by_kind.setdefault(kind, []).append(which)
     for session in by_kind.pop("path", ()):
@@ -227,7 +227,7 @@ _CATALOG = f"""
       {_all_of("pg_namespace", condition="o.nspname !~ '^pg_(toast|temp)'")}))
 """
 
-_QUESTIONS: dict[Kind, str] = {
+_QUESTIONS: dict[ObjectKind, str] = {
     "relation": _RELATIONS,
     "function": _FUNCTIONS,
     "operator": _OPERATORS,

@@ -36,7 +36,7 @@ class Watches(Generic[Item]):
     def __init__(self) -> None:
         self._tables: dict[int, _TableWatches[Item]] = {}
         self._oids: dict[tuple[str, str], set[int]] = {}
-        self._filed: dict[Item, tuple[_Entry[Item], ...]] = {}
+        self._filed: dict[Item, tuple[_Watch[Item], ...]] = {}
         self._everything: dict[Item, None] = {}
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class Watches(Generic[Item]):
         self._oids.setdefault((table.schema, table.name), set()).add(table.oid)
         return watches
 
-    def _drop(self, entry: _Entry[Item]) -> None:
+    def _drop(self, entry: _Watch[Item]) -> None:
         table = entry.table
         watches = self._tables[table.oid]
         watches.drop(entry)
@@ -124,7 +124,7 @@ def _union(columns: Iterable[_Columns]) -> _Columns:
     return frozenset(union)
 
 
-class _Entry(Generic[Item]):
+class _Watch(Generic[Item]):
     """One way of reading a table, and the items that read it so."""
 
     __slots__ = ("_matches", "columns", "items", "table", "where")
@@ -160,21 +160,21 @@ class _ColumnSet(Generic[Item]):
     __slots__ = ("entries", "router", "unfiltered")
 
     def __init__(self) -> None:
-        self.entries: dict[Filter, _Entry[Item]] = {}
-        self.router: Router[_Entry[Item]] = Router()
-        self.unfiltered: _Entry[Item] | None = None
+        self.entries: dict[Filter, _Watch[Item]] = {}
+        self.router: Router[_Watch[Item]] = Router()
+        self.unfiltered: _Watch[Item] | None = None
 
-    def entry(self, table: Table, columns: _Columns, where: Filter) -> _Entry[Item]:
+    def entry(self, table: Table, columns: _Columns, where: Filter) -> _Watch[Item]:
         entry = self.entries.get(where)
         if entry is None:
-            entry = self.entries[where] = _Entry(table, columns, where)
+            entry = self.entries[where] = _Watch(table, columns, where)
             if where == EVERYTHING:
                 self.unfiltered = entry
             else:
                 self.router.add(entry, where, table)
         return entry
 
-    def drop(self, entry: _Entry[Item]) -> None:
+    def drop(self, entry: _Watch[Item]) -> None:
         del self.entries[entry.where]
         if entry is self.unfiltered:
             self.unfiltered = None
@@ -201,13 +201,13 @@ class _TableWatches(Generic[Item]):
     def __init__(self) -> None:
         self.shapes: dict[int, dict[_Columns, _ColumnSet[Item]]] = {}
 
-    def entry(self, read: Read) -> _Entry[Item]:
+    def entry(self, read: Read) -> _Watch[Item]:
         sets = self.shapes.setdefault(read.table.id, {})
         if read.columns not in sets:
             sets[read.columns] = _ColumnSet()
         return sets[read.columns].entry(read.table, read.columns, read.where)
 
-    def drop(self, entry: _Entry[Item]) -> None:
+    def drop(self, entry: _Watch[Item]) -> None:
         sets = self.shapes[entry.table.id]
         sets[entry.columns].drop(entry)
         if not sets[entry.columns].entries:
@@ -275,4 +275,4 @@ def _concerns(read: Read, change: Change) -> bool:
         altered = _altered(change)
         if altered is not None and read.columns.isdisjoint(altered):
             return False
-    return _Entry[Hashable](read.table, read.columns, read.where).concerns(change)
+    return _Watch[Hashable](read.table, read.columns, read.where).concerns(change)

@@ -147,7 +147,7 @@ def _no_role(error: psycopg.Error, role: str | None) -> Exception:
         )
     return Forbidden(
         f"there is no database role {role}",
-        hint="Create it, or correct the setting auth_role or the token's role claim.",
+        hint="Create it, or correct the setting [auth] role or the token's role claim.",
     )
 
 

@@ -58,17 +58,17 @@ class MutationRunner:
     """The connections that mutations run on."""
 
     def __init__(self, url: str, settings: Settings, *, events: Events | None = None) -> None:
-        self._timeout = settings.mutation_timeout_period.total_seconds()
+        self._timeout = settings.mutation.timeout_period.total_seconds()
         self._pool = Pool(
             url,
-            settings.mutation_connections,
+            settings.mutation.connections,
             purpose="mutation",
             share=MUTATION_USER_SHARE,
             question_url=settings.question_url,
             check=check_privileges,
         )
         self._events = events
-        self._keep = settings.mutation_retention_period
+        self._keep = settings.mutation.retention_period
         self._bound = UserBound()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -241,12 +241,12 @@ class MutationRunner:
                 f" {self._pool.owner_size} running mutations, which is the limit of one user",
                 code="user_mutations_busy",
                 hint="Wait until one of them ends. One user gets a share of the setting"
-                " mutation_connections.",
+                " [mutation] connections.",
             )
         return LimitExceeded(
             f"{mutation.label} waited {seconds:g} seconds for one of {self._pool.size} connections",
             code="mutations_busy",
-            hint="Raise the setting mutation_connections, or make mutations quicker.",
+            hint="Raise the setting [mutation] connections, or make mutations quicker.",
         )
 
 

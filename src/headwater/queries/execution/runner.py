@@ -64,11 +64,11 @@ class QueryRunner:
     """Runs queries that a program calls: each in its own snapshot, and without a cache."""
 
     def __init__(self, url: str, settings: Settings, *, events: Events | None = None) -> None:
-        self._timeout = settings.query_timeout_period.total_seconds()
+        self._timeout = settings.query.timeout_period.total_seconds()
         self._has_question_role = settings.question_url is not None
         self._pool = Pool(
             url,
-            settings.query_concurrency,
+            settings.query.concurrency,
             purpose="query",
             question_url=settings.question_url,
         )
@@ -109,7 +109,7 @@ class QueryRunner:
             raise LimitExceeded(
                 f"{query.label} waited {seconds:g} s for one of {self._pool.size} connections",
                 code="queries_busy",
-                hint="Raise the setting query_concurrency, or make queries quicker.",
+                hint="Raise the setting [query] concurrency, or make queries quicker.",
             ) from None
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from headwater.errors import ConfigError, Forbidden
 from headwater.gateway.auth import authorize_hook as module
 from headwater.gateway.auth.authorize_hook import AccessRequest, Allow, check_hook, decide
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import ANONYMOUS, Identity
 from headwater.live.filters.filter import EVERYTHING, Filter, c
 

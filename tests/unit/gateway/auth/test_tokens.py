@@ -11,7 +11,7 @@ from headwater.errors import ConfigError, Forbidden, Unauthorized
 from headwater.gateway.auth.tokens import Authenticator, Credentials, find_token
 from headwater.identity import Identity
 from headwater.limits import TOKEN_BYTES_MAX
-from headwater.settings import Settings
+from headwater.settings.groups import AuthSettings
 from tests.support.tokens import (
     CLAIMS,
     NOW,
@@ -28,13 +28,13 @@ from tests.support.tokens import (
 
 
 def authenticator(**settings: Any) -> Authenticator:
-    found = Authenticator.from_settings(Settings(**settings), clock=lambda: NOW)
+    found = Authenticator.from_settings(AuthSettings(**settings), clock=lambda: NOW)
     assert found is not None
     return found
 
 
 def with_secret(**settings: Any) -> Authenticator:
-    return authenticator(auth_secret=SECRET, **settings)
+    return authenticator(secret=SECRET, **settings)
 
 
 async def refusal(verifier: Authenticator, text: str) -> str:
@@ -51,21 +51,21 @@ async def refusal(verifier: Authenticator, text: str) -> str:
 
 
 def test_without_a_key_there_is_no_authenticator() -> None:
-    assert Authenticator.from_settings(Settings()) is None
+    assert Authenticator.from_settings(AuthSettings()) is None
 
 
 SIGNED = [
-    ({"auth_secret": SECRET}, SECRET, "HS256"),
-    ({"auth_secret": SECRET}, SECRET, "HS384"),
-    ({"auth_secret": SECRET}, SECRET, "HS512"),
-    ({"auth_public_key": public_pem(rsa_key())}, rsa_key(), "RS256"),
-    ({"auth_public_key": public_pem(rsa_key())}, rsa_key(), "PS512"),
-    ({"auth_public_key": public_pem(ec_key())}, ec_key(), "ES256"),
-    ({"auth_public_key": public_pem(ec_key("P-384"))}, ec_key("P-384"), "ES384"),
-    ({"auth_public_key": public_pem(ec_key("P-521"))}, ec_key("P-521"), "ES512"),
-    ({"auth_public_key": public_pem(ed_key())}, ed_key(), "EdDSA"),
-    ({"auth_public_key": public_pem(ec_key()), "auth_secret": SECRET}, SECRET, "HS256"),
-    ({"auth_public_key": public_pem(ec_key()), "auth_secret": SECRET}, ec_key(), "ES256"),
+    ({"secret": SECRET}, SECRET, "HS256"),
+    ({"secret": SECRET}, SECRET, "HS384"),
+    ({"secret": SECRET}, SECRET, "HS512"),
+    ({"public_key": public_pem(rsa_key())}, rsa_key(), "RS256"),
+    ({"public_key": public_pem(rsa_key())}, rsa_key(), "PS512"),
+    ({"public_key": public_pem(ec_key())}, ec_key(), "ES256"),
+    ({"public_key": public_pem(ec_key("P-384"))}, ec_key("P-384"), "ES384"),
+    ({"public_key": public_pem(ec_key("P-521"))}, ec_key("P-521"), "ES512"),
+    ({"public_key": public_pem(ed_key())}, ed_key(), "EdDSA"),
+    ({"public_key": public_pem(ec_key()), "secret": SECRET}, SECRET, "HS256"),
+    ({"public_key": public_pem(ec_key()), "secret": SECRET}, ec_key(), "ES256"),
 ]
 
 
@@ -77,8 +77,8 @@ async def test_a_good_token(settings: dict[str, Any], key: Any, algorithm: str) 
 
 async def test_who_the_bearer_is() -> None:
     verifier = with_secret(
-        auth_user_claim="email", auth_tenant_claim="org", auth_role_claim="db",
-        auth_role="web", auth_roles=("clerk",),
+        user_claim="email", tenant_claim="org", role_claim="db",
+        role="web", roles=("clerk",),
     )  # fmt: skip
     found = await verifier.verify(token(email="ann@a.example", org="acme", db="clerk", role="no"))
     assert (found.user, found.tenant, found.role) == ("ann@a.example", "acme", "clerk")
@@ -89,12 +89,12 @@ async def test_who_the_bearer_is() -> None:
 async def test_only_listed_roles_may_be_named() -> None:
     """A role that Headwater is a member of may own tables."""
     assert await refusal(with_secret(), token(role="owner")) == "token_claims"
-    listed = with_secret(auth_roles=("clerk", "boss"), auth_role="web")
+    listed = with_secret(roles=("clerk", "boss"), role="web")
     for role in ("clerk", "boss", "web"):
         assert (await listed.verify(token(role=role))).role == role
     with pytest.raises(Unauthorized) as caught:
         await listed.verify(token(role="owner"))
-    assert "auth_roles" in str(caught.value.hint)
+    assert "[auth] roles" in str(caught.value.hint)
     assert "owner" not in str(caught.value)
 
 
@@ -103,7 +103,7 @@ async def test_a_text_about_a_nul_is_not_one() -> None:
 
 
 async def test_claims_that_the_settings_leave_out() -> None:
-    verifier = with_secret(auth_tenant_claim="", auth_role_claim="")
+    verifier = with_secret(tenant_claim="", role_claim="")
     found = await verifier.verify(token({**CLAIMS, "tenant": "acme", "role": "postgres", "": "no"}))
     assert (found.tenant, found.role) == (None, None)
 
@@ -173,10 +173,10 @@ async def test_a_token_that_does_not_hold(text: str, code: str) -> None:
 
 
 async def test_clocks_may_differ_by_the_leeway() -> None:
-    verifier = with_secret(auth_leeway="5 seconds")
+    verifier = with_secret(leeway="5 seconds")
     await verifier.verify(token(exp=NOW - 4.5))
     await verifier.verify(token(nbf=NOW + 5, iat=NOW + 5))
-    assert await refusal(with_secret(auth_leeway="0s"), token(exp=NOW)) == "token_expired"
+    assert await refusal(with_secret(leeway="0s"), token(exp=NOW)) == "token_expired"
 
 
 AUDIENCES = [
@@ -194,7 +194,7 @@ AUDIENCES = [
 
 @pytest.mark.parametrize(("audience", "code"), AUDIENCES)
 async def test_audience(audience: Any, code: str | None) -> None:
-    verifier, text = with_secret(auth_audience="shop"), token(aud=audience)
+    verifier, text = with_secret(audience="shop"), token(aud=audience)
     if code is None:
         await verifier.verify(text)
     else:
@@ -203,14 +203,14 @@ async def test_audience(audience: Any, code: str | None) -> None:
 
 @pytest.mark.parametrize("issuer", [None, "https://other.example", ["https://id.example"], 7])
 async def test_issuer(issuer: Any) -> None:
-    verifier = with_secret(auth_issuer="https://id.example")
+    verifier = with_secret(issuer="https://id.example")
     await verifier.verify(token(iss="https://id.example"))
     assert await refusal(verifier, token(iss=issuer)) == "token_issuer"
 
 
 @pytest.mark.parametrize("tenant", [None, "other", "ACME"])
 async def test_tenants_that_are_not_served(tenant: str | None) -> None:
-    verifier = with_secret(auth_tenants=("acme", "bolt"))
+    verifier = with_secret(tenants=("acme", "bolt"))
     assert (await verifier.verify(token(tenant="bolt"))).tenant == "bolt"
     with pytest.raises(Forbidden) as caught:
         await verifier.verify(token(tenant=tenant))
@@ -218,7 +218,7 @@ async def test_tenants_that_are_not_served(tenant: str | None) -> None:
 
 
 async def test_a_session_goes_on_with_a_new_token_of_the_same_user() -> None:
-    verifier = with_secret(auth_roles=("clerk",))
+    verifier = with_secret(roles=("clerk",))
     present = await verifier.verify(token(tenant="acme", exp=NOW + 5))
     renewed = await verifier.renew(token(tenant="acme", exp=NOW + 900, role="clerk"), present)
     assert renewed.expires_at == datetime.fromtimestamp(NOW + 900, UTC)
@@ -239,50 +239,50 @@ async def test_a_public_key_does_not_pass_for_a_secret() -> None:
     """HS256 with the text of the public key, which everybody has."""
     pem = public_pem(rsa_key())
     text = forged({"alg": "HS256"}, CLAIMS, pem.encode())
-    only_public = authenticator(auth_public_key=pem)
+    only_public = authenticator(public_key=pem)
     assert await refusal(only_public, text) == "token_algorithm"
-    both = authenticator(auth_public_key=pem, auth_secret=SECRET)
+    both = authenticator(public_key=pem, secret=SECRET)
     assert await refusal(both, text) == "token_signature"
 
 
 async def test_keys_that_a_token_brings_along_do_not_count() -> None:
     own, text = rsa_key("mallory"), "https://mallory.example/keys"
     headers = {"jwk": {"kty": "RSA"}, "jku": text, "x5u": text, "x5c": ["x"], "kid": "../../etc"}
-    verifier = authenticator(auth_public_key=public_pem(rsa_key()))
+    verifier = authenticator(public_key=public_pem(rsa_key()))
     assert await refusal(verifier, token(key=own, algorithm="RS256", headers=headers)) == (
         "token_signature"
     )
 
 
 async def test_another_curve_is_another_algorithm() -> None:
-    verifier = authenticator(auth_public_key=public_pem(ec_key("P-256")))
+    verifier = authenticator(public_key=public_pem(ec_key("P-256")))
     text = token(key=ec_key("P-384"), algorithm="ES384")
     assert await refusal(verifier, text) == "token_algorithm"
 
 
 async def test_algorithms_that_the_setting_leaves_out() -> None:
-    verifier = with_secret(auth_algorithms=("HS512",))
+    verifier = with_secret(algorithms=("HS512",))
     await verifier.verify(token(algorithm="HS512"))
     assert await refusal(verifier, token(algorithm="HS256")) == "token_algorithm"
 
 
 async def test_a_secret_is_good_for_hashes_no_longer_than_itself() -> None:
     short = SECRET[:32]
-    verifier = authenticator(auth_secret=short)
+    verifier = authenticator(secret=short)
     await verifier.verify(token(key=short))
     text = forged({"alg": "HS512"}, CLAIMS, short.encode())
     assert await refusal(verifier, text) == "token_algorithm"
 
 
 UNUSABLE = [
-    ({"auth_secret": "short"}, "auth_secret: shorter than 32 bytes"),
-    ({"auth_audience": "shop"}, "auth_audience: set, but there is no key"),
-    ({"auth_secret": SECRET[:32], "auth_algorithms": ("HS512",)}, "auth_algorithms: none of them"),
-    ({"auth_secret": SECRET, "auth_algorithms": ("RS256",)}, "auth_algorithms: none of them"),
-    ({"auth_secret": public_pem(rsa_key())}, "auth_secret: this is a public key"),
-    ({"auth_public_key": private_pem(rsa_key())}, "auth_public_key: this is a private key"),
-    ({"auth_public_key": "-----BEGIN PUBLIC KEY-----"}, "auth_public_key: not a public key"),
-    ({"auth_public_key": public_pem(rsa_key("small", 1_024))}, "fewer than 2048 bits"),
+    ({"secret": "short"}, r"\[auth\] secret: shorter than 32 bytes"),
+    ({"audience": "shop"}, r"\[auth\] audience: set, but there is no key"),
+    ({"secret": SECRET[:32], "algorithms": ("HS512",)}, r"\[auth\] algorithms: none of them"),
+    ({"secret": SECRET, "algorithms": ("RS256",)}, r"\[auth\] algorithms: none of them"),
+    ({"secret": public_pem(rsa_key())}, r"\[auth\] secret: this is a public key"),
+    ({"public_key": private_pem(rsa_key())}, r"\[auth\] public_key: this is a private key"),
+    ({"public_key": "-----BEGIN PUBLIC KEY-----"}, r"\[auth\] public_key: not a public key"),
+    ({"public_key": public_pem(rsa_key("small", 1_024))}, "fewer than 2048 bits"),
 ]
 
 
@@ -294,7 +294,7 @@ def test_an_unusable_key(settings: dict[str, Any], message: str) -> None:
 
 # ------------------------------------------------------------------------ finding
 
-COOKIE = Settings(auth_secret=SECRET, auth_cookie="session")
+COOKIE = AuthSettings(secret=SECRET, cookie="session")
 
 FOUND: list[tuple[dict[str, str], dict[str, str], dict[str, str], Credentials]] = [
     ({}, {}, {}, Credentials()),
@@ -319,7 +319,7 @@ def test_where_a_token_may_be(
 
 
 def test_a_cookie_counts_only_where_the_setting_names_it() -> None:
-    assert find_token({}, {}, {"session": "def"}, Settings(auth_secret=SECRET)) == Credentials()
+    assert find_token({}, {}, {"session": "def"}, AuthSettings(secret=SECRET)) == Credentials()
 
 
 @pytest.mark.parametrize("name", ["token", "access_token"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headwater.gateway.http.addresses import Proxies, counted
-from headwater.settings import Settings
+from headwater.settings.groups import GatewaySettings
 
-TRUSTING = Proxies(Settings(trusted_proxies=("10.0.0.0/8", "2001:db8:1::/48", "127.0.0.1")))
+TRUSTING = Proxies(GatewaySettings(trusted_proxies=("10.0.0.0/8", "2001:db8:1::/48", "127.0.0.1")))
 
 CLIENTS: list[tuple[str | None, list[str], str]] = [
     # Nobody in between.
@@ -54,11 +54,11 @@ def test_client(peer: str | None, forwarded: list[str], client: str) -> None:
 
 
 def test_nobody_is_trusted_unless_the_settings_say_so() -> None:
-    assert Proxies(Settings()).client("127.0.0.1", ["198.51.100.1"]) == "127.0.0.1"
+    assert Proxies(GatewaySettings()).client("127.0.0.1", ["198.51.100.1"]) == "127.0.0.1"
 
 
 def test_a_proxy_on_a_unix_socket() -> None:
-    proxies = Proxies(Settings(trusted_proxies=("unix",)))
+    proxies = Proxies(GatewaySettings(trusted_proxies=("unix",)))
     assert proxies.client(None, ["203.0.113.5, 198.51.100.1"]) == "198.51.100.1"
     assert proxies.client(None) == "unix"
     assert proxies.client("127.0.0.1", ["198.51.100.1"]) == "127.0.0.1"

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from headwater.gateway.http.compression import compressor, negotiate
-from headwater.settings import ENCODINGS
+from headwater.settings.groups import ENCODINGS
 
 CHOSEN = [
     ("", None),

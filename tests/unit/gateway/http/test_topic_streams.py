@@ -11,7 +11,7 @@ import pytest
 from headwater.errors import Forbidden, InvalidQuery
 from headwater.gateway.http.topic_streams import TopicMarks, topic_names
 from headwater.gateway.session import Session, SessionSubscription, SessionTopic
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import ANONYMOUS
 from headwater.limits import SESSION_QUEUE_BYTES_MAX
 from headwater.model import Position

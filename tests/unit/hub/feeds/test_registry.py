@@ -9,11 +9,11 @@ import pytest
 
 from headwater.hub.feeds.registry import FeedRegistry
 from headwater.hub.feeds.view import FeedQuery
-from headwater.hub.subscriber import Access
+from headwater.hub.subscriptions.subscriber import Access
 from headwater.live.filters.filter import Compare, Filter
-from headwater.model import Op, Table
+from headwater.model import Op, Position, Table
 from headwater.protocol import Changes, Gap
-from tests.support.fake_flush import OTHERS, THINGS, FakeHub, Listener, at
+from tests.support.fake_flush import OTHERS, THINGS, FakeHistory, FakeHub, Listener, at
 from tests.support.generators.sizes import first_seed, size
 
 HISTORIES = size("feed histories", 60, large=5_000)
@@ -102,3 +102,61 @@ async def test_the_last_to_leave_is_forgotten(hub: FakeHub, feeds: FeedRegistry)
     assert not feeds
     await hub.flush((THINGS, "insert", 1, 1))
     assert seen(listener) == []
+
+
+@pytest.mark.parametrize("seed", range(first_seed(0), first_seed(0) + HISTORIES))
+async def test_no_change_is_missing_since_the_last_gap(seed: int) -> None:
+    chance, hub = Random(seed), FakeHub()
+    history, feeds = FakeHistory(chance, hub), FeedRegistry(hub.resources, hub.flushes)
+    hub.parts.append(feeds)
+    await hub.flush()
+    listener = Listener()
+    subscription = await feeds.follow(FeedQuery(("things",)), listener, Access())
+    for _ in range(25):
+        if chance.random() < 0.1:
+            subscription.pause()
+        await history.step()
+        if chance.random() < 0.3:
+            subscription.resume()
+    subscription.resume()
+    await hub.settle()
+    assert subscription.live
+    assert listener.error is None
+    continued = at(1)
+    numbers = dict[int, None]()
+    for message in listener.messages:
+        match message:
+            case Gap(position=position):
+                continued = Position.parse(position)
+                numbers.clear()
+            case Changes(transactions=transactions):
+                # What comes twice after a restart of the server, a client knows by its number.
+                numbers |= {each.seq: None for one in transactions for each in one.changes}
+    assert list(numbers) == [
+        each.seq
+        for one in hub.database.log
+        if not continued.contains(one.xid)
+        for each in one.changes
+        if each.table is THINGS
+    ]
+    await hub.close()
+
+
+async def test_a_gap_waits_while_a_feed_is_paused(hub: FakeHub, feeds: FeedRegistry) -> None:
+    """It was sent to a feed that was paused again; what lay before the gap came after it."""
+    listener = Listener()
+    subscription = await feeds.follow(FeedQuery(("things",)), listener, Access())
+    subscription.pause()
+    hub.resync()
+    await hub.flush()
+    await hub.flush((THINGS, "insert", 1, 1))
+    subscription.resume()
+    subscription.pause()
+    await hub.settle()
+    assert not any(isinstance(each, Gap) for each in listener.messages)
+    await hub.flush((THINGS, "insert", 2, 2))
+    subscription.resume()
+    await hub.settle()
+    assert isinstance(listener.messages[-1], Gap)
+    await hub.flush((THINGS, "insert", 3, 3))
+    assert seen(listener) == [("things", "insert", 3)]

@@ -1,0 +1,92 @@
+"""Compares a maintained state with one that was read from the database in the same snapshot. Pure.
+
+Rows are compared as they are sent, so that 5.0 is not 5.00. A window knows the first rows of an
+order up to its horizon, and two of them may know a different number: what both know must be equal,
+and a window that knows the end of the order must have every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
+from headwater.live.state.streamed import Streamed
+from headwater.live.state.window import Window
+from headwater.model import Key, Row
+
+ResultState: TypeAlias = Window | Streamed
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One row in which two states differ, of those that do the first found."""
+
+    key: Key
+    ours: Row | None
+    """None where it is not there. Empty for a member of a streamed result: its row is not held."""
+    theirs: Row | None
+    in_both: bool
+    """Whether both have the row, with other values or at another place."""
+    visible: bool
+    """Whether subscribers see a difference, and not only the cushion behind their rows has one."""
+
+
+def difference(
+    ours: ResultState, theirs: ResultState, sent: Callable[[Row], Row]
+) -> Difference | None:
+    """How our state differs from the true one; None if it does not. `sent` makes a row as it is on
+    the wire."""
+    if isinstance(ours, Window) and isinstance(theirs, Window):
+        return _of_windows(ours, theirs, sent)
+    assert isinstance(ours, Streamed)
+    assert isinstance(theirs, Streamed)
+    for key in ours.members ^ theirs.members:
+        held: Row | None = {} if key in ours.members else None
+        true: Row | None = {} if key in theirs.members else None
+        return Difference(key, held, true, in_both=False, visible=True)
+    return None
+
+
+def _of_windows(ours: Window, theirs: Window, sent: Callable[[Row], Row]) -> Difference | None:
+    one, other = _rows(ours), _rows(theirs)
+    keys, true_keys = list(one), list(other)
+    found = _first(one, other, sent) or _first_place(ours, keys, theirs, true_keys)
+    if found is None:
+        return None
+    limit = ours.limit
+    visible = [(key, _text(one[key], sent)) for key in keys[:limit]]
+    true = [(key, _text(other[key], sent)) for key in true_keys[:limit]]
+    ours_row, true_row = one.get(found), other.get(found)
+    in_both = ours_row is not None and true_row is not None
+    return Difference(found, ours_row, true_row, in_both, visible != true)
+
+
+def _rows(window: Window) -> dict[Key, Row]:
+    return dict(zip(window.ordered_keys, window.buffer, strict=True))
+
+
+def _first(one: dict[Key, Row], other: dict[Key, Row], sent: Callable[[Row], Row]) -> Key | None:
+    """The first row that both have with other values."""
+    for key, row in one.items():
+        true = other.get(key)
+        if true is not None and _text(row, sent) != _text(true, sent):
+            return key
+    return None
+
+
+def _first_place(ours: Window, keys: list[Key], theirs: Window, true: list[Key]) -> Key | None:
+    """The first row that is missing, too many, or at another place."""
+    for key, true_key in zip(keys, true, strict=False):
+        if key != true_key:
+            return key if key not in true else true_key
+    known = min(len(keys), len(true))
+    if len(keys) > known and theirs.complete:
+        return keys[known]
+    if len(true) > known and ours.complete:
+        return true[known]
+    return None
+
+
+def _text(row: Row, sent: Callable[[Row], Row]) -> bytes:
+    return msgspec.json.encode(sent(row))
