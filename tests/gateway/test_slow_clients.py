@@ -17,7 +17,7 @@ from headwater import connect, model
 from headwater.client.state.replica import Replica
 from headwater.database import Connection
 from headwater.protocol import Deltas, ResetMessage, ServerMessage, Snapshot
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.gateway.test_oracle import LENIENT, quick
 from tests.support.applications.shop import Truth, until
 
