@@ -25,7 +25,7 @@ import psycopg
 
 from benchmarks.measure import Result, execute, ratios, report, scratch_server
 from benchmarks.streaming import Server, has_nchan, nchan, ours
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 
 PUBLISH = b"POST /publish HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s"
 EVENTS = b"GET /events HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n\r\n"

@@ -24,7 +24,7 @@ from headwater.capture.postgres import schema, triggers
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.model import Enter, Leave, Move, Update
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 
 REGIONS = 500
 TOP = 20

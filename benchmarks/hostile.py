@@ -34,7 +34,7 @@ from headwater import HeadwaterError, connect
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.queries.execution.idempotent_requests import REQUIRED_FUNCTIONS
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 
 SECRET = "a secret of the benchmark that is long enough"
 PROGRAM = """

@@ -27,7 +27,7 @@ from benchmarks.measure import ORDERS, Result, percentile, report, scratch_serve
 from headwater import EmbeddedPostgres, Results, connect
 from headwater.database import Connection
 from headwater.database import connect as connect_database
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 
 PROGRAM = """
 from headwater import Headwater

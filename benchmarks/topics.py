@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from benchmarks.measure import Result, percentile, report, scratch_server
 from headwater.database import Connection
 from headwater.database import connect as connect_database
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 
 PROGRAM = """
 from headwater import Headwater

@@ -19,7 +19,7 @@ from headwater.database import Connection, connect
 from headwater.embedded import EmbeddedPostgres
 from headwater.hub.hub import Hub
 from headwater.metrics import Metrics, total
-from headwater.testing import served
+from headwater.testing import gateway_process
 from tests.support.databases import FAST, fresh_database, passable_folder
 
 
@@ -88,7 +88,7 @@ def reconciled(
         metrics.append(hub.metrics)
 
     monkeypatch.setattr(Hub, "__init__", init)
-    monkeypatch.setitem(served.SETTINGS, "live_reconcile", "0 seconds")
+    monkeypatch.setitem(gateway_process.SETTINGS, "live_reconcile", "0 seconds")
     yield metrics
     if request.node.get_closest_marker("drifts") is None:
         assert [total(each.reconcile_drift) for each in metrics] == [0] * len(metrics)

@@ -12,7 +12,7 @@ import pytest
 from playwright.async_api import BrowserContext, Page
 
 from headwater.database import Connection
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.support.stage import APPLICATION, TABLES
 
 TABS = 10

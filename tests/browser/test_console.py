@@ -16,7 +16,7 @@ from starlette.routing import Mount
 
 from headwater import Headwater
 from headwater.database import Connection
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.browser.conftest import SIZES, overflow
 from tests.support.applications.busy_gateway import STREAMS, busy
 from tests.support.servers import ours

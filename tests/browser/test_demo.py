@@ -496,5 +496,5 @@ async def test_the_view_comes_when_spark_is_up(context: BrowserContext) -> None:
         await expect(north).not_to_contain_text("1,00")
         assert complaints == []
         assert demo.close() == 0
-        assert f"keeps every change in {demo.lake}" in "\n".join(demo.said)
+        assert f"writes every change to {demo.lake}" in "\n".join(demo.said)
         assert processes(str(folder)) == []

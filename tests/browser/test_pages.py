@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import BrowserContext, Page
 
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 
 
 @pytest.fixture

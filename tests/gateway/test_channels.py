@@ -30,7 +30,7 @@ from headwater.database import connect as connect_database
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import Forbidden, InvalidQuery, LimitExceeded, NotFound, Unavailable
 from headwater.limits import CHANNEL_MESSAGE_BYTES_MAX
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.gateway.test_oracle import LENIENT, quick
 from tests.support.applications.shop import until
 from tests.support.databases import FAST, passable_folder

@@ -16,8 +16,8 @@ from headwater import Backoff, connect, connect_sync
 from headwater.database import Connection
 from headwater.errors import CaptureError, InvalidQuery, Unauthorized
 from headwater.live.filters.filter import c
-from headwater.testing.link import cutting
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
+from headwater.testing.proxies import cutting
 from tests.support.log_probe import run
 
 SECRET = "a secret that is long enough for everyone"

@@ -28,8 +28,8 @@ from headwater.channels.bus_messages import signed
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.errors import Refused
-from headwater.testing.link import Cutter, cutting
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
+from headwater.testing.proxies import Cutter, cutting
 from tests.gateway.test_oracle import LENIENT, quick
 from tests.support.applications.shop import until
 from tests.support.databases import fresh_database

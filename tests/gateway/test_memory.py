@@ -18,7 +18,7 @@ from websockets.asyncio.client import connect as connect_socket
 from headwater.database import Connection, connect
 from headwater.embedded import EmbeddedPostgres
 from headwater.limits import SESSION_CHANNEL_SUBSCRIPTIONS_MAX
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.support.applications.shop import until
 from tests.support.databases import finish, fresh_database
 from tests.support.log_probe import enable, run

@@ -16,7 +16,7 @@ import pytest
 
 from headwater import connect
 from headwater.database import Connection
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 from tests.support.applications.shop import open_shop, until
 
 QUERY = {"table": "orders", "limit": 3}

@@ -13,8 +13,8 @@ import pytest
 from headwater import Backoff, connect
 from headwater.client.subscriptions.subscription import Live
 from headwater.database import Connection
-from headwater.testing.link import cutting
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
+from headwater.testing.proxies import cutting
 from tests.support.applications.shop import Truth, open_shop, random_query, until, writing
 
 QUERIES = 200

@@ -16,7 +16,7 @@ from headwater.database import Connection
 from headwater.gateway import gateway as gateway_module
 from headwater.log.reading import reader as reader_module
 from headwater.model import Position
-from headwater.testing.link import Holder, holding
+from headwater.testing.proxies import Holder, holding
 from headwater.topics.definitions import TopicDefinition
 from tests.support.applications.query_functions import Site, Socket, running
 from tests.support.log_probe import run

@@ -19,7 +19,7 @@ from headwater.gateway import calls
 from headwater.identity import ANONYMOUS
 from headwater.limits import SESSION_QUEUE_BYTES_MAX, SESSION_REQUESTS_MAX
 from headwater.protocol import Ask, Error, Mutate, QueryCall, Subscribe, Wait
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 from tests.gateway.auth.test_tokens import SECRET, token
 from tests.gateway.test_operations import TRACED
 from tests.gateway.test_subscriptions import Sink

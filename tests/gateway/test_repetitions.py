@@ -13,7 +13,7 @@ import pytest
 from websockets.asyncio.client import connect as connect_websocket
 
 from headwater.database import Connection
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 from tests.gateway.auth.test_tokens import SECRET, token
 from tests.support.applications.query_functions import Site, running
 from tests.support.applications.shop import open_shop, until

@@ -15,7 +15,7 @@ from headwater.capture.postgres import schema
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.embedded import EmbeddedPostgres
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.gateway.test_oracle import LENIENT, Followers, quick
 from tests.support.applications.shop import Truth, open_shop, random_query, until, writing
 from tests.support.databases import FAST, passable_folder

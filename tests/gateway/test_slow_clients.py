@@ -16,8 +16,8 @@ import pytest
 from headwater import connect, model
 from headwater.client.state.replica import Replica
 from headwater.database import Connection
-from headwater.protocol import Deltas, Reset, ServerMessage, Snapshot
-from headwater.testing.served import Served, serving
+from headwater.protocol import Deltas, ResetMessage, ServerMessage, Snapshot
+from headwater.testing.gateway_process import Served, serving
 from tests.gateway.test_oracle import LENIENT, quick
 from tests.support.applications.shop import Truth, until
 
@@ -129,7 +129,7 @@ async def test_one_that_reads_again_has_the_present_state(
 
 def _fold(replica: Replica, message: dict[str, Any]) -> None:
     match msgspec.convert(message, ServerMessage):
-        case Snapshot(rows=rows) | Reset(rows=rows):
+        case Snapshot(rows=rows) | ResetMessage(rows=rows):
             replica.apply([model.Reset(rows)])  # type: ignore[arg-type]
         case Deltas(deltas=deltas):
             replica.apply(deltas)

@@ -19,7 +19,7 @@ from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.hub import Hub
 from headwater.hub.reading.tables import KnownTable
 from headwater.identity import ANONYMOUS, Identity
-from headwater.protocol import ChangesQuery, Frame, Subscribe
+from headwater.protocol import ChangesQuery, Frame, Subscribe, type_of
 from headwater.settings import Settings
 from tests.support.applications.shop import open_shop, until
 
@@ -47,7 +47,7 @@ class Sink:
 
     @property
     def names(self) -> list[str]:
-        return [type(message).__name__.lower() for message in self.got]
+        return [type_of(message) for message in self.got]
 
 
 class Gate:

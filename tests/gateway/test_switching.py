@@ -21,8 +21,8 @@ from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.errors import ConnectionFailed, DatabaseError, TimedOut, Unavailable
 from headwater.protocol import Upsert
-from headwater.testing.link import Cutter, Holder, cutting, holding
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
+from headwater.testing.proxies import Cutter, Holder, cutting, holding
 from tests.support.applications.shop import until
 from tests.support.databases import fresh_database
 from tests.support.generators.sizes import first_seed, size

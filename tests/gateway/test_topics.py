@@ -22,8 +22,8 @@ from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.embedded import EmbeddedPostgres
 from headwater.protocol import Remove, Upsert
-from headwater.testing.link import cutting
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
+from headwater.testing.proxies import cutting
 from tests.gateway.auth.test_authorization import SECRET, token
 from tests.gateway.test_oracle import LENIENT
 from tests.support.applications.chat import (

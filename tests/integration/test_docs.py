@@ -43,7 +43,7 @@ from headwater.embedded import EmbeddedPostgres
 from headwater.embedded.binaries import _find_package
 from headwater.metrics import Metrics, PipelineMetrics
 from headwater.settings.names import GROUPS, SETTINGS
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 from tests.support.command_tree import COMMANDS, options_of
 from tests.support.node import node
 from tests.support.paths import ROOT

@@ -23,7 +23,7 @@ from headwater.embedded import EmbeddedPostgres
 from headwater.errors import LimitExceeded
 from headwater.gateway.http import requests
 from headwater.gateway.http.app import refusal
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.support.applications.shop import open_shop, shop_served
 
 

@@ -46,7 +46,7 @@ from headwater.log.reading import follow as follow_module
 from headwater.log.reading import reader as reader_module
 from headwater.log.reading.progress import Progress
 from headwater.model import Position
-from headwater.protocol import Changes, Frame, Gap, Topic, Upsert
+from headwater.protocol import Changes, Frame, Gap, TopicMessage, Upsert
 from headwater.queries.analysis.watches import Watches
 from headwater.queries.context import Context
 from headwater.queries.functions import Query
@@ -221,7 +221,7 @@ class Viewer(Client):
     def _fold(self, message: Any) -> None:
         self.position = message.position
         match message:
-            case Topic():
+            case TopicMessage():
                 for op in message.ops:
                     if isinstance(op, Upsert):
                         self.table[op.key[0]] = op.row

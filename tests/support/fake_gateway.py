@@ -40,7 +40,7 @@ from headwater.protocol import (
     Mutate,
     QueryCall,
     Reanchor,
-    Reset,
+    ResetMessage,
     Result,
     ServerMessage,
     Snapshot,
@@ -240,7 +240,7 @@ class StandIn:
                     session.views[id] = view
                     session.say(Subscribed(id, view, key=("id",)))
                     rows = self._enters(self._queries[view])
-                    session.say(Reset(view, self.position, "window", rows))
+                    session.say(ResetMessage(view, self.position, "window", rows))
                 if request is not None:
                     session.say(Answer(request, self.position))
             case Authenticate(token):

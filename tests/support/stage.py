@@ -17,7 +17,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from headwater.embedded import EmbeddedPostgres
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 
 APPLICATION = '''
 from headwater import Headwater, Refused

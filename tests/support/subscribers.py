@@ -13,18 +13,18 @@ from headwater.client.state.replica import Replica
 from headwater.database import Connection
 from headwater.errors import HeadwaterError
 from headwater.live.query import LiveQuery
-from headwater.model import Position
-from headwater.model import Reset as ResetDelta
+from headwater.model import Position, Reset
 from headwater.protocol import (
     Changes,
     Deltas,
     Failed,
     Frame,
     Gap,
-    Reset,
+    ResetMessage,
     Result,
     Snapshot,
     read_server,
+    type_of,
 )
 from tests.support.log_probe import rows
 
@@ -80,10 +80,10 @@ class Recorder:
 
     def _fold(self, message: Any) -> None:
         match message:
-            case Snapshot() | Reset():
-                assert isinstance(message, Reset) or self._more or not self._had_snapshot()
-                if not self._more or isinstance(message, Reset):
-                    self.replica.apply([ResetDelta()])
+            case Snapshot() | ResetMessage():
+                assert isinstance(message, ResetMessage) or self._more or not self._had_snapshot()
+                if not self._more or isinstance(message, ResetMessage):
+                    self.replica.apply([Reset()])
                 self.replica.apply(message.rows, message.hash)
                 self._more = message.more
             case Deltas():
@@ -107,7 +107,7 @@ class Recorder:
         return [dict(row) for row in self.replica.rows]
 
     def kinds(self) -> list[str]:
-        return [type(message).__name__.lower() for message in self.messages]
+        return [type_of(message) for message in self.messages]
 
     async def until(self, condition: Callable[[], Any], seconds: float = 60) -> None:
         async with asyncio.timeout(seconds):

@@ -27,7 +27,7 @@ from headwater.pipeline.reading.requests import RowHistoryRequest, send_request
 from headwater.pipeline.spark import shared_session
 from headwater.protocol import ChangesQuery, Error, Subscribe
 from headwater.settings.groups import AuthSettings, Settings
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.gateway.test_subscriptions import Sink
 from tests.support.applications.shop import open_shop, until
 

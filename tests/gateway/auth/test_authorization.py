@@ -18,7 +18,7 @@ from headwater.client.subscriptions.subscription import Live
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.errors import Forbidden
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 from tests.gateway.test_oracle import LENIENT, quick
 from tests.support.applications.shop import until
 

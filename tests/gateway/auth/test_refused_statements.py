@@ -15,7 +15,7 @@ from headwater import connect
 from headwater.client.connection import Connection as Client
 from headwater.client.subscriptions.subscription import Live
 from headwater.errors import Forbidden, FunctionFailed, HeadwaterError, InvalidQuery
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.gateway.auth.test_authorization import SECRET, token
 from tests.gateway.test_oracle import LENIENT, quick
 from tests.support.databases import fresh_database, passable_folder

@@ -21,7 +21,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as connect_websocket
 
 from headwater.embedded import EmbeddedPostgres
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.support.applications.shop import shop_served
 
 SECRET = "a secret that is long enough for SHA-256 and more"

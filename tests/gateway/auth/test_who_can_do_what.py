@@ -24,7 +24,7 @@ from headwater.client.connection import Connection as Client
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import Forbidden, InvalidQuery, Unauthorized
 from headwater.pipeline.stream.checkpoints import LakeLock
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.support.databases import fresh_database, passable_folder
 from tests.support.paths import ROOT
 

@@ -17,8 +17,8 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from headwater.database import Connection
-from headwater.testing.link import Cutter, cutting
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
+from headwater.testing.proxies import Cutter, cutting
 from tests.support.applications.shop import open_shop
 from tests.support.node import node
 

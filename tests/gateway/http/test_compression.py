@@ -15,7 +15,7 @@ import zstandard
 
 from headwater.database import Connection
 from headwater.embedded import EmbeddedPostgres
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.support.applications.shop import open_shop, shop_served
 
 QUERY = {"table": "orders", "limit": 20}

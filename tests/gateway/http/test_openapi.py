@@ -18,7 +18,7 @@ from headwater.admin.routes import routes
 from headwater.embedded import EmbeddedPostgres
 from headwater.gateway.http import openapi
 from headwater.gateway.http.app import create_app
-from headwater.testing.served import Served
+from headwater.testing.gateway_process import Served
 from tests.support.applications.shop import shop_served
 
 SCHEMA = schemathesis.openapi.from_dict(openapi.document())

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import jwt
 import pytest
 
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 from tests.support.paths import ROOT
 
 SECRET = "a secret that is long enough for SHA-256 and more"

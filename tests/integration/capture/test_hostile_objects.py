@@ -15,7 +15,7 @@ import pytest
 from headwater import connect as connect_client
 from headwater.database import Connection, connect
 from headwater.gateway.auth.tickets import Tickets
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.integration.commands.test_cli import headwater
 from tests.support.hostile_objects import CALLED, PATH, plant
 from tests.support.log_probe import rows, run

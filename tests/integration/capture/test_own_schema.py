@@ -14,7 +14,7 @@ from headwater import Headwater
 from headwater import connect as connect_client
 from headwater.database import Connection, application_path, connect, connect_blocking
 from headwater.pipeline.replay.targets import ReplayTarget
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 from tests.integration.commands.test_cli import headwater
 from tests.support.log_probe import rows, run
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 from tests.integration.commands.test_cli import documents, headwater, psql
 from tests.support.databases import database_url, fresh_database
 

@@ -28,7 +28,7 @@ from headwater.errors import (
 )
 from headwater.model import Position
 from headwater.protocol import Ask, Error, Mutate, QueryCall, Subscribe, Unsubscribe, Wait
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.integration.client.test_client import WAIT_SECONDS, client, ids, next_of, until
 from tests.support.fake_gateway import StandIn, standing_in
 

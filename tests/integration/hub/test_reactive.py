@@ -27,7 +27,7 @@ from headwater.hub.reactive.group import Seen
 from headwater.hub.reactive.registry import Answered
 from headwater.identity import ANONYMOUS, Identity
 from headwater.model import Position
-from headwater.protocol import Deltas, Failed, Reset, Result, Snapshot
+from headwater.protocol import Deltas, Failed, ResetMessage, Result, Snapshot
 from headwater.queries.context import Context
 from headwater.queries.functions import Query
 from headwater.settings.groups import LimitSettings, QuerySettings, Settings
@@ -179,7 +179,7 @@ async def test_rows_are_told_by_key_where_that_was_asked_for(url: str, orders: C
             orders, "insert into orders select i, 2, 0, 'm' from generate_series(1000, 3000) i"
         )
         await by_row.until_rows(await rows(orders, 2))
-        assert isinstance(by_row.messages[-1], Reset)
+        assert isinstance(by_row.messages[-1], ResetMessage)
 
 
 async def test_rows_without_a_key_of_their_own_cannot_be_told_by_key(

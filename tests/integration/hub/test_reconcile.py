@@ -22,7 +22,7 @@ from headwater.hub.reconcile import Reconciler
 from headwater.hub.subscriptions.subscriber import Access
 from headwater.live.query import LiveQuery
 from headwater.metrics import total
-from headwater.protocol import Reset, Topic
+from headwater.protocol import ResetMessage, TopicMessage
 from headwater.topics.definitions import TopicDefinition
 from tests.support.databases import fresh_database
 from tests.support.generators.sizes import first_seed, size
@@ -116,7 +116,7 @@ async def test_a_window_that_drifted_is_repaired(
         true = f"select {COLUMNS} from orders where region = 7 order by orders.amount desc limit 3"
         assert recorder.rows == await answer(orders, true)
         reset = recorder.messages[-1]
-        assert isinstance(reset, Reset)
+        assert isinstance(reset, ResetMessage)
         assert reset.reason == "drift"
         await compared(hub)
         assert (drift(hub), recorder.messages[-1]) == (1, reset)
@@ -144,7 +144,7 @@ async def test_a_streamed_query_that_drifted_is_read_again(
     async with following(url, mode="streamed", where=[["region", "=", 7]]) as (hub, recorder):
         await unseen(orders, "delete from orders where id = 3")
         await recorder.until(lambda: len(recorder.rows) == 19)
-        assert isinstance(recorder.messages[-1], Reset)
+        assert isinstance(recorder.messages[-1], ResetMessage)
         assert recorder.messages[-1].reason == "drift"
         assert drift(hub) == 1
 
@@ -214,7 +214,7 @@ async def test_a_derived_topic_that_drifted_sends_the_row_again(
         await unseen(orders, "delete from orders where id = 3")
         await compared(hub)
         told = viewer.messages[-1]
-        assert isinstance(told, Topic)
+        assert isinstance(told, TopicMessage)
         assert [(type(op).__name__, op.key) for op in told.ops] == [
             ("Upsert", (2,)),
             ("Remove", (3,)),

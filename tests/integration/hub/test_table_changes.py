@@ -24,7 +24,7 @@ from headwater.hub.live_views.initial_snapshots import (
 )
 from headwater.hub.subscriptions.subscriber import Access
 from headwater.log.reading import reader as reader_module
-from headwater.protocol import Reset
+from headwater.protocol import ResetMessage
 from tests.support.databases import passable_folder
 from tests.support.log_probe import enable, rows, run
 from tests.support.subscribers import Recorder, answer, live
@@ -93,7 +93,7 @@ async def test_a_reset_keeps_its_reason_when_it_is_read_twice(
         recorder.reads.set()
         await recorder.until(lambda: recorder.kinds().count("reset") > 1)
         await recorder.until_rows(await answer(orders, ALL))
-        resets = [message for message in recorder.messages if isinstance(message, Reset)]
+        resets = [message for message in recorder.messages if isinstance(message, ResetMessage)]
         assert [message.reason for message in resets] == ["table"] * len(resets)
 
 

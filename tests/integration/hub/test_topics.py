@@ -20,7 +20,7 @@ from headwater.hub.topics.subscription import TopicSubscription
 from headwater.log.reading import reader as reader_module
 from headwater.log.reading.progress import flush
 from headwater.model import Position
-from headwater.protocol import Frame, Gap, Poke, Remove, Topic, Upsert
+from headwater.protocol import Frame, Gap, Poke, Remove, TopicMessage, Upsert
 from headwater.settings.groups import LiveSettings, Settings
 from headwater.topics.definitions import TopicDefinition, Topics
 from tests.support.databases import passable_folder
@@ -54,7 +54,7 @@ class Viewer(Recorder):
     def _fold(self, message: Any) -> None:
         self.position = message.position
         match message:
-            case Topic():
+            case TopicMessage():
                 for op in message.ops:
                     self._take(op)
             case Poke():
@@ -73,8 +73,8 @@ class Viewer(Recorder):
         self.table[place] = op.row
 
     @property
-    def told(self) -> list[Topic]:
-        return [m for m in self.messages if isinstance(m, Topic) and m.ops]
+    def told(self) -> list[TopicMessage]:
+        return [m for m in self.messages if isinstance(m, TopicMessage) and m.ops]
 
     @property
     def ops(self) -> list[tuple[str, int]]:

@@ -27,7 +27,7 @@ from headwater.pipeline.lake import gaps
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.stream.offsets import Offset
 from headwater.pipeline.stream.planning import Planner
-from headwater.protocol import Gap, Reset
+from headwater.protocol import Gap, ResetMessage
 from headwater.queries.context import Context
 from headwater.queries.functions import Query
 from headwater.topics.definitions import TopicDefinition
@@ -178,7 +178,7 @@ async def test_a_hub_that_is_connected_tells_everybody(cluster: Cluster, url: st
         await query.until(lambda: query.value == 25)
         await feed.until(lambda: any(isinstance(each, Gap) for each in feed.messages))
         await topic.until(lambda: any(isinstance(each, Gap) for each in topic.messages))
-        resets = [each.reason for each in viewer.messages if isinstance(each, Reset)]
+        resets = [each.reason for each in viewer.messages if isinstance(each, ResetMessage)]
         assert "resync" in resets
 
 

@@ -36,7 +36,7 @@ from headwater.queries.execution import idempotent_requests as requests_module
 from headwater.queries.execution.mutations import MutationRunner
 from headwater.queries.functions import Mutation
 from headwater.settings.groups import MutationSettings, Settings
-from headwater.testing.link import Cutter
+from headwater.testing.proxies import Cutter
 from tests.support.databases import passable_folder
 from tests.support.generators.sizes import size
 from tests.support.log_probe import enable, rows, run

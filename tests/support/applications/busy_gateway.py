@@ -12,7 +12,7 @@ from typing import Any
 from headwater import connect as connect_client
 from headwater.client.subscriptions.subscription import Feed
 from headwater.database import Connection, connect
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 
 TABLES = """
     create table orders (

@@ -19,7 +19,7 @@ from headwater.live.statements import page
 from headwater.log.images import ImageDecoder
 from headwater.model import Table
 from headwater.protocol import Wire
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.support.databases import finish, fresh_database, passable_folder
 
 REGIONS = 5

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from headwater.database import Connection
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.support.generators.sizes import first_seed, size
 from tests.support.proxy import HOWS, MOMENTS, FaultProxy, How, Moment, proxying
 

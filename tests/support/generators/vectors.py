@@ -36,6 +36,7 @@ from headwater.protocol import (
     Deltas,
     Frame,
     Gap,
+    ResetMessage,
     ServerMessage,
     Snapshot,
     Subscribed,
@@ -43,7 +44,6 @@ from headwater.protocol import (
     WireTransaction,
     result_hash,
 )
-from headwater.protocol import Reset as ResetMessage
 from headwater.testing.oracle import SAMPLES, Connection, History, Player, ask
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -24,8 +24,7 @@ from headwater.client.state.feed import FeedState
 from headwater.client.state.replica import result_hash
 from headwater.client.state.rows import LiveState, RowsBatch, RowsState
 from headwater.errors import Diverged, Forbidden, ResyncRequired
-from headwater.model import Enter, Leave, Match, Position, Unmatch, Update
-from headwater.model import Reset as ResetDelta
+from headwater.model import Enter, Leave, Match, Position, Reset, Unmatch, Update
 from headwater.protocol import (
     Changes,
     ChangesQuery,
@@ -33,7 +32,7 @@ from headwater.protocol import (
     Error,
     Gap,
     Reanchor,
-    Reset,
+    ResetMessage,
     ServerMessage,
     Snapshot,
     Subscribe,
@@ -103,7 +102,7 @@ def test_a_snapshot_and_what_follows() -> None:
     assert told.subscribe_count == [Subscribe("1", live=ORDERS, verify=True)]
     assert told.tell(Subscribed("1", 5, key=("id",))) == [Ready(orders)]
     assert told.tell(snapshot(5, 10, 1, 2)) == [
-        Changed(orders, RowsBatch((ResetDelta((enter(1, 0), enter(2, 1))),), position(10)))
+        Changed(orders, RowsBatch((Reset((enter(1, 0), enter(2, 1))),), position(10)))
     ]
     step = Leave((1,), 0)
     assert told.tell(deltas(5, 11, step)) == [Changed(orders, RowsBatch((step,), position(11), AT))]
@@ -117,7 +116,7 @@ def test_frames_are_for_all_on_the_view_and_nobody_else() -> None:
     told.tell(Subscribed("1", 5), snapshot(5, 10, 1), Subscribed("2", 5))
     # The snapshot is for the one that waits for it.
     assert told.tell(snapshot(5, 10, 1)) == [
-        Changed(second, RowsBatch((ResetDelta((enter(1, 0),)),), position(10)))
+        Changed(second, RowsBatch((Reset((enter(1, 0),)),), position(10)))
     ]
     told.tell(Subscribed("3", 6), snapshot(6, 10))
     told.tell(deltas(5, 11, enter(2, 1)), deltas(9, 11, enter(3, 0)))
@@ -159,7 +158,7 @@ def test_a_reset_in_parts_is_not_seen_until_it_is_whole() -> None:
     orders = LiveState(ORDERS)
     told = TopicUpdated(orders)
     told.tell(Subscribed("1", 5), snapshot(5, 10, 1))
-    assert told.tell(Reset(5, position(11), "overflow", (enter(7, 0),), more=True)) == []
+    assert told.tell(ResetMessage(5, position(11), "overflow", (enter(7, 0),), more=True)) == []
     assert (ids(orders), orders.position) == ([1], position(10))
     told.tell(Snapshot(5, position(11), (enter(8, 1),)))
     assert ids(orders) == [7, 8]
@@ -173,14 +172,14 @@ def test_a_streamed_query() -> None:
     told.tell(deltas(5, 11, Match((3,), {"id": 3}), Unmatch((1,)), Update((2,), {"id": 2})))
     assert ids(orders) == [2, 3]
     reset, *matches = orders.present()
-    assert (reset, matches) == (ResetDelta(), [Match((2,), {"id": 2}), Match((3,), {"id": 3})])
+    assert (reset, matches) == (Reset(), [Match((2,), {"id": 2}), Match((3,), {"id": 3})])
 
 
 def test_the_present_rows_as_deltas() -> None:
     orders = LiveState(ORDERS)
     told = TopicUpdated(orders)
     told.tell(Subscribed("1", 5), snapshot(5, 10, 4, 2))
-    assert orders.present() == (ResetDelta((enter(4, 0), enter(2, 1))),)
+    assert orders.present() == (Reset((enter(4, 0), enter(2, 1))),)
 
 
 # ------------------------------------------------------------------------ a lost connection
@@ -206,7 +205,7 @@ def test_a_live_query_that_cannot_resume_is_replaced() -> None:
     assert orders.position == position(12)
     told.connect()
     assert told.tell(Subscribed("3", 5), snapshot(5, 14, 7))[1:] == [
-        Changed(orders, RowsBatch((ResetDelta((enter(7, 0),)),), position(14)))
+        Changed(orders, RowsBatch((Reset((enter(7, 0),)),), position(14)))
     ]
 
 
@@ -270,7 +269,7 @@ def test_a_window_slides() -> None:
     assert orders.move([1]) == Reanchor("1", [1])
     told.tell(deltas(5, 11, enter(0, 0)))
     assert (ids(orders), orders.is_moving) == ([0, 1], True)
-    told.tell(Subscribed("1", 6), Reset(6, position(12), "window", (enter(2, 0),)))
+    told.tell(Subscribed("1", 6), ResetMessage(6, position(12), "window", (enter(2, 0),)))
     assert (ids(orders), orders.is_moving) == ([2], False)
     assert told.connect() == [
         Subscribe("2", live={**ORDERS, "after": [1]}, since=position(12)),

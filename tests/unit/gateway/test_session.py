@@ -30,11 +30,12 @@ from headwater.protocol import (
     Gap,
     Message,
     Presence,
-    Reset,
+    ResetMessage,
     ResetReason,
     Result,
     Snapshot,
     Subscribed,
+    type_of,
 )
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -54,7 +55,7 @@ class Client:
         message = frame.message
         self.frames.append(frame)
         self.messages.append(message)
-        name = type(message).__name__.lower()
+        name = type_of(message)
         self.got.append(f"{name} {frame.position}" if frame.position else name)
 
     def stops_reading(self) -> None:
@@ -99,7 +100,7 @@ class Handle:
         self.subscription.deliver(self.state(reason))
 
     def state(self, reason: ResetReason) -> Frame:
-        return Frame(Reset(self.subscription.view, self.position, reason))
+        return Frame(ResetMessage(self.subscription.view, self.position, reason))
 
     def settled(self, position: Position) -> Awaitable[None]:
         raise NotImplementedError
@@ -260,7 +261,7 @@ class TestALiveQueryThatFallsBehind:
     def test_does_not_lose_a_reset_for_want_of_room(self, session: Session, client: Client) -> None:
         subscription, _ = live(session)
         client.stops_reading()
-        subscription.deliver(Frame(Reset(1, "p1", "table")))
+        subscription.deliver(Frame(ResetMessage(1, "p1", "table")))
         client.reads_again()
         session.drained()
         assert client.got[2:] == ["reset now"]
@@ -276,11 +277,11 @@ class TestALiveQueryThatFallsBehind:
         client.reads_again()
         session.drained()
         client.stops_reading()
-        subscription.deliver(Frame(Reset(1, "p2", "overflow")))
+        subscription.deliver(Frame(ResetMessage(1, "p2", "overflow")))
         client.reads_again()
         session.drained()
         assert handle.asked == ["later", "later"]
-        subscription.deliver(Frame(Reset(1, "p3", "overflow")))
+        subscription.deliver(Frame(ResetMessage(1, "p3", "overflow")))
         assert client.got[2:] == ["reset p3"]
 
     def test_recovers_from_before_it_was_open(self, session: Session, client: Client) -> None:
@@ -508,7 +509,7 @@ class TestTheSameViewTwice:
     """Each has a number of its own: what one is told is not for the other."""
 
     def views(self, client: Client) -> list[tuple[str, int]]:
-        return [(type(m).__name__.lower(), m.view) for m in client.messages if hasattr(m, "view")]
+        return [(type_of(m), m.view) for m in client.messages if hasattr(m, "view")]
 
     def test_the_second_has_frames_of_its_own(self, session: Session, client: Client) -> None:
         one, _ = live(session, "a")

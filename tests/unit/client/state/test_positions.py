@@ -26,12 +26,12 @@ from headwater.protocol import (
     Changes,
     ChangesQuery,
     QueryCall,
-    Reset,
+    ResetMessage,
     Result,
     Snapshot,
     Subscribe,
     Subscribed,
-    Topic,
+    TopicMessage,
     Unsubscribe,
 )
 
@@ -64,7 +64,7 @@ def session() -> ClientSession:
 def test_what_one_subscription_has_seen_the_others_name(session: ClientSession) -> None:
     begun(session, LiveState(ORDERS), 5, snapshot(5, position(10), 1))
     count = begun(session, QueryState(CALL), 6, Result(6, position(12), 3))
-    begun(session, TopicState("chat"), 7, Topic(7, position(9), AT, ()))
+    begun(session, TopicState("chat"), 7, TopicMessage(7, position(9), AT, ()))
     begun(session, FeedState(ChangesQuery()), 8, Changes(8, position(11), ()))
     session.saw(position(14, 13))
     session.remove(count)
@@ -99,7 +99,7 @@ def test_an_older_snapshot_is_not_taken(session: ClientSession, older: str) -> N
 def test_an_older_reset_or_result_is_not_taken(session: ClientSession) -> None:
     live = begun(session, LiveState(ORDERS), 5, snapshot(5, position(10), 1))
     query = begun(session, QueryState(CALL), 6, Result(6, position(12), 3))
-    assert len(session.receive(Reset(5, position(9), "resync"))) == 2
+    assert len(session.receive(ResetMessage(5, position(9), "resync"))) == 2
     assert len(session.receive(Result(6, position(11), 2))) == 2
     assert (live.keys, query.value) == ([(1,)], 3)
 

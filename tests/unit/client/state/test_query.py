@@ -16,9 +16,16 @@ from headwater.client.session import (
 from headwater.client.state.query import QueryState
 from headwater.client.state.rows import QueryRowsState, RowsBatch
 from headwater.errors import FunctionFailed, Refused, TimedOut
-from headwater.model import Enter, Leave
-from headwater.model import Reset as ResetDelta
-from headwater.protocol import Error, QueryCall, Reset, Result, Subscribe, Subscribed, Unsubscribe
+from headwater.model import Enter, Leave, Reset
+from headwater.protocol import (
+    Error,
+    QueryCall,
+    ResetMessage,
+    Result,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+)
 from headwater.protocol import Failed as FailedMessage
 from tests.unit.client.test_session import AT, TopicUpdated, deltas, enter, ids, position, snapshot
 
@@ -124,8 +131,8 @@ def test_rows_by_their_deltas() -> None:
     assert told.subscribe_count == [Subscribe("1", query=ROWS)]
     told.tell(Subscribed("1", 5, key=("id",)))
     first = Enter((1,), {"id": 1}, 0, ())
-    assert told.tell(Reset(5, position(10), "resync", (first,))) == [
-        Changed(orders, RowsBatch((ResetDelta((first,)),), position(10)))
+    assert told.tell(ResetMessage(5, position(10), "resync", (first,))) == [
+        Changed(orders, RowsBatch((Reset((first,)),), position(10)))
     ]
     second = Enter((2,), {"id": 2}, 1, ())
     step = (second, Leave((1,), 0))

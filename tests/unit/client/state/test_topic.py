@@ -19,7 +19,7 @@ from headwater.client.session import (
 )
 from headwater.client.state.topic import Ops, TopicRows, TopicState, Waiting
 from headwater.errors import ConfigError, Forbidden
-from headwater.protocol import Error, Gap, Poke, Remove, Subscribe, Subscribed, Topic, Upsert
+from headwater.protocol import Error, Gap, Poke, Remove, Subscribe, Subscribed, TopicMessage, Upsert
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 P1, P2, P3, P4, P5 = (f"ab-{n}:{n}:" for n in range(1, 6))
@@ -51,9 +51,12 @@ def test_messages_become_ops() -> None:
     session = ClientSession()
     state = begun(session)
     said: list[tuple[Any, list[Event]]] = [
-        (Topic(5, P1, AT, ()), []),
-        (Topic(5, P2, AT, (put(1, "a"),)), [TopicUpdated(state, Ops((put(1, "a"),), P2, AT))]),
-        (Topic(6, P3, AT, (put(2, "b"),)), []),
+        (TopicMessage(5, P1, AT, ()), []),
+        (
+            TopicMessage(5, P2, AT, (put(1, "a"),)),
+            [TopicUpdated(state, Ops((put(1, "a"),), P2, AT))],
+        ),
+        (TopicMessage(6, P3, AT, (put(2, "b"),)), []),
         (Poke(5, P4, AT), [TopicUpdated(state, Ops((), P4, AT, pull=True))]),
         (Gap(5, P5, None, "resync"), [TopicUpdated(state, Ops((), P5, pull=True))]),
     ]
@@ -66,7 +69,7 @@ def test_messages_become_ops() -> None:
 def test_a_lost_connection_is_resumed_from_the_position() -> None:
     session = ClientSession()
     state = begun(session)
-    session.receive(Topic(5, P2, AT, (put(1, "a"),)))
+    session.receive(TopicMessage(5, P2, AT, (put(1, "a"),)))
     again = session.connected()
     assert again == [Send(Subscribe("2", topic="chat:1", since=P2))]
     assert session.receive(Subscribed("2", 9, resumed=True)) == [Ready(state)]
@@ -78,8 +81,8 @@ def test_two_on_the_same_topic_are_both_resumed() -> None:
     session.add(other)
     session.subscribe(other)
     session.receive(Subscribed("2", -1))
-    session.receive(Topic(5, P2, AT, ()))
-    session.receive(Topic(-1, P3, AT, ()))
+    session.receive(TopicMessage(5, P2, AT, ()))
+    session.receive(TopicMessage(-1, P3, AT, ()))
     assert session.connected() == [
         Send(Subscribe("3", topic="chat:1", since=P2, after=P3)),
         Send(Subscribe("4", topic="chat:1", since=P3)),
@@ -93,7 +96,7 @@ def test_who_never_heard_a_position_must_pull() -> None:
     assert session.connected() == [Send(Subscribe("2", topic="chat:1"))]
     told = TopicUpdated(state, Ops((), None, pull=True))
     assert session.receive(Subscribed("2", 9)) == [Ready(state), told]
-    assert session.receive(Topic(9, P1, AT, ())) == []
+    assert session.receive(TopicMessage(9, P1, AT, ())) == []
 
 
 def test_a_refusal_ends_it() -> None:

@@ -15,7 +15,7 @@ from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import ANONYMOUS
 from headwater.limits import SESSION_QUEUE_BYTES_MAX
 from headwater.model import Position
-from headwater.protocol import Frame, Gap, Hello, Keepalive, Mark, Remove, Topic
+from headwater.protocol import Frame, Gap, Hello, Keepalive, Mark, Remove, TopicMessage
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -31,7 +31,7 @@ class Stream:
         match frame.message:
             case _ if isinstance(frame, Mark):
                 self.got.append(frame.event.decode().strip())
-            case Topic(view, position) | Gap(view, position):
+            case TopicMessage(view, position) | Gap(view, position):
                 self.got.append(f"{'_ab'[view]} {position}")
 
 
@@ -82,7 +82,7 @@ class Source:
 
     def tell(self, name: str, position: str) -> None:
         ops = (Remove("t", (1,)),)
-        frame = Frame(Topic("_ab".index(name), position, AT, ops))
+        frame = Frame(TopicMessage("_ab".index(name), position, AT, ops))
         subscription = self.session.subscriptions.get(name)
         if subscription is not None:
             subscription.deliver(frame)

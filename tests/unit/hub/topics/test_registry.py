@@ -13,7 +13,7 @@ from headwater.hub.subscriptions.subscriber import Access
 from headwater.hub.topics.registry import TopicRegistry
 from headwater.hub.topics.subscription import TopicSubscription
 from headwater.model import Change
-from headwater.protocol import Frame, Gap, Poke, Remove, Topic, Upsert
+from headwater.protocol import Frame, Gap, Poke, Remove, TopicMessage, Upsert
 from headwater.topics.definitions import TopicDefinition
 from tests.support.fake_flush import AT, SIGNALS, THINGS, VALUES, FakeHistory, FakeHub
 from tests.support.fake_readers import FakeListener, FakeRows
@@ -46,7 +46,7 @@ class Viewer:
 
     def deliver(self, frame: Frame) -> None:
         match frame.message:
-            case Topic(ops=ops):
+            case TopicMessage(ops=ops):
                 for op in ops:
                     match op:
                         case Upsert(_, (id,), row):
