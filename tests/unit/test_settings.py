@@ -1,4 +1,4 @@
-"""Where a setting comes from, and what a wrong one is told."""
+"""Where a setting comes from, and the error for a wrong one."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_key_may_be_in_a_file_or_in_the_environment(tmp_path: Path) -> None:
     assert in_one_line.auth_public_key_text == "-----BEGIN PUBLIC KEY-----\nMIIB"
 
 
-def test_a_message_about_a_secret_does_not_tell_it(tmp_path: Path) -> None:
+def test_a_message_about_a_secret_does_not_contain_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_settings(overrides={"auth_secret": "hunter2"}, environment={}, folder=tmp_path)
     assert "hunter2" not in f"{caught.value} {caught.value.hint}"

@@ -352,7 +352,7 @@ def access(ctx: Any, id: int) -> bool:
         (lambda hw: [hw.channel("a:{id}"), hw.channel("a:{name}")], "matches the same names"),
     ],
 )
-def test_what_cannot_be_declared(declare: Callable[[Headwater], Any], said: str) -> None:
+def test_invalid_declarations_of_channels(declare: Callable[[Headwater], Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         declare(Headwater("postgresql://nowhere"))
 

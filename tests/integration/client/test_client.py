@@ -363,7 +363,7 @@ async def test_silence(standin: StandIn, transport: Any) -> None:
         await until(lambda: hw.reconnects >= 2)
 
 
-async def test_what_diverges_is_read_anew(standin: StandIn, transport: Any) -> None:
+async def test_rows_that_diverge_are_read_again(standin: StandIn, transport: Any) -> None:
     standin.put(1, 1)
     async with client(standin, transport) as hw, hw.live("orders") as orders:
         standin.lie()

@@ -172,7 +172,7 @@ async def test_other_columns_and_keys(hw: Headwater, connection: Connection) -> 
         ({"every": 0}, "is not more than 0"),
     ],
 )
-async def test_what_does_not_fit(hw: Headwater, options: dict[str, Any], said: str) -> None:
+async def test_options_that_do_not_fit(hw: Headwater, options: dict[str, Any], said: str) -> None:
     given: dict[str, Any] = {"table": "messages", "id": 1} | options
     with pytest.raises(ConfigError, match=said):
         async with hw.text_stream(given.pop("table"), **given):
