@@ -29,7 +29,7 @@ async def is_served(site: Site, number: int, **headers: str) -> None:
     async with site.socket(**headers) as socket:
         live = {"table": "orders", "limit": 1 + number % 50}
         await socket.send(type="subscribe", id="s", live=live)
-        assert (await socket.heard_of("snapshot"))["rows"]
+        assert (await socket.receive_type("snapshot"))["rows"]
 
 
 @pytest.mark.parametrize("how", ["socket", "http"])
@@ -70,7 +70,7 @@ async def test_a_user_with_slow_calls_and_a_locked_table(
         await run(locker, "commit")
         await until(lambda: site.application.waiting == 40)
         for _ in range(20):
-            await hostile.heard_of("snapshot")
+            await hostile.receive_type("snapshot")
         for answer in await asyncio.gather(*calls):
             assert answer.status_code == 200
     await locker.close()

@@ -52,14 +52,14 @@ async def test_over_http(site: Site, connection: Connection) -> None:
 async def test_a_subscription_is_added_once(site: Site) -> None:
     """A browser repeats a request by itself when its connection was cut before the answer."""
     async with site.events("/v1/stream") as stream:
-        session = (await stream.heard())["session"]
+        session = (await stream.receive())["session"]
         path = f"/v1/sessions/{session}/subscriptions"
         wish = {"id": "a", "live": {"table": "orders"}}
         answers = await asyncio.gather(*(site.post(path, wish) for _ in range(3)))
         answers.append(await site.post(path, wish))
         assert [answer.status_code for answer in answers] == [201] * 4
         (view,) = {answer.json()["view"] for answer in answers}
-        assert (await stream.heard_of("snapshot"))["view"] == view
+        assert (await stream.receive_type("snapshot"))["view"] == view
         other = await site.post(path, {"id": "a", "live": {"table": "orders", "limit": 3}})
         assert (other.status_code, other.json()["error"]["code"]) == (400, "invalid_query")
         wrong = {"id": "b", "live": {"table": "nowhere"}}
@@ -67,7 +67,7 @@ async def test_a_subscription_is_added_once(site: Site) -> None:
         assert len({(answer.status_code, answer.text) for answer in refused}) == 1
         assert refused[0].status_code == 404
         await site.place(1, region=1)
-        assert (await stream.heard())["type"] == "deltas"
+        assert (await stream.receive())["type"] == "deltas"
 
 
 async def test_over_websocket(site: Site, connection: Connection) -> None:
@@ -76,14 +76,14 @@ async def test_over_websocket(site: Site, connection: Connection) -> None:
     for number in range(2):
         async with site.socket() as socket:
             await socket.send(id=f"r{number}", **call)
-            answers.append(await socket.heard_of("answer"))
+            answers.append(await socket.receive_type("answer"))
     assert [answer["value"] for answer in answers] == [7, 7]
     answer = await site.post("/v1/mutation/place", {"id": 7}, headers=key("k"))
     assert answer.json()["value"] == 7
     assert await orders(connection) == [7]
     async with site.socket() as socket:
         await socket.send(id="r9", **(call | {"args": {"id": 9}}))
-        error = await socket.heard_of("error")
+        error = await socket.receive_type("error")
     assert (error["id"], error["code"]) == ("r9", "idempotency_key_reused")
 
 
@@ -98,7 +98,7 @@ async def test_a_client_that_has_gone_meanwhile(site: Site, connection: Connecti
         )
         await until(lambda: _waits(connection))
         site.application.gate.set()
-        answer = await socket.heard_of("answer")
+        answer = await socket.receive_type("answer")
     assert answer["value"] == 7
     assert site.application.waiting == 1
     assert await orders(connection) == [7]
@@ -121,7 +121,7 @@ async def test_keys_that_are_refused(site: Site, connection: Connection) -> None
             await socket.send(
                 type="mutate", id="r1", name="place", args={"id": 7}, idempotency_key=wrong
             )
-            error = await socket.heard_of("error")
+            error = await socket.receive_type("error")
             assert (error["id"], error["code"]) == ("r1", "invalid_query")
     assert await orders(connection) == []
 

@@ -302,7 +302,7 @@ async def test_another_gateway_shows_nothing_older(
         return await flush(self)
 
     async with running(url) as site, site.events(path, "POST", json={"region": 1}) as before:
-        await before.heard_of("snapshot")
+        await before.receive_type("snapshot")
         await until(lambda: all(group.is_fresh for group in site.gateway.hub.reactive))
         monkeypatch.setattr(Flusher, "flush", gated)
         await connection.execute("insert into orders (id, region, status) values (60, 1, 'new')")
@@ -317,7 +317,7 @@ async def test_another_gateway_shows_nothing_older(
 
         letting = asyncio.create_task(let_on())
         async with site.events(path, "POST", json={"region": 1}, headers=headers) as stream:
-            assert len((await stream.heard_of("snapshot"))["rows"]) == 3
+            assert len((await stream.receive_type("snapshot"))["rows"]) == 3
         await letting
 
 

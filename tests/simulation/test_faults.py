@@ -54,7 +54,7 @@ from headwater.topics.definitions import TopicDefinition
 from tests.support.databases import fresh_database
 from tests.support.generators.sizes import first_seed, size
 from tests.support.log_probe import enable, run
-from tests.support.subscribers import Returning, answer, live
+from tests.support.subscribers import Resubscriber, answer, live
 
 SEED = first_seed(1)
 FAULTS = size("failures", 40, large=1_000)
@@ -170,7 +170,7 @@ class _Faulty:
         return await self._connection.execute(*args, **options)
 
 
-class Client(Returning):
+class Client(Resubscriber):
     """Raises and leaves where a fault comes."""
 
     def __init__(self, faults: Faults, begin: Callable[[Client], Any]) -> None:
@@ -195,9 +195,9 @@ class FeedClient(Client):
         self.seen: set[int] = set()
         self._seen_now: set[int] = set()
 
-    async def come(self) -> None:
+    async def subscribe(self) -> None:
         self._seen_now = set()
-        await super().come()
+        await super().subscribe()
 
     def _fold(self, message: Any) -> None:
         assert isinstance(message, Changes), message
@@ -295,21 +295,21 @@ class Stage:
             feed = lambda c: hub.feed(FeedQuery(("orders",), since=_position(c)), c)  # noqa: E731
             self.feeds.append(FeedClient(faults, feed))
 
-    async def come(self) -> None:
+    async def subscribe_all(self) -> None:
         for client in self.clients:
             if not client.follows:
-                await client.come()
+                await client.subscribe()
 
-    async def all_come(self) -> None:
+    async def until_all_follow(self) -> None:
         """Until every client follows; faults may end what has just begun."""
         async with asyncio.timeout(60):
             while not all(client.follows for client in self.clients):
                 await self.hub.flushes.until_ready()
-                await self.come()
+                await self.subscribe_all()
 
     async def agree(self) -> None:
         """Without faults, every client comes to what the database has."""
-        await self.all_come()
+        await self.until_all_follow()
         for client, sql in self.expected:
             true = await answer(self.connection, sql)
             await self._until(client, sql, partial(self._has, client), true)
@@ -327,7 +327,7 @@ class Stage:
             async with asyncio.timeout(30):
                 while has() != true:
                     if not client.follows:  # a fault from before has ended it, with an error
-                        await self.all_come()
+                        await self.until_all_follow()
                     await client.until(lambda: has() == true or not client.follows)
         except TimeoutError as error:
             error.add_note(f"{what}: has {has()}, not {true}; {client.error}, {client.handle}")
@@ -417,7 +417,7 @@ async def test_every_client_equals_the_database_after_faults_at_every_step(
                     await run(connection, "begin", *writes, "commit")
                     if chance.random() < 0.5:
                         await asyncio.sleep(0)
-                        await stage.come()
+                        await stage.subscribe_all()
                 faults.share = 0.0
                 try:
                     await stage.agree()

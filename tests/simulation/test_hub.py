@@ -84,7 +84,7 @@ class Client(Recorder):
     def _had_snapshot(self) -> bool:
         return False  # it may have one from every connection
 
-    async def come(self, hub: Hub) -> None:
+    async def subscribe(self, hub: Hub) -> None:
         since = None if self._more else self.position
         self._more = False
         self.subscription = None
@@ -119,7 +119,7 @@ class Follower(Recorder):
         except AssertionError as fault:
             self.fault = self.fault or fault
 
-    async def come(self, hub: Hub) -> None:
+    async def subscribe(self, hub: Hub) -> None:
         since = None if self.position is None else Position.parse(self.position)
         self.subscription = await hub.feed(FeedQuery((self.table,), since=since), self)
         # The position that it is told may lie before: that of the last commit on disk.
@@ -199,7 +199,7 @@ class Simulation:
     async def step(self, client: Client) -> None:
         subscription, chance = client.subscription, self.chance
         if subscription is None or subscription.closed:
-            await client.come(self.hub)
+            await client.subscribe(self.hub)
             return
         maintained = client.query.mode == "maintained"
         match chance.randint(0, 7):
@@ -227,7 +227,7 @@ class Simulation:
         while not self.stopped:
             self.steps += 1
             if follower.subscription is None:
-                await self.patiently(lambda: follower.come(self.hub))
+                await self.patiently(lambda: follower.subscribe(self.hub))
             elif follower.subscription.closed:
                 follower.leave()
             else:

@@ -39,7 +39,7 @@ from tests.support.log_probe import enable, rows, run
 from tests.support.row_policies import QUESTIONS, READERS, ROLE, asking, random_write, user
 from tests.support.subscribers import (
     Historian,
-    Returning,
+    Resubscriber,
     TableHistory,
     answer,
     live,
@@ -116,7 +116,7 @@ SHARED = (
 """Those that a second client follows, too."""
 
 
-class Client(Returning, Historian):
+class Client(Resubscriber, Historian):
     """One live query through all its subscriptions."""
 
     def __init__(self, hub: Hub, followed: Followed) -> None:
@@ -125,9 +125,9 @@ class Client(Returning, Historian):
         self._since: str | None = None
         self.followed = followed
 
-    async def come(self, *, resume: bool = False) -> None:
+    async def subscribe(self, *, resume: bool = False) -> None:
         self._since = self.position if resume and not self._more else None
-        await super().come()
+        await super().subscribe()
 
     async def _follow(self) -> Any:
         followed = self.followed
@@ -143,7 +143,7 @@ class Disturbance:
         self._chance = chance
         self._lasts = False
         self._commits = 0
-        self._news = asyncio.Event()
+        self._notified = asyncio.Event()
         self.happened = Counter[str]()
 
     def begin(self) -> None:
@@ -151,11 +151,11 @@ class Disturbance:
 
     def end(self) -> None:
         self._lasts = False
-        self._news.set()
+        self._notified.set()
 
     def committed(self) -> None:
         self._commits += 1
-        self._news.set()
+        self._notified.set()
 
     def comes(self, kind: str, share: float) -> bool:
         happens = self._lasts and self._chance.random() < share
@@ -167,8 +167,8 @@ class Disturbance:
         if self.comes("delayed", share):
             until = self._commits + self._chance.choice((1, 2, 5, 12))
             while self._lasts and self._commits < until:
-                self._news.clear()
-                await self._news.wait()
+                self._notified.clear()
+                await self._notified.wait()
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in (side_jobs_module, visibility_module):
@@ -256,7 +256,7 @@ class Storm:
         what = self.chance.random()
         if not client.follows:
             if what < 0.8:
-                coming = client.come(resume=self.chance.random() < 0.6)
+                coming = client.subscribe(resume=self.chance.random() < 0.6)
                 self._joining[client] = asyncio.create_task(coming)
         elif what < 0.15:
             client.handle.resync("overflow")
@@ -274,7 +274,7 @@ class Storm:
                 await self.hub.flushes.until_ready()
                 for client in self.clients:
                     if not client.follows:
-                        await client.come()
+                        await client.subscribe()
         return position
 
     async def _has_settled(self, position: Position) -> bool:

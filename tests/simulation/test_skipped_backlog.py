@@ -43,25 +43,25 @@ class Handlers:
         self.events = Events()
         self.changes: list[ChangeEvent] = []
         self.gaps: list[GapEvent] = []
-        self._news = asyncio.Event()
+        self._notified = asyncio.Event()
         self.events.on("change", self._changed)
         self.events.on("gap", self._missed)
 
     def _changed(self, event: ChangeEvent) -> None:
         if event.operation == "update":
             self.changes.append(event)
-        self._news.set()
+        self._notified.set()
 
     def _missed(self, event: GapEvent) -> None:
         self.gaps.append(event)
-        self._news.set()
+        self._notified.set()
 
     async def until_called(self, count: int) -> None:
         """With this many changes, or with a gap."""
         async with asyncio.timeout(30):
             while len(self.changes) < count and not self.gaps:
-                self._news.clear()
-                await self._news.wait()
+                self._notified.clear()
+                await self._notified.wait()
 
 
 def fail_once(patch: pytest.MonkeyPatch, owner: type, name: str, *, after: bool) -> list[str]:

@@ -38,7 +38,7 @@ def fresh_database(server_url: str, *, installed: bool) -> Iterator[str]:
     """The URL of a new database on that server, with or without Headwater's schema."""
     name = f"test_{next(_numbers)}"
     template = _template(server_url) if installed else "template0"
-    # As files, which nobody writes meanwhile: the usual way logs every page.
+    # As files, which no session writes meanwhile: the default strategy logs every page.
     run_statement(server_url, f"create database {name} template {template} strategy file_copy")
     url = database_url(server_url, name)
     if installed:
@@ -66,7 +66,7 @@ def _template(server_url: str) -> str:
 
 
 def finish(work: Coroutine[Any, Any, None]) -> None:
-    """Do it here and now; fixtures may run inside an event loop of their own."""
+    """Run it to its end in a thread; fixtures may run inside an event loop of their own."""
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, work).result()
 

@@ -1,4 +1,4 @@
-"""A flush without a database: what parts of the hub are driven with in unit tests."""
+"""A flush without a database, to drive parts of the hub in unit tests."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def known(table: Table) -> KnownTable:
 
 
 class FakeTables(Tables):
-    """Knows two tables that every role may read, and answers questions about them by heart."""
+    """Two tables that every role may read. Questions about them are answered without a database."""
 
     def __init__(self) -> None:
         super().__init__("postgresql://nowhere")
