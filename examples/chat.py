@@ -66,7 +66,7 @@ async def reply(id: int, question: str) -> None:
 
 async def model(question: str) -> AsyncIterator[str]:
     """Says something about everything, a hundred tokens a second."""
-    answer = f"You ask: {question} That is a deep question, and nobody knows."
+    answer = f"You ask: {question} That is a deep question, and it is still open."
     for token in answer:
         await asyncio.sleep(0.01)
         yield token

@@ -492,7 +492,7 @@ async def guarded(url: str, connection: Connection) -> AsyncIterator[Site]:
         yield site
 
 
-async def test_who_calls(guarded: Site) -> None:
+async def test_the_identity_of_the_caller(guarded: Site) -> None:
     for path in ("/v1/query/caller", "/v1/mutation/caller", "/v1/query/caller/subscribe"):
         answer = await guarded.post(path)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "token_missing")

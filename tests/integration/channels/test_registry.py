@@ -1,4 +1,4 @@
-"""Rooms over a real bus: what is remembered, who is there, and that nothing is left behind."""
+"""Channels over a real bus: stored messages, members, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ QUIET = ChannelDefinition("quiet", history=0, presence=False)
 
 
 class ChannelSubscriber:
-    """Folds what it is told, as a client does."""
+    """Folds the messages that it is sent, as a client does."""
 
     def __init__(self) -> None:
         self.behind = False
         self.member: str | None = None
         self.views: list[int] = []
         self.ids: list[str] = []
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self.members: dict[str, Member] = {}
         self.wholes = 0
         self.missed = 0
@@ -61,14 +61,14 @@ class ChannelSubscriber:
         assert [message.view] == self.views[-1:]
         if isinstance(message, Message):
             self.ids.append(message.id)
-            self.heard.append(message.data)
+            self.received.append(message.data)
             return
         self.missed += message.missed
         if message.whole:
             self.members, self.wholes = {}, self.wholes + 1
         self.members |= {member.member: member for member in message.joined}
         for id in message.left:
-            del self.members[id]  # nobody leaves who was not there
+            del self.members[id]  # only members that were present leave
 
     @property
     def states(self) -> list[Any]:
@@ -76,7 +76,7 @@ class ChannelSubscriber:
 
 
 class Place:
-    """A gateway's rooms, with a bus of their own."""
+    """The channels of a gateway, with a bus of their own."""
 
     def __init__(self, url: str) -> None:
         numbers = itertools.count(1)
@@ -103,7 +103,7 @@ class Place:
         await self.registry.publish(name, message_json(data))
 
     async def crash(self) -> None:
-        """Without a word to the others."""
+        """Stop without a message to the other gateways."""
         tasks = [*self.registry._tasks, self.bus._sender]
         for task in tasks:
             assert task is not None
@@ -120,7 +120,7 @@ async def running(url: str) -> AsyncIterator[Place]:
 
 
 async def acquainted(*places: Place) -> None:
-    """Each has heard all others."""
+    """Wait until each has received a message of every other."""
     await until(lambda: all(len(p.registry.presence.gateways) == len(places) - 1 for p in places))
 
 
@@ -135,10 +135,10 @@ async def places(url: str) -> AsyncIterator[list[Place]]:
 # ------------------------------------------------------------------------ messages
 
 
-async def test_who_comes_while_others_speak_misses_nothing_and_gets_nothing_twice(
+async def test_a_new_subscriber_during_traffic_gets_every_message_once(
     places: list[Place],
 ) -> None:
-    """What another gateway remembers and what is heard oneself join without a seam."""
+    """Messages that another gateway stored and messages that arrive directly join without a gap."""
     first, _ = await places[0].follow()
     done = asyncio.Event()
 
@@ -149,7 +149,7 @@ async def test_who_comes_while_others_speak_misses_nothing_and_gets_nothing_twic
                 return
 
     speaking = [asyncio.create_task(speak(place, who)) for who, place in enumerate(places)]
-    await until(lambda: len(first.heard) > 100)
+    await until(lambda: len(first.received) > 100)
     for turn in range(20):
         late, seat = await places[1 + turn % 2].follow()
         before = len(first.ids)
@@ -162,65 +162,65 @@ async def test_who_comes_while_others_speak_misses_nothing_and_gets_nothing_twic
     await asyncio.gather(*speaking)
 
 
-async def test_a_newcomer_is_sent_that_messages_may_be_missing(
+async def test_a_new_subscriber_is_notified_that_messages_may_be_missing(
     places: list[Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The only gateway that remembers them does not answer."""
+    """The only gateway that stores them does not answer."""
     monkeypatch.setattr(registry_module, "CHANNEL_RECALL_SECONDS", 0.05)
     first, _ = await places[0].follow()
     await places[0].say("before")
-    await until(lambda: first.heard == ["before"])
+    await until(lambda: first.received == ["before"])
     await places[0].crash()
     late, _ = await places[1].follow()
-    assert (late.heard, late.missed) == ([], 1)
+    assert (late.received, late.missed) == ([], 1)
     for number in range(20):
         await places[1].say(number)
-    await until(lambda: len(late.heard) == 20)
+    await until(lambda: len(late.received) == 20)
     later, _ = await places[1].follow()
-    assert (later.heard, later.missed) == ([*range(20)], 0), "all that is remembered is here again"
+    assert (later.received, later.missed) == ([*range(20)], 0), "all stored messages"
 
 
-async def test_a_follower_that_was_behind_gets_what_is_remembered(places: list[Place]) -> None:
+async def test_a_subscriber_that_was_behind_gets_the_stored_messages(places: list[Place]) -> None:
     place = places[0]
     follower, seat = await place.follow(present=True, state="here")
     other, _ = await place.follow()
     for number in range(5):
         await place.say(number)
-    await until(lambda: len(follower.heard) == 5)
+    await until(lambda: len(follower.received) == 5)
     follower.behind = True
     for number in range(5, 40):
         await place.say(number)
     _, guest = await place.follow(present=True, state="new")
-    await until(lambda: len(other.heard) == 40)
+    await until(lambda: len(other.received) == 40)
     follower.behind = False
     seat.resync()
-    assert follower.heard == [*range(5), *range(20, 40)]
+    assert follower.received == [*range(5), *range(20, 40)]
     assert (follower.states, follower.wholes) == (["here", "new"], 2)
     assert follower.missed == 1
     seat.resync()
-    assert (len(follower.heard), follower.missed) == (25, 1)
+    assert (len(follower.received), follower.missed) == (25, 1)
     guest.close()
 
 
-async def test_what_is_remembered_is_bounded_in_bytes(places: list[Place]) -> None:
+async def test_stored_messages_are_bounded_in_bytes(places: list[Place]) -> None:
     first, _ = await places[0].follow()
     for number in range(10):
         await places[0].say(str(number) * 60_000)
-    await until(lambda: len(first.heard) == 10)
+    await until(lambda: len(first.received) == 10)
     late, _ = await places[1].follow()
-    assert [text[0] for text in late.heard] == ["6", "7", "8", "9"]
+    assert [text[0] for text in late.received] == ["6", "7", "8", "9"]
 
 
-async def test_a_channel_that_remembers_nothing_and_tells_nobody(places: list[Place]) -> None:
+async def test_a_channel_without_history_and_presence(places: list[Place]) -> None:
     follower, _ = await places[0].follow("quiet")
     other, _ = await places[1].follow("quiet")
     await places[2].say("psst", "quiet")
-    await until(lambda: other.heard == follower.heard == ["psst"])
+    await until(lambda: other.received == follower.received == ["psst"])
     late, _ = await places[2].follow("quiet")
-    assert (late.heard, late.members, late.wholes) == ([], {}, 1)
+    assert (late.received, late.members, late.wholes) == ([], {}, 1)
 
 
-async def test_letters_that_the_database_does_not_have(server_url: str) -> None:
+async def test_characters_that_the_database_encoding_lacks(server_url: str) -> None:
     run_statement(server_url, "create database latin encoding latin1 locale 'C' template template0")
     try:
         url = database_url(server_url, "latin")
@@ -231,13 +231,15 @@ async def test_letters_that_the_database_does_not_have(server_url: str) -> None:
             follower, _ = await other.follow()
             await one.follow(present=True, state="Zoë 中 😀")
             await one.say("Zoë 中 😀")
-            await until(lambda: follower.heard == ["Zoë 中 😀"])
+            await until(lambda: follower.received == ["Zoë 中 😀"])
             assert follower.states == ["Zoë 中 😀"]
     finally:
         run_statement(server_url, "drop database latin with (force)")
 
 
-async def test_too_much_at_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_beyond_the_queue_of_the_bus(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bus_module, "BUS_QUEUE_BYTES_MAX", 100_000)
     async with running(url) as place:
         follower, _ = await place.follow()
@@ -247,16 +249,16 @@ async def test_too_much_at_once(url: str, monkeypatch: pytest.MonkeyPatch) -> No
         assert caught.value.code == "bus_busy"
         await asyncio.gather(*sent)
         await place.say("there is room again")
-        await until(lambda: len(follower.heard) == 3)
+        await until(lambda: len(follower.received) == 3)
 
 
 # ------------------------------------------------------------------------ presence
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_happens_all_end_with_the_same_members(url: str, seed: int) -> None:
+async def test_every_subscriber_ends_with_the_same_members(url: str, seed: int) -> None:
     """Members come, go and change at random; gateways crash and others start; connections are cut.
-    In the end everybody sees those who are there, and nobody else."""
+    In the end every subscriber sees exactly the members that are present."""
     chance = random.Random(seed)
     async with AsyncExitStack() as stack:
         places = [await stack.enter_async_context(running(url)) for _ in range(3)]
@@ -291,13 +293,13 @@ async def test_whatever_happens_all_end_with_the_same_members(url: str, seed: in
                         " where datname = current_database()"
                         " and application_name like 'headwater bus%' and random() < 0.5"
                     )
-        everybody = [(f, s) for place in places for f, s in seats[place]]
+        every_seat = [(f, s) for place in places for f, s in seats[place]]
 
         def is_right() -> bool:
             for name in ("room:1", "room:2"):
-                here = [s.member for _, s in everybody if s.active.name == name and s.member]
+                here = [s.member for _, s in every_seat if s.active.name == name and s.member]
                 truth = {member.member: member for member in here}
-                for follower, seat in everybody:
+                for follower, seat in every_seat:
                     if seat.active.name == name and follower.members != truth:
                         return False
                 if any(
@@ -308,14 +310,14 @@ async def test_whatever_happens_all_end_with_the_same_members(url: str, seed: in
             return True
 
         await until(is_right)
-        for _, seat in everybody:
+        for _, seat in every_seat:
             seat.close()
         await until(lambda: not any(p.registry.presence._channels for p in places))
         assert not any(place.registry._channels for place in places)
         await until(lambda: not any(place.registry.presence.changed() for place in places))
 
 
-async def test_rooms_that_come_and_go_leave_nothing_behind(places: list[Place]) -> None:
+async def test_channels_that_end_leave_nothing_behind(places: list[Place]) -> None:
     place = places[0]
     for turn in range(100):
         opening = asyncio.create_task(place.follow(f"room:{turn % 7}", present=True))
@@ -357,7 +359,7 @@ def test_invalid_declarations_of_channels(declare: Callable[[Headwater], Any], s
         declare(Headwater("postgresql://nowhere"))
 
 
-async def test_access_functions_hear_what_is_to_be_done() -> None:
+async def test_access_functions_receive_the_action() -> None:
     asked = list[tuple[str, dict[str, Any]]]()
 
     class AccessRunner:
@@ -406,7 +408,7 @@ async def test_a_program_without_a_gateway_publishes(url: str, connection: Conne
             with pytest.raises(InvalidQuery, match="cannot be sent as JSON"):
                 await hw.publish("room:1", "\ud800")
             await hw.publish("room:1", {"at": 1})
-            await until(lambda: follower.heard == [{"at": 1}])
+            await until(lambda: follower.received == [{"at": 1}])
 
 
 async def test_without_channels_there_is_no_bus(url: str, connection: Connection) -> None:
@@ -423,7 +425,7 @@ async def test_without_channels_there_is_no_bus(url: str, connection: Connection
         assert caught.value.code == "channel_unknown"
 
 
-async def test_what_is_remembered_counts_for_those_who_follow(url: str) -> None:
+async def test_stored_messages_count_for_their_subscribers(url: str) -> None:
     async with running(url) as place:
         memory = place.memory
         ann, seat = await place.follow(owner="ann")
@@ -431,14 +433,14 @@ async def test_what_is_remembered_counts_for_those_who_follow(url: str) -> None:
         bob, _ = await place.follow(owner="bob")
         for number in range(30):
             await place.say(number)
-        await until(lambda: len(bob.heard) == 30)
+        await until(lambda: len(bob.received) == 30)
         remembered = sum(message.frame.size for message in seat.active.history)
         assert len(seat.active.history) == 20
         assert memory.total == memory.of("bob") == _CHANNEL_MESSAGE_FACTOR * remembered
-        # What is remembered of another channel is too much for one of the two.
+        # The stored messages of another channel are too much for one of the two.
         for _ in range(2):
             await place.say("x" * 12_000, "room:2")
-        await until(lambda: len(other.heard) == 2)
+        await until(lambda: len(other.received) == 2)
         memory.enforce()
         assert isinstance(other.error, LimitExceeded)
         assert other.error.code == "bytes_per_user"

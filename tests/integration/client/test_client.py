@@ -1,4 +1,4 @@
-"""The client over real sockets: what arrives, what survives, what is said when nothing does."""
+"""The client over real sockets: what it receives, which failures it survives, and its errors."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ async def test_leaving_a_loop_unsubscribes(fake: FakeGateway, transport: Any) ->
 
 
 async def test_too_many_requests_do_not_keep_a_subscription(fake: FakeGateway) -> None:
-    """Over WebSocket the gateway never refuses to end one."""
+    """Over WebSocket the gateway never refuses to end a subscription."""
     fake.unsubscription_refusals = [
         Error("rate", "too many requests", retryable=True, retry_after_secs=0.01)
     ]
@@ -261,7 +261,7 @@ async def test_a_limit_that_stays(fake: FakeGateway, transport: Any) -> None:
     assert len(fake.tokens) == 10
 
 
-async def test_nobody_there(transport: Any) -> None:
+async def test_no_gateway_listens(transport: Any) -> None:
     async with fake_gateway() as gone:
         url = gone.url
     with pytest.raises(ConnectionFailed, match="gave up after 3 failures") as caught:
@@ -296,7 +296,7 @@ async def test_a_query_refused_for_now(fake: FakeGateway, transport: Any) -> Non
     fake.subscription_refusals = [busy, busy]
     async with client(fake, transport) as hw, hw.live("orders") as orders:
         assert orders.rows == []
-        # Having begun, it has more patience than something new.
+        # A subscription that has begun waits longer than a new one.
         fake.subscription_refusals = [busy] * 4
         fake.put(1, 1)
         fake.cut()
@@ -340,7 +340,9 @@ async def test_a_lost_connection(resumes: bool, fake: FakeGateway, transport: An
 
 
 @pytest.mark.parametrize("code", [1012, 4401])
-async def test_an_orderly_end(code: int, fake: FakeGateway, transport: Any) -> None:
+async def test_a_connection_that_the_gateway_closes(
+    code: int, fake: FakeGateway, transport: Any
+) -> None:
     async with client(fake, transport) as hw, hw.live("orders") as orders:
         fake.close_connections(code)
         fake.put(1, 1)
@@ -348,7 +350,7 @@ async def test_an_orderly_end(code: int, fake: FakeGateway, transport: Any) -> N
 
 
 async def test_a_refusal_before_a_lost_connection(fake: FakeGateway, transport: Any) -> None:
-    """It was about something else, and is no reason to stay away."""
+    """The refusal was about something else, and does not prevent a reconnect."""
     async with client(fake, transport) as hw, hw.live("orders") as orders:
         fake.send(Error("subscription_unknown", "this session has no subscription '1'"))
         fake.close_connections(1001)
@@ -357,7 +359,7 @@ async def test_a_refusal_before_a_lost_connection(fake: FakeGateway, transport: 
         await until(lambda: ids(orders.rows) == [1])
 
 
-async def test_silence(fake: FakeGateway, transport: Any) -> None:
+async def test_a_silent_connection_is_replaced(fake: FakeGateway, transport: Any) -> None:
     fake.keepalive = 0.02
     async with client(fake, transport) as hw:
         await until(lambda: hw.reconnects >= 2)
@@ -374,7 +376,9 @@ async def test_rows_that_diverge_are_read_again(fake: FakeGateway, transport: An
         assert hw.reconnects == 0
 
 
-async def test_what_diverges_for_ever_is_said(fake: FakeGateway, transport: Any) -> None:
+async def test_rows_that_diverge_repeatedly_raise_an_error(
+    fake: FakeGateway, transport: Any
+) -> None:
     async with client(fake, transport) as hw, hw.live("orders") as orders:
         rows = aiter(orders)
         await next_of(rows)
@@ -397,9 +401,7 @@ async def test_another_gateway_takes_over(transport: Any) -> None:
         await hw.__aexit__()
 
 
-async def test_what_the_client_does_not_know_is_passed_over(
-    fake: FakeGateway, transport: Any
-) -> None:
+async def test_unknown_messages_are_ignored(fake: FakeGateway, transport: Any) -> None:
     class Novelty(Error, frozen=True, tag="novelty"):
         pass
 
@@ -440,7 +442,7 @@ async def test_a_feed_from_a_position(fake: FakeGateway, transport: Any) -> None
             break
 
 
-async def test_a_slow_reader_holds_up_the_connection(
+async def test_a_slow_reader_of_a_feed_delays_its_connection(
     fake: FakeGateway, transport: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "CLIENT_TRANSACTIONS_MAX", 5)
@@ -456,7 +458,7 @@ async def test_a_slow_reader_holds_up_the_connection(
         await until(lambda: len(orders.rows) == 300)
 
 
-async def test_leaving_a_feed_that_holds_up_the_connection(
+async def test_leaving_a_feed_that_delays_its_connection(
     fake: FakeGateway, transport: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "CLIENT_TRANSACTIONS_MAX", 1)
@@ -470,7 +472,9 @@ async def test_leaving_a_feed_that_holds_up_the_connection(
 # ------------------------------------------------------------------------ tokens
 
 
-async def test_a_token_is_had_anew_for_each_connection(fake: FakeGateway, transport: Any) -> None:
+async def test_a_new_token_is_requested_for_each_connection(
+    fake: FakeGateway, transport: Any
+) -> None:
     numbers = itertools.count()
     async with client(fake, transport, token=lambda: f"token {next(numbers)}") as hw:
         fake.cut()
@@ -536,7 +540,7 @@ async def test_a_function_whose_token_was_refused_is_asked_again(
         assert fake.tokens == ["token 0", "token 1"]
 
 
-async def test_a_token_that_cannot_be_had(fake: FakeGateway, transport: Any) -> None:
+async def test_a_token_function_that_fails(fake: FakeGateway, transport: Any) -> None:
     def token() -> str:
         raise OSError("the issuer is away")
 
@@ -549,7 +553,7 @@ async def test_a_token_that_cannot_be_had(fake: FakeGateway, transport: Any) -> 
 
 @pytest.fixture
 def in_thread() -> Callable[[Callable[[], Any]], Awaitable[Any]]:
-    """The stand-in needs this loop; a blocking program gets a thread."""
+    """The fake gateway needs this loop; a blocking program gets a thread."""
     return lambda work: asyncio.wait_for(asyncio.to_thread(work), WAIT_SECONDS)
 
 

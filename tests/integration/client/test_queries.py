@@ -1,4 +1,4 @@
-"""Queries, mutations and what follows them, from a client over real sockets."""
+"""Queries, mutations and subscribed queries, from a client over real sockets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def transport(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def asked(fake: FakeGateway, kind: type[Any]) -> list[Any]:
+def received(fake: FakeGateway, kind: type[Any]) -> list[Any]:
     return [message for message in fake.seen if isinstance(message, kind)]
 
 
@@ -55,7 +55,7 @@ async def raised(task: asyncio.Task[Any]) -> BaseException:
     return error
 
 
-# ------------------------------------------------------------------------ asked once
+# ------------------------------------------------------------------------ single calls
 
 
 async def test_a_query_and_a_mutation(fake: FakeGateway, transport: Any) -> None:
@@ -64,11 +64,11 @@ async def test_a_query_and_a_mutation(fake: FakeGateway, transport: Any) -> None
         placed = await hw.mutate("put", {"id": 1}, amount=5)
         assert (placed.value, placed.position) == (1, fake.position)
         assert await hw.query("all orders?", {"after": 1}) == [{"id": 1, "amount": 5}]
-    (mutation,) = asked(fake, Mutate)
+    (mutation,) = received(fake, Mutate)
     assert (mutation.name, mutation.args) == ("put", {"id": 1, "amount": 5})
-    first, second = asked(fake, Ask)
+    first, second = received(fake, Ask)
     assert (first.name, first.args, first.after) == ("all_orders", {"region": 7}, None)
-    # Its own writes are in what it reads, without a word.
+    # The client sends the position of its own write by itself.
     assert (second.name, second.args, second.after) == (
         "all orders?",
         {"after": 1},
@@ -82,7 +82,7 @@ async def test_a_query_after_another_position(fake: FakeGateway, transport: Any)
         await hw.query("all_orders", after=Position("ab", 7, 7))
         with pytest.raises(InvalidQuery, match="after"):
             await hw.query("all_orders", after="yesterday")
-    assert asked(fake, Ask)[0].after == "ab-7:7:"
+    assert received(fake, Ask)[0].after == "ab-7:7:"
 
 
 async def test_wait_for(fake: FakeGateway, transport: Any) -> None:
@@ -92,7 +92,7 @@ async def test_wait_for(fake: FakeGateway, transport: Any) -> None:
         assert orders.value == [{"id": 1, "amount": 5}]
         with pytest.raises(InvalidQuery, match="position"):
             await hw.wait_for("")
-    (waited,) = asked(fake, Wait)
+    (waited,) = received(fake, Wait)
     assert waited.position == placed.position
 
 
@@ -157,7 +157,7 @@ async def test_not_open(fake: FakeGateway) -> None:
 
 
 async def unanswered(fake: FakeGateway, hw: Connection, kind: type[Any]) -> asyncio.Task[Any]:
-    """A call that the gateway has got and does not answer."""
+    """A call that the gateway has received and does not answer."""
     fake.answers = False
     calls: dict[type[Any], Callable[[], Any]] = {
         Ask: lambda: hw.query("all_orders"),
@@ -165,18 +165,20 @@ async def unanswered(fake: FakeGateway, hw: Connection, kind: type[Any]) -> asyn
         Wait: lambda: hw.wait_for("ab-7:7:"),
     }
     task = asyncio.create_task(calls[kind]())
-    await until(lambda: asked(fake, kind))
+    await until(lambda: received(fake, kind))
     return task
 
 
 @pytest.mark.parametrize("kind", [Ask, Wait])
-async def test_what_is_safe_is_asked_again(fake: FakeGateway, transport: Any, kind: Any) -> None:
+async def test_a_call_without_effects_is_repeated(
+    fake: FakeGateway, transport: Any, kind: Any
+) -> None:
     async with client(fake, transport) as hw:
         task = await unanswered(fake, hw, kind)
         fake.answers = True
         fake.cut()
         await task
-        assert len(asked(fake, kind)) == 2
+        assert len(received(fake, kind)) == 2
 
 
 async def test_a_mutation_is_repeated_with_its_key(fake: FakeGateway, transport: Any) -> None:
@@ -188,7 +190,7 @@ async def test_a_mutation_is_repeated_with_its_key(fake: FakeGateway, transport:
         assert (await task).value == 1
         assert await hw.query("all_orders") == [{"id": 1, "amount": 6}]
         await hw.mutate("put", id=1, amount=7)
-    keys = [message.idempotency_key for message in asked(fake, Mutate)]
+    keys = [message.idempotency_key for message in received(fake, Mutate)]
     assert keys[0] == keys[1] != keys[2]
     assert len(keys[0]) >= 22  # 128 random bits
 
@@ -204,7 +206,7 @@ async def test_a_mutation_that_is_refused_for_now(fake: FakeGateway, transport: 
     async with client(fake, transport) as hw:
         fake.call_refusals = [RATE, STARTING, CONFLICT, RUNNING]
         assert (await hw.mutate("put", id=1, amount=5)).value == 1
-    calls = asked(fake, Mutate)
+    calls = received(fake, Mutate)
     assert len(calls) == 5
     assert len({message.idempotency_key for message in calls}) == 1
 
@@ -218,10 +220,10 @@ async def test_a_mutation_that_is_refused_for_long(
         fake.call_refusals = [STARTING] * 1000
         with pytest.raises(Unavailable, match="starting"):
             await hw.mutate("put", id=1, amount=5)
-        fake.call_refusals, before = [], len(asked(fake, Mutate))
+        fake.call_refusals, before = [], len(received(fake, Mutate))
         fake.answers = False
         task = asyncio.create_task(hw.mutate("put", id=1, amount=5))
-        await until(lambda: len(asked(fake, Mutate)) > before)
+        await until(lambda: len(received(fake, Mutate)) > before)
         fake.answers = True
         fake.call_refusals = [STARTING] * 1000
         fake.cut()
@@ -233,7 +235,7 @@ async def test_a_mutation_that_is_refused_for_long(
 async def test_a_mutation_is_not_repeated_when_its_key_may_be_forgotten(
     fake: FakeGateway, transport: Any
 ) -> None:
-    """The machine of the client has slept, and the gateway would run the mutation once more."""
+    """The client's machine was suspended, and the gateway would run the mutation once more."""
     async with client(fake, transport) as hw:
         task = await unanswered(fake, hw, Mutate)
         later = time.time() + limits.CLIENT_MUTATION_SECONDS
@@ -243,11 +245,11 @@ async def test_a_mutation_is_not_repeated_when_its_key_may_be_forgotten(
         error = await raised(task)
         assert isinstance(error, ConnectionFailed)
         assert (error.code, error.retryable) == ("outcome_unknown", False)
-        assert len(asked(fake, Mutate)) == 1
+        assert len(received(fake, Mutate)) == 1
         assert (await hw.mutate("put", id=1, amount=5)).value == 1
 
 
-async def test_a_key_of_ones_own(fake: FakeGateway, transport: Any) -> None:
+async def test_a_key_that_the_caller_gives(fake: FakeGateway, transport: Any) -> None:
     async with client(fake, transport) as hw:
         for amount in (5, 6):
             await hw.mutate("put", idempotency_key="order-7", id=1, amount=amount)
@@ -255,7 +257,7 @@ async def test_a_key_of_ones_own(fake: FakeGateway, transport: Any) -> None:
         for wrong in ("", "a b", "x" * 129):
             with pytest.raises(InvalidQuery, match="idempotency_key: expected"):
                 await hw.mutate("put", idempotency_key=wrong, id=1, amount=5)
-    assert len(asked(fake, Mutate)) == 2
+    assert len(received(fake, Mutate)) == 2
 
 
 async def test_a_mutation_that_was_not_sent_waits_for_a_connection(
@@ -266,10 +268,10 @@ async def test_a_mutation_that_was_not_sent_waits_for_a_connection(
         fake.cut()
         await until(lambda: hw.session is None)
         assert (await hw.mutate("put", id=1, amount=5)).value == 1
-        assert len(asked(fake, Mutate)) == 1
+        assert len(received(fake, Mutate)) == 1
 
 
-async def test_a_wait_covers_what_goes_on_after_a_reconnect(
+async def test_a_wait_covers_subscriptions_that_resume_after_a_reconnect(
     fake: FakeGateway, transport: Any
 ) -> None:
     async with client(fake, transport) as hw, hw.subscribe("all_orders") as orders:
@@ -292,7 +294,7 @@ async def test_the_end_of_the_connection_ends_its_calls(
     assert error.code == ("outcome_unknown" if kind is Mutate else "connection")
 
 
-async def test_who_gives_up_says_why(fake: FakeGateway, transport: Any) -> None:
+async def test_giving_up_raises_the_reason(fake: FakeGateway, transport: Any) -> None:
     async with client(fake, transport) as hw:
         task = await unanswered(fake, hw, Ask)
         fake.refusals = [Error("forbidden", "not any more")] * 2
@@ -311,10 +313,10 @@ async def test_a_caller_that_is_cancelled_is_forgotten(fake: FakeGateway, transp
         fake.cut()
         await until(lambda: hw.reconnects == 1)
         assert await hw.query("all_orders") == []
-        assert len(asked(fake, Ask)) == 2
+        assert len(received(fake, Ask)) == 2
 
 
-async def test_what_is_cancelled_before_it_is_sent_is_not_sent(
+async def test_a_call_cancelled_before_it_is_sent_is_not_sent(
     fake: FakeGateway, transport: Any
 ) -> None:
     async with client(fake, transport) as hw:
@@ -326,22 +328,24 @@ async def test_what_is_cancelled_before_it_is_sent_is_not_sent(
         task.cancel()
         await raised(task)
         assert await hw.query("all_orders") == []
-    assert asked(fake, Mutate) == []
+    assert received(fake, Mutate) == []
 
 
-async def test_so_many_at_once(fake: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_at_once_are_bounded(
+    fake: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("headwater.client.calls.CLIENT_CALLS_AT_ONCE", 2)
     fake.answers = False
     async with client(fake, "ws") as hw:
         tasks = [asyncio.create_task(hw.query("all_orders", n=n)) for n in range(5)]
-        await until(lambda: len(asked(fake, Ask)) == 2)
+        await until(lambda: len(received(fake, Ask)) == 2)
         fake.answers = True
         fake.cut()
         assert await asyncio.gather(*tasks) == [[]] * 5
-    assert sorted({ask.args["n"] for ask in asked(fake, Ask)}) == [0, 1, 2, 3, 4]
+    assert sorted({ask.args["n"] for ask in received(fake, Ask)}) == [0, 1, 2, 3, 4]
 
 
-async def test_a_slow_reader_of_a_feed_can_do_something_else(
+async def test_a_slow_reader_of_a_feed_can_make_other_calls(
     fake: FakeGateway, transport: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "CLIENT_TRANSACTIONS_MAX", 2)
@@ -360,10 +364,10 @@ async def test_a_slow_reader_of_a_feed_can_do_something_else(
                 break
         assert seen == [1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 14, 15]
         assert hw.reconnects == 0
-    assert len(asked(fake, Subscribe)) > 1
+    assert len(received(fake, Subscribe)) > 1
 
 
-# ------------------------------------------------------------------------ followed
+# ------------------------------------------------------------------------ subscribed
 
 
 @pytest.fixture(params=[False, True], ids=["whole", "delta"])
@@ -381,8 +385,8 @@ async def test_results_now_and_after_every_change(
         fake.put(2, 20)
         assert ids(await next_of(results)) == [1, 2]
         await results.aclose()
-        await until(lambda: asked(fake, Unsubscribe))
-    (subscribe,) = asked(fake, Subscribe)
+        await until(lambda: received(fake, Unsubscribe))
+    (subscribe,) = received(fake, Subscribe)
     assert subscribe.query == QueryCall("all_orders", {"delta": 1, "region": 7}, delta)
 
 
@@ -400,7 +404,9 @@ async def test_a_slow_reader_skips_to_the_latest(
         await results.aclose()
 
 
-async def test_it_goes_on_after_a_reconnect(fake: FakeGateway, transport: Any, delta: bool) -> None:
+async def test_a_query_continues_after_a_reconnect(
+    fake: FakeGateway, transport: Any, delta: bool
+) -> None:
     async with client(fake, transport) as hw, hw.subscribe("all_orders", delta=delta) as orders:
         results = aiter(orders)
         await next_of(results)
@@ -408,14 +414,14 @@ async def test_it_goes_on_after_a_reconnect(fake: FakeGateway, transport: Any, d
         fake.cut()
         await until(lambda: hw.reconnects == 1 and hw.session)
         fake.put(1, 10)
-        # What is as it was is not told again: the first news is the change.
+        # An equal result is not sent again: the first event is the change.
         assert ids(await next_of(results)) == [1]
         await results.aclose()
-    first, second = asked(fake, Subscribe)
+    first, second = received(fake, Subscribe)
     assert (first.since, second.since) == (None, position)
 
 
-async def test_a_failure_is_told_beside_the_value(
+async def test_a_failure_is_reported_beside_the_value(
     fake: FakeGateway, transport: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake.put(1, 10)
@@ -460,7 +466,7 @@ async def test_blocking(fake: FakeGateway) -> None:
     assert await asyncio.to_thread(work) == [[{"id": 1, "amount": 5}]] * 3
 
 
-# ------------------------------------------------------------------------ a gateway as it is run
+# ------------------------------------------------------------------------ a real gateway
 
 SHOP = """
 from headwater import Headwater
@@ -501,7 +507,7 @@ async def shop(url: str, tmp_path: Path) -> AsyncIterator[Served]:
         yield gateway
 
 
-async def test_reading_ones_own_writes(shop: Served, transport: Any, delta: bool) -> None:
+async def test_a_client_reads_its_own_writes(shop: Served, transport: Any, delta: bool) -> None:
     async with asyncio.timeout(60), connect(shop.url, transport=transport) as hw:
         async with hw.subscribe("open_orders", region=7, delta=delta) as orders:
             for id in range(1, 11):
@@ -513,7 +519,7 @@ async def test_reading_ones_own_writes(shop: Served, transport: Any, delta: bool
         assert (hw.reconnects, hw.diverged) == (0, 0)
 
 
-async def test_what_the_functions_refuse(shop: Served, transport: Any) -> None:
+async def test_refusals_by_functions(shop: Served, transport: Any) -> None:
     async with asyncio.timeout(60), connect(shop.url, transport=transport) as hw:
         with pytest.raises(Refused) as refused:
             await hw.mutate("place_order", region=7, id=1, amount=-1)
@@ -539,8 +545,8 @@ async def test_a_query_that_fails_and_recovers(shop: Served, transport: Any) -> 
         await hw.wait_for(broken.position)
         assert ratio.error is not None
         assert ratio.value == 0
-        mended = await hw.mutate("clear")
-        await hw.wait_for(mended.position)
+        cleared = await hw.mutate("clear")
+        await hw.wait_for(cleared.position)
         await until(lambda: ratio.error is None)
 
 

@@ -138,7 +138,7 @@ def test_in_a_terminal(database: str, watches: list[Watch], terminal: Terminal) 
 
 
 async def test_through_a_gateway(watches: list[Watch]) -> None:
-    """The gateway is a stand-in; tests/gateway has the real one."""
+    """The gateway is a fake; tests/gateway has the real one."""
     async with fake_gateway() as fake:
         fake.put(1, 10)
         watch = Watch("watch", "orders", "--gateway", fake.url, "--token", "t", "--json")
