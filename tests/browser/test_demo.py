@@ -171,14 +171,16 @@ async def test_the_chat_answers_word_by_word(page: Page, demo: Demo) -> None:
     await page.press("#say input", "Enter")
     await expect(page.locator(".message.visitor").last).to_have_text("How does this work?")
     answer = page.locator(".message.assistant").last
-    await expect(answer).to_contain_text("in every tab.")
+    await expect(answer).to_contain_text("that follows this room gets it.")
     await expect(answer).to_have_class("message assistant")
     lengths = await page.evaluate("window.lengths")
     assert len(set(lengths)) > 3
     assert lengths == sorted(lengths)
     # Who comes later sees what was said.
     await page.reload()
-    await expect(page.locator(".message.assistant").last).to_contain_text("in every tab.")
+    await expect(page.locator(".message.assistant").last).to_contain_text(
+        "that follows this room gets it."
+    )
 
 
 WATCH_THE_CHAT = """

@@ -31,7 +31,6 @@ from headwater.hub.live_views.initial_snapshots import InitialSnapshots
 from headwater.hub.live_views.view import InitialSnapshot
 from headwater.hub.subscriber import Access
 from headwater.live.query import LiveQuery
-from headwater.log import reconnect
 from headwater.model import Position
 from tests.simulation.test_hub import cut
 from tests.support.generators.sizes import first_seed, size
@@ -60,12 +59,13 @@ PATTERN = "É%"
 """Whether a note matches it, ignoring case, only the database knows."""
 
 LIMITS = {
-    "QUESTION_QUICK_SECONDS": 0.03,
-    "FLUSH_BUDGET_SECONDS": 0.01,
-    "QUESTION_CONNECTIONS": 4,
-    "LAG_CHANGES_MAX": 100,
-    "OPENING_CHANGES_MAX": 40,
-    "RECONNECT_SECONDS": (0.01, 0.05),
+    "limits.FLUSH_BUDGET_SECONDS": 0.01,
+    "limits.QUESTION_CONNECTIONS": 4,
+    "limits.LAG_CHANGES_MAX": 100,
+    "limits.RECONNECT_SECONDS": (0.01, 0.05),
+    "log.reconnect.RECONNECT_SECONDS": (0.01, 0.05),
+    "hub.live_views.background._QUESTION_QUICK_SECONDS": 0.03,
+    "hub.live_views.view._OPENING_CHANGES_MAX": 40,
 }
 
 
@@ -385,8 +385,7 @@ async def test_lagging_views_are_exact_whatever_fails(
     """With `puts_off`, flushes also leave views for later that would take long in memory."""
     chance = random.Random(f"{SEED} {puts_off}")
     for name, value in LIMITS.items():
-        monkeypatch.setattr(limits, name, value)
-    monkeypatch.setattr(reconnect, "RECONNECT_SECONDS", limits.RECONNECT_SECONDS)
+        monkeypatch.setattr(f"headwater.{name}", value)
     if puts_off:
         monkeypatch.setattr(limits, "APPLY_QUICK_SECONDS", -1.0)
         monkeypatch.setattr("headwater.hub.live_views.part._FLUSH_APPLY_SECONDS", 0.0)

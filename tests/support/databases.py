@@ -38,21 +38,39 @@ def fresh_database(server_url: str, *, installed: bool) -> Iterator[str]:
     """The URL of a new database on that server, with or without Headwater's schema."""
     name = f"test_{next(_numbers)}"
     template = _template(server_url) if installed else "template0"
-    # As files, which no session writes meanwhile: the default strategy logs every page.
-    run_statement(server_url, f"create database {name} template {template} strategy file_copy")
+    # As files: no other session writes to the template, and the usual way logs every page.
+    creation = f"create database {name} template {template} strategy file_copy"
+    run_statements(server_url, *_drops(server_url), creation)
     url = database_url(server_url, name)
     if installed:
-        run_statement(url, "select headwater.adopt()")
+        run_statements(url, *_NEW_IDENTITY)
     try:
         yield url
     finally:
-        run_statement(server_url, f"drop database if exists {name} with (force)")
+        _finished.setdefault(server_url, []).append(name)
+
+
+_NEW_IDENTITY = (
+    "update headwater.secret set key = headwater.new_secret()",
+    "update headwater.installation set home = headwater.home(), id = left(md5(random()::text), 16)",
+)
+"""What `headwater.adopt()` does with a copy in which nothing is captured. It also truncates each
+partition of the log, which takes longer than the copy."""
+
+_finished: dict[str, list[str]] = {}
+"""By server, the databases of tests that are over. Each is dropped when the next one is created:
+its sessions have ended by then, and PostgreSQL waits 100 ms for one that has not."""
+
+
+def _drops(server_url: str) -> list[str]:
+    names = _finished.pop(server_url, [])
+    return [f"drop database if exists {name} with (force)" for name in names]
 
 
 @cache
 def _template(server_url: str) -> str:
     """A database with the schema, made once a server: copying it is quicker than installing."""
-    run_statement(server_url, "create database headwater_template template template0")
+    run_statements(server_url, "create database headwater_template template template0")
 
     async def install() -> None:
         connection = await connect(
@@ -71,9 +89,10 @@ def finish(work: Coroutine[Any, Any, None]) -> None:
         thread.submit(asyncio.run, work).result()
 
 
-def run_statement(server_url: str, statement: str) -> None:
+def run_statements(server_url: str, *statements: str) -> None:
     with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(statement.encode())
+        for statement in statements:
+            connection.execute(statement.encode())
 
 
 def database_url(server_url: str, name: str) -> str:

@@ -27,7 +27,7 @@ from headwater.memory import Memory
 from headwater.metrics import Metrics
 from headwater.protocol import Frame, Member, Message, Presence
 from tests.support.applications.shop import until
-from tests.support.databases import database_url, run_statement
+from tests.support.databases import database_url, run_statements
 from tests.support.log_probe import rows
 
 ROOM = ChannelDefinition("room:{id}", history=20)
@@ -221,7 +221,9 @@ async def test_a_channel_without_history_and_presence(places: list[Place]) -> No
 
 
 async def test_characters_that_the_database_encoding_lacks(server_url: str) -> None:
-    run_statement(server_url, "create database latin encoding latin1 locale 'C' template template0")
+    run_statements(
+        server_url, "create database latin encoding latin1 locale 'C' template template0"
+    )
     try:
         url = database_url(server_url, "latin")
         async with await connect(url, purpose="test") as connection:
@@ -234,7 +236,7 @@ async def test_characters_that_the_database_encoding_lacks(server_url: str) -> N
             await until(lambda: follower.received == ["Zoë 中 😀"])
             assert follower.states == ["Zoë 中 😀"]
     finally:
-        run_statement(server_url, "drop database latin with (force)")
+        run_statements(server_url, "drop database latin with (force)")
 
 
 async def test_messages_beyond_the_queue_of_the_bus(

@@ -51,7 +51,7 @@ async def roles(url: str, connection: Connection) -> AsyncIterator[Roles]:
         "insert into orders values (1, 'one')",
         "alter table orders enable row level security",
         f"create policy p on orders using (session_user = '{questions}'"
-        " or current_setting('application_name') <> 'headwater pipeline snapshot')",
+        " or current_setting('application_name') <> 'headwater snapshot')",
         f"grant select, insert on orders to {user}",
     )
     await enable(connection, "orders")
@@ -75,7 +75,7 @@ async def test_first_results(url: str, connection: Connection, roles: Roles, mod
         logged_in = await rows(
             connection,
             "select distinct usename from pg_stat_activity where datname = current_database()"
-            " and application_name = 'headwater pipeline snapshot'",
+            " and application_name = 'headwater snapshot'",
         )
         assert logged_in == [(roles.questions,)]
 

@@ -410,7 +410,7 @@ async def test_one_users_slow_mutations_leave_places_for_others(
     for user in ("bob", "eve") * 5:  # they run before what waits, and release their places
         await answer(add, user, timeout=10)
     assert began == 2
-    with pytest.raises(LimitExceeded, match="2 mutations of this user are under way") as caught:
+    with pytest.raises(LimitExceeded, match="this user has 2 running mutations") as caught:
         await answer(add, "ann", timeout=0.05)
     assert (caught.value.code, caught.value.retryable) == ("user_mutations_busy", True)
     assert not any(task.done() for task in held)
