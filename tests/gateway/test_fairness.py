@@ -1,4 +1,4 @@
-"""What one user may make another wait for: nothing. Slow queries and mutations, a locked table."""
+"""No user makes another wait: not with slow queries and mutations, not with a locked table."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ async def test_a_user_with_slow_calls_and_a_locked_table(
     await locker.close()
 
 
-async def test_without_a_user_the_address_counts(url: str, connection: Connection) -> None:
+async def test_requests_without_a_user_are_limited_by_address(
+    url: str, connection: Connection
+) -> None:
     await open_shop(connection, rows=10)
     async with running(url, mutation_connections=4) as site:
         calls = [

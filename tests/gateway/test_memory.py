@@ -1,5 +1,5 @@
-"""Memory of one user: bounded, said to the client, and no other user's loss. Real sockets, and a
-gateway in a process of its own."""
+"""Memory of one user: bounded, reported to the client, and other users lose nothing. Real sockets,
+and a gateway in a process of its own."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def pages(database: str) -> AsyncIterator[Connection]:
 
 @pytest.fixture(scope="module")
 def gateway(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One for all: each test has users of its own."""
+    """One gateway for all tests: each test has users of its own."""
     folder = tmp_path_factory.mktemp("gateway")
     (folder / "chat.py").write_text(PROGRAM)
     with serving(
@@ -81,7 +81,7 @@ def bearer(user: str) -> str:
 
 
 class Socket:
-    """A WebSocket of a user, read to the end all the time."""
+    """A WebSocket of a user, which is read all the time."""
 
     def __init__(self, socket: Any) -> None:
         self.socket = socket
@@ -111,7 +111,7 @@ async def socket_of(gateway: Served, user: str) -> AsyncIterator[Socket]:
         reading.cancel()
 
 
-async def test_live_queries_beyond_are_refused(gateway: Served, pages: Connection) -> None:
+async def test_live_queries_above_the_limit_are_refused(gateway: Served, pages: Connection) -> None:
     async with socket_of(gateway, "ann") as ann, socket_of(gateway, "bob") as bob:
         for number in range(40):  # each a mebibyte
             query = {"table": "pages", "order": [["id", "asc"]], "limit": 40 + number}
@@ -123,7 +123,7 @@ async def test_live_queries_beyond_are_refused(gateway: Served, pages: Connectio
         assert 4 <= len(ann.named("subscribed")) <= 8
         assert gateway.metric("headwater_memory_largest_bytes") <= 8 * MIB
         assert gateway.metric("headwater_memory_shed_total", code="bytes_per_user") >= len(refused)
-        # Another user has as much, and what ann has goes on.
+        # Another user may use as much, and the subscriptions of ann continue.
         small = {"table": "pages", "order": [["id", "asc"]], "limit": 100}
         await bob.say(type="subscribe", id="b", live=small)
         await until(lambda: bool(bob.named("snapshot")))
@@ -157,7 +157,7 @@ async def stalled(gateway: Served, user: str, query: dict[str, Any]) -> AsyncIte
 async def test_clients_that_do_not_read_are_disconnected(
     gateway: Served, pages: Connection
 ) -> None:
-    # The same query for all, so that it is not the live queries that are too large.
+    # The same query for all, so that not the live queries are too large.
     query = {"table": "pages", "order": [["id", "asc"]], "limit": 150}
     async with socket_of(gateway, "cid") as cid, AsyncExitStack() as open_:
         await cid.say(type="subscribe", id="b", live=query | {"limit": 1})
@@ -166,7 +166,7 @@ async def test_clients_that_do_not_read_are_disconnected(
             await open_.enter_async_context(stalled(gateway, "eve", query))
         await until(lambda: gateway.metric("headwater_sessions_closed_total", reason="memory") > 10)
         assert gateway.metric("headwater_stalled_bytes") <= 8 * MIB
-        # What they share is there once: their query and its frame, beside the other tests' queries.
+        # Their query and its frame are in memory once, beside the queries of other tests.
         assert gateway.metric("headwater_memory_bytes") <= 4 * 8 * MIB
         await pages.execute("update pages set text = 'newer' where id = 1")
         await until(lambda: bool(cid.named("deltas")))

@@ -1,4 +1,4 @@
-"""Reactive queries and mutations as clients meet them: over HTTP, SSE, WebSocket and sessions."""
+"""Reactive queries and mutations as clients use them: over HTTP, SSE, WebSocket and sessions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def types(messages: list[dict[str, Any]]) -> list[str]:
     return [message["type"] for message in messages]
 
 
-# ------------------------------------------------------------------------ once
+# ------------------------------------------------------------------------ single calls
 
 
 async def test_a_query_answers_with_its_result_and_a_position(site: Site) -> None:
@@ -52,15 +52,15 @@ async def test_a_query_answers_with_its_result_and_a_position(site: Site) -> Non
     assert (await site.post("/v1/query/count", {})).json()["value"] == 10
 
 
-async def test_one_reads_ones_own_writes(site: Site) -> None:
-    await site.post("/v1/query/count")  # and have its result kept
+async def test_a_client_reads_its_own_writes(site: Site) -> None:
+    await site.post("/v1/query/count")  # so that its result is cached
     for number in range(20):
         position = await site.place(100 + number)
         answer = await site.post(f"/v1/query/count?after={quote(position)}")
         assert answer.json()["value"] == 11 + number
 
 
-async def test_a_mutation_answers_with_what_it_returned(site: Site, connection: Connection) -> None:
+async def test_a_mutation_answers_with_its_result(site: Site, connection: Connection) -> None:
     answer = await site.post("/v1/mutation/place", {"id": 77, "region": 3})
     assert answer.status_code == 200
     assert answer.json()["value"] == 77
@@ -114,7 +114,7 @@ async def test_refused(
     )
 
 
-async def test_an_unknown_name_tells_no_known_ones(site: Site) -> None:
+async def test_the_error_for_an_unknown_name_lists_no_known_names(site: Site) -> None:
     answer = await site.post("/v1/query/nothing")
     assert "'nothing'" in answer.json()["error"]["message"]
     assert "open_orders" not in answer.text
@@ -141,7 +141,7 @@ async def test_a_call_belongs_to_the_trace_that_it_names(
     assert (await site.post("/v1/query/count", headers=odd)).status_code == 200
 
 
-# ------------------------------------------------------------------------ followed
+# ------------------------------------------------------------------------ subscriptions
 
 
 async def test_a_stream_of_results(site: Site) -> None:
@@ -175,7 +175,7 @@ async def test_for_event_source(site: Site) -> None:
 
 
 async def test_a_stream_is_resumed_from_positions_of_what_it_began_with(site: Site) -> None:
-    """Where it was cut off, what was added to it may have been further than that."""
+    """A subscription that was added to it later may have a newer position when it is cut off."""
     async with site.events("/v1/query/count/subscribe") as stream:
         session = (await stream.receive())["session"]
         position = (await stream.receive_type("result"))["position"]
@@ -198,7 +198,7 @@ async def test_rows_by_their_key(site: Site) -> None:
         assert (delta["key"], delta["index"]) == ([60], 2)
 
 
-async def test_it_fails_and_recovers(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_query_fails_and_recovers(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     async with site.events("/v1/query/count/subscribe", "POST") as stream:
         assert (await stream.receive_type("result"))["value"] == 10
@@ -281,9 +281,9 @@ async def test_refused_over_websocket(
         assert (await socket.receive())["value"] == 10
 
 
-async def test_websocket_and_sse_say_the_same(site: Site) -> None:
-    """The same wishes: a query, one by rows, one that fails; a write, and a wait for it."""
-    wishes: list[dict[str, Any]] = [
+async def test_websocket_and_sse_send_the_same(site: Site) -> None:
+    """The same requests: a query, one with deltas, one that fails; a write, and a wait for it."""
+    requests: list[dict[str, Any]] = [
         {"id": "whole", "query": {"name": "open_orders", "args": {"region": 1}}},
         {"id": "rows", "query": {"name": "open_orders", "args": {"region": 1}, "delta": True}},
         {"id": "count", "query": {"name": "count"}},
@@ -291,8 +291,8 @@ async def test_websocket_and_sse_say_the_same(site: Site) -> None:
     async with site.events("/v1/stream") as stream:
         session = (await stream.receive())["session"]
         by_sse = []
-        for wish in wishes:
-            answer = await site.post(f"/v1/sessions/{session}/subscriptions", wish)
+        for request in requests:
+            answer = await site.post(f"/v1/sessions/{session}/subscriptions", request)
             assert answer.status_code == 201
             by_sse += [await stream.receive(), await stream.receive()]
             assert answer.json()["view"] == by_sse[-1]["view"]
@@ -303,8 +303,8 @@ async def test_websocket_and_sse_say_the_same(site: Site) -> None:
     async with site.socket() as socket:
         await socket.receive_type("hello")
         by_websocket = []
-        for wish in wishes:
-            await socket.send(type="subscribe", **wish)
+        for request in requests:
+            await socket.send(type="subscribe", **request)
             by_websocket += [await socket.receive(), await socket.receive()]
         position = await site.place(61, region=1)
         await socket.send(type="wait", id="wait", position=position)
@@ -314,16 +314,16 @@ async def test_websocket_and_sse_say_the_same(site: Site) -> None:
 
 
 def shape(message: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
-    """What does not differ from run to run."""
+    """The message without what differs from run to run."""
     return message["type"], str(message.get("id")), tuple(sorted(message))
 
 
-async def test_an_answer_to_a_wait_comes_behind_the_data(site: Site) -> None:
+async def test_the_answer_to_a_wait_comes_after_the_data(site: Site) -> None:
     async with site.socket() as socket:
         await socket.receive_type("hello")
         for number in range(5):
-            wish = {"name": "open_orders", "args": {"region": number}}
-            await socket.send(type="subscribe", id=f"s{number}", query=wish)
+            call = {"name": "open_orders", "args": {"region": number}}
+            await socket.send(type="subscribe", id=f"s{number}", query=call)
         live = {"table": "orders", "where": [["region", "=", 1]]}
         await socket.send(type="subscribe", id="live", live=live)
         views: dict[int, str] = {}
@@ -335,15 +335,15 @@ async def test_an_answer_to_a_wait_comes_behind_the_data(site: Site) -> None:
         for number in range(20):
             position = await site.place(100 + number, region=number % 5)
             await socket.send(type="wait", id="w", position=position)
-            told: set[str] = set()
+            notified: set[str] = set()
             while (message := await socket.receive())["type"] != "answer":
-                told.add(views[message["view"]])
+                notified.add(views[message["view"]])
             assert message == {"type": "answer", "id": "w", "position": position}
-            assert f"s{number % 5}" in told
-            assert ("live" in told) == (number % 5 == 1)
+            assert f"s{number % 5}" in notified
+            assert ("live" in notified) == (number % 5 == 1)
 
 
-async def test_a_wait_covers_what_is_being_subscribed(site: Site) -> None:
+async def test_a_wait_covers_subscriptions_that_are_opening(site: Site) -> None:
     async with site.socket() as socket:
         await socket.receive_type("hello")
         await socket.send(type="subscribe", id="s", query={"name": "gated"})
@@ -352,8 +352,8 @@ async def test_a_wait_covers_what_is_being_subscribed(site: Site) -> None:
         await socket.send(type="query", id="q", name="count")
         assert (await socket.receive())["id"] == "q"
         site.application.gate.set()
-        heard = [await socket.receive() for _ in range(3)]
-        assert types(heard) == ["subscribed", "result", "answer"]
+        received = [await socket.receive() for _ in range(3)]
+        assert types(received) == ["subscribed", "result", "answer"]
 
 
 async def test_a_wait_that_takes_too_long(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +376,7 @@ async def test_waits_of_a_session_over_sse(site: Site) -> None:
             assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
         answer = await site.post(path, {"id": "", "position": await site.place(60)})
         assert answer.status_code == 400
-    answer = await site.post("/v1/sessions/nobody/wait", {"id": "w", "position": AHEAD})
+    answer = await site.post("/v1/sessions/unknown/wait", {"id": "w", "position": AHEAD})
     assert answer.json()["error"]["code"] == "session_unknown"
 
 
@@ -398,7 +398,7 @@ async def test_subscriptions_and_requests_share_their_ids(site: Site) -> None:
         ):
             await socket.send(**message)
             error = await socket.receive()
-            # With an id it would be the end of what has that id.
+            # With an id it would end the subscription that has that id.
             assert (error["code"], "id" in error) == ("invalid_query", False)
         site.application.gate.set()
         assert (await socket.receive())["id"] == "g"
@@ -454,7 +454,7 @@ async def test_a_mutation_is_run_to_its_end(site: Site, connection: Connection) 
 
 
 async def test_a_client_that_does_not_read(site: Site) -> None:
-    """Bounded, and when it reads again it has the present result, and then what it waits for."""
+    """Its queue is bounded. When it reads again it gets the present result, and then its answer."""
     gateway = site.gateway
     client = gateway.open(ANONYMOUS, address="192.0.2.1", transport="sse")
     sink = Sink()
@@ -503,22 +503,22 @@ async def test_the_identity_of_the_caller(guarded: Site) -> None:
 
 
 async def test_a_new_token_takes_effect(guarded: Site) -> None:
-    """On what is followed, and on what is asked from then on."""
+    """For open subscriptions, and for later requests."""
     async with guarded.socket(authorization=f"Bearer {token(plan='free')}") as socket:
         await socket.receive_type("hello")
         await socket.send(type="subscribe", id="s", query={"name": "caller"})
         assert (await socket.receive_type("result"))["value"]["plan"] == "free"
         await socket.send(type="authenticate", token=token(plan="gold"))
-        heard = [await socket.receive() for _ in range(3)]
-        assert sorted(types(heard)) == ["authenticated", "result", "subscribed"]
-        (result,) = [message for message in heard if message["type"] == "result"]
+        received = [await socket.receive() for _ in range(3)]
+        assert sorted(types(received)) == ["authenticated", "result", "subscribed"]
+        (result,) = [message for message in received if message["type"] == "result"]
         assert result["value"]["plan"] == "gold"
         for type in ("query", "mutate"):
             await socket.send(type=type, id="x", name="caller")
             assert (await socket.receive())["value"]["plan"] == "gold"
 
 
-async def test_a_token_that_comes_while_it_is_being_subscribed(guarded: Site) -> None:
+async def test_a_new_token_while_a_subscription_is_opening(guarded: Site) -> None:
     async with guarded.socket(authorization=f"Bearer {token(plan='free')}") as socket:
         await socket.receive_type("hello")
         await socket.send(type="subscribe", id="s", query={"name": "gated"})
@@ -531,9 +531,7 @@ async def test_a_token_that_comes_while_it_is_being_subscribed(guarded: Site) ->
         assert (await socket.receive_type("result"))["value"] == "open"
 
 
-async def test_nothing_is_done_for_a_token_that_has_ended(
-    guarded: Site, connection: Connection
-) -> None:
+async def test_nothing_is_done_for_an_expired_token(guarded: Site, connection: Connection) -> None:
     gateway = guarded.gateway
     client = gateway.open(ANONYMOUS, address="192.0.2.1", transport="websocket")
     client.attach(Sink())
@@ -544,7 +542,9 @@ async def test_nothing_is_done_for_a_token_that_has_ended(
     gateway.release(client)
 
 
-async def test_another_sites_form_mutates_nothing(guarded: Site, connection: Connection) -> None:
+async def test_a_form_of_another_site_runs_no_mutation(
+    guarded: Site, connection: Connection
+) -> None:
     cookie = {"cookie": f"session={token()}"}
     json_type = {"content-type": "application/json"}
     cases = [
@@ -643,7 +643,7 @@ def _refs(value: Any) -> list[str]:
 async def test_errors_of_requests_have_their_id(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those that nobody foresaw."""
+    """Also unforeseen errors."""
     client = site.gateway.open(ANONYMOUS, address="192.0.2.1", transport="sse")
     sink = Sink()
     client.attach(sink)

@@ -1,4 +1,4 @@
-"""Mutations and messages that are repeated with their idempotency key, as clients meet it."""
+"""Mutations and messages that clients repeat with their idempotency key."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ async def test_a_subscription_is_added_once(site: Site) -> None:
     async with site.events("/v1/stream") as stream:
         session = (await stream.receive())["session"]
         path = f"/v1/sessions/{session}/subscriptions"
-        wish = {"id": "a", "live": {"table": "orders"}}
-        answers = await asyncio.gather(*(site.post(path, wish) for _ in range(3)))
-        answers.append(await site.post(path, wish))
+        request = {"id": "a", "live": {"table": "orders"}}
+        answers = await asyncio.gather(*(site.post(path, request) for _ in range(3)))
+        answers.append(await site.post(path, request))
         assert [answer.status_code for answer in answers] == [201] * 4
         (view,) = {answer.json()["view"] for answer in answers}
         assert (await stream.receive_type("snapshot"))["view"] == view
@@ -88,7 +88,7 @@ async def test_over_websocket(site: Site, connection: Connection) -> None:
 
 
 async def test_a_client_that_has_gone_meanwhile(site: Site, connection: Connection) -> None:
-    """The first is still at work when it is repeated."""
+    """The first request is still running when it is repeated."""
     first = asyncio.create_task(site.post("/v1/mutation/place_gated", {"id": 7}, headers=key("k")))
     await until(lambda: site.application.waiting == 1)
     first.cancel()
@@ -126,7 +126,7 @@ async def test_keys_that_are_refused(site: Site, connection: Connection) -> None
     assert await orders(connection) == []
 
 
-async def test_what_failed_is_not_stored(site: Site, connection: Connection) -> None:
+async def test_a_failure_is_not_stored(site: Site, connection: Connection) -> None:
     for _ in range(2):
         answer = await site.post("/v1/mutation/closed", {}, headers=key("k"))
         assert (answer.status_code, answer.json()["error"]["code"]) == (422, "closed")
@@ -192,7 +192,7 @@ async def test_a_message_is_published_once(url: str, folder: Path) -> None:
     ):
         wheres = [f"{each.url.replace('http', 'ws')}/v1/ws" for each in (one, other)]
         async with connect_websocket(wheres[0]) as first, connect_websocket(wheres[1]) as second:
-            heard: list[Any] = []
+            received: list[Any] = []
             for socket in (first, second):
                 channel = {"type": "subscribe", "id": "c", "channel": {"name": "room:1"}}
                 await socket.send(json.dumps(channel))
@@ -204,7 +204,7 @@ async def test_a_message_is_published_once(url: str, folder: Path) -> None:
                 await socket.send(json.dumps(message | {"idempotency_key": key}))
                 while (said := json.loads(await socket.recv())).get("id") != "p":
                     if said["type"] == "message" and socket is second:
-                        heard.append(said["data"])
+                        received.append(said["data"])
                 return dict(said)
 
             for socket in (first, second, first):
@@ -214,9 +214,9 @@ async def test_a_message_is_published_once(url: str, folder: Path) -> None:
             await publish(second, "no key")
             await publish(second, "no key")
             await publish(second, "last", "k2")
-            while heard[-1:] != ["last"]:
-                heard.append(json.loads(await second.recv()).get("data"))
-            assert heard == ["hello", "no key", "no key", "last"]
+            while received[-1:] != ["last"]:
+                received.append(json.loads(await second.recv()).get("data"))
+            assert received == ["hello", "no key", "no key", "last"]
 
 
 async def test_pages_of_other_origins_may_send_the_header(url: str, folder: Path) -> None:
