@@ -1,4 +1,4 @@
-"""Each part of the hub fails when a backlog is passed over: afterwards every client equals the
+"""Each part of the hub fails when a backlog is skipped: afterwards every client equals the
 database, and the handlers of the application were called with every change or with a gap."""
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def fail_once(patch: pytest.MonkeyPatch, owner: type, name: str, *, after: bool)
 
 
 @pytest.mark.parametrize("after", [False, True])
-async def test_every_client_equals_the_database_after_a_leap_that_failed_in_part(
+async def test_every_client_equals_the_database_after_a_skip_that_failed_in_part(
     url: str, connection: Connection, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconnect, "RECONNECT_SECONDS", (0.01, 0.05))
@@ -99,7 +99,7 @@ async def test_every_client_equals_the_database_after_a_leap_that_failed_in_part
             handlers.gaps.clear()
             with pytest.MonkeyPatch.context() as patch:
                 failed = fail_once(patch, owner, name, after=after)
-                # The shape changes too: all that rests on the table is looked up again.
+                # The shape changes too: everything about the table is looked up again.
                 await run(
                     connection,
                     "begin",

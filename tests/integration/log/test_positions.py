@@ -1,5 +1,5 @@
 """The server's files are replaced by an older copy, on the same timeline. Clients have positions of
-the history that is gone. Random histories are in tests/simulation/test_rollback.py."""
+the history that is gone. Random histories are in tests/simulation/test_restored_files.py."""
 
 from __future__ import annotations
 

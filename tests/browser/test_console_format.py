@@ -1,4 +1,4 @@
-"""How the console writes values: its module of words, run by Node."""
+"""How the console formats values: its module `format.js`, run by Node."""
 
 from __future__ import annotations
 
