@@ -97,11 +97,13 @@ def held(gateway: Gateway) -> int:
     return views + feeds + sum(gateway.quotas._subscriptions.values())
 
 
-@pytest.mark.parametrize("request", REQUESTS.values(), ids=REQUESTS)
-async def test_unsubscribed_while_opening(gateway: Gateway, gate: Gate, request: Subscribe) -> None:
+@pytest.mark.parametrize("subscribe", REQUESTS.values(), ids=REQUESTS)
+async def test_unsubscribed_while_opening(
+    gateway: Gateway, gate: Gate, subscribe: Subscribe
+) -> None:
     """It was opened nevertheless, sent frames to no client, and was never closed."""
     async with client(gateway) as (it, sink):
-        opening = asyncio.create_task(gateway.subscribe(it, request))
+        opening = asyncio.create_task(gateway.subscribe(it, subscribe))
         await until(lambda: gate.asked)
         it.session.remove("a")
         await opening
@@ -127,13 +129,13 @@ async def test_subscribed_again_under_the_same_id(gateway: Gateway, gate: Gate) 
         assert held(gateway) == 2
 
 
-@pytest.mark.parametrize("request", REQUESTS.values(), ids=REQUESTS)
+@pytest.mark.parametrize("subscribe", REQUESTS.values(), ids=REQUESTS)
 async def test_the_connection_ends_while_opening(
-    gateway: Gateway, gate: Gate, request: Subscribe
+    gateway: Gateway, gate: Gate, subscribe: Subscribe
 ) -> None:
     """With a request beside the stream: the subscription was not ended, and stayed in the hub."""
     async with client(gateway) as (it, _):
-        opening = asyncio.create_task(gateway.subscribe(it, request))
+        opening = asyncio.create_task(gateway.subscribe(it, subscribe))
         await until(lambda: gate.asked)
     await opening
     gate.open.set()
