@@ -100,7 +100,7 @@ PAGE = """
 <main></main>
 <form><input name="text" placeholder="Ask something" autofocus></form>
 <script>
-  const told = new Set();
+  const sent = new Set();
   function show({ id, author, content, state }) {
     let line = document.getElementById(id);
     if (!line) {
@@ -113,15 +113,15 @@ PAGE = """
   const source = new EventSource("live/v1/stream?topics=chat:1");
   source.addEventListener("topic", (event) => {
     for (const op of JSON.parse(event.data).ops) {
-      told.add(op.key[0]);
+      sent.add(op.key[0]);
       show(op.row);
     }
   });
-  // What was there before. Of what the topic has told of meanwhile, that counts.
+  // The earlier messages. Those that the topic has sent meanwhile are newer.
   source.addEventListener("subscribed", async () => {
     const body = JSON.stringify({ chat: 1 });
     const answer = await fetch("live/v1/query/history", { method: "POST", body });
-    (await answer.json()).value.filter((row) => !told.has(row.id)).forEach(show);
+    (await answer.json()).value.filter((row) => !sent.has(row.id)).forEach(show);
   });
   document.querySelector("form").addEventListener("submit", (event) => {
     event.preventDefault();
