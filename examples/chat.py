@@ -1,14 +1,14 @@
-"""A chat in which an answer appears word by word, for everybody who watches.
+"""A chat in which an answer appears word by word, for every viewer.
 
     uvicorn chat:app --timeout-graceful-shutdown 5
     python chat.py
     curl localhost:8000/chats/1 -d 'Why is the sky blue?'
 
 The second command is a viewer; run it in as many terminals as you like, and open
-http://localhost:8000 in as many browsers. The answer comes from no model, but as from one: a few
-tokens at a time, written into one row, whose changes are the topic's signals. Every viewer is sent
-the row as it grows, read once for all of them. It uses the embedded PostgreSQL, or the database in
-HEADWATER_URL.
+http://localhost:8000 in as many browsers. The answer does not come from a model, but like one: a
+few tokens at a time, written into one row, whose changes are the topic's signals. Every viewer is
+sent the row as it grows, read once for all of them. It uses the embedded PostgreSQL, or the
+database in HEADWATER_URL.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ async def history(ctx: Context, chat: int) -> list[dict[str, Any]]:
 
 
 async def say(request: Request) -> PlainTextResponse:
-    """Write the question down, and have it answered."""
+    """Store the question, and start the answer."""
     chat, question = request.path_params["chat"], (await request.body()).decode()
     async with hw.connection() as connection:
         cursor = await connection.execute(
@@ -65,7 +65,7 @@ async def reply(id: int, question: str) -> None:
 
 
 async def model(question: str) -> AsyncIterator[str]:
-    """Says something about everything, a hundred tokens a second."""
+    """An answer to any question, a hundred tokens a second."""
     answer = f"You ask: {question} That is a deep question, and it is still open."
     for token in answer:
         await asyncio.sleep(0.01)
