@@ -38,7 +38,7 @@ async def history(ctx: Context, chat: int) -> list[dict[str, Any]]:
     return await ctx.fetch("select * from messages where chat_id = %s order by id", chat)
 
 
-async def say(request: Request) -> PlainTextResponse:
+async def ask(request: Request) -> PlainTextResponse:
     """Store the question, and start the answer."""
     chat, question = request.path_params["chat"], (await request.body()).decode()
     async with hw.connection() as connection:
@@ -139,7 +139,7 @@ async def page(request: Request) -> HTMLResponse:
 app = Starlette(
     routes=[
         Route("/", page),
-        Route("/chats/{chat:int}", say, methods=["POST"]),
+        Route("/chats/{chat:int}", ask, methods=["POST"]),
         Mount("/live", hw.asgi()),
     ],
     lifespan=lifespan,
@@ -151,13 +151,13 @@ async def watch(url: str) -> None:
     async with connect(url) as live, live.topic("chat:1") as chat:
         chat.fill("messages", await live.query("history", chat=1))
         print("watching chat:1", flush=True)
-        tell(chat.rows("messages"))
+        print_messages(chat.rows("messages"))
         async for ops in chat:
             changed = {op.key for op in ops}
-            tell(row for row in chat.rows("messages") if (row["id"],) in changed)
+            print_messages(row for row in chat.rows("messages") if (row["id"],) in changed)
 
 
-def tell(rows: Iterable[Mapping[str, Any]]) -> None:
+def print_messages(rows: Iterable[Mapping[str, Any]]) -> None:
     for row in rows:
         print(f"{row['author']}: {row['content']} ({row['state']})", flush=True)
 

@@ -172,11 +172,11 @@ async def test_every_subscriber_receives_the_messages_in_one_order(
     speakers = [await guests.join(each.url, "wire:1") for each in (one, one, other)]
     listeners = [*speakers, sse]
 
-    async def speak(number: int, guest: Guest) -> None:
+    async def publish(number: int, guest: Guest) -> None:
         said = [guest.channel.publish([number, turn]) for turn in range(200)]
         await asyncio.gather(*said)
 
-    await asyncio.gather(*(speak(n, guest) for n, guest in enumerate(speakers)))
+    await asyncio.gather(*(publish(n, guest) for n, guest in enumerate(speakers)))
     await until(lambda: all(len(each.received) == 600 for each in listeners))
     for number in range(3):
         mine = [turn for who, turn in sse.data if who == number]

@@ -93,7 +93,7 @@ class Socket:
             self.bytes += len(text)
             self.messages.append(json.loads(text))
 
-    async def say(self, **message: Any) -> None:
+    async def send(self, **message: Any) -> None:
         await self.socket.send(json.dumps(message))
 
     def named(self, type: str) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ async def test_live_queries_above_the_limit_are_refused(gateway: Served, pages: 
     async with socket_of(gateway, "ann") as ann, socket_of(gateway, "bob") as bob:
         for number in range(40):  # each a mebibyte
             query = {"table": "pages", "order": [["id", "asc"]], "limit": 40 + number}
-            await ann.say(type="subscribe", id=str(number), live=query)
+            await ann.send(type="subscribe", id=str(number), live=query)
         await until(lambda: len(ann.named("subscribed")) + len(ann.named("error")) == 40)
         refused = ann.named("error")
         assert {error["code"] for error in refused} == {"bytes_per_user"}
@@ -125,16 +125,16 @@ async def test_live_queries_above_the_limit_are_refused(gateway: Served, pages: 
         assert gateway.metric("headwater_memory_shed_total", code="bytes_per_user") >= len(refused)
         # Another user may use as much, and the subscriptions of ann continue.
         small = {"table": "pages", "order": [["id", "asc"]], "limit": 100}
-        await bob.say(type="subscribe", id="b", live=small)
+        await bob.send(type="subscribe", id="b", live=small)
         await until(lambda: bool(bob.named("snapshot")))
         await pages.execute("update pages set text = 'new' where id = 1")
         await until(lambda: bool(bob.named("deltas")))
         await until(lambda: len(ann.named("deltas")) == len(ann.named("subscribed")))
         # There is room again when one of hers has ended.
         for message in ann.named("subscribed"):
-            await ann.say(type="unsubscribe", id=message["id"])
+            await ann.send(type="unsubscribe", id=message["id"])
         await until(lambda: bool(ann.named("unsubscribed")))
-        await ann.say(type="subscribe", id="again", live=query)
+        await ann.send(type="subscribe", id="again", live=query)
         await until(lambda: ann.named("subscribed")[-1]["id"] == "again")
 
 
@@ -160,7 +160,7 @@ async def test_clients_that_do_not_read_are_disconnected(
     # The same query for all, so that not the live queries are too large.
     query = {"table": "pages", "order": [["id", "asc"]], "limit": 150}
     async with socket_of(gateway, "cid") as cid, AsyncExitStack() as open_:
-        await cid.say(type="subscribe", id="b", live=query | {"limit": 1})
+        await cid.send(type="subscribe", id="b", live=query | {"limit": 1})
         await until(lambda: bool(cid.named("snapshot")))
         for _ in range(20):  # three mebibytes wait for each
             await open_.enter_async_context(stalled(gateway, "eve", query))
@@ -178,16 +178,16 @@ async def test_a_channel_that_a_session_follows_many_times(gateway: Served) -> N
     most = SESSION_CHANNEL_SUBSCRIPTIONS_MAX
     async with socket_of(gateway, "dot") as dot:
         for number in range(100):
-            await dot.say(type="subscribe", id=str(number), channel={"name": "room:1"})
+            await dot.send(type="subscribe", id=str(number), channel={"name": "room:1"})
         await until(lambda: len(dot.named("subscribed")) + len(dot.named("error")) == 100)
         assert len(dot.named("subscribed")) == most
         assert {each["code"] for each in dot.named("error")} == {"subscriptions_per_channel"}
-        await dot.say(type="subscribe", id="other", channel={"name": "room:2"})
+        await dot.send(type="subscribe", id="other", channel={"name": "room:2"})
         await until(lambda: len(dot.named("subscribed")) == most + 1)
         dot.bytes = 0
-        await dot.say(type="publish", id="0", data="x" * 60_000)
+        await dot.send(type="publish", id="0", data="x" * 60_000)
         await until(lambda: len(dot.named("message")) == most)
         assert dot.bytes < (most + 1) * 61_000
-        await dot.say(type="unsubscribe", id="0")
-        await dot.say(type="subscribe", id="more", channel={"name": "room:1"})
+        await dot.send(type="unsubscribe", id="0")
+        await dot.send(type="subscribe", id="more", channel={"name": "room:1"})
         await until(lambda: dot.named("subscribed")[-1]["id"] == "more")

@@ -58,7 +58,7 @@ async def guarded(url: str, connection: Connection, tmp_path: Path) -> AsyncIter
         yield gateway
 
 
-async def say(connection: Connection, id: int, content: str, chat: int = 42) -> None:
+async def write_message(connection: Connection, id: int, content: str, chat: int = 42) -> None:
     async with connection.transaction():
         await connection.execute(
             "insert into messages values (%s, %s, %s)"
@@ -75,7 +75,7 @@ async def say(connection: Connection, id: int, content: str, chat: int = 42) -> 
 async def test_a_topic_brings_rows_as_they_are_signalled(
     gateway: Served, connection: Connection, transport: Any
 ) -> None:
-    await say(connection, 1, "before")
+    await write_message(connection, 1, "before")
     async with (
         connect(gateway.url, transport=transport, backoff=quick) as hw,
         hw.topic("chat:42") as chat,
@@ -141,7 +141,7 @@ async def test_without_an_event_loop(gateway: Served, url: str) -> None:
 async def test_a_slow_reader_gets_each_row_once(gateway: Served, connection: Connection) -> None:
     async with connect(gateway.url, backoff=quick) as hw, hw.topic("chat:42") as chat:
         for number in range(30):
-            await say(connection, number % 3, f"{number}")
+            await write_message(connection, number % 3, f"{number}")
         await until(lambda: {r["content"] for r in chat.rows("messages")} == {"27", "28", "29"})
         batches = chat.__aiter__()
         ops = await anext(batches)
@@ -185,7 +185,7 @@ async def test_a_refused_topic_does_not_affect_others(
                         pass
                 assert no.value.code == code, name
                 assert "secret" not in str(no.value)
-                await say(connection, 1, f"{transport} {number}")
+                await write_message(connection, 1, f"{transport} {number}")
                 assert [op.key for op in await anext(batches)] == [(1,)]
             with pytest.raises(InvalidQuery):
                 async with hw.topic("chat:42,org:1"):
@@ -204,7 +204,7 @@ async def test_an_event_source_receives_which_topics_are_refused(
         await until(lambda: len(source.errors) == len(names) and len(source.views) == 2)
         assert source.errors == dict(NOT_LET_IN)
         assert set(source.views) == {"chat:42", "org:1"}
-        await say(connection, 1, "hello")
+        await write_message(connection, 1, "hello")
         await until(lambda: source.content(1) == "hello")
         assert source.opened == 1
         assert source.last_id is not None
@@ -289,7 +289,7 @@ async def test_topics_come_and_go_on_an_open_session(
         assert gateway.metric("headwater_subscriptions", kind="topic") == 2
         gone = await http.delete(f"{path}/{quote('chat:42')}")
         assert gone.status_code == 204
-        await say(connection, 1, "unheard")
+        await write_message(connection, 1, "unheard")
         await connection.execute("select headwater.signal('org:7')")
         await until(lambda: source.pulls == 2)
         assert source.rows == {}
@@ -341,7 +341,7 @@ async def test_a_hundred_viewers_of_a_thousand_tokens_a_second(
 ) -> None:
     """One query a flush, for any number of viewers; every viewer ends with the exact text, and none
     ever sees it shrink."""
-    await say(connection, 7, "")
+    await write_message(connection, 7, "")
     scans = "select seq_scan + idx_scan from pg_stat_user_tables where relname = 'messages'"
     words = [f"{number} " for number in range(3_000)]
     async with AsyncExitStack() as stack:
@@ -385,7 +385,7 @@ async def test_a_hundred_viewers_of_a_thousand_tokens_a_second(
 # ------------------------------------------------------------------------ what survives
 
 
-class Chatter:
+class MessageWriter:
     """Writes messages, each in a transaction with its signal, also while the database restarts."""
 
     def __init__(self, url: str) -> None:
@@ -403,7 +403,7 @@ class Chatter:
                 while not until_.is_set():
                     id, chat = number % 20, (42, 1)[number % 2]
                     content = self.said.get(id, "") + f"{number} "
-                    await say(with_connection, id, content, chat)
+                    await write_message(with_connection, id, content, chat)
                     self.said[id] = content
                     number += 1
                     await asyncio.sleep(0.002)
@@ -441,7 +441,7 @@ async def begin_viewers(
 
 async def chatting(stack: AsyncExitStack, url: str) -> asyncio.Event:
     stop = asyncio.Event()
-    task = asyncio.create_task(Chatter(url).chat(stop))
+    task = asyncio.create_task(MessageWriter(url).chat(stop))
 
     async def ended() -> None:
         stop.set()
@@ -520,11 +520,11 @@ async def test_the_event_source_of_node(gateway: Served, connection: Connection)
         reading = asyncio.create_task(read())
         try:
             await until(lambda: seen.count({"opened": True}) == 2)
-            await say(connection, 1, "one", 1)
+            await write_message(connection, 1, "one", 1)
             await until(lambda: seen[-1].get("rows") == {"1": "one"})
             cutter.cut_some(random.Random(0), 1.1)
-            await say(connection, 2, "two", 1)
-            await say(connection, 3, "three", 42)
+            await write_message(connection, 2, "two", 1)
+            await write_message(connection, 3, "three", 42)
             await until(lambda: seen[-1].get("rows") == {"1": "one", "2": "two", "3": "three"})
         finally:
             process.kill()

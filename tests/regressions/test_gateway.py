@@ -76,7 +76,7 @@ async def test_a_stopping_gateway_says_goodbye(gateway: Served) -> None:
 SECRET = "a secret that is long enough for SHA-256 and more"
 
 
-async def knock(gateway: Served, path: str = "/v1/ws", **headers: str) -> int:
+async def handshake_status(gateway: Served, path: str = "/v1/ws", **headers: str) -> int:
     """The status with which a WebSocket is refused, 101 if it is accepted."""
     try:
         async with connect(
@@ -90,17 +90,17 @@ async def knock(gateway: Served, path: str = "/v1/ws", **headers: str) -> int:
 @pytest.mark.parametrize("path", ["/v1/ws", "/v1/ws?ticket=any"])
 async def test_no_page_of_another_origin_reads_an_open_gateway(steady: Served, path: str) -> None:
     """Any ticket was accepted as a proof, at a gateway that does not check tickets."""
-    assert await knock(steady, path, origin="http://elsewhere.example") == 403
+    assert await handshake_status(steady, path, origin="http://elsewhere.example") == 403
     bearer = {"authorization": "Bearer any"}
-    assert await knock(steady, path, origin="http://elsewhere.example", **bearer) == 403
+    assert await handshake_status(steady, path, origin="http://elsewhere.example", **bearer) == 403
     own = 401 if "ticket" in path else 101  # a ticket proves nothing here, and is refused
-    assert await knock(steady, path, origin=steady.url) == own
-    assert await knock(steady, path) == own
+    assert await handshake_status(steady, path, origin=steady.url) == own
+    assert await handshake_status(steady, path) == own
 
 
 @pytest.mark.parametrize("origin", ["http://[", "null", "", "://", "http://[::1"])
 async def test_an_invalid_origin(steady: Served, origin: str) -> None:
-    assert await knock(steady, origin=origin) == 403
+    assert await handshake_status(steady, origin=origin) == 403
     answer = steady.get("/v1/stream", headers={"origin": origin})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin")
     assert "Traceback" not in steady.log.read_text()
@@ -111,11 +111,11 @@ async def test_a_cookie_is_not_for_all_origins(url: str, tmp_path: Path) -> None
     token = jwt.encode({"sub": "ann", "exp": time.time() + 600}, SECRET, "HS256")
     there = "https://elsewhere.example"
     with serving(url, tmp_path, auth_secret=SECRET, auth_cookie="token", origins="*") as gateway:
-        assert await knock(gateway, origin=there, cookie=f"token={token}") == 403
-        assert await knock(gateway, origin=gateway.url, cookie=f"token={token}") == 101
-        assert await knock(gateway, origin=there, authorization=f"Bearer {token}") == 101
+        assert await handshake_status(gateway, origin=there, cookie=f"token={token}") == 403
+        assert await handshake_status(gateway, origin=gateway.url, cookie=f"token={token}") == 101
+        assert await handshake_status(gateway, origin=there, authorization=f"Bearer {token}") == 101
     with serving(url, tmp_path, auth_secret=SECRET, auth_cookie="token", origins=there) as gateway:
-        assert await knock(gateway, origin=there, cookie=f"token={token}") == 101
+        assert await handshake_status(gateway, origin=there, cookie=f"token={token}") == 101
 
 
 # ------------------------------------------------------------------------ requests
@@ -189,7 +189,7 @@ async def test_a_client_that_reads_no_answers_is_not_read(gateway: Served) -> No
 
 
 async def test_a_refused_handshake_is_counted_and_no_error(gateway: Served) -> None:
-    assert await knock(gateway, origin="http://elsewhere.example") == 403
+    assert await handshake_status(gateway, origin="http://elsewhere.example") == 403
     assert gateway.metric("headwater_refused_total", code="origin") == 1
     gateway.stop()
     assert gateway.log.read_text() == ""

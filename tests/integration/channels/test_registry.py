@@ -75,7 +75,7 @@ class ChannelSubscriber:
         return sorted(member.state for member in self.members.values())
 
 
-class Place:
+class GatewayChannels:
     """The channels of a gateway, with a bus of their own."""
 
     def __init__(self, url: str) -> None:
@@ -99,7 +99,7 @@ class Place:
         definition = QUIET if name == "quiet" else ROOM
         return follower, await self.registry.enter(name, definition, follower, **options)
 
-    async def say(self, data: Any, name: str = "room:1") -> None:
+    async def publish(self, data: Any, name: str = "room:1") -> None:
         await self.registry.publish(name, message_json(data))
 
     async def crash(self) -> None:
@@ -113,22 +113,24 @@ class Place:
 
 
 @asynccontextmanager
-async def running(url: str) -> AsyncIterator[Place]:
-    place = Place(url)
-    async with place.bus, place.registry:
-        yield place
+async def running(url: str) -> AsyncIterator[GatewayChannels]:
+    gateway = GatewayChannels(url)
+    async with gateway.bus, gateway.registry:
+        yield gateway
 
 
-async def acquainted(*places: Place) -> None:
+async def until_connected(*gateways: GatewayChannels) -> None:
     """Wait until each has received a message of every other."""
-    await until(lambda: all(len(p.registry.presence.gateways) == len(places) - 1 for p in places))
+    await until(
+        lambda: all(len(p.registry.presence.gateways) == len(gateways) - 1 for p in gateways)
+    )
 
 
 @pytest.fixture
-async def places(url: str) -> AsyncIterator[list[Place]]:
+async def gateways(url: str) -> AsyncIterator[list[GatewayChannels]]:
     async with AsyncExitStack() as stack:
         found = [await stack.enter_async_context(running(url)) for _ in range(3)]
-        await acquainted(*found)
+        await until_connected(*found)
         yield found
 
 
@@ -136,87 +138,92 @@ async def places(url: str) -> AsyncIterator[list[Place]]:
 
 
 async def test_a_new_subscriber_during_traffic_gets_every_message_once(
-    places: list[Place],
+    gateways: list[GatewayChannels],
 ) -> None:
     """Messages that another gateway stored and messages that arrive directly join without a gap."""
-    first, _ = await places[0].follow()
+    first, _ = await gateways[0].follow()
     done = asyncio.Event()
 
-    async def speak(place: Place, who: int) -> None:
+    async def publish_repeatedly(gateway: GatewayChannels, who: int) -> None:
         for turn in itertools.count():
-            await place.say([who, turn])
+            await gateway.publish([who, turn])
             if done.is_set():
                 return
 
-    speaking = [asyncio.create_task(speak(place, who)) for who, place in enumerate(places)]
+    publishing = [
+        asyncio.create_task(publish_repeatedly(gateway, who))
+        for who, gateway in enumerate(gateways)
+    ]
     await until(lambda: len(first.received) > 100)
     for turn in range(20):
-        late, seat = await places[1 + turn % 2].follow()
+        late, listener = await gateways[1 + turn % 2].follow()
         before = len(first.ids)
         await until(lambda b=before, late=late: len(first.ids) > b + 30 and len(late.ids) > 40)
-        seat.close()
+        listener.close()
         begin = first.ids.index(late.ids[0])
         await until(lambda begin=begin, late=late: len(first.ids) >= begin + len(late.ids))
         assert first.ids[begin : begin + len(late.ids)] == late.ids
     done.set()
-    await asyncio.gather(*speaking)
+    await asyncio.gather(*publishing)
 
 
 async def test_a_new_subscriber_is_notified_that_messages_may_be_missing(
-    places: list[Place], monkeypatch: pytest.MonkeyPatch
+    gateways: list[GatewayChannels], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The only gateway that stores them does not answer."""
     monkeypatch.setattr(registry_module, "CHANNEL_RECALL_SECONDS", 0.05)
-    first, _ = await places[0].follow()
-    await places[0].say("before")
+    first, _ = await gateways[0].follow()
+    await gateways[0].publish("before")
     await until(lambda: first.received == ["before"])
-    await places[0].crash()
-    late, _ = await places[1].follow()
+    await gateways[0].crash()
+    late, _ = await gateways[1].follow()
     assert (late.received, late.missed) == ([], 1)
     for number in range(20):
-        await places[1].say(number)
+        await gateways[1].publish(number)
     await until(lambda: len(late.received) == 20)
-    later, _ = await places[1].follow()
+    later, _ = await gateways[1].follow()
     assert (later.received, later.missed) == ([*range(20)], 0), "all stored messages"
 
 
-async def test_a_subscriber_that_was_behind_gets_the_stored_messages(places: list[Place]) -> None:
-    place = places[0]
-    follower, seat = await place.follow(present=True, state="here")
-    other, _ = await place.follow()
+async def test_a_subscriber_that_was_behind_gets_the_stored_messages(
+    gateways: list[GatewayChannels],
+) -> None:
+    gateway = gateways[0]
+    follower, listener = await gateway.follow(present=True, state="here")
+    other, _ = await gateway.follow()
     for number in range(5):
-        await place.say(number)
+        await gateway.publish(number)
     await until(lambda: len(follower.received) == 5)
     follower.behind = True
     for number in range(5, 40):
-        await place.say(number)
-    _, guest = await place.follow(present=True, state="new")
+        await gateway.publish(number)
+    _, guest = await gateway.follow(present=True, state="new")
     await until(lambda: len(other.received) == 40)
     follower.behind = False
-    seat.resync()
+    listener.resync()
     assert follower.received == [*range(5), *range(20, 40)]
     assert (follower.states, follower.wholes) == (["here", "new"], 2)
     assert follower.missed == 1
-    seat.resync()
+    listener.resync()
     assert (len(follower.received), follower.missed) == (25, 1)
     guest.close()
 
 
-async def test_stored_messages_are_bounded_in_bytes(places: list[Place]) -> None:
-    first, _ = await places[0].follow()
+async def test_stored_messages_are_bounded_in_bytes(gateways: list[GatewayChannels]) -> None:
+    first, _ = await gateways[0].follow()
     for number in range(10):
-        await places[0].say(str(number) * 60_000)
+        await gateways[0].publish(str(number) * 60_000)
     await until(lambda: len(first.received) == 10)
-    late, _ = await places[1].follow()
+    late, _ = await gateways[1].follow()
     assert [text[0] for text in late.received] == ["6", "7", "8", "9"]
 
 
-async def test_a_channel_without_history_and_presence(places: list[Place]) -> None:
-    follower, _ = await places[0].follow("quiet")
-    other, _ = await places[1].follow("quiet")
-    await places[2].say("psst", "quiet")
+async def test_a_channel_without_history_and_presence(gateways: list[GatewayChannels]) -> None:
+    follower, _ = await gateways[0].follow("quiet")
+    other, _ = await gateways[1].follow("quiet")
+    await gateways[2].publish("psst", "quiet")
     await until(lambda: other.received == follower.received == ["psst"])
-    late, _ = await places[2].follow("quiet")
+    late, _ = await gateways[2].follow("quiet")
     assert (late.received, late.members, late.wholes) == ([], {}, 1)
 
 
@@ -229,10 +236,10 @@ async def test_characters_that_the_database_encoding_lacks(server_url: str) -> N
         async with await connect(url, purpose="test") as connection:
             await schema.install(connection)
         async with running(url) as one, running(url) as other:
-            await acquainted(one, other)
+            await until_connected(one, other)
             follower, _ = await other.follow()
             await one.follow(present=True, state="Zoë 中 😀")
-            await one.say("Zoë 中 😀")
+            await one.publish("Zoë 中 😀")
             await until(lambda: follower.received == ["Zoë 中 😀"])
             assert follower.states == ["Zoë 中 😀"]
     finally:
@@ -243,14 +250,14 @@ async def test_messages_beyond_the_queue_of_the_bus(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus_module, "BUS_QUEUE_BYTES_MAX", 100_000)
-    async with running(url) as place:
-        follower, _ = await place.follow()
-        sent = [place.registry.publish("room:1", message_json("x" * 50_000)) for _ in range(2)]
+    async with running(url) as gateway:
+        follower, _ = await gateway.follow()
+        sent = [gateway.registry.publish("room:1", message_json("x" * 50_000)) for _ in range(2)]
         with pytest.raises(LimitExceeded, match="too many bytes wait") as caught:
-            place.registry.publish("room:1", message_json(1))
+            gateway.registry.publish("room:1", message_json(1))
         assert caught.value.code == "bus_busy"
         await asyncio.gather(*sent)
-        await place.say("there is room again")
+        await gateway.publish("there is room again")
         await until(lambda: len(follower.received) == 3)
 
 
@@ -263,66 +270,68 @@ async def test_every_subscriber_ends_with_the_same_members(url: str, seed: int) 
     In the end every subscriber sees exactly the members that are present."""
     chance = random.Random(seed)
     async with AsyncExitStack() as stack:
-        places = [await stack.enter_async_context(running(url)) for _ in range(3)]
-        seats: dict[Place, list[tuple[ChannelSubscriber, Listener]]] = {
-            place: [] for place in places
+        gateways = [await stack.enter_async_context(running(url)) for _ in range(3)]
+        listeners: dict[GatewayChannels, list[tuple[ChannelSubscriber, Listener]]] = {
+            gateway: [] for gateway in gateways
         }
         cutter = await psycopg.AsyncConnection.connect(url, autocommit=True)
         stack.push_async_callback(cutter.close)
         for turn in range(150):
-            place = chance.choice(places)
+            gateway = chance.choice(gateways)
             match chance.randrange(10):
                 case 0 | 1 | 2 | 3:
                     name = chance.choice(("room:1", "room:2"))
                     present = chance.random() < 0.7
-                    seats[place].append(await place.follow(name, present=present, state=turn))
-                case 4 | 5 | 6 if seats[place]:
-                    _, seat = seats[place].pop(chance.randrange(len(seats[place])))
-                    seat.close()
-                case 7 if seats[place]:
-                    _, seat = chance.choice(seats[place])
-                    if seat.member is not None:
-                        seat.set_state(turn)
+                    listeners[gateway].append(
+                        await gateway.follow(name, present=present, state=turn)
+                    )
+                case 4 | 5 | 6 if listeners[gateway]:
+                    _, listener = listeners[gateway].pop(chance.randrange(len(listeners[gateway])))
+                    listener.close()
+                case 7 if listeners[gateway]:
+                    _, listener = chance.choice(listeners[gateway])
+                    if listener.member is not None:
+                        listener.set_state(turn)
                 case 8 if chance.random() < 0.2:
-                    await place.crash()
-                    places.remove(place)
-                    del seats[place]
-                    places.append(await stack.enter_async_context(running(url)))
-                    seats[places[-1]] = []
+                    await gateway.crash()
+                    gateways.remove(gateway)
+                    del listeners[gateway]
+                    gateways.append(await stack.enter_async_context(running(url)))
+                    listeners[gateways[-1]] = []
                 case 9 if chance.random() < 0.3:
                     await cutter.execute(
                         "select pg_terminate_backend(pid) from pg_stat_activity"
                         " where datname = current_database()"
                         " and application_name like 'headwater bus%' and random() < 0.5"
                     )
-        every_seat = [(f, s) for place in places for f, s in seats[place]]
+        every_listener = [(f, s) for gateway in gateways for f, s in listeners[gateway]]
 
         def is_right() -> bool:
             for name in ("room:1", "room:2"):
-                here = [s.member for _, s in every_seat if s.active.name == name and s.member]
+                here = [s.member for _, s in every_listener if s.active.name == name and s.member]
                 truth = {member.member: member for member in here}
-                for follower, seat in every_seat:
-                    if seat.active.name == name and follower.members != truth:
+                for follower, listener in every_listener:
+                    if listener.active.name == name and follower.members != truth:
                         return False
                 if any(
                     {m.member: m for m in p.registry.presence.members(name)} != truth
-                    for p in places
+                    for p in gateways
                 ):
                     return False
             return True
 
         await until(is_right)
-        for _, seat in every_seat:
-            seat.close()
-        await until(lambda: not any(p.registry.presence._channels for p in places))
-        assert not any(place.registry._channels for place in places)
-        await until(lambda: not any(place.registry.presence.changed() for place in places))
+        for _, listener in every_listener:
+            listener.close()
+        await until(lambda: not any(p.registry.presence._channels for p in gateways))
+        assert not any(gateway.registry._channels for gateway in gateways)
+        await until(lambda: not any(gateway.registry.presence.changed() for gateway in gateways))
 
 
-async def test_channels_that_end_leave_nothing_behind(places: list[Place]) -> None:
-    place = places[0]
+async def test_channels_that_end_leave_nothing_behind(gateways: list[GatewayChannels]) -> None:
+    gateway = gateways[0]
     for turn in range(100):
-        opening = asyncio.create_task(place.follow(f"room:{turn % 7}", present=True))
+        opening = asyncio.create_task(gateway.follow(f"room:{turn % 7}", present=True))
         await asyncio.sleep(0)
         if turn % 3 == 0:
             opening.cancel()
@@ -330,11 +339,11 @@ async def test_channels_that_end_leave_nothing_behind(places: list[Place]) -> No
             if isinstance(outcome, tuple):
                 outcome[1].close()
                 outcome[1].close()
-    assert (place.registry._channels, place.registry._history_replies) == ({}, {})
-    assert place.registry.presence.own == 0
-    await until(lambda: not any(each.registry.presence._channels for each in places))
-    assert place.metrics.channels._value.get() == 0
-    assert place.metrics.channel_members._value.get() == 0
+    assert (gateway.registry._channels, gateway.registry._history_replies) == ({}, {})
+    assert gateway.registry.presence.own == 0
+    await until(lambda: not any(each.registry.presence._channels for each in gateways))
+    assert gateway.metrics.channels._value.get() == 0
+    assert gateway.metrics.channel_members._value.get() == 0
 
 
 # ------------------------------------------------------------------------ declaring
@@ -398,8 +407,8 @@ async def test_a_program_without_a_gateway_publishes(url: str, connection: Conne
     hw.channel("room:{id}")
     with pytest.raises(ConfigError, match="while Headwater is not running"):
         await hw.publish("room:1", 1)
-    async with running(url) as place:
-        follower, _ = await place.follow()
+    async with running(url) as gateway:
+        follower, _ = await gateway.follow()
         async with hw:
             with pytest.raises(ConfigError, match="declared too late"):
                 hw.channel("other")
@@ -428,26 +437,26 @@ async def test_without_channels_there_is_no_bus(url: str, connection: Connection
 
 
 async def test_stored_messages_count_for_their_subscribers(url: str) -> None:
-    async with running(url) as place:
-        memory = place.memory
-        ann, seat = await place.follow(owner="ann")
-        other, _ = await place.follow("room:2", owner="ann")
-        bob, _ = await place.follow(owner="bob")
+    async with running(url) as gateway:
+        memory = gateway.memory
+        ann, listener = await gateway.follow(owner="ann")
+        other, _ = await gateway.follow("room:2", owner="ann")
+        bob, _ = await gateway.follow(owner="bob")
         for number in range(30):
-            await place.say(number)
+            await gateway.publish(number)
         await until(lambda: len(bob.received) == 30)
-        remembered = sum(message.frame.size for message in seat.active.history)
-        assert len(seat.active.history) == 20
+        remembered = sum(message.frame.size for message in listener.active.history)
+        assert len(listener.active.history) == 20
         assert memory.total == memory.of("bob") == _CHANNEL_MESSAGE_FACTOR * remembered
         # The stored messages of another channel are too much for one of the two.
         for _ in range(2):
-            await place.say("x" * 12_000, "room:2")
+            await gateway.publish("x" * 12_000, "room:2")
         await until(lambda: len(other.received) == 2)
         memory.enforce()
         assert isinstance(other.error, LimitExceeded)
         assert other.error.code == "bytes_per_user"
         assert (ann.error, bob.error) == (None, None)
         assert memory.of("ann") == memory.total == _CHANNEL_MESSAGE_FACTOR * remembered
-        seat.close()
+        listener.close()
         assert memory.of("ann") == 0
         assert memory.total == memory.of("bob") > 0

@@ -89,14 +89,14 @@ async def test_tokens_are_collected_and_never_taken_back(
 async def test_an_exception_leaves_the_text_written_so_far(
     hw: Headwater, connection: Connection
 ) -> None:
-    async def speak() -> None:
+    async def write_text() -> None:
         async with hw.text_stream("messages", id=1, every=60) as out:
             out.append("Half of ")
             out.append("it")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await speak()
+        await write_text()
     assert await written(connection) == ("Half of it", "error")
 
 
@@ -106,7 +106,7 @@ async def test_cancelling_leaves_the_text_written_so_far(
 ) -> None:
     begun = asyncio.Event()
 
-    async def speak() -> None:
+    async def write_text() -> None:
         async with hw.text_stream("messages", id=1, every=60) as out:
             out.append("first ")
             await out.flush()
@@ -114,7 +114,7 @@ async def test_cancelling_leaves_the_text_written_so_far(
             begun.set()
             await asyncio.Event().wait()
 
-    speaking = asyncio.create_task(speak())
+    speaking = asyncio.create_task(write_text())
     await begun.wait()
     for _ in range(times):
         speaking.cancel()
@@ -138,7 +138,7 @@ async def test_a_row_that_is_not_there(hw: Headwater, connection: Connection) ->
 
 
 async def test_a_row_that_goes_away(hw: Headwater, connection: Connection) -> None:
-    async def speak() -> None:
+    async def write_text() -> None:
         async with hw.text_stream("messages", id=1, every=0.01) as out:
             await connection.execute("delete from messages")
             while True:
@@ -146,7 +146,7 @@ async def test_a_row_that_goes_away(hw: Headwater, connection: Connection) -> No
                 await asyncio.sleep(0)
 
     with pytest.raises(NotFound):
-        await speak()
+        await write_text()
 
 
 async def test_other_columns_and_keys(hw: Headwater, connection: Connection) -> None:

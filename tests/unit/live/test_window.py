@@ -73,7 +73,7 @@ def window(
 
 
 def as_text(deltas: tuple[Delta, ...]) -> list[str]:
-    def say(delta: Delta) -> str:
+    def text_of(delta: Delta) -> str:
         match delta:
             case Enter(key, _, index):
                 return f"{key[0]} enters at {index}"
@@ -87,7 +87,7 @@ def as_text(deltas: tuple[Delta, ...]) -> list[str]:
                 return "now: " + "".join(enter.key[0] for enter in rows)
         raise AssertionError(delta)
 
-    return [say(delta) for delta in deltas]
+    return [text_of(delta) for delta in deltas]
 
 
 FULL = {"a": 90, "b": 80, "c": 70, "d": 60}
