@@ -1,5 +1,5 @@
 """A dump that is restored elsewhere, with the rights that the documentation asks for: the tables
-belong to another role, and Headwater's has TRIGGER on them."""
+belong to another role, and Headwater's role has TRIGGER on them."""
 
 from __future__ import annotations
 

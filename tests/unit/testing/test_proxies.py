@@ -1,4 +1,4 @@
-"""The links that tests cut: nothing of them is left when they are closed."""
+"""The links that tests cut: closing one ends all of its connections."""
 
 from __future__ import annotations
 

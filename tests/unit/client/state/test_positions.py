@@ -1,4 +1,5 @@
-"""What a client has seen, over all its subscriptions: nothing older is asked for, or taken."""
+"""The newest position that a client has seen, over all its subscriptions: it requests and accepts
+nothing older."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def session() -> ClientSession:
     return ClientSession()
 
 
-def test_what_one_subscription_has_seen_the_others_name(session: ClientSession) -> None:
+def test_every_subscription_names_the_newest_position_of_the_client(session: ClientSession) -> None:
     begun(session, LiveState(ORDERS), 5, snapshot(5, position(10), 1))
     count = begun(session, QueryState(CALL), 6, Result(6, position(12), 3))
     begun(session, TopicState("chat"), 7, TopicMessage(7, position(9), AT, ()))
@@ -104,7 +105,7 @@ def test_an_older_reset_or_result_is_not_taken(session: ClientSession) -> None:
     assert (live.keys, query.value) == ([(1,)], 3)
 
 
-def test_what_the_database_has_lost_is_forgotten(session: ClientSession) -> None:
+def test_positions_that_the_database_has_lost_are_forgotten(session: ClientSession) -> None:
     """Its positions count for nothing any more, those of other subscriptions included."""
     live = begun(session, LiveState(ORDERS), 5, snapshot(5, position(10), 1))
     query = begun(session, QueryState(CALL), 6, Result(6, position(12), 3))
@@ -117,7 +118,7 @@ def test_what_the_database_has_lost_is_forgotten(session: ClientSession) -> None
     assert (live.keys, query.value, session.seen) == ([(4,)], 1, position(7))
 
 
-def test_a_restored_database_is_believed(session: ClientSession) -> None:
+def test_a_restored_database_is_accepted(session: ClientSession) -> None:
     state = begun(session, LiveState(ORDERS), 5, snapshot(5, position(10), 1))
     session.connected()
     session.receive(Subscribed("2", 6))

@@ -1,5 +1,4 @@
-"""A topic as a client knows it: rows folded from what it is told, and from what it was filled
-with."""
+"""The state of a topic in a client: rows from the operations it receives and from queries."""
 
 from __future__ import annotations
 
@@ -90,12 +89,12 @@ def test_two_on_the_same_topic_are_both_resumed() -> None:
     assert (one.position, other.position) == (P2, P3)
 
 
-def test_who_never_heard_a_position_must_pull() -> None:
+def test_without_a_position_a_reconnect_must_pull() -> None:
     session = ClientSession()
     state = begun(session)
     assert session.connected() == [Send(Subscribe("2", topic="chat:1"))]
-    told = TopicUpdated(state, Ops((), None, pull=True))
-    assert session.receive(Subscribed("2", 9)) == [Ready(state), told]
+    updated = TopicUpdated(state, Ops((), None, pull=True))
+    assert session.receive(Subscribed("2", 9)) == [Ready(state), updated]
     assert session.receive(TopicMessage(9, P1, AT, ())) == []
 
 
@@ -117,7 +116,7 @@ def test_rows_are_folded() -> None:
     assert rows.of("chats") == [{"id": 1}]
 
 
-def test_what_the_topic_told_counts_more_than_what_was_read() -> None:
+def test_rows_that_were_sent_replace_rows_that_were_read() -> None:
     rows = TopicRows()
     rows.take([put(2, "newer"), gone(3), put(4, "new"), Upsert("chats", (1,), {"id": 1})])
     read = [{"id": id, "body": "read"} for id in (1, 2, 3)]
@@ -127,15 +126,15 @@ def test_what_the_topic_told_counts_more_than_what_was_read() -> None:
     assert rows.of("chats") == [{"id": 1}]
 
 
-def test_after_a_gap_what_is_read_counts() -> None:
+def test_after_a_gap_rows_that_were_read_replace_older_ones() -> None:
     rows = TopicRows()
     rows.fill("messages", [{"id": 1, "body": "old"}], ("id",))
-    rows.take([put(2, "told"), put(3, "told")])
+    rows.take([put(2, "sent"), put(3, "sent")])
     rows.mark_stale()
-    assert bodies(rows) == {1: "old", 2: "told", 3: "told"}
-    rows.take([put(3, "told since")])
+    assert bodies(rows) == {1: "old", 2: "sent", 3: "sent"}
+    rows.take([put(3, "sent after")])
     rows.fill("messages", [{"id": id, "body": "read"} for id in (2, 3)], ("id",))
-    assert bodies(rows) == {2: "read", 3: "told since"}
+    assert bodies(rows) == {2: "read", 3: "sent after"}
 
 
 def test_a_key_that_rows_do_not_have() -> None:
@@ -171,7 +170,7 @@ def test_a_reader_gets_each_row_once_and_the_latest() -> None:
     assert waiting.take() == Ops((), P3, AT, pull=True)
 
 
-def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CLIENT_TOPIC_ROWS_MAX", 3)
     waiting = Waiting()
     waiting.add(Ops(tuple(put(id, "a") for id in range(4)), P1, AT))
