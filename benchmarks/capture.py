@@ -36,7 +36,7 @@ insert into orders (region, status, amount, note) values (:region, 'open', :amou
 
 
 def bulk_insert(server: EmbeddedPostgres, rounds: int) -> Result:
-    """Time of one INSERT of 100,000 rows, captured and not, turn about."""
+    """Time of one INSERT of 100,000 rows, captured and not captured, in turns."""
     times: dict[bool, list[float]] = {False: [], True: []}
     with psycopg.connect(server.url, autocommit=True) as connection:
         for _ in range(rounds):

@@ -3,7 +3,8 @@
 
 The servers run beside each other, each with its own streams, and take turns. The client is one
 process for all: it waits on epoll, counts the ends of events and does not parse. Client and server
-share the machine, so beside the rate by the clock stands the rate by the server's own CPU time.
+share the machine, so the report has the rate by the clock and the rate by the server's own CPU
+time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import psycopg
 
 from benchmarks.measure import Result, execute, ratios, report, scratch_server
 from benchmarks.streaming import Server, has_nchan, nchan, ours
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 
 PUBLISH = b"POST /publish HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s"
 EVENTS = b"GET /events HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n\r\n"
@@ -91,8 +92,8 @@ class Streams:
         self._poll.close()
 
     def publish(self, events: int) -> None:
-        """Send events to all streams, each once all have the one before."""
-        # Not kept from turn to turn: servers close connections on which nothing is asked.
+        """Send events to all streams, each after all streams have the one before."""
+        # A new connection each turn: servers close idle connections.
         with socket.create_connection(("127.0.0.1", self.server.port)) as publisher:
             for _ in range(events):
                 publisher.sendall(PUBLISH % (len(BODY), BODY))
@@ -229,7 +230,7 @@ def _against_nchan(rates: dict[str, list[Rate]]) -> Result:
 def idle(size: Size) -> Result:
     """Memory of the gateway's process for a live query that is open and silent."""
     with gateway() as (server, database):
-        # What the first connections allocate is not theirs.
+        # What the first connections allocate does not belong to a stream.
         warm = LiveStreams(server, 5, database)
         before = server.memory_bytes()
         streams = LiveStreams(server, size.idle, database)

@@ -24,7 +24,7 @@ from headwater.capture.postgres import schema, triggers
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.model import Enter, Leave, Move, Update
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 
 REGIONS = 500
 TOP = 20
@@ -141,7 +141,8 @@ class Workload:
     def _note(
         self, operation: str, *, arrived: float | None = None, committed: float | None = None
     ) -> None:
-        """Time an operation once both its ends are known; the client may be the first to know."""
+        """Record the time of an operation when both times are known; the client may be the
+        first."""
         before = self._times.pop(operation, None)
         if before is None:
             self._times[operation] = (arrived, committed)
@@ -185,7 +186,7 @@ class Workload:
         self._note(f"gone {id}" if kind == 2 else note, committed=committed)
 
     async def _wrong(self, lives: list[tuple[int, Live]]) -> int:
-        """How many results are not the database's, once it is quiet."""
+        """How many results differ from the database, when no transaction runs."""
         deadline = time.perf_counter() + 30
         while True:
             wrong = [live for region, live in lives if not await self._is_right(region, live)]
@@ -212,7 +213,7 @@ _OPERATIONS = (
 async def workload(
     gateway: Served, url: str, *, rows: int, queries: list[int], seconds: float, rates: list[float]
 ) -> list[Result]:
-    """The rate of the requirement with few and many queries, then ever higher rates."""
+    """The required rate with few and many queries, then higher rates."""
     writers = [
         await connect_database(url, purpose="benchmark", application_path=True) for _ in range(8)
     ]

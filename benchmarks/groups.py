@@ -1,10 +1,10 @@
 """What reactive queries cost the hub: `python -m benchmarks.groups [--large]`.
 
-First, what a change costs that concerns nobody, by the number of groups: in memory, with nothing
-but the index that decides it, and through flushes of a real hub. Then the hub over a scratch
-server, in this process: from commit to result with one group, with many subscribers of one and with
-one change that concerns every group; the memory of a group; plain calls; mutations beside the same
-transaction without us. Every line checks that it did its work: results are counted, not assumed.
+First, the cost of a change that concerns no group, by the number of groups: in memory, with only
+the index that decides it, and through flushes of a real hub. Then the hub over a scratch server, in
+this process: from commit to result with one group, with many subscribers of one and with one change
+that concerns every group; the memory of a group; plain calls; mutations beside the same transaction
+without us. Every line checks that it did its work: results are counted, not assumed.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _update(table: Table, before: Row, after: Row) -> Change:
 
 
 def _best(watches: Watches[int], change: Change, size: Size) -> float:
-    """Microseconds in the best of several rounds; nobody may be found."""
+    """Microseconds in the best of several rounds; no group may be found."""
     times = []
     for _ in range(7):
         found, started = 0, time.perf_counter()
@@ -128,7 +128,7 @@ def _flat(name: str, counts: tuple[int, ...], times: list[float]) -> Result:
     )
 
 
-# ------------------------------------------------------------------------ a hub and who listens
+# ------------------------------------------------------------------------ a hub and subscribers
 
 
 async def in_region(ctx: Context, region: int) -> Any:
@@ -157,7 +157,7 @@ RAISE_AMOUNT = Mutation("raise_amount", raise_amount)
 
 
 class Crowd:
-    """All subscribers of a measurement: how many results came, and a word when they are enough."""
+    """All subscribers of a measurement: counts results, and reports when there are enough."""
 
     def __init__(self) -> None:
         self.results = 0
@@ -180,7 +180,7 @@ class Crowd:
         pass
 
     async def further(self, count: int, work: Awaitable[Any]) -> float:
-        """Milliseconds from the work being done until as many further results are there."""
+        """Milliseconds from the end of the work until this many further results are there."""
         self._there.clear()
         self._enough = self.results + count
         await work
@@ -198,7 +198,7 @@ class Bench:
         self.connection = connection
 
     async def subscribe(self, query: Query, regions: range, crowd: Crowd) -> list[Any]:
-        """A subscription for each region, as many at a time as the hub takes."""
+        """A subscription for each region, as many at a time as the hub accepts."""
         joining = [
             self.hub.reactive.subscribe(query, query.bind({"region": region}), ANONYMOUS, crowd)
             for region in regions
@@ -208,7 +208,7 @@ class Bench:
         return handles
 
     async def settle(self) -> None:
-        """Wait until nothing is wanted or under way."""
+        """Wait until no execution is requested or running."""
         await self.hub.flushes.next_flush()
         while any(group.state != "idle" for group in self.hub.reactive):
             await self.hub.flushes.next_flush()
@@ -231,7 +231,7 @@ class Bench:
 
 
 async def flush_misses(bench: Bench, size: Size) -> list[Result]:
-    """Microseconds of a flush whose one change concerns nobody, and of our part of it."""
+    """Microseconds of a flush whose one change concerns no group, and of our part of it."""
     shares: dict[str, list[float]] = {kind: [] for kind in MISSES}
     flushes: dict[str, list[float]] = {kind: [] for kind in MISSES}
     handles: list[Any] = []
@@ -277,7 +277,7 @@ async def _flushes(bench: Bench, sql: str, count: int) -> tuple[float, float]:
             wholes.append((bench.flush_seconds()[0] - seconds) * 1e6)
     finally:
         hub.reactive.flushed = original  # type: ignore[method-assign]
-    assert bench.executions() == before, "a change that concerns nobody had a query executed"
+    assert bench.executions() == before, "a change that concerns no group executed a query"
     return median(shares), median(each for each in wholes if each)
 
 
@@ -285,7 +285,7 @@ async def _flushes(bench: Bench, sql: str, count: int) -> tuple[float, float]:
 
 
 async def one_group(bench: Bench, size: Size) -> Result:
-    """Nothing else going on: one group, one writer."""
+    """One group, one writer, nothing else."""
     crowd = Crowd()
     (handle,) = await bench.subscribe(IN_REGION, range(1), crowd)
     before, times = bench.executions(), list[float]()
@@ -317,7 +317,7 @@ async def many_subscribers(bench: Bench, count: int, size: Size) -> Result:
         handle.close()
     return Result(
         f"one change, {count:,} subscribers of one query",
-        f"all told in {median(times):.2f} ms",
+        f"all notified in {median(times):.2f} ms",
         "one execution",
         each == 1,
         f"{each:.2f} executions a change",
@@ -342,7 +342,7 @@ async def all_woken(bench: Bench, size: Size) -> Result:
     assert row is not None
     return Result(
         f"one change that concerns all of {size.woken:,} groups",
-        f"all told in {median(times):.0f} ms",
+        f"all notified in {median(times):.0f} ms",
         "one execution each",
         each == size.woken,
         f"{each:.0f} executions over {row[0]} connections; first time {times[0]:.0f} ms",
@@ -350,7 +350,7 @@ async def all_woken(bench: Bench, size: Size) -> Result:
 
 
 async def memory(bench: Bench, size: Size) -> Result:
-    """What a group takes that somebody follows and nothing happens to, its result included."""
+    """Memory of a group with a subscriber and without changes, its result included."""
     count, crowd = size.woken, Crowd()
     first = await bench.subscribe(IN_REGION, range(1), crowd)
     gc.collect()
@@ -360,7 +360,7 @@ async def memory(bench: Bench, size: Size) -> Result:
     gc.collect()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    kept = sum(group.size for group in bench.hub.reactive) / count
+    result = sum(group.size for group in bench.hub.reactive) / count
     for handle in first + handles:
         handle.close()
     each = (after - before) / (count - 1)
@@ -369,7 +369,7 @@ async def memory(bench: Bench, size: Size) -> Result:
         f"{each / 1024:.1f} KiB",
         "under 9 KiB",
         each < 9 * 1024,
-        f"{kept:.0f} bytes of it are the result",
+        f"{result:.0f} bytes of it are the result",
     )
 
 
@@ -377,7 +377,7 @@ async def memory(bench: Bench, size: Size) -> Result:
 
 
 async def calls(bench: Bench, size: Size) -> Result:
-    """A call that executes, beside one that need not."""
+    """A call that executes the query, and one that is answered from the cache."""
     groups = bench.hub.reactive
 
     async def called() -> float:
@@ -386,18 +386,18 @@ async def calls(bench: Bench, size: Size) -> Result:
         await groups.call(IN_REGION, arguments, ANONYMOUS)
         return (time.perf_counter() - started) * 1e6
 
-    cold, kept = list[float](), list[float]()
+    cold, cached = list[float](), list[float]()
     await called()
     for _ in range(size.repeats):
         await bench.write(_RAISE, 1)
         await bench.hub.flushes.next_flush()
         cold.append(await called())
         await bench.settle()
-        kept.append(await called())
-    ratio = median(cold) / median(kept)
+        cached.append(await called())
+    ratio = median(cold) / median(cached)
     return Result(
         "a plain call: executed, and from the cache",
-        f"{median(cold) / 1e3:.2f} ms, {median(kept):.0f} µs",
+        f"{median(cold) / 1e3:.2f} ms, {median(cached):.0f} µs",
         "the cache is quicker",
         ratio > 1,
         f"×{ratio:.0f}",

@@ -5,7 +5,7 @@ and again under each attack of Eve, who has a token of her own and uses all that
 over long texts, a slow policy, large results under a quick one, a locked table, clients that do not
 read, storms of subscriptions.
 Attack and measurement take turns in one run, and the figures are ratios. Eve's clients run in a
-process of their own with a low priority, so that a ratio tells of the gateway and not of the cores.
+process of their own with a low priority, so that a ratio is about the gateway and not the cores.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headwater import HeadwaterError, connect
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.queries.execution.idempotent_requests import REQUIRED_FUNCTIONS
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 
 SECRET = "a secret of the benchmark that is long enough"
 PROGRAM = """
@@ -101,7 +101,7 @@ def token(user: str) -> str:
 
 
 class Times(msgspec.Struct):
-    """Milliseconds of Ann's."""
+    """Latencies of Ann, in milliseconds."""
 
     change: list[float] = []
     """From a commit to her live query."""
@@ -111,7 +111,7 @@ class Times(msgspec.Struct):
 
 
 async def measure(url: str, writer: Connection, samples: int) -> Times:
-    """Everything that Ann waits for, one after the other."""
+    """Each kind of request of Ann, one after the other."""
     times = Times()
     query = {"table": "orders", "where": [["region", "=", 1]]}
     async with connect(url, token=token("ann")) as hw, hw.live(query) as live:
@@ -177,7 +177,7 @@ async def patterns(url: str, count: int) -> None:
 
 
 async def policies(url: str, count: int) -> None:
-    """Live queries whose every row costs the database 0.3 s."""
+    """Live queries in which every row costs the database 0.3 s."""
     await _open_all(
         url, [{"table": "guarded", "where": [["id", ">", number]]} for number in range(count)]
     )
@@ -221,7 +221,7 @@ async def silent_clients(url: str, count: int) -> None:
 
 
 async def storm(url: str, count: int) -> None:
-    """Subscriptions that come and go as fast as they can, with the widest filters there are."""
+    """Subscriptions that come and go as fast as possible, with the widest possible filters."""
 
     async def one(number: int) -> None:
         async with connect(url, token=token("eve")) as hw:

@@ -1,7 +1,7 @@
 """Benchmarks of the live-query core: `python -m benchmarks.live [--large]`.
 
-Seeded, so that every run does the same work; the checksum beside each time says that it did. Times
-are the best of several rounds, for the machine is shared.
+Seeded, so that every run does the same work; the checksum beside each time shows that it did. Times
+are the best of several rounds, because the machine is shared.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What others take for the same work, beside `benchmarks/pipeline.py`.
+"""The time of other programs for the same work, compared with `benchmarks/pipeline.py`.
 
-They are no dependencies of ours: each runs in a process of its own, with the Python that
+They are not dependencies of ours: each runs in a process of its own, with the Python that
 HEADWATER_PEERS names (`pip install 'dlt[postgres,deltalake,sql_database]'` in an environment of its
-own), else with this one. What is not installed there is said to be so.
+own), else with this one. A program that is not installed there is reported.
 
-dlt reads the change log as a table, by `seq`, and writes Delta. It passes over what commits late.
+dlt reads the change log as a table, by `seq`, and writes Delta. It misses changes that commit late.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Every change into the lake, and back out of it: `python -m benchmarks.pipeline [--large]`.
 
 Bulk and trickle run `headwater pipeline run` as users do, in a process of its own. A change counts
-as visible once the Delta commit that holds it is there, seen by a process that does nothing but
-look for the next one; the times are those of its seeing, and of the writer's COMMIT returning.
+as visible when a process that only looks for the next Delta commit has found the one that contains
+it; the time is from the return of the writer's COMMIT to that moment.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def write_single(url: str, changes: int) -> None:
         "insert into orders (region, status, amount, note)"
         " values (i % 500, 'open', i * 1.25, 'note number ' || i)"
     )
-    # Not how anybody writes: the quickest way to so many transactions.
+    # Not a usual way to write, but the quickest way to this many transactions.
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("set synchronous_commit = off")
         connection.execute(
@@ -215,7 +215,7 @@ def size_of_events(lake: Path) -> Result:
 
 
 def _look(folder: str, pipe: Pipe) -> None:
-    """Say when each commit was first there, until told to stop."""
+    """Report when each commit was first there, until stopped."""
     version, seen = 0, []
     while not pipe.poll(LOOK_SECONDS):
         while os.path.exists(f"{folder}/{version:020}.json"):
@@ -264,7 +264,7 @@ def trickle(url: str, lake: Path, seconds: float, setting: str) -> Result:
 
 
 def _await_first(connection: psycopg.Connection, lake: Path, run: subprocess.Popen[str]) -> None:
-    """Until the pipeline runs and has written: what it does once is done."""
+    """Wait until the pipeline runs and has written: its one-time work is done."""
     connection.execute("insert into orders (id, region, status, amount) values (0, 1, 'open', 1)")
     _await_rows(lake, 2, run)
 
@@ -312,8 +312,8 @@ def _visible(lake: Path, seen: dict[str, float]) -> dict[int, float]:
 
 
 def as_of(spark: SparkSession, url: str, folder: Path, size: Size) -> Result:
-    """A table of so many rows after histories of several lengths. Between its last snapshot and the
-    moment lies the same number of events each time."""
+    """A table of this many rows after histories of several lengths. Between its last snapshot and
+    the moment lies the same number of events each time."""
     lake, tail = Lake(str(folder), spark), size.rows // 10
     rng = random.Random(SEED)
     write_large(url, size.rows)
@@ -395,10 +395,10 @@ def revenue(orders):
 
 
 def view(url: str, lake: Path, seconds: float) -> Result:
-    """A change now and then, until a live query over an aggregate of them has heard of it."""
+    """A change now and then, until a live query over an aggregate of them has received it."""
     lake.with_name("shop.py").write_text(SHOP)
     with pipeline(url, lake, "--app", "shop:hw") as run:
-        latencies = asyncio.run(_heard(url, round(seconds * RATE), run))
+        latencies = asyncio.run(_received(url, round(seconds * RATE), run))
     p50, p95 = percentile(latencies, 0.5), percentile(latencies, 0.95)
     return Result(
         f"commit → live query over a view, {RATE:g} changes/s",
@@ -409,7 +409,7 @@ def view(url: str, lake: Path, seconds: float) -> Result:
     )
 
 
-async def _heard(url: str, count: int, run: subprocess.Popen[str]) -> list[float]:
+async def _received(url: str, count: int, run: subprocess.Popen[str]) -> list[float]:
     crowd, rng = Crowd(), random.Random(SEED)
     connection = await connect(url, purpose="benchmark", application_path=True)
     while run.poll() is None:

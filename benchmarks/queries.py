@@ -27,7 +27,7 @@ from benchmarks.measure import ORDERS, Result, percentile, report, scratch_serve
 from headwater import EmbeddedPostgres, Results, connect
 from headwater.database import Connection
 from headwater.database import connect as connect_database
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 
 PROGRAM = """
 from headwater import Headwater
@@ -99,7 +99,7 @@ class Database:
         self._pid = int(pid_file.read_text().split()[0])
 
     async def load(self) -> Load:
-        """What it has done so far, once all of its sessions have told."""
+        """What it has done so far, when all of its sessions have reported."""
         cpu = self._cpu()
         await asyncio.sleep(self._settle)
         cursor = await self.connection.execute(
@@ -125,7 +125,7 @@ class Database:
         return ticks / os.sysconf("SC_CLK_TCK")
 
 
-# ------------------------------------------------------------------------ who writes
+# ------------------------------------------------------------------------ writing
 
 
 class Writing:
@@ -141,7 +141,7 @@ class Writing:
         self.committed: dict[int, float] = {}
 
     async def run(self, rate: float, seconds: float, hits: int) -> None:
-        """Numbers go on from run to run, so that each change alters its rows."""
+        """Numbers continue from run to run, so that each change alters its rows."""
         self.regions, self.committed = {}, {}
         idle: asyncio.Queue[Connection] = asyncio.Queue()
         for writer in self._writers:
@@ -172,7 +172,7 @@ def first_row(region: int) -> int:
     return region * ROWS_PER_REGION + 1
 
 
-# ------------------------------------------------------------------------ who polls
+# ------------------------------------------------------------------------ polling
 
 
 async def poll(url: str, groups: int, seconds: float) -> int:
@@ -200,7 +200,7 @@ async def poll(url: str, groups: int, seconds: float) -> int:
     return done
 
 
-# ------------------------------------------------------------------------ who subscribes
+# ------------------------------------------------------------------------ subscribing
 
 
 class Following:
@@ -240,7 +240,7 @@ class Following:
             self.newest[region] = number
             self._news.set()
 
-    async def until_told(self) -> None:
+    async def until_received(self) -> None:
         """Wait until every region has its newest change."""
         expected: dict[int, int] = {}
         for number, regions in self._writing.regions.items():
@@ -252,8 +252,8 @@ class Following:
                 await self._news.wait()
 
     def latencies(self) -> list[float]:
-        """In milliseconds, of every change and region. What arrived together with a later change
-        arrived with that."""
+        """In milliseconds, of every change and region. A change that arrived together with a later
+        one has the time of that."""
         times = []
         arrived: dict[int, float] = {}
         for number in sorted(self._writing.regions, reverse=True):
@@ -327,7 +327,7 @@ async def followed(
         before, cpu = await database.load(), gateway.cpu()
         executions = gateway.metric("headwater_query_executions_total", reason="change")
         await writing.run(size.rate, size.seconds, hits)
-        await following.until_told()
+        await following.until_received()
         cpu = gateway.cpu() - cpu
         executed = gateway.metric("headwater_query_executions_total", reason="change") - executions
         load = (await database.load()).since(before).since(beside.writes)

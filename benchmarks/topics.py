@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from benchmarks.measure import Result, percentile, report, scratch_server
 from headwater.database import Connection
 from headwater.database import connect as connect_database
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 
 PROGRAM = """
 from headwater import Headwater
@@ -61,7 +61,7 @@ LARGE = Size((1, 100, 1_000, 5_000), 2_000, 0.02, STATISTICS_SECONDS)
 
 
 class Viewers:
-    """All who follow the chat: what each has got, and when."""
+    """All viewers of the chat: what each has received, and when."""
 
     def __init__(self) -> None:
         self.arrivals: list[tuple[int, float]] = []
@@ -69,11 +69,11 @@ class Viewers:
         self.open: set[Viewer] = set()
         self._news = asyncio.Event()
 
-    def heard(self) -> None:
+    def received(self) -> None:
         self._news.set()
 
     async def until(self, number: int) -> None:
-        """Wait until everybody has this change."""
+        """Wait until every viewer has this change."""
         async with asyncio.timeout(60):
             while any(viewer.newest < number for viewer in self.open):
                 self._news.clear()
@@ -85,7 +85,7 @@ class Viewers:
 
 
 class Viewer(asyncio.Protocol):
-    """A stream that notes the number of the newest row it was sent."""
+    """A stream that records the number of the newest row it was sent."""
 
     def __init__(self, viewers: Viewers, encoding: str) -> None:
         self._viewers = viewers
@@ -109,7 +109,7 @@ class Viewer(asyncio.Protocol):
             number = int(data[place + 4 : data.index(b",", place)])
             viewers.arrivals.append((number, time.perf_counter()))
             self.newest = number
-            viewers.heard()
+            viewers.received()
         if not self.subscribed.done() and b'"subscribed"' in data:
             self.subscribed.set_result(None)
 
@@ -146,7 +146,7 @@ class Chat:
         self.number = 0
 
     async def grow(self) -> dict[int, float]:
-        """Change after change; when each was committed."""
+        """Write change after change; returns when each was committed."""
         committed = {}
         await self._connection.execute("update messages set content = '' where id = 1")
         for _ in range(self._size.changes):
@@ -157,7 +157,7 @@ class Chat:
         return committed
 
     async def scans(self) -> int:
-        """How often the row was looked up, once all sessions have told."""
+        """How often the row was looked up, when all sessions have reported."""
         await asyncio.sleep(self._size.settle)
         cursor = await self._connection.execute(
             "select idx_scan from pg_stat_user_tables where relname = 'messages'"

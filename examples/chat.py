@@ -1,14 +1,14 @@
-"""A chat in which an answer appears word by word, for everybody who watches.
+"""A chat in which an answer appears word by word, for every viewer.
 
     uvicorn chat:app --timeout-graceful-shutdown 5
     python chat.py
     curl localhost:8000/chats/1 -d 'Why is the sky blue?'
 
 The second command is a viewer; run it in as many terminals as you like, and open
-http://localhost:8000 in as many browsers. The answer comes from no model, but as from one: a few
-tokens at a time, written into one row, whose changes are the topic's signals. Every viewer is sent
-the row as it grows, read once for all of them. It uses the embedded PostgreSQL, or the database in
-HEADWATER_URL.
+http://localhost:8000 in as many browsers. The answer does not come from a model, but like one: a
+few tokens at a time, written into one row, whose changes are the topic's signals. Every viewer is
+sent the row as it grows, read once for all of them. It uses the embedded PostgreSQL, or the
+database in HEADWATER_URL.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ async def history(ctx: Context, chat: int) -> list[dict[str, Any]]:
     return await ctx.fetch("select * from messages where chat_id = %s order by id", chat)
 
 
-async def say(request: Request) -> PlainTextResponse:
-    """Write the question down, and have it answered."""
+async def ask(request: Request) -> PlainTextResponse:
+    """Store the question, and start the answer."""
     chat, question = request.path_params["chat"], (await request.body()).decode()
     async with hw.connection() as connection:
         cursor = await connection.execute(
@@ -65,8 +65,8 @@ async def reply(id: int, question: str) -> None:
 
 
 async def model(question: str) -> AsyncIterator[str]:
-    """Says something about everything, a hundred tokens a second."""
-    answer = f"You ask: {question} That is a deep question, and nobody knows."
+    """An answer to any question, a hundred tokens a second."""
+    answer = f"You ask: {question} That is a deep question, and it is still open."
     for token in answer:
         await asyncio.sleep(0.01)
         yield token
@@ -100,7 +100,7 @@ PAGE = """
 <main></main>
 <form><input name="text" placeholder="Ask something" autofocus></form>
 <script>
-  const told = new Set();
+  const sent = new Set();
   function show({ id, author, content, state }) {
     let line = document.getElementById(id);
     if (!line) {
@@ -113,15 +113,15 @@ PAGE = """
   const source = new EventSource("live/v1/stream?topics=chat:1");
   source.addEventListener("topic", (event) => {
     for (const op of JSON.parse(event.data).ops) {
-      told.add(op.key[0]);
+      sent.add(op.key[0]);
       show(op.row);
     }
   });
-  // What was there before. Of what the topic has told of meanwhile, that counts.
+  // The earlier messages. Those that the topic has sent meanwhile are newer.
   source.addEventListener("subscribed", async () => {
     const body = JSON.stringify({ chat: 1 });
     const answer = await fetch("live/v1/query/history", { method: "POST", body });
-    (await answer.json()).value.filter((row) => !told.has(row.id)).forEach(show);
+    (await answer.json()).value.filter((row) => !sent.has(row.id)).forEach(show);
   });
   document.querySelector("form").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -139,7 +139,7 @@ async def page(request: Request) -> HTMLResponse:
 app = Starlette(
     routes=[
         Route("/", page),
-        Route("/chats/{chat:int}", say, methods=["POST"]),
+        Route("/chats/{chat:int}", ask, methods=["POST"]),
         Mount("/live", hw.asgi()),
     ],
     lifespan=lifespan,
@@ -151,13 +151,13 @@ async def watch(url: str) -> None:
     async with connect(url) as live, live.topic("chat:1") as chat:
         chat.fill("messages", await live.query("history", chat=1))
         print("watching chat:1", flush=True)
-        tell(chat.rows("messages"))
+        print_messages(chat.rows("messages"))
         async for ops in chat:
             changed = {op.key for op in ops}
-            tell(row for row in chat.rows("messages") if (row["id"],) in changed)
+            print_messages(row for row in chat.rows("messages") if (row["id"],) in changed)
 
 
-def tell(rows: Iterable[Mapping[str, Any]]) -> None:
+def print_messages(rows: Iterable[Mapping[str, Any]]) -> None:
     for row in rows:
         print(f"{row['author']}: {row['content']} ({row['state']})", flush=True)
 

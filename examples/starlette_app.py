@@ -5,7 +5,7 @@
     curl -N localhost:8000/live/v1/live -H "Authorization: Bearer $token" -d '{"table": "notes"}'
     curl localhost:8000/notes/ann -d 'Buy milk'
 
-Who somebody is comes from the token; which rows are theirs, from the rule below. It uses the
+The token says who the user is; the rule below says which rows the user may see. It uses the
 embedded PostgreSQL, or the database in HEADWATER_URL.
 """
 
@@ -35,7 +35,7 @@ def own_notes(identity: Identity, request: AccessRequest) -> bool | Filter:
 
 
 def token_for(user: str) -> str:
-    """In an application of yours, the login does this, once it knows who it is."""
+    """In an application of yours, the login does this, after it has verified the user."""
     return jwt.encode({"sub": user, "exp": int(time.time()) + 3600}, SECRET, algorithm="HS256")
 
 

@@ -1,4 +1,4 @@
-"""Revenue by region, kept up to date by the data pipeline, and live.
+"""Revenue by region, updated by the data pipeline, and live.
 
     psql "$HEADWATER_URL" -c "create table orders (id int primary key, region text, amount numeric)"
     headwater init && headwater enable orders

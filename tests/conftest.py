@@ -19,13 +19,13 @@ from headwater.database import Connection, connect
 from headwater.embedded import EmbeddedPostgres
 from headwater.hub.hub import Hub
 from headwater.metrics import Metrics, total
-from headwater.testing import served
+from headwater.testing import gateway_process
 from tests.support.databases import FAST, fresh_database, passable_folder
 
 
 def pytest_configure() -> None:
-    """Have temporary files in memory, where there is room. Databases and lakes are hundreds of
-    files each, and making them takes longer than most tests."""
+    """Put temporary files in memory, if there is room. Databases and lakes are hundreds of files
+    each, and making them on disk takes longer than most tests."""
     place = "/dev/shm"
     if os.access(place, os.W_OK) and shutil.disk_usage(place).free > 8 * 2**30:
         os.environ.setdefault("TMPDIR", place)
@@ -34,30 +34,30 @@ def pytest_configure() -> None:
     # interrupt theirs.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Each Spark is gone before it has earned what it would compile to the utmost.
+    # Each Spark ends before the most expensive level of compilation pays off.
     os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What starts Spark again and again goes first, or the others would wait for it at the end."""
+    """Tests that start Spark many times go first, or the others would wait for them at the end."""
     items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
 
 
 _LONG = (
-    "tests/simulation/test_pipeline", "tests/integration/commands/test_child",
+    "tests/simulation/test_pipeline", "tests/integration/pipeline/test_process",
     "tests/spark/test_howto",
 )  # fmt: skip
 
 _WITHOUT_SPARK = "tests/spark/test_howto"
-"""Which has one of its own."""
+"""It starts a Spark of its own."""
 
 _FIRST_SPARK = ("tests/spark/test_events", "tests/spark/test_maintenance", "tests/spark/test_views")
 """About half of the tests of the pipeline. They share one Spark, the others share a second one."""
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives tests out one by one, but to one process those that share what takes long to start: a
-    Spark, or the gateways, browsers and shops of a file. xdist begins with the largest group."""
+    """Distributes tests one by one, but gives one process all tests that share something slow to
+    start: a Spark, or the gateways, browsers and shops of a file. xdist begins with the largest."""
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith("tests/spark/") and not nodeid.startswith(_WITHOUT_SPARK):
@@ -88,7 +88,7 @@ def reconciled(
         metrics.append(hub.metrics)
 
     monkeypatch.setattr(Hub, "__init__", init)
-    monkeypatch.setitem(served.SETTINGS, "live_reconcile", "0 seconds")
+    monkeypatch.setitem(gateway_process.SETTINGS, "live_reconcile", "0 seconds")
     yield metrics
     if request.node.get_closest_marker("drifts") is None:
         assert [total(each.reconcile_drift) for each in metrics] == [0] * len(metrics)

@@ -1,7 +1,7 @@
 """What the site needs beyond Markdown, when MkDocs builds it.
 
 The pages are written for a code host as well: they name what the tests run after a code fence, and
-CONTRIBUTING.md and CHANGELOG.md stand in the root of the repository. Here the fences become what
+CONTRIBUTING.md and CHANGELOG.md are in the root of the repository. Here the fences become what
 the highlighter understands, and the two files become pages.
 """
 

@@ -1,4 +1,4 @@
-"""A board of orders: the table, what may be asked and what may be done. The page is beside it.
+"""A board of orders: the table, the queries and the mutations. The page is beside it.
 
     uvicorn server:app --timeout-graceful-shutdown 5
 

@@ -277,8 +277,8 @@ RATE_BURST_SECONDS = 2.0
 and the time to try again."""
 
 SUBSCRIBE_BYTES_PER_REQUEST = 1024
-"""A live query counts as one request more against `[limits] requests_per_second` for each so many
-bytes of it, but never as more than a full burst."""
+"""A live query counts as one more request against `[limits] requests_per_second` for each part of
+this many bytes, but never as more than a full burst."""
 
 QUOTA_RETRY_SECONDS = 5.0
 """The time after which clients should try again that had too many sessions or subscriptions."""
@@ -342,8 +342,8 @@ VIEWS_MAX = 100_000
 """Live queries that one process maintains; a shared one counts once. Further ones are refused."""
 
 VIEW_BYTES = 6 * 1024
-"""Bytes of memory that a live query takes beside its rows and its text, as `[limits]
-bytes_per_user` counts it."""
+"""Bytes of memory that are counted for a live query in addition to its rows and its text (`[limits]
+bytes_per_user`)."""
 
 OPENING_SECONDS = 30
 """How long reading the first result of a live query may take. Then the subscription fails, with a
@@ -432,8 +432,8 @@ QUERY_SHARE = 4
 """Queries of a flush that one connection executes, if there are enough of them."""
 
 QUERY_USER_SHARE = 0.25
-"""The part of `[query] concurrency` that queries of one user, or of one address without a user,
-have at most, but one at least. Further ones wait, and those of others pass them."""
+"""The largest part of `[query] concurrency` for the queries of one user, or of one address without
+a user; at least one. Further ones wait, and those of others run before them."""
 
 ROW_DELTA_BYTES_MAX = 4 * 1024 * 1024
 ROW_DELTA_ROWS_MAX = 10_000
@@ -479,8 +479,8 @@ COMMIT_SECONDS = 60.0
 unknown."""
 
 MUTATION_USER_SHARE = 0.5
-"""The part of `[mutation] connections` that mutations of one user, or of one address without a
-user, have at most, but one at least. Further ones wait, and those of others pass them."""
+"""The largest part of `[mutation] connections` for the mutations of one user, or of one address
+without a user; at least one. Further ones wait, and those of others run before them."""
 
 IDEMPOTENCY_KEY_CHARS_MAX = 128
 """Characters of an idempotency key. A longer one is refused."""
@@ -499,9 +499,9 @@ REQUEST_LOOKUP_SECONDS = 10.0
 unknown; with an idempotency key the caller may repeat the mutation."""
 
 REQUEST_SECONDS_MIN = 2 * CLIENT_MUTATION_SECONDS
-"""How long the idempotency key of a mutation is stored at least: twice as long as a client repeats
-it. A shorter `[mutation] retention` is refused, and of a user's keys beyond the bound no younger
-one is removed."""
+"""The shortest time that the idempotency key of a mutation is stored: twice as long as a client
+repeats it. A shorter `[mutation] retention` is refused, and no younger key is removed when a user
+has too many."""
 
 REQUESTS_PER_USER_MAX = 100_000
 """Idempotency keys of one user that are stored. Beyond, the oldest are removed if no client repeats
@@ -624,8 +624,8 @@ LAKE_ROWS_SHOWN = 1_000
 """Rows that `headwater asof` shows as a table. The other formats print them all."""
 
 LAKE_SNAPSHOT_EVENTS = 100_000
-"""After so many changes of a table the pipeline keeps another snapshot of it, unless
-`[lake] snapshots` says otherwise."""
+"""The pipeline makes another snapshot of a table after this many changes, unless `[lake] snapshots`
+sets another number."""
 
 LAKE_SNAPSHOTS_DENSE_DAYS = 7
 """Of snapshots older than this, only the last one of each day stays, if it was computed from

@@ -112,7 +112,7 @@ ResetReason: TypeAlias = Literal[
 ]
 
 
-class Reset(_Message, frozen=True):
+class ResetMessage(_Message, frozen=True, tag="reset"):
     """Replace the result by `rows`. The reason: the client read too slowly (`overflow`), the log
     could not be followed (`resync`), the table was truncated, altered or enabled again (`table`),
     the client's access changed (`access`), the client moved its window (`window`), a query's result
@@ -217,7 +217,7 @@ class Remove(msgspec.Struct, frozen=True, tag_field="op", tag="remove"):
     key: Key
 
 
-class Topic(_Message, frozen=True):
+class TopicMessage(_Message, frozen=True, tag="topic"):
     """The rows that were signalled on a topic in one flush, each once with its current values. The
     client resumes from `position`, which may be earlier. Without `ops` the message has only the
     position."""
@@ -295,8 +295,8 @@ class Authenticated(_Message, frozen=True):
 
 
 ServerMessage: TypeAlias = (
-    Hello | Subscribed | Unsubscribed | Snapshot | Deltas | Reset | Gap | Changes | Result | Failed
-    | Answer | Error | Keepalive | Authenticated | Topic | Poke | Message | Presence
+    Hello | Subscribed | Unsubscribed | Snapshot | Deltas | ResetMessage | Gap | Changes | Result
+    | Failed | Answer | Error | Keepalive | Authenticated | TopicMessage | Poke | Message | Presence
 )  # fmt: skip
 
 
@@ -581,7 +581,7 @@ class Frame:
         # Failures and answers do not change the position of the client.
         aside = isinstance(message, Failed | Answer)
         self.position: str | None = None if aside else getattr(message, "position", None)
-        self.is_step = isinstance(message, Deltas | Changes | Topic | Poke | Message) or (
+        self.is_step = isinstance(message, Deltas | Changes | TopicMessage | Poke | Message) or (
             isinstance(message, Presence) and not message.whole
         )
         """Whether a client needs all earlier messages to use this one."""
@@ -599,7 +599,7 @@ class Frame:
             return KEEPALIVE_SSE
         # A client that is cut off between the parts of a result cannot resume.
         id = self.position if self.has_id and not getattr(message, "more", False) else None
-        return _event(type(message).__name__.lower(), self.json, id)
+        return _event(type_of(message), self.json, id)
 
     @cached_property
     def event(self) -> bytes:
@@ -608,7 +608,7 @@ class Frame:
         message = self.message
         if isinstance(message, Keepalive):
             return KEEPALIVE_SSE
-        return _event(type(message).__name__.lower(), self.json, None)
+        return _event(type_of(message), self.json, None)
 
     @cached_property
     def text(self) -> str:
@@ -656,6 +656,15 @@ class Mark(Frame):
     @cached_property
     def event(self) -> bytes:
         return f"id: {self.position}\n\n".encode()
+
+
+def type_of(message: ServerMessage) -> str:
+    """The `type` of a message, which is also the name of its event.
+
+    >>> type_of(Keepalive())
+    'keepalive'
+    """
+    return str(message.__struct_config__.tag)
 
 
 def _event(name: str, data: bytes, id: str | None) -> bytes:

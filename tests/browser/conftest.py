@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
-# Milliseconds, on a machine that does much else.
+# Milliseconds, on a busy machine.
 expect.set_options(timeout=60_000)
 
 SIZES = {"desk": (1280, 800), "phone": (390, 844)}
@@ -30,7 +30,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest.fixture
 async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
-    """A visitor. Tabs of one context share what a browser's tabs share."""
+    """A browser context. Its tabs share what the tabs of a browser share."""
     width, height = SIZES["desk"]
     opened = await browser.new_context(viewport={"width": width, "height": height})
     yield opened
@@ -39,7 +39,7 @@ async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
 
 @pytest.fixture
 async def page(context: BrowserContext) -> AsyncIterator[Page]:
-    """A tab. What its console says at the level of errors, and what it throws, fails the test."""
+    """A tab. An error in its console, or an uncaught exception, fails the test."""
     complaints: list[str] = []
     opened = await context.new_page()
     opened.on("pageerror", lambda error: complaints.append(str(error)))

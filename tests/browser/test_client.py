@@ -12,7 +12,7 @@ import pytest
 from playwright.async_api import BrowserContext, Page
 
 from headwater.database import Connection
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.support.stage import APPLICATION, TABLES
 
 TABS = 10
@@ -62,7 +62,7 @@ async def test_a_page_follows_the_table_across_a_restart(
     tmp_path: Path,
     transport: str,
 ) -> None:
-    # Not the fixture's: that a gateway is gone is an error to the browser's console.
+    # Not the fixture's page: a stopped gateway is an error in the browser's console.
     page = await context.new_page()
     await page.goto(f"{served.url}/healthz")
     await page.evaluate(CONNECT, transport)
@@ -94,17 +94,17 @@ async def test_ten_tabs_use_one_connection(
     await insert(connection, 1001)
     await asyncio.gather(*(shows(tab, 1001) for tab in tabs))
 
-    # What one of them writes, the others know of at once.
+    # The others receive the position of a write at once.
     placed = await tabs[4].evaluate("hw.mutate('place_order', { region: 7, amount: 2 })")
 
-    async def told() -> bool:
-        heard = [await tab.evaluate("hw.written.value") for tab in tabs]
-        return heard == [placed["position"]] * TABS
+    async def all_know() -> bool:
+        positions = [await tab.evaluate("hw.written.value") for tab in tabs]
+        return positions == [placed["position"]] * TABS
 
-    await until(told, "every tab knows of the write")
+    await until(all_know, "every tab knows of the write")
     await connection.execute("delete from orders where id = %s", (placed["value"],))
 
-    # The first leads: it goes, and then the next. The others go on.
+    # The first tab leads: it is closed, and then the next. The others continue.
     for number in (0, 1):
         await tabs[number].close()
         await insert(connection, 1002 + number)

@@ -16,14 +16,14 @@ from starlette.routing import Mount
 
 from headwater import Headwater
 from headwater.database import Connection
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.browser.conftest import SIZES, overflow
 from tests.support.applications.busy_gateway import STREAMS, busy
 from tests.support.servers import ours
 
 SECRET = "a secret that is long enough for SHA-256 and more"
 
-# Of each page, something that is there only when its data is.
+# For each page, an element that exists only when its data has arrived.
 PAGES = {
     "overview": "text=process",
     "tables": "text=has no primary key",
@@ -49,7 +49,7 @@ async def opened(page: Page, served: Served, name: str) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 async def test_every_page(served: Served, page: Page, size: str) -> None:
-    """Shows what it is about, says nothing in the browser's console, and fits the window."""
+    """It shows its data, writes nothing to the browser's console, and fits the window."""
     width, height = SIZES[size]
     await page.set_viewport_size({"width": width, "height": height})
     for theme in ("light", "dark"):
@@ -61,7 +61,7 @@ async def test_every_page(served: Served, page: Page, size: str) -> None:
             assert await page.locator("main [role=alert]").count() == 0, name
 
 
-async def test_what_is_shown_is_followed(
+async def test_every_page_follows_its_data(
     served: Served, page: Page, connection: Connection
 ) -> None:
     await opened(page, served, "overview")
@@ -101,13 +101,13 @@ async def test_what_is_shown_is_followed(
     await expect(page.locator("ins")).to_have_text("Basel")
     await expect(page.locator("main")).to_contain_text("1 version in the log.")
     await expect(page.get_by_label("Rewind")).to_be_hidden()
-    # Asked twice at once, and while it changes: each version is there once.
+    # Requested twice at once, and while it changes: each version is shown once.
     show = page.get_by_role("button", name="Show")
     await show.click()
     await show.click()
     await connection.execute("update customers set city = 'Chur' where id = 7")
     await expect(page.locator(".changes > li")).to_have_count(2)
-    # The slider shows what the record was, and stays there when more comes.
+    # The slider shows an earlier version, and stays there when more versions come.
     row = page.locator(".rewind pre")
     await expect(row).to_contain_text("Chur")
     await page.get_by_label("Rewind").press("Home")
@@ -143,7 +143,7 @@ async def test_the_browsers_clock_may_be_wrong(served: Served, page: Page) -> No
     await expect(page.locator("svg.plot polyline").first).to_be_attached()
 
 
-async def test_the_history_goes_on_where_its_time_was_over(
+async def test_the_history_continues_after_its_time_limit(
     served: Served, page: Page, connection: Connection
 ) -> None:
     await connection.execute("update customers set city = 'Olten' where id = 9")
@@ -165,7 +165,7 @@ async def test_the_history_goes_on_where_its_time_was_over(
 
 
 async def follows(page: Page, connection: Connection) -> None:
-    """Follows the log, and sees what is written from then on."""
+    """Follow the log, and see the changes that are written from then on."""
     await page.get_by_role("button", name="Follow").click()
     following = page.get_by_role("button", name="Following")
     await expect(following).to_have_attribute("aria-pressed", "true")
@@ -179,14 +179,14 @@ async def test_the_change_log(served: Served, page: Page, connection: Connection
     await opened(page, served, "log?table=public.customers")
     changes = page.locator(".changes > li")
     await follows(page, connection)
-    # What looks the same is told apart.
+    # Values that look the same can be distinguished.
     await connection.execute("update customers set city = null where id = 3")
     await expect(changes.first.locator("ins.null")).to_have_text("null")
     await connection.execute("update customers set city = 'null' where id = 3")
     await expect(changes.first.locator("ins")).to_have_text('"null"')
     await page.get_by_role("button", name="Following").click()
 
-    # What is older is of the same search, whatever the fields say by now.
+    # Older changes belong to the same search, also if the fields have changed by now.
     await connection.execute("update customers set name = name || '!' where id <> 4")
     await connection.execute("update customers set name = name || '!' where id <> 4")
     await page.get_by_role("button", name="Search").click()
@@ -196,7 +196,7 @@ async def test_the_change_log(served: Served, page: Page, connection: Connection
     await expect(page.locator("main")).to_contain_text("there are no more")
     assert await changes.count() > 80  # of 39 rows, twice, and some
 
-    # What is in a row is text, whatever it looks like.
+    # A value of a row is shown as text, also if it looks like HTML.
     await connection.execute("update customers set name = '<i id=bad>x</i>' where id = 4")
     await page.get_by_label("Text").fill("<I ID=bad>")
     await page.get_by_role("button", name="Search").click()
@@ -207,11 +207,11 @@ async def test_the_change_log(served: Served, page: Page, connection: Connection
     await page.wait_for_selector("main[data-ready=history]")
     await expect(page.locator(".changes > li")).to_have_count(1)
 
-    # A request that is refused is an error to the browser's console: so in a tab of its own.
+    # A refused request is an error in the browser's console: so it needs a tab of its own.
     other = await page.context.new_page()
     await opened(other, served, "log?table=nothing")
     await expect(other.get_by_role("alert")).to_contain_text("headwater enable nothing")
-    # What was found stays when the search for more fails.
+    # The results stay when the search for more fails.
     await opened(other, served, "log?table=customers")
     await expect(other.locator(".changes > li")).to_have_count(50)
     await other.route("**/v1/admin/log?**", lambda route: route.abort())
@@ -253,7 +253,7 @@ async def test_the_playground(served: Served, page: Page, connection: Connection
     await expect(other.get_by_role("alert").first).to_contain_text("nothing")
 
 
-async def test_a_table_is_not_proposed_to_who_writes(served: Served, page: Page) -> None:
+async def test_a_suggested_table_does_not_replace_typed_text(served: Served, page: Page) -> None:
     tables = asyncio.Event()
 
     async def later(route: Route) -> None:
@@ -269,7 +269,7 @@ async def test_a_table_is_not_proposed_to_who_writes(served: Served, page: Page)
     assert await page.get_by_label("Table").input_value() == ""
 
 
-async def test_a_query_is_asked_as_it_is_written(served: Served, page: Page) -> None:
+async def test_a_query_is_sent_as_it_is_written(served: Served, page: Page) -> None:
     await opened(page, served, "views")
     await page.locator("tr", has_text="9007199254740993").get_by_role("link").click()
     await page.wait_for_selector("main[data-ready=playground]")
@@ -353,7 +353,7 @@ def token(**claims: Any) -> str:
 async def test_a_token_is_asked_for(
     url: str, tmp_path: Path, context: BrowserContext, connection: Connection
 ) -> None:
-    page = await context.new_page()  # Refused requests are errors to the browser's console.
+    page = await context.new_page()  # Refused requests are errors in the browser's console.
     async with busy(url, tmp_path, auth_secret=SECRET, user_token=token()) as served:
         await page.goto(f"{served.url}/console/#/sessions")
         await expect(page.get_by_role("heading")).to_have_text("A token is needed")
@@ -374,7 +374,7 @@ async def test_a_token_is_asked_for(
         await page.wait_for_selector("main[data-ready=sessions]")
         assert await page.evaluate("localStorage.length") == 1  # the theme
 
-        # The application's rule keeps the table from this user; the log is an admin's all the same.
+        # The hook hides the table from this user; an admin may read the log nevertheless.
         await opened(page, served, "log?table=public.customers")
         await follows(page, connection)
 
@@ -382,7 +382,7 @@ async def test_a_token_is_asked_for(
 async def test_no_token_is_asked_for_where_none_would_help(
     url: str, tmp_path: Path, context: BrowserContext
 ) -> None:
-    page = await context.new_page()  # Refused requests are errors to the browser's console.
+    page = await context.new_page()  # Refused requests are errors in the browser's console.
     with serving(url, tmp_path, options=["--insecure"]) as served:
         await page.goto(f"{served.url}/console/")
         await expect(page.get_by_role("alert")).to_contain_text("Configure authentication")
@@ -390,7 +390,7 @@ async def test_no_token_is_asked_for_where_none_would_help(
 
 
 async def test_below_another_path(url: str, context: BrowserContext) -> None:
-    page = await context.new_page()  # Refused requests are errors to the browser's console.
+    page = await context.new_page()  # Refused requests are errors in the browser's console.
     hw = Headwater(url, auth_secret=SECRET)
     app = Starlette(routes=[Mount("/data", hw.asgi())], lifespan=hw.lifespan)
     async with hw, ours(app) as port:

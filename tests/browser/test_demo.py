@@ -1,4 +1,4 @@
-"""The demo in Chromium: what a visitor sees, and that it stays true whatever is restarted."""
+"""The demo in Chromium: what a visitor sees, also when parts of it are restarted."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Demo]:
-    """A shop for the tests that leave it as it is."""
+    """A shop for the tests that do not change it."""
     with passable_folder() as folder, opened(folder, "--no-pipeline") as demo:
         yield demo
 
 
 @pytest.fixture
 def own_demo() -> Iterator[Demo]:
-    """A shop to do things to."""
+    """A shop that the test may change."""
     with passable_folder() as folder, opened(folder, "--no-pipeline") as demo:
         yield demo
 
@@ -71,7 +71,7 @@ async def unseen(page: Page, board: str, id: int) -> None:
 
 
 async def found(demo: Demo, statement: LiteralString, *values: Any) -> Any:
-    """What the statement returns, once it returns something."""
+    """The result of the statement, once there is one."""
     while (value := demo.write(statement, *values)) is None:  # noqa: ASYNC110 (another process)
         await asyncio.sleep(0.05)
     return value
@@ -99,7 +99,7 @@ async def test_the_board_follows_psql(page: Page, demo: Demo) -> None:
 async def test_filter_order_and_limit_can_be_changed(page: Page, demo: Demo) -> None:
     await look(page, demo)
     new, shipped = demo.write(ORDER, "east", 7001), demo.write(ORDER, "north", 7000)
-    # The shop's own trade moves every order on, but for those that are shipped.
+    # The demo itself advances every order, except those that are shipped.
     demo.write("update orders set status = 'shipped' where id = %s", shipped)
     await seen(page, "manager", shipped, at=1)
     await page.get_by_text("Shipped", exact=True).click()
@@ -119,7 +119,7 @@ async def test_filter_order_and_limit_can_be_changed(page: Page, demo: Demo) -> 
     demo.write("delete from orders where id = any(%s)", [new, shipped])
 
 
-async def test_each_sees_what_the_database_lets_them(page: Page, demo: Demo) -> None:
+async def test_each_user_sees_the_rows_that_the_database_allows(page: Page, demo: Demo) -> None:
     await look(page, demo)
     order = demo.write(ORDER, "south", 6000)
     await seen(page, "manager", order, at=0)
@@ -133,7 +133,7 @@ async def test_each_sees_what_the_database_lets_them(page: Page, demo: Demo) -> 
     assert set(regions) == {"north"}
     await page.select_option("[name=order]", "id desc")
     await page.locator("#clerk").get_by_text("New order").click()
-    # What the clerk orders is the clerk's to see, and so the newest of both.
+    # The clerk may see the clerk's own order, so it is the newest for both.
     placed = await found(
         demo, "select (key ->> 'id')::int from headwater.changes where user_id = 'Nils'"
     )
@@ -165,7 +165,7 @@ async def test_the_latency_is_shown(page: Page, demo: Demo) -> None:
 
 async def test_the_chat_answers_word_by_word(page: Page, demo: Demo) -> None:
     await look(page, demo)
-    await expect(page.locator(".message").last).to_be_visible()  # what was said before
+    await expect(page.locator(".message").last).to_be_visible()  # earlier messages
     await page.evaluate(WATCH_THE_CHAT)
     await page.fill("#say input", "How does this work?")
     await page.press("#say input", "Enter")
@@ -176,7 +176,7 @@ async def test_the_chat_answers_word_by_word(page: Page, demo: Demo) -> None:
     lengths = await page.evaluate("window.lengths")
     assert len(set(lengths)) > 3
     assert lengths == sorted(lengths)
-    # Who comes later sees what was said.
+    # A visitor who comes later sees the earlier messages.
     await page.reload()
     await expect(page.locator(".message.assistant").last).to_contain_text(
         "that follows this room gets it."
@@ -195,7 +195,7 @@ WATCH_THE_CHAT = """
 """
 
 
-async def test_the_assistant_tells_what_the_asker_may_know(demo: Demo) -> None:
+async def test_the_assistant_answers_with_the_rights_of_the_user(demo: Demo) -> None:
     order = demo.write(ORDER, "south", 77_777)
     answer = """
         select content from messages
@@ -205,14 +205,14 @@ async def test_the_assistant_tells_what_the_asker_may_know(demo: Demo) -> None:
         role = "clerk" if person == "Nils" else "manager"
         async with connect(demo.home, token=token_of(demo, role)) as client:
             await client.mutate("say", text="Which is the largest?")
-            told = await found(demo, answer, person)
-            assert ("77777" in told) is knows
+            reply = await found(demo, answer, person)
+            assert ("77777" in reply) is knows
             said = await client.query("said_before")
             assert {row["room"] for row in said} == {person}
     demo.write("delete from orders where id = %s", order)
 
 
-async def test_a_room_is_for_whom_it_belongs_to(demo: Demo) -> None:
+async def test_a_room_is_only_for_its_members(demo: Demo) -> None:
     demo.write("insert into messages (room, author) values ('Mira', 'assistant')")
     async with connect(demo.home, token=token_of(demo, "clerk")) as client:
         async with client.topic("chat:Nils"):
@@ -238,7 +238,7 @@ async def test_a_link_leads_to_the_console(context: BrowserContext, demo: Demo) 
     token = await page.evaluate("sessionStorage.getItem('headwater.token')")
     claims = jwt.decode(token, options={"verify_signature": False})
     assert (claims["sub"], claims["headwater_admin"]) == ("Mira", True)
-    # One that no longer holds is renewed, and the console is where it was.
+    # A token that has expired is renewed, and the console stays on its page.
     ended = jwt.encode(claims | {"exp": 1}, "x" * 32, algorithm="HS256")
     await page.evaluate("token => sessionStorage.setItem('headwater.token', token)", ended)
     await page.evaluate("location.hash = '#/tables'")
@@ -249,7 +249,7 @@ async def test_a_link_leads_to_the_console(context: BrowserContext, demo: Demo) 
     assert await page.evaluate("sessionStorage.getItem('headwater.token')") != ended
 
 
-async def test_who_was_refused_can_try_again(context: BrowserContext, demo: Demo) -> None:
+async def test_a_refused_user_can_try_again(context: BrowserContext, demo: Demo) -> None:
     page = await context.new_page()
     await page.route("**/demo/tokens/*", lambda route: route.fulfill(json={"token": "wrong"}))
     await page.goto(demo.page)
@@ -263,7 +263,7 @@ async def test_who_was_refused_can_try_again(context: BrowserContext, demo: Demo
     await expect(again).to_be_hidden()
 
 
-async def test_nothing_moves_for_who_wants_it_still(browser: Browser, demo: Demo) -> None:
+async def test_nothing_moves_with_reduced_motion(browser: Browser, demo: Demo) -> None:
     context = await browser.new_context(reduced_motion="reduce")
     page = await context.new_page()
     await look(page, demo)
@@ -304,7 +304,7 @@ async def test_memory_stays_flat_over_ten_thousand_updates(page: Page, demo: Dem
     await seen(page, "clerk", ids[-1], at=0)
 
     async def used() -> tuple[float, float]:
-        """Bytes of objects, and nodes of documents, that are still of use."""
+        """Bytes of objects, and nodes of documents, that are still referenced."""
         await devtools.send("HeapProfiler.collectGarbage")
         found = await devtools.send("Performance.getMetrics")
         metrics = {each["name"]: each["value"] for each in found["metrics"]}
@@ -323,7 +323,7 @@ async def test_memory_stays_flat_over_ten_thousand_updates(page: Page, demo: Dem
 
 
 def update(demo: Demo, ids: list[int], times: int) -> None:
-    """Add 1 to the amount of an order, one after the other, so many times in all."""
+    """Add 1 to the amounts of orders, one after the other, this many times in all."""
     with psycopg.connect(demo.postgres.url, autocommit=True) as connection:
         connection.execute("set synchronous_commit = off")
         for number in range(times):
@@ -356,8 +356,8 @@ async def test_ten_tabs_use_one_connection(context: BrowserContext, demo: Demo) 
 
 
 async def test_restarts_need_no_reload(context: BrowserContext, own_demo: Demo) -> None:
-    """The gateway is killed and comes back, with another key for its tokens; then PostgreSQL is
-    restarted under it."""
+    """The gateway is killed and started again, with another key for its tokens; then PostgreSQL is
+    restarted."""
     demo, page = own_demo, await context.new_page()
     await look(page, demo)
     await page.evaluate("window.stillTheSame = true")
@@ -376,7 +376,7 @@ async def test_restarts_need_no_reload(context: BrowserContext, own_demo: Demo) 
     await seen(page, "clerk", second, at=0)
     demo.write("delete from orders where id = %s", first)
     await unseen(page, "manager", first)
-    # The shop goes on by itself, too.
+    # The demo also continues to write by itself.
     latest = demo.write("select max(seq) from headwater.changes")
     await found(demo, "select seq from headwater.changes where seq > %s", latest)
     postgres.close()
@@ -386,7 +386,7 @@ async def test_restarts_need_no_reload(context: BrowserContext, own_demo: Demo) 
 # ------------------------------------------------------------------------ the command
 
 
-def test_what_is_served_beside_the_page(demo: Demo) -> None:
+def test_the_other_routes_of_the_demo(demo: Demo) -> None:
     def get(path: str, **options: str) -> httpx.Response:
         return httpx.get(demo.home + path, trust_env=False, headers=options)
 
@@ -394,9 +394,9 @@ def test_what_is_served_beside_the_page(demo: Demo) -> None:
     assert get("/demo/about").json()["psql"].endswith(f"'{demo.postgres.url}'")
     assert get("/demo/about").json()["lake"] is None
     assert get("/readyz").json()["status"] == "ok"
-    unknown = httpx.post(f"{demo.home}/demo/tokens/nobody", trust_env=False)
+    unknown = httpx.post(f"{demo.home}/demo/tokens/unknown", trust_env=False)
     assert unknown.status_code == 404
-    # A page elsewhere that has its name point to this machine gets no token.
+    # A page of another host whose name points to this machine gets no token.
     foreign = httpx.post(
         f"{demo.home}/demo/tokens/manager", trust_env=False, headers={"host": "shop.example"}
     )
@@ -404,7 +404,7 @@ def test_what_is_served_beside_the_page(demo: Demo) -> None:
 
 
 def test_the_clerk_is_bound_by_the_database(demo: Demo) -> None:
-    """Whatever the gateway does: as that role, other regions are not there."""
+    """Independent of the gateway: as that role, other regions do not exist."""
     claims = "select set_config('request.jwt.claims', '{\"region\": \"north\"}', false)"
     with psycopg.connect(demo.postgres.url, autocommit=True) as connection:
         connection.execute("set role shop_clerk")
@@ -418,10 +418,10 @@ def test_the_clerk_is_bound_by_the_database(demo: Demo) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_it_says_what_it_does_and_stops(own_demo: Demo, number: signal.Signals) -> None:
+def test_the_command_prints_its_steps_and_stops(own_demo: Demo, number: signal.Signals) -> None:
     own_demo.process.send_signal(number)
     own_demo.wait_for("Closing the shop")
-    # A supervisor, or who closes the terminal, may not wait for the end of that.
+    # A supervisor, or a closed terminal, may not wait for its end.
     own_demo.process.send_signal(signal.SIGHUP)
     assert own_demo.close(signal.SIGTERM) == 0
     said = "\n".join(own_demo.said)
@@ -442,7 +442,7 @@ def test_a_port_that_was_asked_for_and_is_taken_is_an_error(demo: Demo) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_there_is_one_in_a_folder_at_a_time(demo: Demo) -> None:
+def test_only_one_demo_runs_in_a_folder(demo: Demo) -> None:
     command = [sys.executable, "-m", "headwater", "demo", "--no-pipeline", "--no-browser"]
     place = ["--port", "0", "--data-dir", str(demo.data)]
     done = subprocess.run([*command, *place], capture_output=True, text=True)
@@ -453,14 +453,14 @@ def test_there_is_one_in_a_folder_at_a_time(demo: Demo) -> None:
     assert demo.write("select 1") == 1  # the first has lost nothing
 
 
-def test_where_the_usual_port_is_taken_it_finds_another() -> None:
+def test_another_port_is_used_if_the_usual_one_is_taken() -> None:
     with socket.socket() as taken, passable_folder() as folder:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             taken.bind(("127.0.0.1", 8484))
             taken.listen()
         except OSError:
-            pass  # somebody else has it: all the better
+            pass  # another process uses it, which serves the test as well
         demo = Demo(folder, "--no-pipeline", "--seconds", "0.1", port=None)
         assert demo.port != 8484
         assert demo.close() == 0
@@ -496,5 +496,5 @@ async def test_the_view_comes_when_spark_is_up(context: BrowserContext) -> None:
         await expect(north).not_to_contain_text("1,00")
         assert complaints == []
         assert demo.close() == 0
-        assert f"keeps every change in {demo.lake}" in "\n".join(demo.said)
+        assert f"writes every change to {demo.lake}" in "\n".join(demo.said)
         assert processes(str(folder)) == []

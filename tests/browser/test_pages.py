@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import BrowserContext, Page
 
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 
 
 @pytest.fixture
@@ -23,10 +23,10 @@ async def test_a_page_of_the_gateway_imports_the_client(served: Served, page: Pa
     assert names
 
 
-async def test_a_cell_that_cannot_be_shown_costs_no_other(
+async def test_a_cell_that_cannot_be_shown_does_not_affect_others(
     served: Served, context: BrowserContext
 ) -> None:
-    page = await context.new_page()  # What went wrong is told to the browser's console.
+    page = await context.new_page()  # The error goes to the browser's console.
     await page.goto(f"{served.url}/console/")
     assert await page.evaluate(GRID) == [False, ["cannot be shown", "2"]]
 
@@ -40,7 +40,7 @@ GRID = """async () => {
 }"""
 
 
-def test_files_are_asked_about_and_found_the_same(served: Served) -> None:
+def test_unchanged_files_are_answered_with_304(served: Served) -> None:
     first = served.get("/client/index.js")
     assert first.headers["content-type"].startswith("text/javascript")
     assert first.headers["cache-control"] == "no-cache"

@@ -128,14 +128,14 @@ async def test_only_the_changed_row_is_rendered(
     await expect(page.locator("tr[data-id='25'] .status")).to_have_text("packed")
     assert await shown(page) == before | {25: before[25] + 1}
 
-    # One that moves to the top pushes nobody out, and the others are as they were.
+    # A row that moves to the top pushes no row out, and the others do not change.
     await database.execute("update orders set amount = 1000 where id = 12")
     await expect(page.locator("tbody tr").first).to_have_attribute("data-id", "12")
     after = await shown(page)
     assert after == before | {25: before[25] + 1, 12: before[12] + 1}
     assert list(after)[:2] == [12, 30]
 
-    # One that enters is rendered, and one leaves.
+    # A row that enters is rendered, and another leaves.
     await database.execute("insert into orders (item, region, amount) values ('x', 'West', 500)")
     await expect(page.locator("tr[data-id='31']")).to_have_count(1)
     entered = await shown(page)
@@ -164,7 +164,7 @@ async def test_an_order_is_placed_advanced_and_removed(
     assert rows == []
 
 
-async def test_what_is_refused_is_taken_back_and_says_why(
+async def test_a_refused_update_is_rolled_back_with_its_reason(
     page: Page, address: str, database: psycopg.AsyncConnection[Any]
 ) -> None:
     await fill(database, 1)
@@ -179,8 +179,8 @@ async def test_what_is_refused_is_taken_back_and_says_why(
 async def test_a_storm_ends_equal_to_the_database(
     page: Page, address: str, database: psycopg.AsyncConnection[Any]
 ) -> None:
-    """Others write, the page itself writes, and its region is changed meanwhile. Another tab, which
-    shares its connection, looks on."""
+    """Other clients write, the page itself writes, and its region is changed meanwhile. Another tab
+    shares its connection and follows."""
     chance = random.Random(7)
     await fill(database, 60)
     other = await page.context.new_page()
@@ -201,7 +201,7 @@ async def test_a_storm_ends_equal_to_the_database(
 
 
 async def storm(database: psycopg.AsyncConnection[Any], chance: random.Random) -> None:
-    """A transaction by somebody else."""
+    """A transaction of another client."""
     statements = (
         "insert into orders (item, region, amount) values ('storm', %(region)s, %(amount)s)",
         "update orders set amount = %(amount)s where id %% 10 = %(digit)s",
@@ -220,7 +220,7 @@ async def storm(database: psycopg.AsyncConnection[Any], chance: random.Random) -
 
 
 async def act(page: Page, chance: random.Random) -> None:
-    """What a visitor does. A row may be gone before it is clicked: that is a visitor's life."""
+    """An action of a visitor. A row may be gone before it is clicked, which is not an error."""
     match chance.randrange(3):
         case 0:
             await page.get_by_label("Item").fill(f"mine {chance.random()}")
@@ -235,7 +235,7 @@ async def act(page: Page, chance: random.Random) -> None:
 async def ends_equal(
     page: Page, database: psycopg.AsyncConnection[Any], where: str, *values: str
 ) -> None:
-    """The page's own last writes may yet be under way: both are read until they agree."""
+    """The last writes of the page may still be running: both are read until they agree."""
     query = "select id::text, item, region, amount::text, status from orders"
     top = f"{query} {where} order by orders.amount desc, orders.id limit 20".encode()
     deadline = time.monotonic() + WAIT_SECONDS
@@ -247,7 +247,7 @@ async def ends_equal(
             return
 
 
-async def test_as_it_is_developed(
+async def test_the_example_with_the_vite_server(
     page: Page, address: str, database: psycopg.AsyncConnection[Any]
 ) -> None:
     """Served by Vite, which passes on what is for the server; in React's strict mode."""
@@ -262,7 +262,7 @@ async def test_as_it_is_developed(
         await page.goto("about:blank")
 
 
-async def test_it_fits(
+async def test_the_page_fits_the_window(
     page: Page, address: str, database: psycopg.AsyncConnection[Any], tmp_path: Path
 ) -> None:
     await page.emulate_media(reduced_motion="reduce")

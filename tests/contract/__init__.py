@@ -1,1 +1,1 @@
-"""What we rely on in the libraries below us."""
+"""What we rely on in other libraries, beyond their documentation."""

@@ -48,7 +48,7 @@ def test_a_handshake_that_is_refused_does_not_count_as_complete() -> None:
     assert source.count("self.handshake_complete = True") == 4
 
 
-def test_what_a_websocket_is_sent_with() -> None:
+def test_the_functions_that_send_over_a_websocket() -> None:
     """`SocketProtocol` sends large messages in the same way, but in several frames."""
     source = inspect.getsource(WebSocketsSansIOProtocol)
     for used in (
@@ -61,7 +61,7 @@ def test_what_a_websocket_is_sent_with() -> None:
         assert used in source
 
 
-def test_the_parser_tells_our_methods_and_the_scope_is_read_after_its_beginning(
+def test_the_parser_calls_our_methods_and_the_scope_is_read_after_its_beginning(
     protocol: StreamingProtocol,
 ) -> None:
     protocol.on_message_begin()

@@ -1,5 +1,5 @@
-"""Channels across real gateways: messages, order, presence, and what becomes of them when clients,
-gateways and the database go away."""
+"""Channels across real gateways: messages, order and presence, also when clients, gateways and the
+database stop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from headwater.database import connect as connect_database
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import Forbidden, InvalidQuery, LimitExceeded, NotFound, Unavailable
 from headwater.limits import CHANNEL_MESSAGE_BYTES_MAX
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.gateway.test_oracle import LENIENT, quick
 from tests.support.applications.shop import until
 from tests.support.databases import FAST, passable_folder
@@ -87,20 +87,20 @@ def gateways(url: str, tmp_path: Path, program: str) -> Iterator[tuple[Served, S
 
 
 class Guest:
-    """Follows a channel and keeps what it hears."""
+    """Follows a channel and stores the messages that it receives."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self.reading: asyncio.Task[None] | None = None
 
     async def read(self) -> None:
         async for message in self.channel:
-            self.heard.append(message)
+            self.received.append(message)
 
     @property
     def data(self) -> list[Any]:
-        return [message.data for message in self.heard]
+        return [message.data for message in self.received]
 
     @property
     def states(self) -> list[Any]:
@@ -126,7 +126,8 @@ class Guests:
         return guest
 
     async def join_whole(self, url: str) -> Guest:
-        """Join until the gateway had an answer from the other, which may be too busy for one."""
+        """Join until the gateway had an answer from the other gateway, which may be too busy at
+        first."""
         while True:
             async with AsyncExitStack() as stack:
                 guest = await Guests(stack).join(url)
@@ -146,7 +147,7 @@ async def guests() -> AsyncIterator[Guests]:
 
 
 @pytest.mark.parametrize("transport", ["ws", "sse"])
-async def test_a_message_reaches_everybody_at_every_gateway(
+async def test_a_message_reaches_every_subscriber_at_every_gateway(
     gateways: tuple[Served, Served], guests: Guests, transport: Any
 ) -> None:
     one, other = gateways
@@ -155,14 +156,14 @@ async def test_a_message_reaches_everybody_at_every_gateway(
     elsewhere = await guests.join(other.url, "room:2")
     await ann.channel.publish({"text": "Zoë 😀 \u2028"})
     await bob.channel.publish([1, None])
-    await until(lambda: len(ann.heard) == len(bob.heard) == 2)
+    await until(lambda: len(ann.received) == len(bob.received) == 2)
     assert ann.data == bob.data == [{"text": "Zoë 😀 \u2028"}, [1, None]]
-    assert [message.member for message in bob.heard] == [ann.channel.member, None]
-    assert [message.id for message in ann.heard] == [message.id for message in bob.heard]
-    assert elsewhere.heard == []
+    assert [message.member for message in bob.received] == [ann.channel.member, None]
+    assert [message.id for message in ann.received] == [message.id for message in bob.received]
+    assert elsewhere.received == []
 
 
-async def test_order_is_kept_and_the_same_for_all(
+async def test_every_subscriber_receives_the_messages_in_one_order(
     gateways: tuple[Served, Served], guests: Guests
 ) -> None:
     one, other = gateways
@@ -170,27 +171,27 @@ async def test_order_is_kept_and_the_same_for_all(
     speakers = [await guests.join(each.url, "wire:1") for each in (one, one, other)]
     listeners = [*speakers, sse]
 
-    async def speak(number: int, guest: Guest) -> None:
+    async def publish(number: int, guest: Guest) -> None:
         said = [guest.channel.publish([number, turn]) for turn in range(200)]
         await asyncio.gather(*said)
 
-    await asyncio.gather(*(speak(n, guest) for n, guest in enumerate(speakers)))
-    await until(lambda: all(len(each.heard) == 600 for each in listeners))
+    await asyncio.gather(*(publish(n, guest) for n, guest in enumerate(speakers)))
+    await until(lambda: all(len(each.received) == 600 for each in listeners))
     for number in range(3):
         mine = [turn for who, turn in sse.data if who == number]
         assert mine == list(range(200))
     assert all(each.data == sse.data for each in listeners)
 
 
-async def test_a_client_that_does_not_read_misses_messages_and_then_goes_on(
+async def test_a_client_that_does_not_read_misses_messages_and_then_continues(
     gateways: tuple[Served, Served], guests: Guests
 ) -> None:
     one, other = gateways
     ann = await guests.join(other.url)
     received = asyncio.Queue[Any]()
     async with connect_socket(f"ws{one.url[4:]}/v1/ws", max_queue=1, compression=None) as socket:
-        wish = {"type": "subscribe", "id": "c", "channel": {"name": "room:1"}}
-        await socket.send(json.dumps(wish))
+        request = {"type": "subscribe", "id": "c", "channel": {"name": "room:1"}}
+        await socket.send(json.dumps(request))
         await until(lambda: one.metric("headwater_subscriptions", kind="channel") == 1)
         for number in range(200):
             await ann.channel.publish([number, "x" * 60_000])
@@ -226,11 +227,11 @@ async def test_a_large_message_comes_in_parts_and_one_that_is_too_large_does_not
         async with connect(one.url) as hw, hw.channel("room:1", state="x" * 4095):
             pass
     await ann.channel.publish("behind it")
-    await until(lambda: len(bob.heard) == 2)
+    await until(lambda: len(bob.received) == 2)
     assert bob.data == [largest, "behind it"]
 
 
-async def test_a_newcomer_gets_what_is_remembered_also_at_another_gateway(
+async def test_a_new_subscriber_gets_stored_messages_also_at_another_gateway(
     gateways: tuple[Served, Served], guests: Guests
 ) -> None:
     one, other = gateways
@@ -255,9 +256,9 @@ async def test_the_server_publishes_when_its_mutation_commits(
         await hw.mutate("shout", channel="room:1", size=50_000)
         with pytest.raises(NotFound, match="there is no channel 'nowhere'"):
             await hw.mutate("shout", channel="nowhere", size=1)
-    await until(lambda: len(ann.heard) == 2)
+    await until(lambda: len(ann.received) == 2)
     assert ann.data == [{"news": "first"}, "x" * 50_000]
-    assert (ann.heard[0].user, ann.heard[0].member) == (None, None)
+    assert (ann.received[0].user, ann.received[0].member) == (None, None)
 
 
 async def test_too_many_messages_are_refused(url: str, tmp_path: Path, program: str) -> None:
@@ -325,9 +326,9 @@ async def test_access(url: str, connection: Connection, tmp_path: Path, program:
                 await bob.channel.publish("let me")
             await ann.channel.publish("welcome")
             await until(lambda: bob.data == ["welcome"])
-            assert bob.heard[0].user == "ann"
+            assert bob.received[0].user == "ann"
             assert [member.user for member in ann.channel.members] == ["ann", "bob"]
-            # Somebody is thrown out: the others see it.
+            # A member loses its access: the others see that it leaves.
             await connection.execute("update clubs set members = '{ann}'")
             assert bob.reading is not None
             with pytest.raises(Forbidden, match="you may not join"):
@@ -335,7 +336,7 @@ async def test_access(url: str, connection: Connection, tmp_path: Path, program:
             await until(lambda: ann.states == [1])
 
 
-async def test_what_cannot_be_asked_of_a_channel(
+async def test_invalid_requests_to_a_channel(
     gateways: tuple[Served, Served], guests: Guests
 ) -> None:
     gateway, _ = gateways
@@ -381,7 +382,7 @@ async def _session(lines: AsyncIterator[str]) -> str:
 # ------------------------------------------------------------------------ presence
 
 
-async def test_who_is_there(gateways: tuple[Served, Served], guests: Guests) -> None:
+async def test_members_join_and_leave(gateways: tuple[Served, Served], guests: Guests) -> None:
     one, other = gateways
     ann = await guests.join(one.url, state={"name": "Ann"})
     watcher = await guests.join(one.url)
@@ -441,7 +442,7 @@ TCP_REPAIR = 19
 async def test_a_client_whose_machine_vanishes(
     gateways: tuple[Served, Served], guests: Guests, path: str
 ) -> None:
-    """Its connection is not closed: it is just not there any more when it is next spoken to."""
+    """Its connection is not closed: it just does not answer any more."""
     if os.geteuid() != 0:
         pytest.skip("only root can have a connection vanish")
     one, other = gateways
@@ -455,10 +456,10 @@ async def test_a_client_whose_machine_vanishes(
     said = b""
     while not (session := re.search(rb'"session":"([^"]+)"', said)):
         said += await reader.read(1000)
-    wish = {"id": "c", "channel": {"name": "room:1", "present": True, "state": "vanishes"}}
+    request = {"id": "c", "channel": {"name": "room:1", "present": True, "state": "vanishes"}}
     async with httpx.AsyncClient(base_url=one.url, trust_env=False) as http:
         at = f"/v1/sessions/{session[1].decode()}/subscriptions"
-        assert (await http.post(at, json=wish)).status_code == 201
+        assert (await http.post(at, json=request)).status_code == 201
     await until(lambda: ann.states == ["ann", "vanishes"])
     connection = writer.get_extra_info("socket")
     connection.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
@@ -471,7 +472,7 @@ async def test_the_members_of_a_gateway_that_was_killed(
 ) -> None:
     one, other = gateways
     ann = await guests.join(other.url, state="ann")
-    # They come back, at the gateway that is left.
+    # They connect again, to the gateway that is left.
     movers = [await guests.join([one.url, other.url], state=f"moves {n}") for n in range(3)]
     await ann.channel.publish("before")
     await until(lambda: all(each.data == ["before"] for each in movers))
@@ -481,7 +482,7 @@ async def test_the_members_of_a_gateway_that_was_killed(
         one.kill()
     await ann.channel.publish("meanwhile")
     await until(lambda: ann.states == ["ann", "moves 1", "moves 2", "moves first"])
-    # Nobody is there twice, and everybody has heard everything once.
+    # No member is there twice, and every guest has received every message once.
     assert len({member.member for member in ann.channel.members}) == 4
     await until(lambda: all(each.data == ["before", "meanwhile"] for each in movers))
     await movers[1].channel.publish("after")
@@ -503,7 +504,7 @@ async def test_a_gateway_that_stops_says_goodbye(
         await until(lambda: ann.states == ["ann"])
 
 
-async def test_a_gateway_that_was_stopped_for_a_while_is_there_again(
+async def test_a_gateway_that_was_suspended_comes_back(
     gateways: tuple[Served, Served], guests: Guests
 ) -> None:
     one, other = gateways
@@ -524,7 +525,7 @@ async def test_a_gateway_that_was_stopped_for_a_while_is_there_again(
 
 @pytest.fixture
 def server() -> Iterator[EmbeddedPostgres]:
-    """A PostgreSQL of one's own, to restart."""
+    """A PostgreSQL of its own, which the test restarts."""
     with passable_folder() as folder, EmbeddedPostgres(folder / "data", settings=FAST) as server:
         yield server
 
@@ -547,17 +548,17 @@ async def test_a_restarted_database(
             await asyncio.to_thread(server.stop_now, "fast")
             with pytest.raises(Unavailable, match="did not deliver this"):
                 await ann.channel.publish("lost")
-        # Who comes and goes meanwhile is known where it does so.
+        # Members that come and go meanwhile are known at their own gateway.
         await until(lambda: bob.states == ["ann", "bob"])
         await bob.channel.set_state("bob, back")
-        # That others are not heard does not mean that they are gone.
+        # Members of gateways that cannot be reached are not gone.
         await asyncio.sleep(4)
         assert ann.states == ["ann", "bob", "leaves meanwhile"]
         await asyncio.to_thread(server.start)
         await until(lambda: ann.states == bob.states == ["ann", "bob, back"])
         await ann.channel.publish("after")
         await bob.channel.publish("indeed")
-        await until(lambda: len(ann.heard) == len(bob.heard) == 3)
+        await until(lambda: len(ann.received) == len(bob.received) == 3)
         assert ann.data == bob.data == ["before", "after", "indeed"]
 
 
@@ -581,10 +582,10 @@ async def test_a_listener_that_is_killed(
     await until(lambda: bob.data == ["again"])
 
 
-async def test_strangers_on_the_bus(
+async def test_messages_of_other_roles_on_the_bus(
     connection: Connection, gateways: tuple[Served, Served], guests: Guests
 ) -> None:
-    """Every role may listen and notify; what no gateway has signed counts for nothing."""
+    """Every role may listen and notify; gateways ignore messages that no gateway has signed."""
     one, other = gateways
     ann, bob = await guests.join(one.url, state=1), await guests.join(other.url, state=2)
     await connection.execute('listen "headwater:bus"')

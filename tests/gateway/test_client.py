@@ -1,4 +1,4 @@
-"""The Python client and a real gateway; tests/integration has it with one that misbehaves."""
+"""The Python client with a real gateway; tests/integration/client has it with a fake one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from headwater import Backoff, connect, connect_sync
 from headwater.database import Connection
 from headwater.errors import CaptureError, InvalidQuery, Unauthorized
 from headwater.live.filters.filter import c
-from headwater.testing.link import cutting
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
+from headwater.testing.proxies import cutting
 from tests.support.log_probe import run
 
 SECRET = "a secret that is long enough for everyone"
@@ -54,7 +54,7 @@ def ids(rows: list[Any]) -> list[int]:
     return [row["id"] for row in rows]
 
 
-async def test_a_query_a_slide_and_what_is_refused(
+async def test_a_query_a_slide_and_refusals(
     url: str, orders: Connection, tmp_path: Path, transport: Any
 ) -> None:
     with serving(url, tmp_path) as gateway:
@@ -100,7 +100,7 @@ async def test_the_same_query_twice_and_a_cut(
 async def test_a_feed_over_cuts(
     url: str, orders: Connection, tmp_path: Path, transport: Any
 ) -> None:
-    """Every change once, in order, although the connection is cut behind each of them."""
+    """Every change once, in order, although the connection is cut after each of them."""
     seen = list[int]()
     with serving(url, tmp_path) as gateway:
         async with (

@@ -1,8 +1,8 @@
-"""Random faults between clients and two gateways: each mutation runs once, each message is passed
-on once, and each caller gets the answer to its own call.
+"""Random faults between clients and two gateways: each mutation runs once, each message is sent
+once, and each caller gets the answer to its own call.
 
 Connections are cut at any byte, in both directions; gateways are killed and started again. The
-database is the judge: rows by the number of their call, and what NOTIFY has carried.
+database is the judge: rows by the number of their call, and the messages of NOTIFY.
 
 A failure names its seed: `SEED=… HEADWATER_FUZZ_CALLS=… pytest …`.
 """
@@ -28,8 +28,8 @@ from headwater.channels.bus_messages import signed
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.errors import Refused
-from headwater.testing.link import Cutter, cutting
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
+from headwater.testing.proxies import Cutter, cutting
 from tests.gateway.test_oracle import LENIENT, quick
 from tests.support.applications.shop import until
 from tests.support.databases import fresh_database
@@ -83,7 +83,7 @@ def free_port() -> int:
 
 
 class Gateways:
-    """Two of them, which are killed and started again on their ports."""
+    """Two gateways, which are killed and started again on their ports."""
 
     def __init__(self, url: str, folder: Path, stack: ExitStack) -> None:
         self._arguments: tuple[str, Path] = (url, folder)
@@ -104,7 +104,7 @@ class Gateways:
 
 
 class Judge:
-    """What callers were answered, and what the database says."""
+    """The answers that callers got, and the content of the database."""
 
     def __init__(self) -> None:
         self.placed: dict[int, int] = {}
@@ -144,8 +144,8 @@ class Judge:
 
 @asynccontextmanager
 async def notified(url: str) -> AsyncIterator[Counter[int]]:
-    """How often each message was passed on, as the database has it."""
-    heard: Counter[int] = Counter()
+    """How often each message was sent, according to the database."""
+    counts: Counter[int] = Counter()
     connection = await connect_database(url, purpose="test", application_path=True)
     await connection.execute('listen "headwater:bus"')
 
@@ -153,11 +153,11 @@ async def notified(url: str) -> AsyncIterator[Counter[int]]:
         async for notice in connection.notifies():
             note = json.loads(notice.payload.split(" ", 7)[7])
             if note["note"] == "said":
-                heard[note["data"]] += 1
+                counts[note["data"]] += 1
 
     listening = asyncio.create_task(listen())
     try:
-        yield heard
+        yield counts
     finally:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
@@ -212,7 +212,7 @@ async def test_random_faults(url: str, shop: Path, connection: Connection) -> No
                 for each in gateways.urls
             ]
             urls = [link.url for link in links]
-            heard = await stack.enter_async_context(notified(url))
+            counts = await stack.enter_async_context(notified(url))
             breaking = asyncio.create_task(break_things(links, gateways, chance, done))
             async with asyncio.timeout(100 + CALLS / 2), asyncio.TaskGroup() as tasks:
                 tasks.create_task(asyncio.to_thread(blocking_caller, urls))
@@ -230,8 +230,8 @@ async def test_random_faults(url: str, shop: Path, connection: Connection) -> No
             ((key,),) = await cursor.fetchall()
             last = signed(LAST, key)
             await connection.execute("select pg_notify('headwater:bus', %s)", (last,))
-            await until(lambda: heard[-1])
-            assert heard - Counter([-1]) == Counter(judge.published)
+            await until(lambda: counts[-1])
+            assert counts - Counter([-1]) == Counter(judge.published)
     assert cuts
     assert kills
 

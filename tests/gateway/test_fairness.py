@@ -1,4 +1,4 @@
-"""What one user may make another wait for: nothing. Slow queries and mutations, a locked table."""
+"""No user makes another wait: not with slow queries and mutations, not with a locked table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def is_served(site: Site, number: int, **headers: str) -> None:
     async with site.socket(**headers) as socket:
         live = {"table": "orders", "limit": 1 + number % 50}
         await socket.send(type="subscribe", id="s", live=live)
-        assert (await socket.heard_of("snapshot"))["rows"]
+        assert (await socket.receive_type("snapshot"))["rows"]
 
 
 @pytest.mark.parametrize("how", ["socket", "http"])
@@ -70,13 +70,15 @@ async def test_a_user_with_slow_calls_and_a_locked_table(
         await run(locker, "commit")
         await until(lambda: site.application.waiting == 40)
         for _ in range(20):
-            await hostile.heard_of("snapshot")
+            await hostile.receive_type("snapshot")
         for answer in await asyncio.gather(*calls):
             assert answer.status_code == 200
     await locker.close()
 
 
-async def test_without_a_user_the_address_counts(url: str, connection: Connection) -> None:
+async def test_requests_without_a_user_are_limited_by_address(
+    url: str, connection: Connection
+) -> None:
     await open_shop(connection, rows=10)
     async with running(url, mutation_connections=4) as site:
         calls = [

@@ -15,7 +15,7 @@ import pytest
 
 from headwater.database import Connection
 from headwater.embedded import EmbeddedPostgres
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.support.applications.shop import open_shop, shop_served
 
 SECRET = "a secret that is long enough for SHA-256 and more"
@@ -29,7 +29,7 @@ def bearer(user: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def steady(postgres: EmbeddedPostgres) -> Iterator[Served]:
-    """A gateway for the tests that leave it as it is."""
+    """A gateway for the tests that do not change it."""
     with shop_served(
         postgres.url, rows=5, auth_secret=SECRET, limits_requests_per_second=5000
     ) as served:
@@ -82,7 +82,7 @@ def messages(stream: httpx.Response) -> Iterator[dict[str, Any]]:
 
 def test_the_five_hundred_and_first_subscription(gateway: Served) -> None:
     with session(gateway, "ann") as stream, httpx.Client(headers=bearer("ann")) as client:
-        following = messages(stream)  # kept: with its iterator a stream is closed
+        following = messages(stream)  # needed: without its iterator a stream is closed
         id = next(following)["session"]
         path = f"{gateway.url}/v1/sessions/{id}/subscriptions"
         for number in range(501):
@@ -118,13 +118,13 @@ def nested(depth: int) -> str:
     ],
     ids=["2 MB", "nested", "deeper", "text", "list", "table", "limit", "field", "option", "bytes"],
 )
-def test_bodies_that_make_no_sense(steady: Served, body: bytes, status: int, code: str) -> None:
+def test_invalid_bodies(steady: Served, body: bytes, status: int, code: str) -> None:
     answer = httpx.post(f"{steady.url}/v1/live", content=body, headers=bearer("ann"))
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert steady.get("/healthz").status_code == 200
 
 
-def test_a_table_that_is_not_enabled_says_how(steady: Served) -> None:
+def test_the_error_for_a_table_without_capture_has_a_hint(steady: Served) -> None:
     answer = steady.get("/v1/live", params={"q": '{"table": "customers"}'}, headers=bearer("ann"))
     assert "headwater enable" in answer.json()["error"]["hint"]
 
@@ -140,9 +140,9 @@ def test_too_many_requests(url: str, connection: Connection, tmp_path: Path) -> 
             return {answer.json()["error"]["code"] for answer in answers}
 
         assert codes([bearer("ann")] * 100) == {"invalid_query", "rate"}
-        # Those who share an address with such a user have their own count …
+        # Users with the same address have their own count …
         assert codes(bearer(f"user {number}") for number in range(30)) == {"invalid_query"}
-        # … and so have those without a user, all together.
+        # … and so have requests without a user, all together.
         wrong = {"authorization": "Bearer x.y.z"}
         assert codes([wrong] * 100) == {"token_malformed", "rate"}
         assert codes([bearer("bob")]) == {"invalid_query"}

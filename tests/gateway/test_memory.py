@@ -1,5 +1,5 @@
-"""Memory of one user: bounded, said to the client, and no other user's loss. Real sockets, and a
-gateway in a process of its own."""
+"""Memory of one user: bounded, reported to the client, and other users lose nothing. Real sockets,
+and a gateway in a process of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from websockets.asyncio.client import connect as connect_socket
 from headwater.database import Connection, connect
 from headwater.embedded import EmbeddedPostgres
 from headwater.limits import SESSION_CHANNEL_SUBSCRIPTIONS_MAX
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.support.applications.shop import until
 from tests.support.databases import finish, fresh_database
 from tests.support.log_probe import enable, run
@@ -61,7 +61,7 @@ async def pages(database: str) -> AsyncIterator[Connection]:
 
 @pytest.fixture(scope="module")
 def gateway(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One for all: each test has users of its own."""
+    """One gateway for all tests: each test has users of its own."""
     folder = tmp_path_factory.mktemp("gateway")
     (folder / "chat.py").write_text(PROGRAM)
     with serving(
@@ -81,7 +81,7 @@ def bearer(user: str) -> str:
 
 
 class Socket:
-    """A WebSocket of a user, read to the end all the time."""
+    """A WebSocket of a user, which is read all the time."""
 
     def __init__(self, socket: Any) -> None:
         self.socket = socket
@@ -93,7 +93,7 @@ class Socket:
             self.bytes += len(text)
             self.messages.append(json.loads(text))
 
-    async def say(self, **message: Any) -> None:
+    async def send(self, **message: Any) -> None:
         await self.socket.send(json.dumps(message))
 
     def named(self, type: str) -> list[dict[str, Any]]:
@@ -111,11 +111,11 @@ async def socket_of(gateway: Served, user: str) -> AsyncIterator[Socket]:
         reading.cancel()
 
 
-async def test_live_queries_beyond_are_refused(gateway: Served, pages: Connection) -> None:
+async def test_live_queries_above_the_limit_are_refused(gateway: Served, pages: Connection) -> None:
     async with socket_of(gateway, "ann") as ann, socket_of(gateway, "bob") as bob:
         for number in range(40):  # each a mebibyte
             query = {"table": "pages", "order": [["id", "asc"]], "limit": 40 + number}
-            await ann.say(type="subscribe", id=str(number), live=query)
+            await ann.send(type="subscribe", id=str(number), live=query)
         await until(lambda: len(ann.named("subscribed")) + len(ann.named("error")) == 40)
         refused = ann.named("error")
         assert {error["code"] for error in refused} == {"bytes_per_user"}
@@ -123,18 +123,18 @@ async def test_live_queries_beyond_are_refused(gateway: Served, pages: Connectio
         assert 4 <= len(ann.named("subscribed")) <= 8
         assert gateway.metric("headwater_memory_largest_bytes") <= 8 * MIB
         assert gateway.metric("headwater_memory_shed_total", code="bytes_per_user") >= len(refused)
-        # Another user has as much, and what ann has goes on.
+        # Another user may use as much, and the subscriptions of ann continue.
         small = {"table": "pages", "order": [["id", "asc"]], "limit": 100}
-        await bob.say(type="subscribe", id="b", live=small)
+        await bob.send(type="subscribe", id="b", live=small)
         await until(lambda: bool(bob.named("snapshot")))
         await pages.execute("update pages set text = 'new' where id = 1")
         await until(lambda: bool(bob.named("deltas")))
         await until(lambda: len(ann.named("deltas")) == len(ann.named("subscribed")))
         # There is room again when one of hers has ended.
         for message in ann.named("subscribed"):
-            await ann.say(type="unsubscribe", id=message["id"])
+            await ann.send(type="unsubscribe", id=message["id"])
         await until(lambda: bool(ann.named("unsubscribed")))
-        await ann.say(type="subscribe", id="again", live=query)
+        await ann.send(type="subscribe", id="again", live=query)
         await until(lambda: ann.named("subscribed")[-1]["id"] == "again")
 
 
@@ -157,16 +157,16 @@ async def stalled(gateway: Served, user: str, query: dict[str, Any]) -> AsyncIte
 async def test_clients_that_do_not_read_are_disconnected(
     gateway: Served, pages: Connection
 ) -> None:
-    # The same query for all, so that it is not the live queries that are too large.
+    # The same query for all, so that not the live queries are too large.
     query = {"table": "pages", "order": [["id", "asc"]], "limit": 150}
     async with socket_of(gateway, "cid") as cid, AsyncExitStack() as open_:
-        await cid.say(type="subscribe", id="b", live=query | {"limit": 1})
+        await cid.send(type="subscribe", id="b", live=query | {"limit": 1})
         await until(lambda: bool(cid.named("snapshot")))
         for _ in range(20):  # three mebibytes wait for each
             await open_.enter_async_context(stalled(gateway, "eve", query))
         await until(lambda: gateway.metric("headwater_sessions_closed_total", reason="memory") > 10)
         assert gateway.metric("headwater_stalled_bytes") <= 8 * MIB
-        # What they share is there once: their query and its frame, beside the other tests' queries.
+        # Their query and its frame are in memory once, beside the queries of other tests.
         assert gateway.metric("headwater_memory_bytes") <= 4 * 8 * MIB
         await pages.execute("update pages set text = 'newer' where id = 1")
         await until(lambda: bool(cid.named("deltas")))
@@ -178,16 +178,16 @@ async def test_a_channel_that_a_session_follows_many_times(gateway: Served) -> N
     most = SESSION_CHANNEL_SUBSCRIPTIONS_MAX
     async with socket_of(gateway, "dot") as dot:
         for number in range(100):
-            await dot.say(type="subscribe", id=str(number), channel={"name": "room:1"})
+            await dot.send(type="subscribe", id=str(number), channel={"name": "room:1"})
         await until(lambda: len(dot.named("subscribed")) + len(dot.named("error")) == 100)
         assert len(dot.named("subscribed")) == most
         assert {each["code"] for each in dot.named("error")} == {"subscriptions_per_channel"}
-        await dot.say(type="subscribe", id="other", channel={"name": "room:2"})
+        await dot.send(type="subscribe", id="other", channel={"name": "room:2"})
         await until(lambda: len(dot.named("subscribed")) == most + 1)
         dot.bytes = 0
-        await dot.say(type="publish", id="0", data="x" * 60_000)
+        await dot.send(type="publish", id="0", data="x" * 60_000)
         await until(lambda: len(dot.named("message")) == most)
         assert dot.bytes < (most + 1) * 61_000
-        await dot.say(type="unsubscribe", id="0")
-        await dot.say(type="subscribe", id="more", channel={"name": "room:1"})
+        await dot.send(type="unsubscribe", id="0")
+        await dot.send(type="subscribe", id="more", channel={"name": "room:1"})
         await until(lambda: dot.named("subscribed")[-1]["id"] == "more")

@@ -1,4 +1,4 @@
-"""What operators see: how it starts, refuses to start, stops, and tells how it is."""
+"""What operators see: how a gateway starts, refuses to start, stops, and reports its health."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import pytest
 
 from headwater import connect
 from headwater.database import Connection
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 from tests.support.applications.shop import open_shop, until
 
 QUERY = {"table": "orders", "limit": 3}
 
 
 def serve(url: str, folder: Path, *arguments: str, **settings: str) -> tuple[int, dict[str, Any]]:
-    """Run `headwater serve`, which is to fail; its exit code and its error."""
+    """Run `headwater serve`, which must fail; returns its exit code and its error."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_")}
     environment |= {f"HEADWATER_{name.upper()}": value for name, value in settings.items()}
     done = subprocess.run(
@@ -38,7 +38,7 @@ def serve(url: str, folder: Path, *arguments: str, **settings: str) -> tuple[int
     return done.returncode, json.loads(done.stderr.splitlines()[-1])["error"]
 
 
-def test_everybody_is_not_let_in_by_accident(url: str, tmp_path: Path) -> None:
+def test_serving_without_authentication_needs_a_flag(url: str, tmp_path: Path) -> None:
     code, error = serve(url, tmp_path, "--host", "0.0.0.0", "--port", "0")
     assert code == 2
     assert "no authentication" in error["message"]
@@ -78,7 +78,7 @@ def test_without_its_database_it_does_not_start(tmp_path: Path) -> None:
     assert error["code"] == "database"
 
 
-async def test_it_tells_how_it_is(url: str, connection: Connection, tmp_path: Path) -> None:
+async def test_health_and_metrics(url: str, connection: Connection, tmp_path: Path) -> None:
     await open_shop(connection, rows=10)
     with serving(url, tmp_path) as gateway:
         assert gateway.get("/healthz").json() == {"status": "ok"}

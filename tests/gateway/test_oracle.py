@@ -1,4 +1,4 @@
-"""End to end: what clients hold equals what the database answers, whatever happens in between."""
+"""End to end: the rows of clients equal the answer of the database, after any history."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from headwater import Backoff, connect
 from headwater.client.subscriptions.subscription import Live
 from headwater.database import Connection
-from headwater.testing.link import cutting
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
+from headwater.testing.proxies import cutting
 from tests.support.applications.shop import Truth, open_shop, random_query, until, writing
 
 QUERIES = 200
@@ -43,7 +43,8 @@ class Followers:
             self.clients.append(await self._stack.enter_async_context(client))
 
     async def follow_all(self, queries: list[dict[str, Any]]) -> None:
-        """Shared out among the clients, which begin beside each other, each with one at a time."""
+        """Distributed over the clients, which begin at the same time, each with one query at a
+        time."""
 
         async def of_client(first: int) -> None:
             for number in range(first, len(queries), len(self.clients)):
@@ -71,7 +72,7 @@ class Followers:
         return rows == true
 
     async def wait_until_right(self) -> None:
-        """Everybody holds what the database answers; else say who does not, and how."""
+        """Wait until every client has the answer of the database; else report the differences."""
         try:
             await until(self.all_are_right, seconds=40, every=0.2)
         except TimeoutError:
@@ -111,8 +112,8 @@ async def test_live_queries_equal_the_database_when_it_is_quiet(
 async def test_a_subscription_opened_in_a_write_storm_misses_and_doubles_nothing(
     url: str, connection: Connection, tmp_path: Path
 ) -> None:
-    """The seam: a replica refuses a delta that does not fit its snapshot, and a wrong snapshot is
-    seen by the hash of the first batch and by the comparison at the end."""
+    """A replica refuses a delta that does not fit its snapshot. The hash of the first batch and the
+    comparison at the end find a wrong snapshot."""
     await open_shop(connection)
     truth = await Truth.of(connection, "orders")
     with serving(url, tmp_path, **LENIENT) as gateway:
@@ -121,14 +122,14 @@ async def test_a_subscription_opened_in_a_write_storm_misses_and_doubles_nothing
             await followers.join([gateway.url], 10)
             async with writing(url, seed=SEED + 1, pause=0.001):
                 for number in range(60):
-                    # Each a view of its own, so that each has a snapshot of its own.
+                    # Each has a view of its own, and so a snapshot of its own.
                     query = {"table": "orders", "order": [["amount", "desc"]], "limit": 20 + number}
                     await followers.follow(query, number)
             await followers.wait_until_right()
             assert followers.diverged == 0
 
 
-async def test_clients_of_a_killed_gateway_go_on_at_another(
+async def test_clients_of_a_killed_gateway_continue_at_another(
     url: str, connection: Connection, tmp_path: Path
 ) -> None:
     await open_shop(connection)

@@ -1,4 +1,4 @@
-"""Positions across gateways and subscriptions: a client sees nothing older than it has seen, at no
+"""Positions across gateways and subscriptions: a client never sees older data than before, at any
 gateway, and a wait ends only when every subscription has what it waits for."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headwater.database import Connection
 from headwater.gateway import gateway as gateway_module
 from headwater.log.reading import reader as reader_module
 from headwater.model import Position
-from headwater.testing.link import Holder, holding
+from headwater.testing.proxies import Holder, holding
 from headwater.topics.definitions import TopicDefinition
 from tests.support.applications.query_functions import Site, Socket, running
 from tests.support.log_probe import run
@@ -65,15 +65,15 @@ async def behind(url: str) -> AsyncIterator[tuple[Site, Holder]]:
 
 
 async def follow_all(socket: Socket) -> None:
-    await socket.heard_of("hello")
-    for id, wish in KINDS.items():
-        await socket.send(type="subscribe", id=id, **wish)
+    await socket.receive_type("hello")
+    for id, request in KINDS.items():
+        await socket.send(type="subscribe", id=id, **request)
     for _ in KINDS:
-        await socket.heard_of("subscribed")
+        await socket.receive_type("subscribed")
 
 
 async def write(connection: Connection, id: int) -> str:
-    """Write an order; a position that contains it."""
+    """Write an order; returns a position that contains it."""
     await run(connection, f"insert into orders values ({id}, 1, {id}, 'new')")
     cursor = await connection.execute("select headwater.log_id() || '-' || pg_current_snapshot()")
     ((text,),) = await cursor.fetchall()
@@ -81,7 +81,7 @@ async def write(connection: Connection, id: int) -> str:
 
 
 def ids(message: dict[str, Any]) -> set[int]:
-    """Of the orders in a message."""
+    """The ids of the orders in a message."""
     match message["type"]:
         case "snapshot" | "reset":
             return {row["row"]["id"] for row in message["rows"]}
@@ -101,23 +101,23 @@ def ids(message: dict[str, Any]) -> set[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_gateway_that_is_behind_reads_on_first(
+async def test_a_gateway_that_is_behind_catches_up_first(
     url: str, orders: Connection, kind: str
 ) -> None:
     async with behind(url) as (site, holder), site.socket() as socket:
-        await socket.heard_of("hello")
+        await socket.receive_type("hello")
         holder.hold()
         after = await write(orders, 99)
         await socket.send(type="subscribe", id="s", after=after, **KINDS[kind])
         await socket.send(type="unsubscribe", id="nothing")
-        assert (await socket.heard())["type"] == "error"  # the only thing that it says
+        assert (await socket.receive())["type"] == "error"  # the only message
         holder.release()
-        assert "lost" not in await socket.heard_of("subscribed")
-        first = await socket.heard()
+        assert "lost" not in await socket.receive_type("subscribed")
+        first = await socket.receive()
         reached = site.gateway.hub.position
         assert reached is not None
         assert reached.covers(Position.parse(after))
-        if kind not in ("topic", "changes"):  # those begin with what is new
+        if kind not in ("topic", "changes"):  # those begin with changes since the position
             assert Position.parse(first["position"]).covers(Position.parse(after))
             assert 99 in ids(first)
 
@@ -128,11 +128,11 @@ async def test_a_gateway_that_stays_behind_refuses(
 ) -> None:
     monkeypatch.setattr(gateway_module, "BEHIND_SECONDS_MAX", 0.2)
     async with behind(url) as (site, holder), site.socket() as socket:
-        await socket.heard_of("hello")
+        await socket.receive_type("hello")
         holder.hold()
         after = await write(orders, 99)
         await socket.send(type="subscribe", id="s", after=after, **KINDS[kind])
-        error = await socket.heard()
+        error = await socket.receive()
         assert (error["code"], error["id"], error["retryable"]) == ("behind", "s", True)
         assert error["retry_after_secs"] == 1.0
         if kind in STREAMS:
@@ -143,24 +143,24 @@ async def test_a_gateway_that_stays_behind_refuses(
 
 async def test_since_implies_after(url: str, orders: Connection) -> None:
     async with behind(url) as (site, holder), site.socket() as socket:
-        await socket.heard_of("hello")
+        await socket.receive_type("hello")
         holder.hold()
         since = await write(orders, 99)
         await socket.send(type="subscribe", id="s", since=since, **KINDS["live"])
         holder.release()
-        resumed = (await socket.heard_of("subscribed")).get("resumed", False)
-        # The flush that the gateway reads on with may end at exactly this position.
-        assert resumed or 99 in ids(await socket.heard())
+        resumed = (await socket.receive_type("subscribed")).get("resumed", False)
+        # The next flush of the gateway may end at exactly this position.
+        assert resumed or 99 in ids(await socket.receive())
         reached = site.gateway.hub.position
         assert reached is not None
         assert reached.covers(Position.parse(since))
 
 
-async def test_what_the_database_does_not_have_is_not_waited_for(
+async def test_a_position_that_the_database_lost_is_not_waited_for(
     url: str, orders: Connection
 ) -> None:
     async with behind(url) as (site, _), site.socket() as socket:
-        await socket.heard_of("hello")
+        await socket.receive_type("hello")
         now = site.gateway.hub.position
         assert now is not None
         ahead = str(Position(now.log, now.xmax + 1000, now.xmax + 1000))
@@ -169,9 +169,9 @@ async def test_what_the_database_does_not_have_is_not_waited_for(
                 await socket.send(
                     type="subscribe", id=f"{kind}{number}", after=after, **KINDS[kind]
                 )
-                assert (await socket.heard_of("subscribed"))["lost"] is True
+                assert (await socket.receive_type("subscribed"))["lost"] is True
         await socket.send(type="subscribe", id="x", after="yesterday", **KINDS["live"])
-        assert (await socket.heard_of("error"))["code"] == "invalid_query"
+        assert (await socket.receive_type("error"))["code"] == "invalid_query"
 
 
 async def test_a_client_leaves_a_gateway_that_is_behind_for_another(
@@ -207,10 +207,10 @@ async def test_a_client_leaves_a_gateway_that_is_behind_for_another(
 
 
 @pytest.mark.parametrize("window", ["adaptive", "200 ms"])
-async def test_behind_a_backlog_every_subscription_shows_it_before_the_answer(
+async def test_after_a_backlog_every_subscription_is_current_before_the_answer(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch, window: str
 ) -> None:
-    """More changes than a flush takes: everything is read again beside it."""
+    """More changes than a flush takes: everything is read again outside of it."""
     monkeypatch.setattr(reader_module, "_LOG_PAGE_CHANGES", 50)
     async with site_of(url, live_topic_window=window) as site, site.socket() as socket:
         await follow_all(socket)
@@ -228,7 +228,7 @@ async def test_behind_a_backlog_every_subscription_shows_it_before_the_answer(
             position = await write(orders, last + 1)
             await socket.send(type="wait", id="w", position=position)
             shown: set[int] = set()
-            while (message := await socket.heard())["type"] != "answer":
+            while (message := await socket.receive())["type"] != "answer":
                 assert message["type"] != "error", message
                 if last + 1 in ids(message):
                     shown.add(message["view"])
@@ -238,11 +238,11 @@ async def test_behind_a_backlog_every_subscription_shows_it_before_the_answer(
 async def test_a_wait_covers_a_view_that_is_read_again(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a failed question the view is read beside the flushes: the wait ends behind that."""
+    """After a failed question the view is read outside the flushes: the wait ends after that."""
     async with site_of(url) as site, site.socket() as socket:
-        await socket.heard_of("hello")
+        await socket.receive_type("hello")
         await socket.send(type="subscribe", id="s", **KINDS["live"])
-        await socket.heard_of("snapshot")
+        await socket.receive_type("snapshot")
         lives = site.gateway.hub.live_views
         opened = lives.snapshots._read
         gate = asyncio.Event()
@@ -257,7 +257,7 @@ async def test_a_wait_covers_a_view_that_is_read_again(
         position = await write(orders, 99)
         await socket.send(type="wait", id="w", position=position)
         await socket.send(type="query", id="q", name="count", after=position)
-        assert (await socket.heard())["id"] == "q"
+        assert (await socket.receive())["id"] == "q"
         gate.set()
-        reset, answer = await socket.heard(), await socket.heard()
+        reset, answer = await socket.receive(), await socket.receive()
         assert (reset["type"], 99 in ids(reset), answer["id"]) == ("reset", True, "w")

@@ -1,4 +1,4 @@
-"""Reactive queries and mutations as clients meet them: over HTTP, SSE, WebSocket and sessions."""
+"""Reactive queries and mutations as clients use them: over HTTP, SSE, WebSocket and sessions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headwater.gateway import calls
 from headwater.identity import ANONYMOUS
 from headwater.limits import SESSION_QUEUE_BYTES_MAX, SESSION_REQUESTS_MAX
 from headwater.protocol import Ask, Error, Mutate, QueryCall, Subscribe, Wait
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 from tests.gateway.auth.test_tokens import SECRET, token
 from tests.gateway.test_operations import TRACED
 from tests.gateway.test_subscriptions import Sink
@@ -40,7 +40,7 @@ def types(messages: list[dict[str, Any]]) -> list[str]:
     return [message["type"] for message in messages]
 
 
-# ------------------------------------------------------------------------ once
+# ------------------------------------------------------------------------ single calls
 
 
 async def test_a_query_answers_with_its_result_and_a_position(site: Site) -> None:
@@ -52,15 +52,15 @@ async def test_a_query_answers_with_its_result_and_a_position(site: Site) -> Non
     assert (await site.post("/v1/query/count", {})).json()["value"] == 10
 
 
-async def test_one_reads_ones_own_writes(site: Site) -> None:
-    await site.post("/v1/query/count")  # and have its result kept
+async def test_a_client_reads_its_own_writes(site: Site) -> None:
+    await site.post("/v1/query/count")  # so that its result is cached
     for number in range(20):
         position = await site.place(100 + number)
         answer = await site.post(f"/v1/query/count?after={quote(position)}")
         assert answer.json()["value"] == 11 + number
 
 
-async def test_a_mutation_answers_with_what_it_returned(site: Site, connection: Connection) -> None:
+async def test_a_mutation_answers_with_its_result(site: Site, connection: Connection) -> None:
     answer = await site.post("/v1/mutation/place", {"id": 77, "region": 3})
     assert answer.status_code == 200
     assert answer.json()["value"] == 77
@@ -114,7 +114,7 @@ async def test_refused(
     )
 
 
-async def test_an_unknown_name_tells_no_known_ones(site: Site) -> None:
+async def test_the_error_for_an_unknown_name_lists_no_known_names(site: Site) -> None:
     answer = await site.post("/v1/query/nothing")
     assert "'nothing'" in answer.json()["error"]["message"]
     assert "open_orders" not in answer.text
@@ -141,18 +141,18 @@ async def test_a_call_belongs_to_the_trace_that_it_names(
     assert (await site.post("/v1/query/count", headers=odd)).status_code == 200
 
 
-# ------------------------------------------------------------------------ followed
+# ------------------------------------------------------------------------ subscriptions
 
 
 async def test_a_stream_of_results(site: Site) -> None:
     path = "/v1/query/open_orders/subscribe"
     async with site.events(path, "POST", json={"region": 1}) as stream:
-        first = [await stream.heard() for _ in range(3)]
+        first = [await stream.receive() for _ in range(3)]
         assert types(first) == ["hello", "subscribed", "result"]
         assert [row["id"] for row in first[2]["value"]] == [1, 6]
         assert stream.ids == [None, None, first[2]["position"]]
         await site.place(60, region=1)
-        second = await stream.heard()
+        second = await stream.receive()
         assert [row["id"] for row in second["value"]] == [1, 6, 60]
         assert site.metric("headwater_subscriptions", kind="query") == 0
         site.gateway.measure()
@@ -163,26 +163,26 @@ async def test_a_stream_of_results(site: Site) -> None:
 async def test_for_event_source(site: Site) -> None:
     path = f"/v1/query/open_orders/subscribe?args={quote(json.dumps({'region': 1}))}"
     async with site.events(path) as stream:
-        result = await stream.heard_of("result")
+        result = await stream.receive_type("result")
         assert len(result["value"]) == 2
         headers = {"last-event-id": result["position"]}
         async with site.events(path, headers=headers) as resumed:
-            assert (await resumed.heard_of("subscribed"))["resumed"] is True
+            assert (await resumed.receive_type("subscribed"))["resumed"] is True
             await site.place(60, region=1)
-            assert len((await resumed.heard())["value"]) == 3
+            assert len((await resumed.receive())["value"]) == 3
     answer = await site.http.head("/v1/query/count/subscribe")
     assert answer.headers["content-type"].startswith("text/event-stream")
 
 
 async def test_a_stream_is_resumed_from_positions_of_what_it_began_with(site: Site) -> None:
-    """Where it was cut off, what was added to it may have been further than that."""
+    """A subscription that was added to it later may have a newer position when it is cut off."""
     async with site.events("/v1/query/count/subscribe") as stream:
-        session = (await stream.heard())["session"]
-        position = (await stream.heard_of("result"))["position"]
+        session = (await stream.receive())["session"]
+        position = (await stream.receive_type("result"))["position"]
         added = {"id": "added", "live": {"table": "orders"}}
         answer = await site.post(f"/v1/sessions/{session}/subscriptions", added)
         assert answer.status_code == 201
-        assert (await stream.heard_of("snapshot"))["position"]
+        assert (await stream.receive_type("snapshot"))["position"]
         assert [id for id in stream.ids if id is not None] == [position]
 
 
@@ -190,26 +190,26 @@ async def test_rows_by_their_key(site: Site) -> None:
     async with site.events(
         "/v1/query/open_orders/subscribe", "POST", params={"delta": "true"}, json={"region": 1}
     ) as stream:
-        assert (await stream.heard_of("subscribed"))["key"] == ["id"]
-        snapshot = await stream.heard()
+        assert (await stream.receive_type("subscribed"))["key"] == ["id"]
+        snapshot = await stream.receive()
         assert [row["key"] for row in snapshot["rows"]] == [[1], [6]]
         await site.place(60, region=1)
-        (delta,) = (await stream.heard())["deltas"]
+        (delta,) = (await stream.receive())["deltas"]
         assert (delta["key"], delta["index"]) == ([60], 2)
 
 
-async def test_it_fails_and_recovers(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_query_fails_and_recovers(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
     async with site.events("/v1/query/count/subscribe", "POST") as stream:
-        assert (await stream.heard_of("result"))["value"] == 10
+        assert (await stream.receive_type("result"))["value"] == 10
         site.application.broken = True
         await site.place(60)
-        failed = await stream.heard()
+        failed = await stream.receive()
         assert (failed["type"], failed["code"]) == ("failed", "function_failed")
         assert "secret" not in json.dumps(failed)
         assert stream.ids[-1] is None
         site.application.broken = False
-        assert (await stream.heard())["value"] == 11
+        assert (await stream.receive())["value"] == 11
 
 
 # ------------------------------------------------------------------------ in a session
@@ -217,17 +217,17 @@ async def test_it_fails_and_recovers(site: Site, caplog: pytest.LogCaptureFixtur
 
 async def test_asked_over_websocket(site: Site) -> None:
     async with site.socket() as socket:
-        await socket.heard_of("hello")
+        await socket.receive_type("hello")
         await socket.send(type="query", id="q", name="open_orders", args={"region": 1})
-        answer = await socket.heard()
+        answer = await socket.receive()
         assert (answer["type"], answer["id"], len(answer["value"])) == ("answer", "q", 2)
         await socket.send(type="mutate", id="m", name="place", args={"id": 60, "region": 1})
-        placed = await socket.heard()
+        placed = await socket.receive()
         assert (placed["id"], placed["value"]) == ("m", 60)
         await socket.send(
             type="query", id="q", name="open_orders", args={"region": 1}, after=placed["position"]
         )
-        assert len((await socket.heard())["value"]) == 3
+        assert len((await socket.receive())["value"]) == 3
 
 
 OVER_WEBSOCKET: list[tuple[str, dict[str, Any], str]] = [
@@ -272,111 +272,111 @@ async def test_refused_over_websocket(
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     async with site.socket() as socket:
-        await socket.heard_of("hello")
+        await socket.receive_type("hello")
         await socket.send(id="it", **message)
-        error = await socket.heard()
+        error = await socket.receive()
         assert (error["type"], error["id"], error["code"]) == ("error", "it", code)
         assert "secret" not in json.dumps(error)
         await socket.send(type="query", id="it", name="count")
-        assert (await socket.heard())["value"] == 10
+        assert (await socket.receive())["value"] == 10
 
 
-async def test_websocket_and_sse_say_the_same(site: Site) -> None:
-    """The same wishes: a query, one by rows, one that fails; a write, and a wait for it."""
-    wishes: list[dict[str, Any]] = [
+async def test_websocket_and_sse_send_the_same(site: Site) -> None:
+    """The same requests: a query, one with deltas, one that fails; a write, and a wait for it."""
+    requests: list[dict[str, Any]] = [
         {"id": "whole", "query": {"name": "open_orders", "args": {"region": 1}}},
         {"id": "rows", "query": {"name": "open_orders", "args": {"region": 1}, "delta": True}},
         {"id": "count", "query": {"name": "count"}},
     ]
     async with site.events("/v1/stream") as stream:
-        session = (await stream.heard())["session"]
+        session = (await stream.receive())["session"]
         by_sse = []
-        for wish in wishes:
-            answer = await site.post(f"/v1/sessions/{session}/subscriptions", wish)
+        for request in requests:
+            answer = await site.post(f"/v1/sessions/{session}/subscriptions", request)
             assert answer.status_code == 201
-            by_sse += [await stream.heard(), await stream.heard()]
+            by_sse += [await stream.receive(), await stream.receive()]
             assert answer.json()["view"] == by_sse[-1]["view"]
         position = await site.place(60, region=1)
         wait = {"id": "wait", "position": position}
         assert (await site.post(f"/v1/sessions/{session}/wait", wait)).status_code == 202
-        by_sse += [await stream.heard() for _ in range(4)]
+        by_sse += [await stream.receive() for _ in range(4)]
     async with site.socket() as socket:
-        await socket.heard_of("hello")
+        await socket.receive_type("hello")
         by_websocket = []
-        for wish in wishes:
-            await socket.send(type="subscribe", **wish)
-            by_websocket += [await socket.heard(), await socket.heard()]
+        for request in requests:
+            await socket.send(type="subscribe", **request)
+            by_websocket += [await socket.receive(), await socket.receive()]
         position = await site.place(61, region=1)
         await socket.send(type="wait", id="wait", position=position)
-        by_websocket += [await socket.heard() for _ in range(4)]
+        by_websocket += [await socket.receive() for _ in range(4)]
     assert sorted(map(shape, by_websocket)) == sorted(map(shape, by_sse))
     assert types(by_sse)[-1] == types(by_websocket)[-1] == "answer"
 
 
 def shape(message: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
-    """What does not differ from run to run."""
+    """The message without what differs from run to run."""
     return message["type"], str(message.get("id")), tuple(sorted(message))
 
 
-async def test_an_answer_to_a_wait_comes_behind_the_data(site: Site) -> None:
+async def test_the_answer_to_a_wait_comes_after_the_data(site: Site) -> None:
     async with site.socket() as socket:
-        await socket.heard_of("hello")
+        await socket.receive_type("hello")
         for number in range(5):
-            wish = {"name": "open_orders", "args": {"region": number}}
-            await socket.send(type="subscribe", id=f"s{number}", query=wish)
+            call = {"name": "open_orders", "args": {"region": number}}
+            await socket.send(type="subscribe", id=f"s{number}", query=call)
         live = {"table": "orders", "where": [["region", "=", 1]]}
         await socket.send(type="subscribe", id="live", live=live)
         views: dict[int, str] = {}
         while len(views) < 6:
-            message = await socket.heard_of("subscribed")
+            message = await socket.receive_type("subscribed")
             views[message["view"]] = message["id"]
         await socket.send(type="wait", id="begun", position=await site.place(99))
-        await socket.heard_of("answer")
+        await socket.receive_type("answer")
         for number in range(20):
             position = await site.place(100 + number, region=number % 5)
             await socket.send(type="wait", id="w", position=position)
-            told: set[str] = set()
-            while (message := await socket.heard())["type"] != "answer":
-                told.add(views[message["view"]])
+            notified: set[str] = set()
+            while (message := await socket.receive())["type"] != "answer":
+                notified.add(views[message["view"]])
             assert message == {"type": "answer", "id": "w", "position": position}
-            assert f"s{number % 5}" in told
-            assert ("live" in told) == (number % 5 == 1)
+            assert f"s{number % 5}" in notified
+            assert ("live" in notified) == (number % 5 == 1)
 
 
-async def test_a_wait_covers_what_is_being_subscribed(site: Site) -> None:
+async def test_a_wait_covers_subscriptions_that_are_opening(site: Site) -> None:
     async with site.socket() as socket:
-        await socket.heard_of("hello")
+        await socket.receive_type("hello")
         await socket.send(type="subscribe", id="s", query={"name": "gated"})
         await until(lambda: site.application.waiting)
         await socket.send(type="wait", id="w", position=await site.place(60))
         await socket.send(type="query", id="q", name="count")
-        assert (await socket.heard())["id"] == "q"
+        assert (await socket.receive())["id"] == "q"
         site.application.gate.set()
-        heard = [await socket.heard() for _ in range(3)]
-        assert types(heard) == ["subscribed", "result", "answer"]
+        received = [await socket.receive() for _ in range(3)]
+        assert types(received) == ["subscribed", "result", "answer"]
 
 
 async def test_a_wait_that_takes_too_long(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "WAIT_SECONDS_MAX", 0.01)
     async with site.socket() as socket:
-        await socket.heard_of("hello")
+        await socket.receive_type("hello")
         await socket.send(type="subscribe", id="s", query={"name": "gated"})
         await until(lambda: site.application.waiting)
         await socket.send(type="wait", id="w", position=await site.place(60))
-        error = await socket.heard()
+        error = await socket.receive()
         assert (error["id"], error["code"], error["retryable"]) == ("w", "timed_out", True)
 
 
 async def test_waits_of_a_session_over_sse(site: Site) -> None:
     async with site.events("/v1/stream") as stream:
-        path = f"/v1/sessions/{(await stream.heard())['session']}/wait"
+        path = f"/v1/sessions/{(await stream.receive())['session']}/wait"
         refused = (("yesterday", 400, "invalid_query"), (AHEAD, 410, "resync"))
         for position, status, code in refused:
             answer = await site.post(path, {"id": "w", "position": position})
             assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
         answer = await site.post(path, {"id": "", "position": await site.place(60)})
         assert answer.status_code == 400
-    answer = await site.post("/v1/sessions/nobody/wait", {"id": "w", "position": AHEAD})
+    answer = await site.post("/v1/sessions/unknown/wait", {"id": "w", "position": AHEAD})
     assert answer.json()["error"]["code"] == "session_unknown"
 
 
@@ -385,9 +385,9 @@ async def test_waits_of_a_session_over_sse(site: Site) -> None:
 
 async def test_subscriptions_and_requests_share_their_ids(site: Site) -> None:
     async with site.socket() as socket:
-        await socket.heard_of("hello")
+        await socket.receive_type("hello")
         await socket.send(type="subscribe", id="a", query={"name": "count"})
-        await socket.heard_of("result")
+        await socket.receive_type("result")
         await socket.send(type="query", id="g", name="gated")
         await until(lambda: site.application.waiting)
         for message in (
@@ -397,47 +397,47 @@ async def test_subscriptions_and_requests_share_their_ids(site: Site) -> None:
             {"type": "subscribe", "id": "a", "query": {"name": "count"}},
         ):
             await socket.send(**message)
-            error = await socket.heard()
-            # With an id it would be the end of what has that id.
+            error = await socket.receive()
+            # With an id it would end the subscription that has that id.
             assert (error["code"], "id" in error) == ("invalid_query", False)
         site.application.gate.set()
-        assert (await socket.heard())["id"] == "g"
+        assert (await socket.receive())["id"] == "g"
         await socket.send(type="query", id="g", name="count")
-        assert (await socket.heard())["value"] == 10
+        assert (await socket.receive())["value"] == 10
 
 
 async def test_requests_under_way_are_bounded(site: Site) -> None:
     async with site.socket() as socket:
-        await socket.heard_of("hello")
+        await socket.receive_type("hello")
         for number in range(SESSION_REQUESTS_MAX + 1):
             await socket.send(type="query", id=str(number), name="gated", args={"number": 0})
-        error = await socket.heard()
+        error = await socket.receive()
         assert error["code"] == "requests_per_session"
         assert (error["id"], error["retryable"]) == (str(SESSION_REQUESTS_MAX), True)
         site.application.gate.set()
-        answered = {(await socket.heard())["id"] for _ in range(SESSION_REQUESTS_MAX)}
+        answered = {(await socket.receive())["id"] for _ in range(SESSION_REQUESTS_MAX)}
         assert answered == {str(number) for number in range(SESSION_REQUESTS_MAX)}
         await socket.send(type="query", id="again", name="count")
-        assert (await socket.heard())["id"] == "again"
+        assert (await socket.receive())["id"] == "again"
 
 
 async def test_query_subscriptions_count(url: str, connection: Connection) -> None:
     await open_shop(connection, rows=1)
     async with running(url, limits_subscriptions_per_user=1) as site, site.socket() as socket:
-        await socket.heard_of("hello")
+        await socket.receive_type("hello")
         await socket.send(type="subscribe", id="a", query={"name": "count"})
-        await socket.heard_of("result")
+        await socket.receive_type("result")
         await socket.send(type="subscribe", id="b", query={"name": "count"})
-        assert (await socket.heard())["code"] == "subscriptions_per_user"
+        assert (await socket.receive())["code"] == "subscriptions_per_user"
         await socket.send(type="unsubscribe", id="a")
-        assert (await socket.heard())["type"] == "unsubscribed"
+        assert (await socket.receive())["type"] == "unsubscribed"
         await socket.send(type="subscribe", id="b", query={"name": "count"})
-        assert (await socket.heard())["type"] == "subscribed"
+        assert (await socket.receive())["type"] == "subscribed"
 
 
 async def test_a_mutation_is_run_to_its_end(site: Site, connection: Connection) -> None:
     async with site.socket() as socket:
-        await socket.heard_of("hello")
+        await socket.receive_type("hello")
         await socket.send(type="mutate", id="m", name="place_gated", args={"id": 60})
         await until(lambda: site.application.waiting)
     await until(lambda: not site.gateway._connections)
@@ -454,7 +454,7 @@ async def test_a_mutation_is_run_to_its_end(site: Site, connection: Connection) 
 
 
 async def test_a_client_that_does_not_read(site: Site) -> None:
-    """Bounded, and when it reads again it has the present result, and then what it waits for."""
+    """Its queue is bounded. When it reads again it gets the present result, and then its answer."""
     gateway = site.gateway
     client = gateway.open(ANONYMOUS, address="192.0.2.1", transport="sse")
     sink = Sink()
@@ -492,7 +492,7 @@ async def guarded(url: str, connection: Connection) -> AsyncIterator[Site]:
         yield site
 
 
-async def test_who_calls(guarded: Site) -> None:
+async def test_the_identity_of_the_caller(guarded: Site) -> None:
     for path in ("/v1/query/caller", "/v1/mutation/caller", "/v1/query/caller/subscribe"):
         answer = await guarded.post(path)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "token_missing")
@@ -503,37 +503,35 @@ async def test_who_calls(guarded: Site) -> None:
 
 
 async def test_a_new_token_takes_effect(guarded: Site) -> None:
-    """On what is followed, and on what is asked from then on."""
+    """For open subscriptions, and for later requests."""
     async with guarded.socket(authorization=f"Bearer {token(plan='free')}") as socket:
-        await socket.heard_of("hello")
+        await socket.receive_type("hello")
         await socket.send(type="subscribe", id="s", query={"name": "caller"})
-        assert (await socket.heard_of("result"))["value"]["plan"] == "free"
+        assert (await socket.receive_type("result"))["value"]["plan"] == "free"
         await socket.send(type="authenticate", token=token(plan="gold"))
-        heard = [await socket.heard() for _ in range(3)]
-        assert sorted(types(heard)) == ["authenticated", "result", "subscribed"]
-        (result,) = [message for message in heard if message["type"] == "result"]
+        received = [await socket.receive() for _ in range(3)]
+        assert sorted(types(received)) == ["authenticated", "result", "subscribed"]
+        (result,) = [message for message in received if message["type"] == "result"]
         assert result["value"]["plan"] == "gold"
         for type in ("query", "mutate"):
             await socket.send(type=type, id="x", name="caller")
-            assert (await socket.heard())["value"]["plan"] == "gold"
+            assert (await socket.receive())["value"]["plan"] == "gold"
 
 
-async def test_a_token_that_comes_while_it_is_being_subscribed(guarded: Site) -> None:
+async def test_a_new_token_while_a_subscription_is_opening(guarded: Site) -> None:
     async with guarded.socket(authorization=f"Bearer {token(plan='free')}") as socket:
-        await socket.heard_of("hello")
+        await socket.receive_type("hello")
         await socket.send(type="subscribe", id="s", query={"name": "gated"})
         await until(lambda: guarded.application.waiting == 1)
         await socket.send(type="authenticate", token=token(plan="gold"))
-        await socket.heard_of("authenticated")
+        await socket.receive_type("authenticated")
         guarded.application.gate.set()
-        await socket.heard_of("result")
+        await socket.receive_type("result")
         await until(lambda: guarded.application.waiting == 2)
-        assert (await socket.heard_of("result"))["value"] == "open"
+        assert (await socket.receive_type("result"))["value"] == "open"
 
 
-async def test_nothing_is_done_for_a_token_that_has_ended(
-    guarded: Site, connection: Connection
-) -> None:
+async def test_nothing_is_done_for_an_expired_token(guarded: Site, connection: Connection) -> None:
     gateway = guarded.gateway
     client = gateway.open(ANONYMOUS, address="192.0.2.1", transport="websocket")
     client.attach(Sink())
@@ -544,7 +542,9 @@ async def test_nothing_is_done_for_a_token_that_has_ended(
     gateway.release(client)
 
 
-async def test_another_sites_form_mutates_nothing(guarded: Site, connection: Connection) -> None:
+async def test_a_form_of_another_site_runs_no_mutation(
+    guarded: Site, connection: Connection
+) -> None:
     cookie = {"cookie": f"session={token()}"}
     json_type = {"content-type": "application/json"}
     cases = [
@@ -590,11 +590,11 @@ async def test_by_headwater_serve(url: str, connection: Connection, tmp_path: Pa
             path = "/v1/query/open_orders"
             async with http.stream("POST", f"{path}/subscribe", json={"region": 1}) as response:
                 stream = EventStream(response)
-                assert len((await stream.heard_of("result"))["value"]) == 2
+                assert len((await stream.receive_type("result"))["value"]) == 2
                 assert gateway.metric("headwater_subscriptions", kind="query") == 1
                 body = {"id": 60, "region": 1}
                 placed = await http.post("/v1/mutation/place", json=body, headers=headers)
-                assert len((await stream.heard())["value"]) == 3
+                assert len((await stream.receive())["value"]) == 3
             params = {"after": placed.json()["position"]}
             answer = await http.post(path, params=params, json={"region": 1}, headers=headers)
             assert len(answer.json()["value"]) == 3
@@ -643,7 +643,7 @@ def _refs(value: Any) -> list[str]:
 async def test_errors_of_requests_have_their_id(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those that nobody foresaw."""
+    """Also unforeseen errors."""
     client = site.gateway.open(ANONYMOUS, address="192.0.2.1", transport="sse")
     sink = Sink()
     client.attach(sink)

@@ -1,4 +1,4 @@
-"""PostgreSQL goes away and comes back; the gateway stops and another takes its place."""
+"""PostgreSQL stops and starts again; the gateway stops and another takes its place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater.capture.postgres import schema
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.embedded import EmbeddedPostgres
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.gateway.test_oracle import LENIENT, Followers, quick
 from tests.support.applications.shop import Truth, open_shop, random_query, until, writing
 from tests.support.databases import FAST, passable_folder
@@ -23,7 +23,7 @@ from tests.support.databases import FAST, passable_folder
 
 @pytest.fixture
 def server() -> Iterator[EmbeddedPostgres]:
-    """A PostgreSQL of one's own, to restart."""
+    """A PostgreSQL of its own, which the test restarts."""
     with passable_folder() as folder, EmbeddedPostgres(folder / "data", settings=FAST) as server:
         yield server
 
@@ -70,10 +70,10 @@ async def test_a_restarted_database_under_load(
             await again.close()
 
 
-async def test_a_gateway_that_stops_loses_nothing_for_who_reconnects(
+async def test_clients_of_a_stopped_gateway_reconnect_and_lose_nothing(
     url: str, connection: Connection, tmp_path: Path
 ) -> None:
-    """A change feed counts every change; the gateway is stopped while they are being made."""
+    """A change feed counts every change; the gateway is stopped while changes are written."""
     await connection.execute(
         "create table counted (id int generated always as identity primary key)"
     )

@@ -1,4 +1,5 @@
-"""Clients that do not read, read very slowly, or come and go: bounded, and nobody's problem."""
+"""Clients that do not read, read very slowly, or come and go: bounded, and without effect on
+others."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ import pytest
 from headwater import connect, model
 from headwater.client.state.replica import Replica
 from headwater.database import Connection
-from headwater.protocol import Deltas, Reset, ServerMessage, Snapshot
-from headwater.testing.served import Served, serving
+from headwater.protocol import Deltas, ResetMessage, ServerMessage, Snapshot
+from headwater.testing.gateway_process import Served, serving
 from tests.gateway.test_oracle import LENIENT, quick
 from tests.support.applications.shop import Truth, until
 
@@ -42,7 +43,7 @@ async def turn_pages(connection: Connection, times: int) -> None:
 
 @asynccontextmanager
 async def raw(gateway: Served, path: str) -> AsyncIterator[asyncio.StreamReader]:
-    """A connection that has asked for a stream, and reads no more than it is made to."""
+    """A connection that has requested a stream, and reads only when the test reads."""
     parts = urlsplit(gateway.url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1)
     writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
@@ -57,7 +58,7 @@ def live_path(query: dict[str, object]) -> str:
     return f"/v1/live?q={quote(json.dumps(query))}"
 
 
-async def test_slow_clients_are_bounded_and_disturb_nobody(
+async def test_slow_clients_are_bounded_and_do_not_disturb_others(
     url: str, connection: Connection, pages: None, tmp_path: Path
 ) -> None:
     truth = await Truth.of(connection, "pages")
@@ -82,7 +83,7 @@ async def test_slow_clients_are_bounded_and_disturb_nobody(
                 for more in ("", "&overflow=drop")
             ]
             trickling = asyncio.create_task(_read_slowly(stalled[0]))
-            # 40 MB for each of them, were it kept.
+            # 40 MB for each of them, if it were all stored.
             await turn_and_compare(8)
             assert gateway.metric("headwater_overflows_total", policy="conflate") >= 10
             assert gateway.metric("headwater_overflows_total", policy="pause") >= 1
@@ -106,7 +107,7 @@ async def _read_slowly(reader: asyncio.StreamReader) -> None:
             return
 
 
-async def test_one_that_reads_again_has_the_present_state(
+async def test_a_client_that_reads_again_gets_the_present_state(
     url: str, connection: Connection, pages: None, tmp_path: Path
 ) -> None:
     with serving(url, tmp_path, **LENIENT) as gateway:
@@ -129,13 +130,13 @@ async def test_one_that_reads_again_has_the_present_state(
 
 def _fold(replica: Replica, message: dict[str, Any]) -> None:
     match msgspec.convert(message, ServerMessage):
-        case Snapshot(rows=rows) | Reset(rows=rows):
+        case Snapshot(rows=rows) | ResetMessage(rows=rows):
             replica.apply([model.Reset(rows)])  # type: ignore[arg-type]
         case Deltas(deltas=deltas):
             replica.apply(deltas)
 
 
-async def test_a_thousand_who_come_and_go(
+async def test_a_thousand_clients_come_and_go(
     url: str, connection: Connection, pages: None, tmp_path: Path
 ) -> None:
     small = {"table": "pages", "columns": ["version"], "limit": 5}
@@ -179,7 +180,7 @@ async def _events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]
 async def test_a_paused_feed_misses_nothing(
     url: str, connection: Connection, pages: None, tmp_path: Path
 ) -> None:
-    """The very frame that did not fit any more is among what it gets later."""
+    """The frame that did not fit any more is also sent later."""
     with serving(url, tmp_path, **LENIENT) as gateway:
         async with raw(gateway, "/v1/changes?tables=pages&overflow=pause") as reader:
             await until(lambda: gateway.metric("headwater_subscriptions", kind="changes") == 1)

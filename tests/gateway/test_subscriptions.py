@@ -19,7 +19,7 @@ from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.hub import Hub
 from headwater.hub.reading.tables import KnownTable
 from headwater.identity import ANONYMOUS, Identity
-from headwater.protocol import ChangesQuery, Frame, Subscribe
+from headwater.protocol import ChangesQuery, Frame, Subscribe, type_of
 from headwater.settings import Settings
 from tests.support.applications.shop import open_shop, until
 
@@ -27,7 +27,7 @@ LIVE = {"table": "orders", "limit": 3}
 
 
 class Sink:
-    """Takes everything."""
+    """Records every frame."""
 
     def __init__(self) -> None:
         self.on_drain: Any = None
@@ -47,11 +47,11 @@ class Sink:
 
     @property
     def names(self) -> list[str]:
-        return [type(message).__name__.lower() for message in self.got]
+        return [type_of(message) for message in self.got]
 
 
 class Gate:
-    """An authorisation rule that takes as long as the test wants."""
+    """An authorize hook that waits until the test lets it continue."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -84,7 +84,7 @@ async def client(gateway: Gateway) -> AsyncIterator[tuple[Client, Sink]]:
     gateway.release(it)
 
 
-WISHES = {
+REQUESTS = {
     "live": Subscribe("a", live=LIVE),
     "streamed": Subscribe("a", live={"table": "orders", "mode": "streamed"}),
     "changes": Subscribe("a", changes=ChangesQuery(("orders",))),
@@ -98,11 +98,13 @@ def held(gateway: Gateway) -> int:
     return views + feeds + sum(gateway.quotas._subscriptions.values())
 
 
-@pytest.mark.parametrize("wish", WISHES.values(), ids=WISHES)
-async def test_unsubscribed_while_opening(gateway: Gateway, gate: Gate, wish: Subscribe) -> None:
-    """It went on to open, sent frames that nobody wanted, and was never closed."""
+@pytest.mark.parametrize("subscribe", REQUESTS.values(), ids=REQUESTS)
+async def test_unsubscribed_while_opening(
+    gateway: Gateway, gate: Gate, subscribe: Subscribe
+) -> None:
+    """It was opened nevertheless, sent frames to no client, and was never closed."""
     async with client(gateway) as (it, sink):
-        opening = asyncio.create_task(gateway.subscribe(it, wish))
+        opening = asyncio.create_task(gateway.subscribe(it, subscribe))
         await until(lambda: gate.asked)
         it.session.remove("a")
         await opening
@@ -114,12 +116,12 @@ async def test_unsubscribed_while_opening(gateway: Gateway, gate: Gate, wish: Su
 
 
 async def test_subscribed_again_under_the_same_id(gateway: Gateway, gate: Gate) -> None:
-    """What became of the first took the second with it."""
+    """The end of the first subscription ended the second."""
     async with client(gateway) as (it, sink):
-        first = asyncio.create_task(gateway.subscribe(it, WISHES["live"]))
+        first = asyncio.create_task(gateway.subscribe(it, REQUESTS["live"]))
         await until(lambda: gate.asked == 1)
         it.session.remove("a")
-        second = asyncio.create_task(gateway.subscribe(it, WISHES["live"]))
+        second = asyncio.create_task(gateway.subscribe(it, REQUESTS["live"]))
         await until(lambda: gate.asked == 2)
         gate.open.set()
         await asyncio.gather(first, second)
@@ -128,13 +130,13 @@ async def test_subscribed_again_under_the_same_id(gateway: Gateway, gate: Gate) 
         assert held(gateway) == 2
 
 
-@pytest.mark.parametrize("wish", WISHES.values(), ids=WISHES)
+@pytest.mark.parametrize("subscribe", REQUESTS.values(), ids=REQUESTS)
 async def test_the_connection_ends_while_opening(
-    gateway: Gateway, gate: Gate, wish: Subscribe
+    gateway: Gateway, gate: Gate, subscribe: Subscribe
 ) -> None:
-    """By a request beside the stream: nothing ended it, and the hub kept it for good."""
+    """With a request beside the stream: the subscription was not ended, and stayed in the hub."""
     async with client(gateway) as (it, _):
-        opening = asyncio.create_task(gateway.subscribe(it, wish))
+        opening = asyncio.create_task(gateway.subscribe(it, subscribe))
         await until(lambda: gate.asked)
     await opening
     gate.open.set()
@@ -142,23 +144,23 @@ async def test_the_connection_ends_while_opening(
 
 
 async def test_the_connection_has_ended(gateway: Gateway, gate: Gate) -> None:
-    """A request that found the session, and whose body came when it was over."""
+    """A request that found the session, and whose body arrived after its end."""
     gate.open.set()
     async with AsyncExitStack() as stack:
         it, _ = await stack.enter_async_context(client(gateway))
     with pytest.raises(NotFound):
-        await gateway.subscribe(it, WISHES["live"])
+        await gateway.subscribe(it, REQUESTS["live"])
     assert held(gateway) == 0
 
 
-async def test_a_rule_that_fails_in_a_new_way_allows_nothing(
+async def test_a_hook_that_fails_in_a_new_way_allows_nothing(
     url: str, gateway: Gateway, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ended the task that looks at rights, and nobody's were looked at again."""
+    """It ended the task that checks rights, and no rights were checked again."""
     gate.open.set()
     async with client(gateway) as (it, sink), client(gateway) as (other, others):
-        await gateway.subscribe(it, WISHES["live"])
-        await gateway.subscribe(other, WISHES["live"])
+        await gateway.subscribe(it, REQUESTS["live"])
+        await gateway.subscribe(other, REQUESTS["live"])
 
         async def fails(identity: Identity, tables: list[str]) -> Any:
             if it.session.subscriptions:
@@ -172,8 +174,10 @@ async def test_a_rule_that_fails_in_a_new_way_allows_nothing(
         assert held(gateway) == 0
 
 
-async def test_nobody_is_told_where_the_database_is(caplog: pytest.LogCaptureFixture) -> None:
-    """Everybody was, by /readyz and by every refusal."""
+async def test_clients_do_not_learn_the_address_of_the_database(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """/readyz and every refusal named the address of the database to clients."""
     url = "postgresql://keeper@127.0.0.1:1/vault"
     async with Hub(url) as hub, Gateway(hub, Settings(), url=url) as gateway:
         assert (
@@ -186,12 +190,12 @@ async def test_nobody_is_told_where_the_database_is(caplog: pytest.LogCaptureFix
     assert "keeper@127.0.0.1:1/vault" in caplog.text
 
 
-async def test_a_token_that_comes_while_opening_decides(gateway: Gateway, gate: Gate) -> None:
-    """What was decided under the old one stayed for as long as the connection."""
+async def test_a_token_that_arrives_while_opening_decides(gateway: Gateway, gate: Gate) -> None:
+    """The decision for the old token stayed as long as the connection."""
     async with client(gateway) as (it, sink):
-        opening = asyncio.create_task(gateway.subscribe(it, WISHES["live"]))
+        opening = asyncio.create_task(gateway.subscribe(it, REQUESTS["live"]))
         await until(lambda: gate.asked)
-        it.session.identity = Identity(role="nobody_knows_this_role")
+        it.session.identity = Identity(role="unknown_role")
         gate.open.set()
         await opening
         await until(lambda: sink.names[-1] == "error")
@@ -200,9 +204,9 @@ async def test_a_token_that_comes_while_opening_decides(gateway: Gateway, gate: 
         assert held(gateway) == 0
 
 
-@pytest.mark.parametrize("wish", WISHES.values(), ids=WISHES)
+@pytest.mark.parametrize("subscribe", REQUESTS.values(), ids=REQUESTS)
 async def test_a_table_is_looked_up_once(
-    gateway: Gateway, gate: Gate, wish: Subscribe, monkeypatch: pytest.MonkeyPatch
+    gateway: Gateway, gate: Gate, subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate.open.set()
     tables, found = gateway.hub.tables, list[str]()
@@ -214,5 +218,5 @@ async def test_a_table_is_looked_up_once(
 
     monkeypatch.setattr(tables, "find", counted)
     async with client(gateway) as (it, _):
-        await gateway.subscribe(it, wish)
+        await gateway.subscribe(it, subscribe)
     assert found == ["orders"]

@@ -1,6 +1,6 @@
 """Clients that are switched between two gateways, of which one or the other is behind.
 
-Counters only ever grow, so whatever a client shows of one may never fall: not at another gateway,
+Counters only grow, so the value that a client shows of one must never fall: not at another gateway,
 not after a cut, in no kind of subscription. What a mutation wrote is in every subscription after
 `wait_for`, and in the end all of them are what the database has.
 """
@@ -21,8 +21,8 @@ from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.errors import ConnectionFailed, DatabaseError, TimedOut, Unavailable
 from headwater.protocol import Upsert
-from headwater.testing.link import Cutter, Holder, cutting, holding
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
+from headwater.testing.proxies import Cutter, Holder, cutting, holding
 from tests.support.applications.shop import until
 from tests.support.databases import fresh_database
 from tests.support.generators.sizes import first_seed, size
@@ -105,7 +105,7 @@ class Client:
         }
 
     async def watch(self, kind: str) -> None:
-        """Take every state that the subscription shows."""
+        """Record every state that the subscription shows."""
         async for state in self.subscriptions[kind]:
             if kind == "topic":
                 rows = [op.row for op in state if isinstance(op, Upsert)]
@@ -114,7 +114,7 @@ class Client:
                 self.shown[kind].show(state)
 
     def present(self, kind: str) -> dict[int, int]:
-        """What the subscription holds now, also if nobody has read it yet."""
+        """The present state of the subscription, also if the client has not read it yet."""
         held = self.subscriptions[kind]
         match kind:
             case "live" | "streamed":
@@ -126,7 +126,7 @@ class Client:
         return {row["id"]: row["n"] for row in rows}
 
     async def write_and_wait(self, chance: random.Random) -> None:
-        """Read one's own write, in every subscription."""
+        """Write, and read the write in every subscription."""
         while True:
             id = chance.randint(1, COUNTERS)
             try:
@@ -170,7 +170,7 @@ class Two:
         self.holders = holders
 
     async def disturb(self, chance: random.Random, writer: Writer, clients: list[Client]) -> None:
-        """Hold one gateway up, and send clients over to it from the other, and maybe back."""
+        """Hold up one gateway, and move clients to it from the other, and maybe back."""
         slow = chance.randrange(2)
         self.holders[slow].hold()
         written = writer.written + chance.randint(5, 40)
@@ -178,7 +178,7 @@ class Two:
             await until(lambda: writer.written >= written, seconds=2)
         moved = _reconnects(clients)
         self.cutters[1 - slow].cut_some(chance, 0.8)
-        # They come to the one that is held up, or have been there.
+        # They move to the gateway that is held up, or away from it.
         with suppress(TimeoutError):
             await until(lambda: _reconnects(clients) > moved, seconds=1)
         await asyncio.sleep(chance.uniform(0.1, 1.0))
@@ -198,7 +198,8 @@ async def two_gateways(url: str, folder: Path, program: str = "counting:hw") -> 
         holders = [await stack.enter_async_context(holding(url)) for _ in range(2)]
 
         async def serve(holder: Holder) -> str:
-            # In a thread, also its end: a gateway reaches its database through this event loop.
+            # Started and stopped in a thread: a gateway reaches its database through this event
+            # loop.
             running = ExitStack()
             stack.push_async_callback(asyncio.to_thread, running.close)
             gateway = serving(holder.url, folder, program=program, **SETTINGS)

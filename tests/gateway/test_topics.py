@@ -1,5 +1,5 @@
-"""Topics through a gateway in a process of its own: who is let in, what viewers are sent over SSE
-and WebSocket, and what survives."""
+"""Topics through a gateway in a process of its own: access, what viewers are sent over SSE and
+WebSocket, and lost connections."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.embedded import EmbeddedPostgres
 from headwater.protocol import Remove, Upsert
-from headwater.testing.link import cutting
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
+from headwater.testing.proxies import cutting
 from tests.gateway.auth.test_authorization import SECRET, token
 from tests.gateway.test_oracle import LENIENT
 from tests.support.applications.chat import (
@@ -51,14 +51,14 @@ async def gateway(url: str, connection: Connection, tmp_path: Path) -> AsyncIter
 
 @pytest.fixture
 async def guarded(url: str, connection: Connection, tmp_path: Path) -> AsyncIterator[Served]:
-    """The same with tokens; rights are looked at again every second."""
+    """The same with tokens; rights are checked again every second."""
     await open_chat(connection, tmp_path)
     settings = GENEROUS | {"auth_secret": SECRET, "gateway_recheck": "1 second"}
     with serving(url, tmp_path, program="chat:hw", **settings) as gateway:
         yield gateway
 
 
-async def say(connection: Connection, id: int, content: str, chat: int = 42) -> None:
+async def write_message(connection: Connection, id: int, content: str, chat: int = 42) -> None:
     async with connection.transaction():
         await connection.execute(
             "insert into messages values (%s, %s, %s)"
@@ -75,16 +75,16 @@ async def say(connection: Connection, id: int, content: str, chat: int = 42) -> 
 async def test_a_topic_brings_rows_as_they_are_signalled(
     gateway: Served, connection: Connection, transport: Any
 ) -> None:
-    await say(connection, 1, "before")
+    await write_message(connection, 1, "before")
     async with (
         connect(gateway.url, transport=transport, backoff=quick) as hw,
         hw.topic("chat:42") as chat,
     ):
         chat.fill("messages", await hw.query("messages", chat=42))
         assert [row["content"] for row in chat.rows("messages")] == ["before"]
-        heard = chat.__aiter__()
+        batches = chat.__aiter__()
         await hw.mutate("say", id=2, chat=42, content="hello")
-        ops = await anext(heard)
+        ops = await anext(batches)
         assert [*ops] == [
             Upsert("messages", (2,), {"id": 2, "chat_id": 42, "content": "hello", "state": None})
         ]
@@ -92,36 +92,36 @@ async def test_a_topic_brings_rows_as_they_are_signalled(
         assert not ops.pull
         await connection.execute("delete from messages where id = 1")
         await connection.execute("select headwater.signal('chat:42', '{1,2,9}')")
-        assert [(type(op), op.key) for op in await anext(heard)] == [
+        assert [(type(op), op.key) for op in await anext(batches)] == [
             (Remove, (1,)),
             (Upsert, (2,)),
             (Remove, (9,)),
         ]
         assert [row["content"] for row in chat.rows("messages")] == ["hello"]
-        await heard.aclose()
+        await batches.aclose()
 
 
 async def test_derived_topics_bring_their_parents(gateway: Served, connection: Connection) -> None:
     async with connect(gateway.url, backoff=quick) as hw, hw.topic("room:1") as room:
-        heard = room.__aiter__()
+        batches = room.__aiter__()
         await connection.execute("insert into messages values (1, 1, 'a'), (2, 42, 'b')")
-        ops = await anext(heard)
+        ops = await anext(batches)
         assert [(op.entity, op.key) for op in ops] == [("chats", (1,)), ("messages", (1,))]
         assert room.rows("chats") == [{"id": 1, "title": "one"}]
         await connection.execute("update messages set chat_id = 42 where id = 1")
-        assert [*await anext(heard)] == [Remove("messages", (1,))]
+        assert [*await anext(batches)] == [Remove("messages", (1,))]
         await connection.execute("truncate messages")
-        assert (await anext(heard)).pull
-        await heard.aclose()
+        assert (await anext(batches)).pull
+        await batches.aclose()
 
 
-async def test_a_poke_says_pull(gateway: Served, connection: Connection) -> None:
+async def test_a_poke_asks_the_client_to_pull(gateway: Served, connection: Connection) -> None:
     async with connect(gateway.url, backoff=quick) as hw, hw.topic("org:7") as org:
-        heard = org.__aiter__()
+        batches = org.__aiter__()
         await connection.execute("select headwater.signal('org:7')")
-        ops = await anext(heard)
+        ops = await anext(batches)
         assert (ops.ops, ops.pull) == ((), True)
-        await heard.aclose()
+        await batches.aclose()
 
 
 async def test_without_an_event_loop(gateway: Served, url: str) -> None:
@@ -141,12 +141,12 @@ async def test_without_an_event_loop(gateway: Served, url: str) -> None:
 async def test_a_slow_reader_gets_each_row_once(gateway: Served, connection: Connection) -> None:
     async with connect(gateway.url, backoff=quick) as hw, hw.topic("chat:42") as chat:
         for number in range(30):
-            await say(connection, number % 3, f"{number}")
+            await write_message(connection, number % 3, f"{number}")
         await until(lambda: {r["content"] for r in chat.rows("messages")} == {"27", "28", "29"})
-        heard = chat.__aiter__()
-        ops = await anext(heard)
+        batches = chat.__aiter__()
+        ops = await anext(batches)
         assert [isinstance(op, Upsert) and op.row["content"] for op in ops] == ["27", "28", "29"]
-        await heard.aclose()
+        await batches.aclose()
 
 
 # ------------------------------------------------------------------------ who is let in
@@ -169,30 +169,32 @@ NOT_LET_IN = [
 ]
 
 
-async def test_a_refused_topic_touches_no_other(guarded: Served, connection: Connection) -> None:
+async def test_a_refused_topic_does_not_affect_others(
+    guarded: Served, connection: Connection
+) -> None:
     transports: tuple[Transport, ...] = ("ws", "sse")
     for transport in transports:
         async with (
             connect(guarded.url, token=token("ann"), transport=transport, backoff=quick) as hw,
             hw.topic("chat:42") as chat,
         ):
-            heard = chat.__aiter__()
+            batches = chat.__aiter__()
             for number, (name, code) in enumerate(NOT_LET_IN):
                 with pytest.raises(HeadwaterError) as no:
                     async with hw.topic(name):
                         pass
                 assert no.value.code == code, name
                 assert "secret" not in str(no.value)
-                await say(connection, 1, f"{transport} {number}")
-                assert [op.key for op in await anext(heard)] == [(1,)]
+                await write_message(connection, 1, f"{transport} {number}")
+                assert [op.key for op in await anext(batches)] == [(1,)]
             with pytest.raises(InvalidQuery):
                 async with hw.topic("chat:42,org:1"):
                     pass
             assert hw.reconnects == 0
-            await heard.aclose()
+            await batches.aclose()
 
 
-async def test_an_event_source_hears_which_topics_are_refused(
+async def test_an_event_source_receives_which_topics_are_refused(
     guarded: Served, connection: Connection
 ) -> None:
     names = [name for name, _ in NOT_LET_IN]
@@ -202,14 +204,14 @@ async def test_an_event_source_hears_which_topics_are_refused(
         await until(lambda: len(source.errors) == len(names) and len(source.views) == 2)
         assert source.errors == dict(NOT_LET_IN)
         assert set(source.views) == {"chat:42", "org:1"}
-        await say(connection, 1, "hello")
+        await write_message(connection, 1, "hello")
         await until(lambda: source.content(1) == "hello")
         assert source.opened == 1
         assert source.last_id is not None
 
 
 async def test_a_comma_makes_two_names(guarded: Served, connection: Connection) -> None:
-    """Each of them is asked about by itself: nothing hides behind the other."""
+    """The access to each is checked by itself."""
     source = EventSource(guarded.url, "chat:42,chat:1", authorization=f"Bearer {token('ann')}")
     async with following(source):
         await until(lambda: bool(source.errors) and bool(source.views))
@@ -230,7 +232,7 @@ async def test_streams_that_are_refused_as_a_whole(guarded: Served) -> None:
 
 
 @pytest.mark.parametrize("transport", ["ws", "sse"])
-async def test_a_right_that_is_taken_away_ends_the_topic_and_no_other(
+async def test_a_revoked_right_ends_the_topic_and_no_other(
     guarded: Served, connection: Connection, transport: Any
 ) -> None:
     async with (
@@ -241,14 +243,14 @@ async def test_a_right_that_is_taken_away_ends_the_topic_and_no_other(
         await connection.execute("delete from members where name = 'ann'")
         with pytest.raises(Forbidden, match="you may not follow topic chat:42"):
             await anext(chat.__aiter__())
-        heard = org.__aiter__()
+        batches = org.__aiter__()
         await connection.execute("select headwater.signal('org:1')")
-        assert (await anext(heard)).pull
-        await heard.aclose()
+        assert (await anext(batches)).pull
+        await batches.aclose()
 
 
-async def test_a_new_token_is_looked_at(guarded: Served, connection: Connection) -> None:
-    """The same user, of whom the application now thinks otherwise."""
+async def test_a_new_token_is_checked(guarded: Served, connection: Connection) -> None:
+    """The same user, to whom the application now gives other rights."""
     source = EventSource(guarded.url, "chat:42,org:1", authorization=f"Bearer {token('ann')}")
     async with following(source):
         await until(lambda: len(source.views) == 2)
@@ -287,7 +289,7 @@ async def test_topics_come_and_go_on_an_open_session(
         assert gateway.metric("headwater_subscriptions", kind="topic") == 2
         gone = await http.delete(f"{path}/{quote('chat:42')}")
         assert gone.status_code == 204
-        await say(connection, 1, "unheard")
+        await write_message(connection, 1, "unheard")
         await connection.execute("select headwater.signal('org:7')")
         await until(lambda: source.pulls == 2)
         assert source.rows == {}
@@ -312,7 +314,7 @@ def rule(identity, request):
 """
 
 
-async def test_without_an_access_function_the_rule_about_tables_holds(
+async def test_without_an_access_function_the_authorize_hook_decides(
     url: str, connection: Connection, tmp_path: Path
 ) -> None:
     await open_chat(connection, tmp_path)
@@ -337,9 +339,9 @@ async def test_without_an_access_function_the_rule_about_tables_holds(
 async def test_a_hundred_viewers_of_a_thousand_tokens_a_second(
     gateway: Served, connection: Connection, url: str
 ) -> None:
-    """One question a flush, whatever the number of viewers; everybody ends with the exact text, and
-    nobody ever sees it shrink."""
-    await say(connection, 7, "")
+    """One query a flush, for any number of viewers; every viewer ends with the exact text, and none
+    ever sees it shrink."""
+    await write_message(connection, 7, "")
     scans = "select seq_scan + idx_scan from pg_stat_user_tables where relname = 'messages'"
     words = [f"{number} " for number in range(3_000)]
     async with AsyncExitStack() as stack:
@@ -370,7 +372,7 @@ async def test_a_hundred_viewers_of_a_thousand_tokens_a_second(
         assert 20 < writings < 200
         assert 20 < asked <= writings
         assert max(viewer.batches for viewer in viewers) <= asked
-        # As PostgreSQL counts it: the stream's own updates, and one look for each question.
+        # As PostgreSQL counts it: the stream's own updates, and one scan for each query.
 
         async def counted() -> bool:
             await connection.execute("select pg_stat_force_next_flush()")
@@ -383,8 +385,8 @@ async def test_a_hundred_viewers_of_a_thousand_tokens_a_second(
 # ------------------------------------------------------------------------ what survives
 
 
-class Chatter:
-    """Says things, each in a transaction with its signal, whatever happens to the database."""
+class MessageWriter:
+    """Writes messages, each in a transaction with its signal, also while the database restarts."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -401,7 +403,7 @@ class Chatter:
                 while not until_.is_set():
                     id, chat = number % 20, (42, 1)[number % 2]
                     content = self.said.get(id, "") + f"{number} "
-                    await say(with_connection, id, content, chat)
+                    await write_message(with_connection, id, content, chat)
                     self.said[id] = content
                     number += 1
                     await asyncio.sleep(0.002)
@@ -439,7 +441,7 @@ async def begin_viewers(
 
 async def chatting(stack: AsyncExitStack, url: str) -> asyncio.Event:
     stop = asyncio.Event()
-    task = asyncio.create_task(Chatter(url).chat(stop))
+    task = asyncio.create_task(MessageWriter(url).chat(stop))
 
     async def ended() -> None:
         stop.set()
@@ -468,8 +470,9 @@ async def test_the_listening_connection_is_killed(
         assert [viewer.shrunk for viewer in viewers if viewer.shrunk] == []
 
 
-async def test_links_that_are_cut(gateway: Served, connection: Connection, url: str) -> None:
-    """At any byte: an EventSource must not be told a position that one of its topics lacks."""
+async def test_connections_that_are_cut(gateway: Served, connection: Connection, url: str) -> None:
+    """At any byte: an EventSource must not get a position that one of its topics has not
+    reached."""
     chance = random.Random(7)
     async with AsyncExitStack() as stack:
         cutter = await stack.enter_async_context(cutting(gateway.url))
@@ -499,8 +502,8 @@ setInterval(() => {}, 1000);  // an EventSource that waits does not keep Node al
 """
 
 
-async def test_an_event_source_that_is_not_ours(gateway: Served, connection: Connection) -> None:
-    """Node's takes a position that comes without an event, and resumes all topics from it."""
+async def test_the_event_source_of_node(gateway: Served, connection: Connection) -> None:
+    """That of Node accepts a position without an event, and resumes all topics from it."""
     async with cutting(gateway.url) as cutter:
         process = await asyncio.create_subprocess_exec(
             node(), "--experimental-eventsource", "--no-warnings", "-e", BROWSER,
@@ -517,11 +520,11 @@ async def test_an_event_source_that_is_not_ours(gateway: Served, connection: Con
         reading = asyncio.create_task(read())
         try:
             await until(lambda: seen.count({"opened": True}) == 2)
-            await say(connection, 1, "one", 1)
+            await write_message(connection, 1, "one", 1)
             await until(lambda: seen[-1].get("rows") == {"1": "one"})
             cutter.cut_some(random.Random(0), 1.1)
-            await say(connection, 2, "two", 1)
-            await say(connection, 3, "three", 42)
+            await write_message(connection, 2, "two", 1)
+            await write_message(connection, 3, "three", 42)
             await until(lambda: seen[-1].get("rows") == {"1": "one", "2": "two", "3": "three"})
         finally:
             process.kill()
@@ -532,7 +535,8 @@ async def test_an_event_source_that_is_not_ours(gateway: Served, connection: Con
 async def test_a_gateway_is_killed_and_another_started(
     gateway: Served, connection: Connection, url: str, tmp_path: Path
 ) -> None:
-    """On the same port, so that an EventSource finds it; what is said meanwhile is not missed."""
+    """On the same port, so that an EventSource finds it; messages written meanwhile are not
+    missed."""
     port = int(gateway.url.rpartition(":")[2])
     async with AsyncExitStack() as stack:
         viewers = await begin_viewers(stack, [gateway.url], gateway.url)
@@ -542,7 +546,7 @@ async def test_a_gateway_is_killed_and_another_started(
             gateway.kill()
             await asyncio.sleep(0.3)
             another = serving(url, tmp_path, program="chat:hw", port=port, **GENEROUS)
-            gateway = await asyncio.to_thread(another.__enter__)  # what is said goes on
+            gateway = await asyncio.to_thread(another.__enter__)  # messages are written meanwhile
             stack.push(another)
             sources = [v for v in viewers if isinstance(v, EventSource)]
             await until(lambda n=times, all_=sources: all(v.opened == n for v in all_))
@@ -555,9 +559,12 @@ async def test_a_gateway_is_killed_and_another_started(
 
 @pytest.fixture
 def server() -> Iterator[EmbeddedPostgres]:
-    """A PostgreSQL of one's own, to restart."""
-    kept = FAST | {"synchronous_commit": "on"}
-    with passable_folder() as folder, EmbeddedPostgres(folder / "data", settings=kept) as server:
+    """A PostgreSQL of its own, which the test restarts."""
+    settings = FAST | {"synchronous_commit": "on"}
+    with (
+        passable_folder() as folder,
+        EmbeddedPostgres(folder / "data", settings=settings) as server,
+    ):
         yield server
 
 
@@ -575,7 +582,7 @@ async def test_postgresql_is_restarted(
             stop = await chatting(stack, server.url)
             await asyncio.sleep(0.5)
             await asyncio.to_thread(server.stop_now, "immediate" if crash else "fast")
-            late = EventSource(gateway.url, "chat:42,chat:1")  # asks while the database is away
+            late = EventSource(gateway.url, "chat:42,chat:1")  # requests while the database is down
             await stack.enter_async_context(following(late))
             await until(lambda: late.opened > 0)
             await asyncio.to_thread(server.start)

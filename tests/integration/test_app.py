@@ -28,7 +28,7 @@ from tests.support.log_probe import rows, run
 
 @pytest.fixture
 async def hw(empty_url: str) -> AsyncIterator[Headwater]:
-    """In a database that knows nothing of Headwater yet."""
+    """In a database without Headwater's schema."""
     connection = await connect(empty_url, purpose="test", application_path=True)
     await run(connection, "create table orders (id int primary key)")
     await connection.close()
@@ -45,7 +45,7 @@ async def writer(hw: Headwater) -> AsyncIterator[Connection]:
 
 
 async def first(hw: Headwater, count: int, *tables: str, **options: object) -> list[Change]:
-    """So many changes of a feed; the feed is closed then."""
+    """The first `count` changes of a feed; the feed is closed then."""
     found: list[Change] = []
     async with asyncio.timeout(20), aclosing(hw.changes(*tables, **options)) as feed:  # type: ignore[arg-type]
         async for transaction in feed:
@@ -117,10 +117,12 @@ async def test_a_filtered_feed(hw: Headwater, writer: Connection) -> None:
         await first(hw, 1, where=c.id == 1)
 
 
-async def test_a_cursor_redelivers_what_was_not_done(hw: Headwater, writer: Connection) -> None:
+async def test_a_cursor_delivers_unfinished_changes_again(
+    hw: Headwater, writer: Connection
+) -> None:
     """A transaction counts as done when the next one is asked for."""
     assert keys(await self_started(hw, writer, "insert into orders values (1)")) == [1]
-    # The loop ended with 1 in its hands: it comes again.
+    # The loop ended while it had 1: it is delivered again.
     await run(writer, "insert into orders values (2)")
     assert keys(await first(hw, 2, cursor="billing")) == [1, 2]
 
@@ -147,7 +149,7 @@ async def self_started(hw: Headwater, writer: Connection, statement: str) -> lis
     return await task
 
 
-async def test_a_cursor_moves_on_behind_its_consumer(hw: Headwater, writer: Connection) -> None:
+async def test_a_cursor_follows_its_consumer(hw: Headwater, writer: Connection) -> None:
     async def consume() -> None:
         async for _ in hw.changes(cursor="billing"):
             pass

@@ -1,4 +1,5 @@
-"""The benchmarks run at their smallest, so that they do not rot. Their figures prove nothing."""
+"""The benchmarks run with their smallest sizes, so that they keep working. Their figures prove
+nothing."""
 
 from __future__ import annotations
 

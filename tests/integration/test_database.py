@@ -29,8 +29,8 @@ async def test_a_cancelled_task_whose_connection_is_lost_is_still_cancelled(
 
 
 async def test_a_connection_may_be_closed_under_a_statement(url: str) -> None:
-    """With the driver's own, who waits would read what was freed, through a file descriptor that
-    is another connection's by then."""
+    """With the driver's own `close`, a waiting task would read freed memory, through a file
+    descriptor that belongs to another connection by then."""
     connection = await connect(url, purpose="test", application_path=True)
     working = asyncio.create_task(connection.execute("select pg_sleep(60)"))
     await asyncio.sleep(0)

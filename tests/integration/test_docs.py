@@ -43,7 +43,7 @@ from headwater.embedded import EmbeddedPostgres
 from headwater.embedded.binaries import _find_package
 from headwater.metrics import Metrics, PipelineMetrics
 from headwater.settings.names import GROUPS, SETTINGS
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 from tests.support.command_tree import COMMANDS, options_of
 from tests.support.node import node
 from tests.support.paths import ROOT
@@ -127,7 +127,7 @@ setInterval(() => {}, 1000);  // an EventSource that waits does not keep Node al
 
 
 class Reader:
-    """Somebody who works through a page at several terminals."""
+    """A person who works through a page with several terminals."""
 
     def __init__(self, folder: Path, server: EmbeddedPostgres) -> None:
         self.folder = folder
@@ -178,8 +178,8 @@ class Reader:
         return self._everything_follows() and all(client.lines() for client in self.clients)
 
     def _everything_follows(self) -> bool:
-        """Each program still running has read the log once: what is written now it will see. A
-        gateway says that itself."""
+        """Each running program has read the log once, so it will see what is written now. A gateway
+        reports that itself."""
         gateways = [p for p in self.started if p.command.startswith("headwater serve")]
         if not all(gateway.lines() for gateway in gateways):
             return False
@@ -306,7 +306,7 @@ async def run_snippet(text: str, name: str, namespace: dict[str, Any]) -> None:
 
 QUERIES = ROOT / "docs" / "howto" / "queries-and-mutations.md"
 
-# What the page takes for granted.
+# What the page expects to exist.
 QUERIES_TABLES = """
     create table customers (id int primary key, name text);
     create table orders (
@@ -458,7 +458,7 @@ def test_there_are_snippets() -> None:
     assert REFERENCE / "python.md" in SNIPPETS
 
 
-# What the code has and what the reference says -------------------------------------------------
+# The code compared with the reference -------------------------------------------------
 
 
 def sections(page: Path, level: str = "## ") -> dict[str, str]:
@@ -606,8 +606,8 @@ def test_codes_that_errors_are_given() -> None:
 
 
 def test_metrics() -> None:
-    kept: list[Any] = [Metrics(), PipelineMetrics()]
-    kinds = {family.name: family.type for each in kept for family in each.registry.collect()}
+    registries: list[Any] = [Metrics(), PipelineMetrics()]
+    kinds = {family.name: family.type for each in registries for family in each.registry.collect()}
     page = sections(REFERENCE / "metrics.md", "# ")["Metrics"]
     rows = re.findall(r"^\| `headwater_(\w+)(?:\{(\w+)\})?` \| (\w+) \|", page, re.M)
     documented = {
@@ -615,13 +615,13 @@ def test_metrics() -> None:
     }
     assert documented == {
         metric._name: (",".join(metric._labelnames), kinds[metric._name])
-        for metrics in kept
+        for metrics in registries
         for name, metric in vars(metrics).items()
         if name != "registry"
     }
 
 
-def test_every_metric_is_kept() -> None:
+def test_every_metric_is_used() -> None:
     modules = [path for path in (ROOT / "src").rglob("*.py") if path.name != "metrics.py"]
     source = "\n".join(path.read_text() for path in modules)
     for name in (*vars(Metrics()), *vars(PipelineMetrics())):

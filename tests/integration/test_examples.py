@@ -1,7 +1,7 @@
 """The examples run as they say: each docstring's own commands, against a database of the tests.
 
 The first command serves the application, `curl -N` follows a query of it, and the last one writes
-what the follower then hears of. The FastAPI example is used from Python as well, by two users.
+a change that the follower receives. The FastAPI example is used from Python as well, by two users.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ async def running(command: str, url: str) -> AsyncIterator[asyncio.subprocess.Pr
         await process.wait()
 
 
-async def heard(process: asyncio.subprocess.Process, pattern: str) -> re.Match[str]:
-    """The next line that has this in it."""
+async def line_with(process: asyncio.subprocess.Process, pattern: str) -> re.Match[str]:
+    """The next line of output with this pattern."""
     assert process.stdout is not None
     before = []
     while line := (await process.stdout.readline()).decode():
@@ -74,7 +74,7 @@ async def served(example: Path, url: str) -> AsyncIterator[str]:
     """The example as its first command serves it; where."""
     command = f"exec {commands(example)[0]} --port 0"
     async with asyncio.timeout(WAIT_SECONDS), running(command, url) as server:
-        yield (await heard(server, r"running on http://(127\.0\.0\.1:\d+)"))[1]
+        yield (await line_with(server, r"running on http://(127\.0\.0\.1:\d+)"))[1]
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*_app.py")), ids=lambda path: path.stem)
@@ -86,34 +86,34 @@ async def test_an_example(example: Path, url: str) -> None:
             line.replace("localhost:8000", address) for line in commands(example)
         )
         async with running("\n".join([*before, f"exec {follow}"]), url) as follower:
-            await heard(follower, r'"(rows|value)":\[]')
+            await line_with(follower, r'"(rows|value)":\[]')
             async with running("\n".join([*before, write]), url) as writer:
                 assert await writer.wait() == 0
-            await heard(follower, r'"delta":"enter"|"type":"result".*"title":"Sweep"')
+            await line_with(follower, r'"delta":"enter"|"type":"result".*"title":"Sweep"')
 
 
 async def test_the_chat(url: str) -> None:
-    """Two viewers in terminals and one like a browser see an answer grow; a late one sees it whole,
-    and nobody follows a chat that is not there."""
+    """Two viewers in terminals and one like a browser see an answer grow; a late viewer sees all of
+    it, and no client can follow a chat that does not exist."""
     async with served(EXAMPLES / "chat.py", url) as address:
         _, watch, ask = commands(EXAMPLES / "chat.py")
         watch = f"CHAT_URL=http://{address}/live exec {watch}"
         source = EventSource(f"http://{address}/live", "chat:1,chat:9")
         async with running(watch, url) as ann, running(watch, url) as bob, following(source):
             for viewer in (ann, bob):
-                await heard(viewer, "watching chat:1")
+                await line_with(viewer, "watching chat:1")
             async with running(ask.replace("localhost:8000", address), url) as asking:
                 assert await asking.wait() == 0
             for viewer in (ann, bob):
-                await heard(viewer, r"you: Why is the sky blue\? \(done\)")
-                await heard(viewer, r"model: .+ \(streaming\)")
-                await heard(viewer, r"model: You ask: .* nobody knows\. \(done\)")
+                await line_with(viewer, r"you: Why is the sky blue\? \(done\)")
+                await line_with(viewer, r"model: .+ \(streaming\)")
+                await line_with(viewer, r"model: You ask: .* it is still open\. \(done\)")
             await until(lambda: {row["state"] for row in source.rows.values()} == {"done"})
             assert source.shrunk == []
             assert source.batches > 3
             assert source.errors == {"chat:9": "forbidden"}
             async with running(watch, url) as late:
-                await heard(late, r"nobody knows\. \(done\)")
+                await line_with(late, r"it is still open\. \(done\)")
         async with httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as http:
             assert "EventSource" in (await http.get("/")).text
 
@@ -151,7 +151,7 @@ async def test_a_new_user_of_the_fastapi_example(url: str) -> None:
             assert no.value.code == "title"
 
 
-async def test_the_fastapi_example_refuses_who_has_no_token(url: str) -> None:
+async def test_the_fastapi_example_refuses_clients_without_a_token(url: str) -> None:
     async with (
         served(EXAMPLES / "fastapi_app.py", url) as address,
         httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as http,

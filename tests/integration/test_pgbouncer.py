@@ -1,4 +1,5 @@
-"""A real PgBouncer before the database: in both of its forms its address is refused by name."""
+"""A real PgBouncer in front of the database: in both pooling modes its address is refused by
+name."""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ logfile = {folder}/log
 @pytest.mark.parametrize("form", FORMS)
 def test_a_pooled_address_is_refused_by_name(form: str, pooled: Callable[[str], str]) -> None:
     address = pooled(FORMS[form])
-    with psycopg.connect(address) as plain:  # it works, for whom it is meant
+    with psycopg.connect(address) as plain:  # it works for other clients
         plain.execute("select 1")
     with pytest.raises(ConfigError, match="PgBouncer") as caught:
         asyncio.run(connect(address, purpose="test"))

@@ -1,4 +1,4 @@
 import pytest
 
-# The judge of a storm is no test file; its assertions are to show what they compare.
+# The checks after a storm are not in a test file; their assertions must show what they compare.
 pytest.register_assert_rewrite("tests.support.generators.faults")

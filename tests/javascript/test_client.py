@@ -1,4 +1,4 @@
-"""The JavaScript client against a real gateway: pytest sets the stage, `node --test` plays."""
+"""The JavaScript client against a real gateway: pytest starts the servers, `node --test` tests."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ STAGED = ("client", "reconnect")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedPostgres]:
-    """A PostgreSQL of one's own, to restart."""
+    """A PostgreSQL of its own, which the test restarts."""
     with passable_folder() as folder, EmbeddedPostgres(folder / "data", settings=FAST) as server:
         yield server
 
 
 def run(name: str, **environment: str) -> None:
-    # Node 20 has a WebSocket only for whoever asks.
+    # Node 20 has a WebSocket only with an option.
     command = [
         str(node()),
         "--experimental-websocket",
@@ -53,7 +53,7 @@ def run(name: str, **environment: str) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", STAGED)
-def test_on_a_stage(name: str, server: EmbeddedPostgres, tmp_path: Path) -> None:
+def test_the_tests_that_need_a_server(name: str, server: EmbeddedPostgres, tmp_path: Path) -> None:
     with (
         fresh_database(server.url, installed=True) as database,
         staged(server, database, tmp_path) as control,
@@ -69,5 +69,5 @@ def test_types() -> None:
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_alone(name: str) -> None:
+def test_the_tests_that_need_no_server(name: str) -> None:
     run(name)

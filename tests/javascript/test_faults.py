@@ -30,7 +30,7 @@ async def test_each_mutation_happens_once(url: str, connection: Connection, tmp_
 async def begin(
     url: str | list[str], transport: str, *, writes: bool = True
 ) -> asyncio.subprocess.Process:
-    """A client at work; it follows everything by now."""
+    """A client that runs; all of its subscriptions have begun."""
     options = {"url": url, "transport": transport, "name": transport, "writes": writes}
     client = await asyncio.create_subprocess_exec(
         str(node()),
@@ -48,7 +48,7 @@ async def begin(
 
 
 async def end(client: asyncio.subprocess.Process) -> dict[str, Any]:
-    """Ask it to stop; what it says. It has to end by itself."""
+    """Ask it to stop; returns its report. It must end by itself."""
     try:
         async with asyncio.timeout(20 + EXIT_SECONDS):
             out, complaints = await client.communicate(b"")

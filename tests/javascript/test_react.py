@@ -21,7 +21,9 @@ def test_message_by_message() -> None:
 
 
 @pytest.mark.parametrize("name", ["react", "tanstack"])
-def test_on_a_stage(name: str, postgres: EmbeddedPostgres, tmp_path: Path) -> None:
+def test_the_tests_that_need_a_server(
+    name: str, postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
     packages(CLIENT)
     with (
         fresh_database(postgres.url, installed=True) as database,

@@ -1,8 +1,8 @@
 """The JavaScript client in Node, switched to a gateway that is behind.
 
-Each gateway has a client that stays there, so that it has every result in memory, as old as it is.
-The others move: what they show never goes back, and `waitFor` waits until all of it has what was
-written.
+Each gateway has a client that stays there, so that it has every result in memory, also old ones.
+The others move: what they show never goes back, and `waitFor` waits until all of their
+subscriptions have the write.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def test_a_gateway_that_is_behind(url: str, connection: Connection, tmp_pa
 
 
 async def switch(two: Two, connection: Connection, chance: random.Random, behind: int) -> None:
-    """Have clients write at one gateway, of which the other reads nothing, and move to that."""
+    """Clients write at one gateway, and move to the other, which has not read the writes."""
     ahead = 1 - behind
     two.cutters[ahead].is_open = True
     two.cutters[behind].shut()

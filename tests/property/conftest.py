@@ -1,4 +1,4 @@
-"""The servers that judge: the embedded PostgreSQL, and one of the system's, built with ICU."""
+"""The servers to compare with: the embedded PostgreSQL, and the system's, built with ICU."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""No change that alters a result goes unnoticed, whatever the statement.
+"""No change that alters a result goes unnoticed, for any statement.
 
 Generated statements are executed before and after generated transactions. Where a result differs,
-what was found out about the statement must say that the transaction's changes concern it. It may
-say so needlessly; how often is counted, for one who always says yes would never be wrong.
+the analysis of the statement must say that the changes of the transaction concern it. It may say so
+needlessly; how often is counted, because an analysis that always says yes would never be wrong.
 """
 
 from __future__ import annotations
@@ -376,12 +376,12 @@ class Followed:
 
 
 class Shop:
-    """The tables, and somebody who writes to them."""
+    """The tables, and a writer."""
 
     def __init__(self, connection: Connection, random: random.Random) -> None:
         self.connection = connection
         self.random = random
-        self.told: list[str] = []
+        self.written: list[str] = []
 
     async def fill(self) -> None:
         for table in TABLES:
@@ -390,7 +390,7 @@ class Shop:
                 await self._insert(table, id_)
 
     async def transact(self) -> None:
-        self.told = []
+        self.written = []
         async with self.connection.transaction():
             for _ in range(self.random.choice((1, 1, 1, 2, 3))):
                 with suppress(errors.UniqueViolation):
@@ -435,7 +435,7 @@ class Shop:
         )
 
     async def _say(self, sql: str, *values: Any) -> None:
-        self.told.append(f"{sql}  {values}")
+        self.written.append(f"{sql}  {values}")
         await AsyncRawCursor(self.connection).execute(sql.encode(), values)
 
 
@@ -458,7 +458,7 @@ def as_sent(connection: Connection, sql: str, values: list[Any]) -> Executed:
 
 
 async def write(random_: random.Random, connection: Connection, analyst: Analyst) -> Followed:
-    """A statement that the database takes."""
+    """A statement that the database accepts."""
     while True:
         written = Written(random_)
         sql = random_.choice(SHAPES)(written)
@@ -528,9 +528,9 @@ async def history(
             was, each.result = each.result, await execute(connection, each)
             yes = number in touched
             alone = (each.everything and bool(changes)) or concerns(each.reads, changes)
-            assert yes == alone, (seed, each.executed, shop.told)
+            assert yes == alone, (seed, each.executed, shop.written)
             if was != each.result:
-                assert yes, f"missed: seed {seed}\n{each.executed}\n{each.reads}\n{shop.told}"
+                assert yes, f"missed: seed {seed}\n{each.executed}\n{each.reads}\n{shop.written}"
                 said["rightly"] += 1
             elif changes:
                 word = "needlessly" if yes else "rightly no"

@@ -1,6 +1,6 @@
 """Every reader of the log gets exactly the changes between two positions.
 
-Generated transactions overlap, and positions are taken while they run. The writers write down which
+Generated transactions overlap, and positions are taken while they run. The writers record which
 transactions had committed at each position, so the right answer needs no snapshot: the rows of
 transactions that had committed at the later position and not at the earlier one.
 """
@@ -57,7 +57,7 @@ class Taken:
 
 @dataclass
 class Read:
-    """What a read brought that ended at a position of its own."""
+    """The result of a read that ended at a position of its own."""
 
     since: Taken
     until: Taken
@@ -74,7 +74,7 @@ class Frozen:
 
 @dataclass
 class Writers:
-    """Sessions whose transactions overlap. They note what they commit."""
+    """Sessions whose transactions overlap. They record what they commit."""
 
     random: random.Random
     sessions: list[psycopg.Connection]
@@ -119,7 +119,7 @@ class Writers:
 
 
 class Log:
-    """All rows, and the right answer for every question about two positions."""
+    """All rows, and the right answer for any two positions."""
 
     def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
@@ -234,7 +234,7 @@ async def freeze(stack: AsyncExitStack, url: str, writers: Writers, reader: LogR
 
 
 def check_positions(log: Log, taken: list[Taken]) -> None:
-    """A position contains what had committed; and the positions were worth taking."""
+    """A position contains the committed transactions; and many positions differ."""
     for each in taken:
         contained = {row.xid for row in log.rows if each.position.contains(row.xid)}
         assert contained == {row.xid for row in log.rows} & each.committed
@@ -275,10 +275,10 @@ async def check_live(
         for change in each.changes
     ]
     assert sorted(found) == log.seqs(since, until)
-    news = log.between(since, now)
+    expected = log.between(since, now)
     tables = await reader.tables_since(connection, since.position)
-    assert {each.name for each in tables or ()} == {row.table for row in news}
-    if news:
+    assert {each.name for each in tables or ()} == {row.table for row in expected}
+    if expected:
         with pytest.raises(ResyncRequired, match="further back"):
             await check_age(connection, since.position, timedelta(0))
     else:

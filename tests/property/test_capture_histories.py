@@ -1,4 +1,4 @@
-"""After every statement the log chains, and ends in what the table holds; so do live clients."""
+"""After every statement the log chains, and ends with the rows of the table; so do live clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Under churn the window stays exact, and the database is asked a bounded number of times."""
+"""Under constant change a window stays exact, and asks the database a bounded number of times."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def anywhere(model: Model, rng: random.Random) -> Change:
 
 
 def at_the_top(model: Model, rng: random.Random) -> Change:
-    """The worst there is: every event takes the first row away, or puts a row at the very end."""
+    """The worst case: every event removes the first row, or adds a row at the end."""
     _, first = model.order[0]
     return model.set(first, model.scores[model.order[-1][1]] - 1)
 

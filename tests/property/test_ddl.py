@@ -39,7 +39,7 @@ async def sessions(url: str) -> AsyncIterator[list[Connection]]:
 
 
 async def attempt(session: Connection, statement: str) -> str:
-    """Execute it, alone or as several; what the database refuses changes nothing."""
+    """Execute it, alone or as several statements; a refused statement changes nothing."""
     try:
         for part in statement.split(";"):
             await run(session, part)
@@ -51,7 +51,7 @@ async def attempt(session: Connection, statement: str) -> str:
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + HISTORIES))
-async def test_the_log_ends_in_the_tables_rows(
+async def test_the_log_ends_with_the_rows_of_the_table(
     seed: int, url: str, connection: Connection, sessions: list[Connection]
 ) -> None:
     rng = random.Random(seed)
@@ -93,15 +93,15 @@ async def test_the_log_ends_in_the_tables_rows(
         await follower.expect_the_tables_rows(";\n".join(story))
         await hub.recheck()
         expected = await answer(connection, await images(connection))
-        told = ";\n".join(story)
-        await same(client, lambda: client.rows, expected, told)
-        await same(reactive, lambda: reactive.value, await answer(connection, EVERY), told)
+        so_far = ";\n".join(story)
+        await same(client, lambda: client.rows, expected, so_far)
+        await same(reactive, lambda: reactive.value, await answer(connection, EVERY), so_far)
         late, late_reactive = Recorder(), Follower()
         await hub.live(live(TABLE, limit=1000), late)
-        assert late.rows == expected, told
+        assert late.rows == expected, so_far
         await late_reactive.follow(hub, ALL)
         await same(
-            late_reactive, lambda: late_reactive.value, await answer(connection, EVERY), told
+            late_reactive, lambda: late_reactive.value, await answer(connection, EVERY), so_far
         )
         await follower.close()
 
@@ -126,10 +126,10 @@ async def images(connection: Connection) -> str:
     return f"select {names} from {TABLE} order by id"
 
 
-async def same(recorder: Recorder, found, expected, told: str) -> None:  # type: ignore[no-untyped-def]
+async def same(recorder: Recorder, found, expected, so_far: str) -> None:  # type: ignore[no-untyped-def]
     try:
         await recorder.until(lambda: found() == expected, 20)
     except TimeoutError:
-        assert found() == expected, told
+        assert found() == expected, so_far
     except HeadwaterError as error:
-        raise AssertionError(told) from error
+        raise AssertionError(so_far) from error

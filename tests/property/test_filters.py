@@ -126,7 +126,7 @@ SHAPES = ("%a", "_%", "%_", "a%", "%a_", "_a%b", "a_b")
 
 
 def test_generated_patterns_match_as_the_database_does(connection: Connection) -> None:
-    """Patterns that are hard for a matcher: many places to try, wildcards side by side, escapes."""
+    """Patterns that are hard for a matcher: many possible places, adjacent wildcards, escapes."""
     generator = random.Random(first_seed(1))
     table = table_of(Column("t", "text", 'text collate "C"', "C"))
     words = ("a", "b", "aa", "ab", "aab", "é", "😀", "%", "_", "\\", "A")

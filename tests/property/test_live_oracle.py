@@ -1,4 +1,4 @@
-"""After every transaction the window is the database's own answer, and so is the replica."""
+"""After every transaction the window and the replica equal the answer of the database."""
 
 from __future__ import annotations
 
@@ -148,16 +148,14 @@ def fuzz(count: int) -> settings:
 @pytest.mark.timeout(600 + HISTORIES)
 @fuzz(HISTORIES)
 @given(history=histories(among=tuple(SAMPLES)))
-def test_every_history_ends_where_the_database_does(
-    connection: Connection, history: History
-) -> None:
+def test_every_history_equals_the_database(connection: Connection, history: History) -> None:
     play(connection, history)
 
 
 @pytest.mark.timeout(600 + HISTORIES)
 @fuzz(max(HISTORIES // 4, 10))
 @given(history=histories(among=tuple(ALL_SAMPLES), always=tuple(ICU_SAMPLES)))
-def test_so_does_every_history_under_another_collation(
+def test_every_history_equals_the_database_under_another_collation(
     icu_connection: Connection, history: History
 ) -> None:
     play(icu_connection, history)

@@ -1,8 +1,8 @@
-"""Subscribers of generated queries have, whenever it is quiet, what the database answers.
+"""Subscribers of generated queries have the answer of the database whenever no transaction runs.
 
 Generated statements are followed through a hub while several writers write generated transactions
 at once and connections are cut. When the writers pause, every subscriber's result must equal a
-fresh execution, without any help from a sweep.
+fresh execution, without help from a sweep.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def shop(connection: Connection) -> AsyncIterator[Connection]:
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + HISTORIES))
-async def test_followed_results_are_the_databases_own(
+async def test_subscribed_results_equal_the_answer_of_the_database(
     seed: int, url: str, shop: Connection
 ) -> None:
     chance = random.Random(seed)
@@ -91,7 +91,7 @@ async def cut(connection: Connection, chance: random.Random | None) -> None:
 
 
 async def follow(hub: Hub, chance: random.Random, number: int) -> tuple[Query, Identity, Follower]:
-    """A subscriber of a statement that the database takes."""
+    """A subscriber of a statement that the database accepts."""
     while True:
         query = generated(chance, number)
         identity = Identity(role=chance.choice((None, None, "reads_reader")))
@@ -117,7 +117,7 @@ def generated(chance: random.Random, number: int) -> Query:
 async def compare(
     hub: Hub, connection: Connection, followed: list[tuple[Query, Identity, Follower]], seed: int
 ) -> None:
-    """Wait until everything that was written has been handed out, then look."""
+    """Wait until every change has been sent, then compare."""
     cursor = await connection.execute("select headwater.log_id() || '-' || pg_current_snapshot()")
     ((position,),) = await cursor.fetchall()
     async with asyncio.timeout(60):
@@ -126,7 +126,7 @@ async def compare(
     for query, identity, follower in followed:
         assert follower.failure is None, (seed, query.__doc__, follower.failure)
         fresh = await answer(connection, query, identity)
-        assert told(follower.value) == told(fresh), (seed, query.__doc__)
+        assert in_order(follower.value) == in_order(fresh), (seed, query.__doc__)
 
 
 async def answer(connection: Connection, query: Query, identity: Identity) -> Any:
@@ -138,5 +138,5 @@ async def answer(connection: Connection, query: Query, identity: Identity) -> An
     return msgspec.json.decode(query.encode(value))
 
 
-def told(rows: list[Any]) -> list[bytes]:
+def in_order(rows: list[Any]) -> list[bytes]:
     return sorted(msgspec.json.encode(row, order="deterministic") for row in rows)

@@ -1,9 +1,9 @@
-"""Followed queries are what the database answers after every statement, and after every DDL.
+"""Subscribed queries equal the answer of the database after every statement, and after every DDL.
 
 Each history makes a catalog, follows queries in it as several roles, and executes one statement
-after the other. After each, the queries are executed in a session that has just begun: what the hub
-has told must be the same, an error for an error. Rows must be noticed through the log, and DDL at
-the look that is made once a minute, which the test makes at once.
+after the other. After each, the queries are executed in a new session: the results that the hub has
+sent must be the same, also if they are errors. Rows must be noticed through the log, and DDL at the
+recheck that runs once a minute, which the test runs at once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Followed:
 
 
 @pytest.mark.timeout(0)
-async def test_what_is_followed_is_what_the_database_answers(
+async def test_subscribed_queries_equal_the_answer_of_the_database(
     server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A query that failed is tried again for a reason, and not because time has passed.
@@ -111,7 +111,7 @@ async def forget_roles(connection: Connection) -> None:
 
 
 class Judge:
-    """A session like one that has just begun, which answers as the database does."""
+    """A session like a new one, which has the answers of the database."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -126,7 +126,7 @@ class Judge:
         await self._connection.close()
 
     async def begin(self) -> None:
-        """With the settings as they are now, and without a plan of before."""
+        """With the present settings, and without old plans."""
         if self._connection is not None:
             await self._connection.close()
         self._connection = await connect(self._url, purpose="test", application_path=True)
@@ -138,7 +138,7 @@ class Judge:
         return Position.parse(position)
 
     async def answers(self, asked: Iterable[tuple[str, str | None]]) -> list[list[bytes] | str]:
-        """The rows in some order, or why there are none."""
+        """The rows in some order, or the error."""
         found: list[list[bytes] | str] = []
         acting: str | None = None
         for sql, role in asked:
@@ -160,7 +160,7 @@ class Judge:
 
 
 async def follow(hub: Hub, judge: Judge, queries: Queries) -> list[Followed]:
-    """Queries that the database takes, each as one of the roles."""
+    """Queries that the database accepts, each as one of the roles."""
     followed: list[Followed] = []
     while len(followed) < QUERIES:
         sql, role = queries.any(), queries.random.choice((None, CALLER))
@@ -182,7 +182,7 @@ def made(sql: str, number: int) -> Query:
 
 
 async def compare(hub: Hub, judge: Judge, followed: list[Followed], story: str) -> int:
-    """Wait until everything that was written has been handed out, then look. How many differ."""
+    """Wait until every change has been sent, then compare. Returns how many differ."""
     async with asyncio.timeout(60):
         position = await judge.position()
         await hub.reached(position, [each.follower.handle for each in followed])

@@ -89,7 +89,7 @@ def _share(name: str) -> int:
 
 
 class _Judge:
-    """Holds what memory says of a type's values against what the database says."""
+    """Compares what memory and the database say about the values of a type."""
 
     def __init__(self, connection: Connection, reader: LogReader) -> None:
         self._connection = connection
@@ -129,7 +129,7 @@ class _Judge:
         return changes[0].table, rows
 
     async def _reads_back(self, table: Table, name: str, rows: dict[int, Row]) -> None:
-        """What a client is sent is the value, as far as JSON can tell it."""
+        """A client is sent the value, as far as JSON can represent it."""
         wire, of_id = Wire(table), dict[int, str]()
         for id, row in rows.items():
             sent = msgspec.json.decode(msgspec.json.encode(wire.row(row)))["v"]
@@ -188,7 +188,7 @@ class _Judge:
     async def _cursors(
         self, table: Table, order: Ordering, ids: list[int], rows: dict[int, Row], true: list[int]
     ) -> None:
-        """A cursor that a client sends back stands where the row that it came from stands."""
+        """A cursor that a client sends back has the place of the row that it came from."""
         wire = Wire(table)
         for id in ids:
             row = wire.row(rows[id])
@@ -271,7 +271,7 @@ async def test_live_queries_over_every_value_equal_the_database(database: str) -
 
 
 async def _pools(connection: Connection, chance: random.Random) -> dict[str, list[str]]:
-    """Values of those types that memory compares, and of some others."""
+    """Values of the types that memory compares, and of some others."""
     names = [name for name in await types(connection) if not name.startswith("reg")]
     others = chance.sample([name for name in names if name not in MAKERS], 12)
     found = {name: await values(connection, name, chance, 30) for name in (*MAKERS, *others)}

@@ -1,4 +1,4 @@
-"""What once went wrong runs first, and on the same servers as the property tests."""
+"""Regression tests run first, and on the same servers as the property tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What adversarial readings found in capture and in the reader, kept as the shortest story each."""
+"""Defects that reviews found in capture and in the reader, each as the shortest test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def probe(url: str) -> AsyncIterator[LogProbe]:
 
 
 async def captured(connection: Connection, probe: LogProbe, *statements: str) -> None:
-    """Make the table t, have it captured, and forget the beginning."""
+    """Make the table t, capture it, and skip the changes so far."""
     await run(connection, *statements)
     await enable(connection, "t")
     await probe.changes()
@@ -38,7 +38,7 @@ COLUMNS = ["n", "o", "r", "v", "image", "user_id", "first", "logged", "statement
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-async def test_a_column_named_like_something_of_ours(
+async def test_a_column_named_like_one_of_headwater(
     name: str, connection: Connection, probe: LogProbe
 ) -> None:
     virtual = connection.info.server_version >= 180_000
@@ -53,7 +53,7 @@ async def test_a_column_named_like_something_of_ours(
 async def test_a_cast_of_the_keys_type_is_not_called(
     url: str, connection: Connection, probe: LogProbe
 ) -> None:
-    """An array of somebody's domain is collatable, and its owner can make it a cast to text."""
+    """An array of a domain is collatable, and the owner of the domain can create a cast to text."""
     await captured(
         connection,
         probe,
@@ -71,7 +71,7 @@ async def test_a_cast_of_the_keys_type_is_not_called(
 
 
 async def test_prepared_transactions() -> None:
-    """NOTIFY would forbid them, so where they are possible nobody sends it, and readers poll."""
+    """NOTIFY would forbid them, so where they are possible it is not sent, and readers poll."""
     from headwater.capture.postgres import schema
 
     settings = {"max_prepared_transactions": "5"}
@@ -99,7 +99,8 @@ async def test_prepared_transactions() -> None:
 async def test_repeatable_read_across_ddl(
     rename: bool, connection: Connection, other: Connection, probe: LogProbe
 ) -> None:
-    """The writer's catalog is older than the table: it is told to try again, and then is right."""
+    """The writer's catalog is older than the table: it gets a retryable error, and then is
+    right."""
     await captured(connection, probe, "create table t (id int primary key, a int)")
     await run(other, "insert into t values (1, 1)", "update t set a = 2")
     await run(other, "begin isolation level repeatable read", "select 1")
@@ -196,7 +197,7 @@ class TestBacklogs:
     def small_pages(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reader_module, "_LOG_PAGE_CHANGES", 10)
 
-    async def test_a_transaction_left_over_for_the_second(
+    async def test_a_transaction_left_for_the_second_page(
         self, url: str, connection: Connection, other: Connection, probe: LogProbe
     ) -> None:
         await captured(connection, probe, "create table t (id int primary key)")
@@ -210,7 +211,7 @@ class TestBacklogs:
         await feed.aclose()
         assert sorted(keys) == list(range(61))
 
-    async def test_a_transaction_that_ends_in_a_table_nobody_wants(
+    async def test_a_transaction_that_ends_in_a_table_without_readers(
         self, url: str, connection: Connection, other: Connection, probe: LogProbe
     ) -> None:
         await captured(
@@ -270,7 +271,7 @@ class TestSlots:
 async def test_a_transaction_older_than_the_retention(
     connection: Connection, other: Connection, probe: LogProbe
 ) -> None:
-    """Readers cannot pass it, so what is newer than it must stay."""
+    """Readers cannot pass it, so newer changes must stay."""
     await captured(connection, probe, "create table t (id int primary key)")
     await run(other, "begin", "select pg_current_xact_id()")
     await run(connection, "insert into t values (1)")
@@ -369,7 +370,7 @@ async def test_values_beyond_python(
 async def test_a_page_larger_than_the_server_can_send(
     connection: Connection, probe: LogProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A gigabyte would be slow to make: the server's refusal is raised for pages of over 3 rows."""
+    """A gigabyte would be slow to make: a fake refusal is raised for pages of more than 3 rows."""
     await captured(connection, probe, "create table t (id int primary key)")
     fetch = reader_module._fetch_page
 

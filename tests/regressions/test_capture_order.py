@@ -1,7 +1,7 @@
-"""Statements whose changes were once logged in the wrong order, each as the shortest story.
+"""Statements whose changes were once logged in the wrong order, each as the shortest test.
 
-The judge is the one of tests/support/generators/histories.py: the log chains, and ends in the
-table's state.
+The check is that of tests/support/generators/histories.py: the log chains, and ends with the rows
+of the table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARTS = (
 
 
 def trigger(timing: str, body: str, *, name: str = "mine", level: str = "row") -> str:
-    """A trigger on t that writes once, whatever it causes."""
+    """A trigger on t that writes once, also if its write fires it again."""
     return (
         f"create function {name}() returns trigger language plpgsql as $$ begin"
         f" if pg_trigger_depth() < 2 then {body}; end if;"
@@ -203,7 +203,7 @@ WITH_RESET = {"a merge that moves rows between partitions"}
 
 
 def test_stories(writer: Connection) -> None:
-    """All in one database: making one for each takes longer than they do."""
+    """All in one database: making one for each takes longer than the statements."""
     wrong: dict[str, str] = {}
     for name, (setup, statements) in CASES.items():
         try:
@@ -222,7 +222,7 @@ GARBAGE = ["x", " I:1", " I:1:99 U:2:3! D:0@1.1:5", ":::"]
 
 
 def test_settings_are_not_trusted(writer: Connection) -> None:
-    """Whatever a user has put where we remember the statements at work."""
+    """For any value that a user puts into the settings of capture."""
     setup, statements = CASES["only one default, before"]
     for value in GARBAGE:
         spoil = (
@@ -237,7 +237,7 @@ def test_settings_are_not_trusted(writer: Connection) -> None:
 
 
 def test_a_failing_history_is_shrunk(writer: Connection) -> None:
-    """A log that somebody spoils does not chain, and only the spoiling is left of the history."""
+    """A log that was damaged does not chain, and the shrunk history has only the damage."""
     steps = [Step("begin", "begin"), Step(TWO), Step("update t set n = 7"), Step("delete from t")]
     spoil = Step("delete from headwater.log")
     spoiled = History(0, [PLAIN], ["t"], [*steps, Step(TWO), spoil, Step("update t set n = 8")])
@@ -274,7 +274,7 @@ LATER: dict[str, tuple[list[str], list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", LATER)
-def test_rows_that_may_repeat_only_since_later(writer: Connection, name: str) -> None:
+def test_rows_that_can_repeat_since_a_later_ddl(writer: Connection, name: str) -> None:
     setup, later, statements = LATER[name]
     sync = "select headwater.sync_tables()"
     steps = [Step(sql, "ddl") for sql in (*later, sync)]
@@ -298,7 +298,7 @@ BESIDE_ITS_PARENT = [
 
 
 def test_a_new_partition_beside_its_parent_in_a_statement(writer: Connection) -> None:
-    """A row of it is the parent's or its own, and its trigger does not see which."""
+    """A row of it is written through the parent or directly, and its trigger cannot see which."""
     steps = [Step(sql, "ddl") for sql in NEW_PARTITION]
     for statement in BESIDE_ITS_PARENT:
         steps += [Step("begin", "begin"), Step(statement), Step("commit", "commit")]

@@ -1,4 +1,4 @@
-"""Failures within a flush, values that no Python type holds, and backlogs: a short story each."""
+"""Failures within a flush, values that no Python type can hold, and backlogs: a short test each."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ FAR = ("10000-01-01", "0044-03-15 BC", "infinity", "-infinity", "294276-12-31 23
 
 @pytest.mark.parametrize("column", ["at", "tz"])
 @pytest.mark.parametrize("mode", ["maintained", "streamed"])
-async def test_far_timestamps_stop_nothing(
+async def test_far_timestamps_do_not_stop_a_flush(
     url: str, two: Connection, column: str, mode: str
 ) -> None:
     since = "2000-01-01T00:00:00"
@@ -78,7 +78,7 @@ async def test_far_timestamps_stop_nothing(
 
 @pytest.fixture
 def beyond_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Memory knows nothing of years beyond Python's, as it may not of some value to come."""
+    """Memory cannot represent years beyond Python's, which stands for any other such value."""
 
     def beyond(text: str) -> Any:
         raise ValueError(text)
@@ -116,7 +116,7 @@ async def test_values_that_memory_cannot_compare_are_left_to_the_database(
         assert (calm.error, filtered.error, ordered.error) == (None, None, None)
 
 
-async def test_json_that_no_reader_can_follow_stops_nothing(url: str, two: Connection) -> None:
+async def test_json_that_cannot_be_decoded_does_not_stop_a_flush(url: str, two: Connection) -> None:
     await run(two, "create table docs (id int primary key, at timestamp, j json)")
     await enable(two, "docs")
     async with Hub(url) as hub:
@@ -139,14 +139,14 @@ async def test_json_that_no_reader_can_follow_stops_nothing(url: str, two: Conne
 async def test_a_lost_reader_while_others_leave_loses_no_deltas(
     url: str, two: Connection, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection is lost during questions, when views of clients that left were dropped."""
+    """The connection is lost during questions, after views of clients that left were dropped."""
     await run(two, "create table notes (id int primary key, n int, t text)")
     await run(two, "insert into notes select i, i, 'é' || i from generate_series(1, 5) i")
     await enable(two, "notes")
     asked = asyncio.Event()
     async with Hub(url) as hub:
         leaving = [
-            # Which of these rows match, only the database can tell.
+            # Only the database can decide which of these rows match.
             await hub.live(live("notes", where=[["t", "ilike", f"{letter}%"]]), Recorder())
             for letter in "éèà"
         ]
@@ -173,7 +173,7 @@ async def test_a_lost_reader_while_others_leave_loses_no_deltas(
         assert asked.is_set()
 
 
-async def test_a_fault_in_one_view_harms_no_other(
+async def test_a_fault_in_one_view_does_not_affect_others(
     url: str, two: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apply = Window.apply
@@ -197,10 +197,10 @@ async def test_a_fault_in_one_view_harms_no_other(
         assert bad.kinds() == ["snapshot", "reset", "reset", "reset"]
 
 
-async def test_a_flush_that_always_fails_is_passed_over(
+async def test_a_flush_that_always_fails_is_skipped(
     url: str, two: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was not foreseen, before any view has taken a change."""
+    """An unforeseen error, before any view has applied a change."""
     route = LivePart._route
 
     def faulty(part: Any, new: Any) -> Any:
@@ -267,7 +267,7 @@ async def test_a_fault_in_one_feed_reads_it_from_the_log(
         assert _notes(one, "n") == [0, 1, 2, 3]
 
 
-async def test_a_subscriber_that_raises_harms_no_other(url: str, two: Connection) -> None:
+async def test_a_subscriber_that_raises_does_not_affect_others(url: str, two: Connection) -> None:
     class Raising(Recorder):
         def deliver(self, frame: Frame) -> None:
             if self.messages:
@@ -338,10 +338,10 @@ async def test_a_backlog_concerns_only_its_tables(
 
 
 @pytest.mark.parametrize("part", [LiveViews, ReactiveQueries])
-async def test_a_fault_in_a_backlog_loses_it_for_no_other_part(
+async def test_a_fault_in_a_backlog_does_not_affect_other_parts(
     url: str, two: Connection, part: type[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Live queries, reactive queries, feeds and handlers all pass over the same changes."""
+    """Live queries, reactive queries, feeds and handlers all skip the same changes."""
     monkeypatch.setattr(reader_module, "_LOG_PAGE_CHANGES", 50)
     events, called, query = Events(), list[Any](), Query("of_calm", of_calm)
     events.on("change", lambda event: called.append(event.key[0]))
@@ -373,7 +373,7 @@ async def test_a_fault_in_a_backlog_loses_it_for_no_other_part(
                 await asyncio.sleep(0.01)
 
 
-async def test_queries_are_executed_after_a_backlog_though_nothing_else_is_written(
+async def test_queries_are_executed_after_a_backlog_without_another_write(
     url: str, two: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader_module, "_LOG_PAGE_CHANGES", 50)
@@ -422,7 +422,7 @@ async def test_handlers_are_called_with_every_change_of_a_backlog(
         assert called == expected
 
 
-async def test_handlers_get_a_gap_where_the_log_cannot_tell(url: str, two: Connection) -> None:
+async def test_handlers_get_a_gap_if_the_log_was_trimmed(url: str, two: Connection) -> None:
     events, gaps, called = Events(), asyncio.Queue[GapEvent](), asyncio.Queue[ChangeEvent]()
     events.on("gap", gaps.put_nowait)
     events.on("change", called.put_nowait)

@@ -1,4 +1,4 @@
-"""Faults that were found by attacking a gateway; each must stay mended."""
+"""Defects that were found by attacking a gateway; each must stay fixed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from headwater.embedded import EmbeddedPostgres
 from headwater.errors import LimitExceeded
 from headwater.gateway.http import requests
 from headwater.gateway.http.app import refusal
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.support.applications.shop import open_shop, shop_served
 
 
 @pytest.fixture(scope="module")
 def steady(postgres: EmbeddedPostgres) -> Iterator[Served]:
-    """A gateway for the tests that leave it as it is."""
+    """A gateway for the tests that do not change it."""
     with shop_served(postgres.url, rows=20) as served:
         yield served
 
@@ -71,13 +71,13 @@ async def test_a_stopping_gateway_says_goodbye(gateway: Served) -> None:
     assert gateway.log.read_text() == ""
 
 
-# ------------------------------------------------------------------------ other people's pages
+# ------------------------------------------------------------------------ pages of other origins
 
 SECRET = "a secret that is long enough for SHA-256 and more"
 
 
-async def knock(gateway: Served, path: str = "/v1/ws", **headers: str) -> int:
-    """The status with which a WebSocket is refused, 101 for one that is let in."""
+async def handshake_status(gateway: Served, path: str = "/v1/ws", **headers: str) -> int:
+    """The status with which a WebSocket is refused, 101 if it is accepted."""
     try:
         async with connect(
             gateway.url.replace("http", "ws") + path, additional_headers=headers, proxy=None
@@ -88,38 +88,38 @@ async def knock(gateway: Served, path: str = "/v1/ws", **headers: str) -> int:
 
 
 @pytest.mark.parametrize("path", ["/v1/ws", "/v1/ws?ticket=any"])
-async def test_no_page_of_others_reads_an_open_gateway(steady: Served, path: str) -> None:
-    """Any ticket passed for a proof, at a gateway that looks at none."""
-    assert await knock(steady, path, origin="http://elsewhere.example") == 403
+async def test_no_page_of_another_origin_reads_an_open_gateway(steady: Served, path: str) -> None:
+    """Any ticket was accepted as a proof, at a gateway that does not check tickets."""
+    assert await handshake_status(steady, path, origin="http://elsewhere.example") == 403
     bearer = {"authorization": "Bearer any"}
-    assert await knock(steady, path, origin="http://elsewhere.example", **bearer) == 403
+    assert await handshake_status(steady, path, origin="http://elsewhere.example", **bearer) == 403
     own = 401 if "ticket" in path else 101  # a ticket proves nothing here, and is refused
-    assert await knock(steady, path, origin=steady.url) == own
-    assert await knock(steady, path) == own
+    assert await handshake_status(steady, path, origin=steady.url) == own
+    assert await handshake_status(steady, path) == own
 
 
 @pytest.mark.parametrize("origin", ["http://[", "null", "", "://", "http://[::1"])
-async def test_an_origin_that_is_none(steady: Served, origin: str) -> None:
-    assert await knock(steady, origin=origin) == 403
+async def test_an_invalid_origin(steady: Served, origin: str) -> None:
+    assert await handshake_status(steady, origin=origin) == 403
     answer = steady.get("/v1/stream", headers={"origin": origin})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin")
     assert "Traceback" not in steady.log.read_text()
 
 
 async def test_a_cookie_is_not_for_all_origins(url: str, tmp_path: Path) -> None:
-    """`*` let every page act for the user whose browser it was shown in."""
+    """`*` let every page act for the user of the browser."""
     token = jwt.encode({"sub": "ann", "exp": time.time() + 600}, SECRET, "HS256")
     there = "https://elsewhere.example"
     with serving(
         url, tmp_path, auth_secret=SECRET, auth_cookie="token", gateway_origins="*"
     ) as gateway:
-        assert await knock(gateway, origin=there, cookie=f"token={token}") == 403
-        assert await knock(gateway, origin=gateway.url, cookie=f"token={token}") == 101
-        assert await knock(gateway, origin=there, authorization=f"Bearer {token}") == 101
+        assert await handshake_status(gateway, origin=there, cookie=f"token={token}") == 403
+        assert await handshake_status(gateway, origin=gateway.url, cookie=f"token={token}") == 101
+        assert await handshake_status(gateway, origin=there, authorization=f"Bearer {token}") == 101
     with serving(
         url, tmp_path, auth_secret=SECRET, auth_cookie="token", gateway_origins=there
     ) as gateway:
-        assert await knock(gateway, origin=there, cookie=f"token={token}") == 101
+        assert await handshake_status(gateway, origin=there, cookie=f"token={token}") == 101
 
 
 # ------------------------------------------------------------------------ requests
@@ -134,7 +134,7 @@ async def test_a_cookie_is_not_for_all_origins(url: str, tmp_path: Path) -> None
         ("DELETE", "/healthz", 405, "method"),
     ],
 )
-async def test_what_is_not_there_is_an_error_like_any_other(
+async def test_an_unknown_route_is_an_error_like_any_other(
     steady: Served, method: str, path: str, status: int, code: str
 ) -> None:
     async with httpx.AsyncClient(trust_env=False) as client:
@@ -144,7 +144,7 @@ async def test_what_is_not_there_is_an_error_like_any_other(
 
 
 async def test_a_client_that_leaves_in_the_middle_of_its_body(gateway: Served) -> None:
-    """It is nobody's fault, and was logged as one."""
+    """It is not an error, and was logged as one."""
     parts = urlsplit(gateway.url)
     for _ in range(3):
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
@@ -158,8 +158,8 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body(gateway: Served) -
     assert gateway.log.read_text() == ""
 
 
-async def test_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was waited for as long as the client liked, by those without a token too."""
+async def test_a_body_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway waited without limit, also for clients without a token."""
     monkeypatch.setattr(requests, "REQUEST_BODY_SECONDS", 0.01)
     scope = {"type": "http", "method": "POST", "headers": []}
     with pytest.raises(LimitExceeded) as refused:
@@ -168,9 +168,9 @@ async def test_a_body_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (answer.status_code, answer.headers["connection"]) == (408, "close")
 
 
-async def test_who_takes_no_answers_is_not_read(gateway: Served) -> None:
-    """Answers piled up until they were 64 MiB."""
-    # Without pings: the client does not read, and would believe the gateway dead.
+async def test_a_client_that_reads_no_answers_is_not_read(gateway: Served) -> None:
+    """Answers piled up to 64 MiB."""
+    # Without pings: the client does not read, and would take the gateway for dead.
     async with connect(
         gateway.url.replace("http", "ws") + "/v1/ws",
         proxy=None,
@@ -193,7 +193,7 @@ async def test_who_takes_no_answers_is_not_read(gateway: Served) -> None:
 
 
 async def test_a_refused_handshake_is_counted_and_no_error(gateway: Served) -> None:
-    assert await knock(gateway, origin="http://elsewhere.example") == 403
+    assert await handshake_status(gateway, origin="http://elsewhere.example") == 403
     assert gateway.metric("headwater_refused_total", code="origin") == 1
     gateway.stop()
     assert gateway.log.read_text() == ""
@@ -203,8 +203,10 @@ async def test_a_refused_handshake_is_counted_and_no_error(gateway: Served) -> N
     ("host", "status"),
     [("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 403)],
 )
-def test_a_name_that_points_here_is_not_ours(steady: Served, host: str, status: int) -> None:
-    """A page whose name is made to point at this machine would be of the gateway's own origin."""
+def test_a_foreign_host_name_that_points_here_is_refused(
+    steady: Served, host: str, status: int
+) -> None:
+    """A page whose host name points to this machine would have the gateway's own origin."""
     assert steady.get("/healthz", headers={"host": host}).status_code == status
     handshake = {
         "host": host,

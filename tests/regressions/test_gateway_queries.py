@@ -1,4 +1,4 @@
-"""Queries and mutations at a gateway: what users and attackers once got out of them."""
+"""Defects of queries and mutations at a gateway that users or attackers could use."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ async def test_a_thread_that_raises_stop_iteration_has_failed(
 async def test_a_statement_that_the_database_does_not_support_is_a_fault_of_the_query(
     hw: Headwater, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was taken for a prepared statement that is out of date, tried on three connections, and
-    then said to be the database's fault, to be tried again."""
+    """It was taken for an outdated prepared statement, tried on three connections, and then
+    reported as a retryable fault of the database."""
 
     @hw.query
     async def locked(ctx: Any) -> Any:
@@ -150,7 +150,7 @@ async def test_an_async_decorator_around_a_plain_function(hw: Headwater) -> None
         assert answer.json()["value"] == "HELLO ANN"
 
 
-async def test_a_function_without_an_end(hw: Headwater) -> None:
+async def test_functions_with_an_endless_timeout(hw: Headwater) -> None:
     @hw.query(timeout=math.inf)
     async def one(ctx: Any) -> Any:
         return await ctx.fetch_value("select 1")
@@ -165,11 +165,11 @@ async def test_a_function_without_an_end(hw: Headwater) -> None:
 
 
 async def test_handlers_that_do_not_look_async(hw: Headwater) -> None:
-    heard: list[Any] = []
+    received: list[Any] = []
 
     class Listener:
         async def __call__(self, event: Any) -> None:
-            heard.append(event.sql)
+            received.append(event.sql)
 
     hw.on("query", Listener())
     hw.on("query", lambda event: Listener()(event))
@@ -180,7 +180,7 @@ async def test_handlers_that_do_not_look_async(hw: Headwater) -> None:
 
     async with hw:
         await one()
-        await until(lambda: len(heard) == 2)
+        await until(lambda: len(received) == 2)
 
 
 # ------------------------------------------------------------------------ arguments
@@ -192,13 +192,13 @@ class Nameless:
 
 
 @pytest.mark.parametrize("function", [functools.partial(int, "1"), Nameless(), max, dict])
-def test_what_takes_no_context_is_refused(function: Any) -> None:
+def test_a_function_without_a_context_is_refused(function: Any) -> None:
     with pytest.raises(ConfigError):
         Query("name", function)
 
 
-async def test_any_name_can_be_an_arguments(hw: Headwater) -> None:
-    """Those of our own parameters too."""
+async def test_any_name_can_be_that_of_an_argument(hw: Headwater) -> None:
+    """Also a name of one of our own parameters."""
 
     @hw.query
     async def sent(ctx: Any, identity: int, self: int) -> Any:
@@ -214,7 +214,7 @@ async def test_any_name_can_be_an_arguments(hw: Headwater) -> None:
         assert (await http.post("/v1/query/plain", json=body)).json()["value"] == [body]
 
 
-async def test_keys_that_are_no_texts(hw: Headwater) -> None:
+async def test_keys_that_are_not_texts(hw: Headwater) -> None:
     """In JSON every key is one."""
 
     @hw.query
@@ -248,8 +248,8 @@ class Drawn(BaseModel):
     shape: Circle | Square
 
 
-def test_models_that_print_alike_are_told_apart() -> None:
-    """A result for one password was given to who had another."""
+def test_models_that_print_alike_have_different_keys() -> None:
+    """A result for one password was given to a caller with another."""
     models: list[Any] = [
         Login(password=SecretStr("a")),
         Login(password=SecretStr("b")),
@@ -265,7 +265,7 @@ def test_models_that_print_alike_are_told_apart() -> None:
 
 @pytest.mark.parametrize("depth", [50, 200, 480, 900])
 async def test_deeply_nested_arguments_are_taken_or_refused(hw: Headwater, depth: int) -> None:
-    """Keys of groups nested so deeply could be made, and not be compared."""
+    """Keys of groups that are nested so deeply could be made, but not compared."""
 
     @hw.query
     async def echo(ctx: Any, x: Any) -> Any:
@@ -292,7 +292,7 @@ def test_the_same_nested_arguments_have_the_same_key() -> None:
 async def test_another_gateway_shows_nothing_older(
     url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that comes from a gateway which was further got rows from before."""
+    """A client that came from a gateway with a newer position got older rows."""
     await open_shop(connection, rows=10)
     path = "/v1/query/open_orders/subscribe?delta=true"
     gate, flush = asyncio.Event(), Flusher.flush
@@ -302,7 +302,7 @@ async def test_another_gateway_shows_nothing_older(
         return await flush(self)
 
     async with running(url) as site, site.events(path, "POST", json={"region": 1}) as before:
-        await before.heard_of("snapshot")
+        await before.receive_type("snapshot")
         await until(lambda: all(group.is_fresh for group in site.gateway.hub.reactive))
         monkeypatch.setattr(Flusher, "flush", gated)
         await connection.execute("insert into orders (id, region, status) values (60, 1, 'new')")
@@ -317,7 +317,7 @@ async def test_another_gateway_shows_nothing_older(
 
         letting = asyncio.create_task(let_on())
         async with site.events(path, "POST", json={"region": 1}, headers=headers) as stream:
-            assert len((await stream.heard_of("snapshot"))["rows"]) == 3
+            assert len((await stream.receive_type("snapshot"))["rows"]) == 3
         await letting
 
 
@@ -328,7 +328,7 @@ async def test_another_gateway_shows_nothing_older(
 async def test_a_mutation_is_answered_while_the_gateway_stops(
     url: str, connection: Connection, transport: Any
 ) -> None:
-    """Every restart left clients not knowing what had become of what they wrote."""
+    """After every restart clients did not know the outcome of their writes."""
     await open_shop(connection, rows=10)
     async with running(url) as site, connect(site.url, transport=transport) as hw:
         mutating = asyncio.create_task(hw.mutate("place_gated", id=60))
@@ -341,7 +341,7 @@ async def test_a_mutation_is_answered_while_the_gateway_stops(
 
 
 async def test_a_wait_is_not_answered_by_the_loss_of_the_database(hw: Headwater) -> None:
-    """Calls that wait are refused then; a wait took that for the end of its waiting."""
+    """Waiting calls are refused then; a wait took the refusal for its answer."""
     gate = asyncio.Event()
     gate.set()
 
@@ -376,9 +376,8 @@ async def test_a_wait_is_not_answered_by_the_loss_of_the_database(hw: Headwater)
             assert counted.value == 11
 
 
-async def test_what_is_asked_beside_a_slow_query_does_not_wait_for_it(hw: Headwater) -> None:
-    """What came before the first connection was there stood in one line, for as long as the one in
-    front took."""
+async def test_a_call_beside_a_slow_query_does_not_wait_for_it(hw: Headwater) -> None:
+    """Calls before the first connection waited in one queue, as long as the first of them took."""
     gate = asyncio.Event()
 
     @hw.query
@@ -400,10 +399,8 @@ async def test_what_is_asked_beside_a_slow_query_does_not_wait_for_it(hw: Headwa
         await first
 
 
-async def test_a_wait_is_answered_behind_what_has_yet_to_recover(
-    url: str, connection: Connection
-) -> None:
-    """There is room for the answer already, and the result is still owed."""
+async def test_a_wait_is_answered_after_unsent_results(url: str, connection: Connection) -> None:
+    """There is room for the answer already, and the result has not been sent yet."""
     await open_shop(connection, rows=10)
     async with running(url) as site:
         gateway, sink = site.gateway, Sink()

@@ -1,4 +1,4 @@
-"""What adversarial readings found in the hub, kept as the shortest story each."""
+"""Defects that reviews found in the hub, each as the shortest test."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ async def test_moved_while_its_table_was_looked_up_again(
         assert recorder.fault is None
 
 
-async def test_what_json_has_no_number_for_is_told_apart(url: str, orders: Connection) -> None:
+async def test_numbers_that_json_cannot_hold_are_distinguished(
+    url: str, orders: Connection
+) -> None:
     await run(orders, "insert into orders values (6, 0, 'NaN'), (7, 0, 'Infinity')")
     async with Hub(url) as hub:
         for value in ("NaN", "Infinity", "-Infinity"):
@@ -158,11 +160,11 @@ async def test_a_key_that_finds_nothing_is_refused(
 
 @pytest.mark.parametrize("empty", [False, True])
 @pytest.mark.parametrize("mode", ["maintained", "streamed"])
-async def test_a_view_that_cannot_take_its_rows_harms_nobody_else(
+async def test_a_view_that_cannot_decode_its_rows_does_not_affect_others(
     url: str, orders: Connection, mode: str, empty: bool
 ) -> None:
-    """Nothing tells a type that is cast to a JSON object before a row is there. Each such result
-    once took a side connection with it, so more of them are asked for than there are."""
+    """A type that is cast to a JSON object cannot be recognised before there is a row. Each such
+    result once lost a connection, so more of them are requested than there are connections."""
     await run(
         orders,
         "create type mood as enum ('good', 'bad')",
@@ -195,7 +197,7 @@ async def test_a_view_that_cannot_take_its_rows_harms_nobody_else(
         await hub.live(live("orders", limit=1), Recorder())
 
 
-async def test_one_leaves_while_a_part_is_handed_over(
+async def test_a_subscriber_leaves_while_it_gets_a_part(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Leaver(Recorder):
@@ -208,7 +210,7 @@ async def test_one_leaves_while_a_part_is_handed_over(
         query = live("orders", mode="streamed")
         leaver, recorder = Leaver(), Recorder()
         with monkeypatch.context() as held:
-            # Nobody is served before both wait.
+            # Neither is served before both wait.
             held.setattr(InitialSnapshots, "can_start", False)
             task = asyncio.create_task(hub.live(query, leaver))
             other = asyncio.create_task(hub.live(query, recorder))
@@ -222,7 +224,7 @@ async def test_one_leaves_while_a_part_is_handed_over(
         assert len(recorder.rows) == 5
 
 
-async def test_who_has_a_part_of_a_result_is_told_that_it_failed(
+async def test_a_subscriber_with_a_part_of_a_result_gets_the_failure(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headwater.live.state.streamed._STREAMED_PAGE_ROWS", 2)
@@ -240,7 +242,8 @@ async def test_who_has_a_part_of_a_result_is_told_that_it_failed(
 
 
 async def test_members_of_a_guarded_stream(url: str, notes: Connection) -> None:
-    """The policy consults another table: a newcomer sees what those before it do not yet."""
+    """The policy reads another table: a new subscriber sees rows that earlier ones do not see
+    yet."""
     await run(notes, "delete from members")
     async with Hub(url, recheck=0.6) as hub:
         query = live("notes", mode="streamed")
@@ -255,7 +258,7 @@ async def test_members_of_a_guarded_stream(url: str, notes: Connection) -> None:
         await early.until(lambda: early.rows == [], 3)
 
 
-async def test_a_right_taken_from_a_feed_of_everything(url: str, notes: Connection) -> None:
+async def test_a_right_revoked_from_a_feed_of_everything(url: str, notes: Connection) -> None:
     await run(
         notes,
         "alter table notes disable row level security",
@@ -268,7 +271,9 @@ async def test_a_right_taken_from_a_feed_of_everything(url: str, notes: Connecti
         assert isinstance(recorder.error, Forbidden)
 
 
-async def test_admitted_only_once_it_was_asked(url: str, notes: Connection) -> None:
+async def test_a_feed_of_everything_gets_no_table_without_a_check(
+    url: str, notes: Connection
+) -> None:
     await run(notes, "alter table notes disable row level security")
     async with Hub(url) as hub:
         recorder = Recorder()
@@ -304,7 +309,7 @@ async def test_a_streamed_query_has_no_limit(url: str, orders: Connection) -> No
         assert len(recorder.rows) == 5
 
 
-async def test_a_window_that_slides_keeps_the_rights_it_was_given_meanwhile(
+async def test_a_window_that_slides_has_the_rights_given_meanwhile(
     url: str, orders: Connection
 ) -> None:
     async with Hub(url) as hub:
@@ -320,7 +325,7 @@ async def test_a_window_that_slides_keeps_the_rights_it_was_given_meanwhile(
         assert [row["id"] for row in recorder.rows] == [2, 4]
 
 
-async def test_a_gap_while_paused_is_told_later(url: str, orders: Connection) -> None:
+async def test_a_gap_while_paused_is_sent_later(url: str, orders: Connection) -> None:
     async with Hub(url) as hub:
         recorder = Recorder()
         feed = await hub.feed(FeedQuery(("orders",)), recorder)
@@ -396,7 +401,7 @@ async def test_paused_while_it_waits_to_join(
         assert len(seqs(recorder)) == len(set(seqs(recorder))) == 3
 
 
-async def test_many_doubts_do_not_make_a_flush_read_a_whole_stream(
+async def test_many_undecided_rows_do_not_make_a_flush_read_a_whole_stream(
     url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "WINDOW_ASK_KEYS_MAX", 10)
@@ -418,9 +423,12 @@ async def test_many_doubts_do_not_make_a_flush_read_a_whole_stream(
 async def test_truncated_between_the_snapshot_and_a_question(
     url: str, orders: Connection, other: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever reads a table after it was truncated finds it empty, however old the snapshot is."""
+    """A session that reads a table after it was truncated finds it empty, also in an older
+    snapshot."""
     async with Hub(url) as hub:
-        hub.reconciler.seconds = None  # comparing asks, too, and this is about the flush's question
+        hub.reconciler.seconds = (
+            None  # reconciling asks, too, and this is about the question of the flush
+        )
         recorder = Recorder()
         await hub.live(live("orders", order=["amount desc"], limit=1), recorder)
 

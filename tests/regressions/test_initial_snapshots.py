@@ -1,5 +1,5 @@
 """Several first results of one view at a time: each has every change since its snapshot, and is
-handed to those who waited when its snapshot was taken."""
+sent to the subscribers that waited when its snapshot was taken."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.subscribers import Historian, Recorder, answer, live
 
 
 class Gate:
-    """Holds first results back: their snapshots are taken, and they are not read yet."""
+    """Holds back first results: their snapshots are taken, and they are not read yet."""
 
     def __init__(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
         self._hub = hub
@@ -40,8 +40,8 @@ class Gate:
             while len(self._started) < count:
                 await self._hub.flushes.next_flush()
 
-    async def come(self, recorder: Recorder) -> asyncio.Task[Any]:
-        """A newcomer, whose result is held back."""
+    async def subscribe(self, recorder: Recorder) -> asyncio.Task[Any]:
+        """A new subscriber, whose result is held back."""
         count = len(self._started) + 1
         task = asyncio.create_task(self._hub.live(live("notes", mode="streamed"), recorder))
         await self.holds(count)
@@ -59,11 +59,11 @@ async def notes(connection: Connection) -> Connection:
     return connection
 
 
-async def test_one_result_that_begins_again_costs_another_no_change(
+async def test_a_result_that_is_read_again_costs_another_no_change(
     url: str, notes: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first newcomer's result has more changes behind it than are kept, and is read again; the
-    second newcomer's goes on, with the change that was one too many for the first."""
+    """The first result has more changes after it than the buffer holds, and is read again; the
+    second result continues, with the change that was one too many for the first."""
     monkeypatch.setattr("headwater.hub.live_views.view._OPENING_CHANGES_MAX", 3)
     async with Hub(url) as hub:
         hub.reconciler.seconds = None
@@ -75,10 +75,10 @@ async def test_one_result_that_begins_again_costs_another_no_change(
             await run(notes, f"update notes set n = {n}")
             await before.until_rows([{"id": 1, "n": n}])
 
-        one = await gate.come(first)
+        one = await gate.subscribe(first)
         await write(1)
         await write(2)
-        two = await gate.come(second)
+        two = await gate.subscribe(second)
         await write(3)
         await write(4)  # one too many for the first
         gate.open()
@@ -91,17 +91,17 @@ async def test_one_result_that_begins_again_costs_another_no_change(
             assert each.rows == rows
 
 
-async def test_a_result_from_before_is_for_nobody_who_has_seen_more(
+async def test_an_older_result_is_not_sent_to_a_subscriber_that_has_seen_more(
     url: str, notes: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One who falls behind between the snapshot of a newcomer's result and its reading gets a
-    later result: it does not lose what it has seen."""
+    """A subscriber that falls behind between the snapshot of another's result and its reading gets
+    a later result: it does not lose what it has seen."""
     async with Hub(url) as hub:
         hub.reconciler.seconds = None
         before, newcomer = Historian(), Historian()
         handle = await hub.live(live("notes", mode="streamed"), before)
         gate = Gate(hub, monkeypatch)
-        joining = await gate.come(newcomer)
+        joining = await gate.subscribe(newcomer)
         await run(notes, "update notes set n = 1")
         await before.until_rows([{"id": 1, "n": 1}])
         handle.resync("overflow")

@@ -1,4 +1,4 @@
-"""Histories that once ended elsewhere than the database, shrunk and kept."""
+"""Histories whose result once differed from the database, shrunk."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from headwater.testing.oracle import Connection, History, connect, operation, pl
 put_0, put_1, put_2 = (operation("put", row) for row in range(3))
 delete_0 = operation("delete", 0)
 
-KEPT: dict[str, History] = {
-    # The second transaction touched nothing in sight, and its outcome forgot the need of the first.
+HISTORIES: dict[str, History] = {
+    # The second transaction touched no row of the window, and its outcome lost the need of the
+    # first.
     "a need outlives a transaction that changes nothing": History(
         columns=("r",),
         query={"order": [], "limit": 1},
@@ -25,7 +26,7 @@ KEPT: dict[str, History] = {
         query={"mode": "streamed"},
         flushes=(((114,),), ((486,),)),
     ),
-    # `not (NULL)` is not true: rows before the bound were lost to the question about their order.
+    # `not (NULL)` is not true: the question about the order lost rows before the bound.
     "a row whose order column is NULL stands before the horizon": History(
         columns=("m",),
         query={"order": ["m desc"], "limit": 2},
@@ -45,6 +46,6 @@ def connection(postgres_url: str) -> Iterator[Connection]:
         yield connection
 
 
-@pytest.mark.parametrize("history", KEPT.values(), ids=KEPT.keys())
-def test_kept_history(connection: Connection, history: History) -> None:
+@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES.keys())
+def test_a_shrunk_history(connection: Connection, history: History) -> None:
     play(connection, history)

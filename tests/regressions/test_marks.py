@@ -1,7 +1,7 @@
-"""Marks of capture that the writer set itself: they end in a reset at worst, never in a wrong log.
+"""Marks of capture that the writer forged: they cause at most a reset, never a wrong log.
 
 The generator is tests/support/generators/histories.py with `forging`; these are its shortest
-stories.
+histories.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ def writer(request: pytest.FixtureRequest) -> Iterator[Connection]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_forged_mark_is_a_reset_at_worst(writer: Connection, name: str) -> None:
+def test_a_forged_mark_causes_at_most_a_reset(writer: Connection, name: str) -> None:
     setup, ddl, steps = CASES[name]
     before = [*(Step(sql, "ddl") for sql in ddl), Step("begin", "begin")]
     counts = play(writer, History(0, setup, ["t"], [*before, *steps, Step("commit", "commit")]))
     assert counts["statements"] == len(steps)
 
 
-def test_a_writer_cannot_set_what_marks_are_compared_with(writer: Connection) -> None:
+def test_a_writer_cannot_use_the_sequence_of_marks(writer: Connection) -> None:
     writer.execute("create table t (id int primary key)")
     writer.execute("select headwater.enable_reactivity('t')")
     (oid,) = writer.execute("select 't'::regclass::oid").fetchone() or ()

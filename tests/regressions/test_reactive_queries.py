@@ -1,4 +1,4 @@
-"""What adversarial readings found in reactive queries, kept as the shortest story each."""
+"""Defects that reviews found in reactive queries, each as the shortest test."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def others(ctx: Context) -> Any:
     return await ctx.fetch("select * from other")
 
 
-async def test_rows_after_a_resync_are_those_of_the_result_that_comes(
+async def test_rows_after_a_resync_are_those_of_the_next_result(
     url: str, orders: Connection
 ) -> None:
     gate, started = asyncio.Event(), asyncio.Event()
@@ -64,7 +64,9 @@ async def test_rows_after_a_resync_are_those_of_the_result_that_comes(
         assert follower.rows == await answer(orders, REGION_2)
 
 
-async def test_one_who_waits_for_a_whole_result_is_told_once(url: str, orders: Connection) -> None:
+async def test_a_subscriber_that_waits_for_a_whole_result_gets_it_once(
+    url: str, orders: Connection
+) -> None:
     gate = asyncio.Event()
     gate.set()
 
@@ -93,10 +95,10 @@ async def test_one_who_waits_for_a_whole_result_is_told_once(url: str, orders: C
         assert follower.rows == await answer(orders, REGION_2)
 
 
-async def test_an_altered_table_that_nobody_reads_is_noticed_once(
+async def test_an_altered_table_without_readers_is_noticed_once(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is analysed at that moment is not remembered, and analysed again: once is enough."""
+    """An analysis that runs at that moment is not cached, and repeated: once is enough."""
     forgotten = list[set[int]]()
 
     def forget(oids: Iterable[int]) -> set[Any]:
@@ -130,7 +132,7 @@ async def test_a_table_that_is_enabled_again_is_followed_at_once(
         await follower.until_value([{"id": 1, "n": 7}])
 
 
-async def test_statements_that_are_others_every_time_come_to_an_end(
+async def test_statements_that_differ_every_time_come_to_an_end(
     url: str, orders: Connection
 ) -> None:
     numbers = itertools.count()
@@ -173,7 +175,7 @@ async def test_a_change_that_comes_while_a_query_fails_counts_at_once(
         await follower.until_value(20)
 
 
-async def test_a_failure_is_told_once(url: str, orders: Connection) -> None:
+async def test_a_failure_is_sent_once(url: str, orders: Connection) -> None:
     async def not_for_bob(ctx: Context) -> Any:
         found = [
             await ctx.fetch_value("select count(*) from orders"),
@@ -196,7 +198,7 @@ async def test_a_failure_is_told_once(url: str, orders: Connection) -> None:
         assert uncaptured.kinds().count("failed") == 1
 
 
-async def test_what_could_not_be_followed_is_not_fresh(url: str, orders: Connection) -> None:
+async def test_a_result_is_not_fresh_after_read_all_again(url: str, orders: Connection) -> None:
     async with Hub(url) as hub:
         await Follower().follow(hub, query(others))
         await settle(hub)
@@ -207,7 +209,7 @@ async def test_what_could_not_be_followed_is_not_fresh(url: str, orders: Connect
         assert group.is_fresh
 
 
-async def test_what_python_calls_equal_is_told(url: str, orders: Connection) -> None:
+async def test_values_that_python_calls_equal_are_sent(url: str, orders: Connection) -> None:
     await run(
         orders,
         "create table j (id int primary key, v jsonb)",
@@ -224,7 +226,7 @@ async def test_what_python_calls_equal_is_told(url: str, orders: Connection) -> 
         await follower.until(lambda: follower.rows[0]["v"] is True, 10)
 
 
-async def test_what_the_database_does_not_support_is_the_functions_fault(
+async def test_an_unsupported_statement_is_a_fault_of_the_function(
     url: str, orders: Connection
 ) -> None:
     async def locked(ctx: Context) -> Any:
@@ -284,9 +286,7 @@ async def test_locks_of_a_session_end_with_the_query(url: str, orders: Connectio
             await run(orders, "select pg_advisory_lock(77)", "select pg_advisory_unlock(77)")
 
 
-async def test_settings_that_a_query_makes_are_not_there_for_the_next(
-    url: str, orders: Connection
-) -> None:
+async def test_settings_of_a_query_do_not_reach_the_next(url: str, orders: Connection) -> None:
     async def sets(ctx: Context, i: int) -> Any:
         await ctx.fetch("select set_config('app.who', %s, true)", str(i))
         return await ctx.fetch_value("select count(*) from orders")
@@ -339,7 +339,7 @@ async def test_a_role_does_not_outlive_a_query_that_left_a_statement_behind(
         await run(orders, f"drop owned by {role}", f"drop role {role}")
 
 
-async def test_a_function_that_will_not_be_cancelled_holds_no_connection_for_long(
+async def test_a_function_that_ignores_cancellation_does_not_hold_its_connection(
     url: str, orders: Connection
 ) -> None:
     started, gate, asked = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -375,7 +375,7 @@ CONNECTIONS = """
 """
 
 
-async def test_a_change_of_what_a_query_turns_to_while_it_runs_is_not_missed(
+async def test_a_change_of_a_table_that_a_running_query_reads_next_is_not_missed(
     url: str, orders: Connection
 ) -> None:
     gate, started = asyncio.Event(), asyncio.Event()
@@ -392,7 +392,7 @@ async def test_a_change_of_what_a_query_turns_to_while_it_runs_is_not_missed(
         return [table, count]
 
     async with Hub(url) as hub:
-        # So that no statement is met for the first time: that would be reason enough to look again.
+        # No statement may be new: a new statement alone would cause another execution.
         await Follower().follow(hub, query(turns), args={"table": "more"})
         follower = await Follower().follow(hub, query(turns), args={"table": "orders"})
         await settle(hub)

@@ -1,4 +1,4 @@
-"""Updates that followers of reactive queries never saw, each as the shortest story."""
+"""Updates that subscribers of reactive queries never saw, each as the shortest test."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ WAYS = [
     (OWNER, ["create function f() returns text stable security definer language sql"
              f""" set search_path = "$user", public as '{READS}'""",
              f"alter function f() owner to {OWNER}"]),
-    # What it calls finds names as it does.
+    # Functions that it calls use the same path.
     (OWNER, [f"create function g() returns text stable language sql as '{READS}'",
              "create function f() returns text stable security definer language sql as"
              " 'select public.g()'",
@@ -249,14 +249,14 @@ async def catalog(db: Connection) -> Connection:
 
 
 @pytest.mark.parametrize(("what", "sql", "ddl", "value"), STORIES, ids=[s[0] for s in STORIES])
-async def test_another_meaning_is_noticed_at_the_next_look(
+async def test_another_meaning_is_noticed_at_the_next_recheck(
     url: str, catalog: Connection, what: str, sql: str, ddl: list[str], value: Any
 ) -> None:
     async with Hub(url) as hub:
         follower = await Follower().follow(hub, asking(sql), Identity(role=CALLER))
         assert follower.value != value
         await settle(hub)
-        # Often enough that the session has a plan of its own for it.
+        # Often enough that the session has a cached plan for it.
         for number in range(3):
             await run(catalog, f"update h set id = {number + 2}")
             await settle(hub)
@@ -275,7 +275,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("sql", "ddl"), ENDS)
-async def test_what_is_no_longer_permitted_ends(
+async def test_a_query_that_is_no_longer_permitted_ends(
     url: str, catalog: Connection, sql: str, ddl: list[str]
 ) -> None:
     await tables(catalog, "s")

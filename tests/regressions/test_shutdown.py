@@ -1,4 +1,4 @@
-"""What was told to end has to end: over a database that does not answer, or is just lost."""
+"""Closing must end everything, also if the database does not answer or was just lost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.subscribers import Recorder
 
 @asynccontextmanager
 async def frozen(connection: Connection, *purposes: str) -> AsyncIterator[None]:
-    """Sessions that do not answer any more; what is sent to them is still taken by the kernel."""
+    """Sessions that do not answer any more; the kernel still accepts what is sent to them."""
     names = [f"headwater {purpose}" for purpose in purposes]
     cursor = await connection.execute(
         "select pid from pg_stat_activity where application_name = any(%s)"
@@ -59,10 +59,10 @@ async def orders(connection: Connection) -> Connection:
     return connection
 
 
-async def test_a_hub_that_polls_says_that_the_database_froze(
+async def test_a_polling_hub_reports_that_the_database_does_not_answer(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It holds a lock then, which it need not give back to a server that does not answer."""
+    """It holds a lock then, which it need not release at a server that does not answer."""
     monkeypatch.setattr(limits, "FLUSH_SECONDS_MAX", 0.5)
     async with Hub(url) as hub:
         waker = hub.flushes.waker
@@ -95,7 +95,7 @@ async def test_a_hub_stops_while_a_query_waits_for_something_else(
     await asyncio.gather(call, return_exceptions=True)
 
 
-async def test_maintenance_ends_when_its_connection_is_lost_over_it(
+async def test_maintenance_ends_when_its_connection_is_lost(
     url: str, connection: Connection
 ) -> None:
     await run(
@@ -110,7 +110,7 @@ async def test_maintenance_ends_when_its_connection_is_lost_over_it(
     )
     with psycopg.connect(url, autocommit=True) as other:
         await until(lambda: other.execute(busy).fetchone() is not None, every=0)
-        # Nothing of ours runs meanwhile: the task learns of both at once.
+        # No other task of ours runs meanwhile: the task gets both at once.
         other.execute(f"select pg_terminate_backend(pid, 10000) from ({busy}) busy")
         task.cancel()
     async with asyncio.timeout(30):
@@ -141,7 +141,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(
         assert hw.gateway is not None
 
 
-async def test_a_connection_is_closed_without_a_file_to_spare(url: str) -> None:
+async def test_a_connection_is_closed_without_a_free_file_descriptor(url: str) -> None:
     connection = await connect(url, purpose="test", application_path=True)
     working = asyncio.create_task(connection.execute("select pg_sleep(60)"))
     await asyncio.sleep(0)
@@ -155,11 +155,11 @@ async def test_a_connection_is_closed_without_a_file_to_spare(url: str) -> None:
         await working
 
 
-async def test_a_feed_that_meets_what_nobody_foresaw_says_so(
+async def test_an_unforeseen_error_ends_a_feed(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: FeedView[Any], transaction: Any) -> Any:
-        raise ValueError("what nobody foresaw")
+        raise ValueError("unforeseen")
 
     async with Hub(url) as hub:
         since = hub.position
@@ -191,7 +191,7 @@ def test_an_interrupted_call_ends() -> None:
     loop.stop()
 
 
-async def test_who_waits_for_an_end_can_be_cancelled() -> None:
+async def test_waiting_for_an_end_can_be_cancelled() -> None:
     async def reluctant() -> None:
         try:
             await asyncio.Event().wait()

@@ -33,7 +33,7 @@ WRITERS = 8
 
 
 async def write(url: str, chance: random.Random, stop: asyncio.Event) -> int:
-    """Random transactions until told to stop; goes on when the server is back."""
+    """Random transactions until stopped; continues when the server is back."""
     committed = 0
     while not stop.is_set():
         try:
@@ -101,7 +101,7 @@ class Consumer:
         self.revive()
 
     def revive(self) -> bool:
-        """Start it again where it has ended: it gives up when the server is away at its start."""
+        """Start it again if it has ended: it gives up when the server is down at its start."""
         if self._process.poll() is not None:
             self._process = subprocess.Popen(self._command)
         return True
@@ -181,7 +181,7 @@ async def until_cursor_exists(url: str) -> None:
 
 
 def runs(path: Path) -> list[list[dict[str, Any]]]:
-    """What each start of the consumer appended; a line that a kill cut short is no effect."""
+    """What each start of the consumer appended, without a line that a kill cut short."""
     found: list[list[dict[str, Any]]] = []
     for line in path.read_text().splitlines():
         if line == "start" or not found:
@@ -196,7 +196,7 @@ def delivered(path: Path) -> list[dict[str, Any]]:
 
 
 def replay(changes: list[dict[str, Any]]) -> dict[str, dict[int, int]]:
-    """The tables as the changes tell, each taken once, in the log's order."""
+    """The tables computed from the changes, each applied once, in the order of the log."""
     state: dict[str, dict[int, int]] = {table: {} for table in TABLES}
     for change in sorted({c["seq"]: c for c in changes}.values(), key=lambda c: c["seq"]):
         table = state[change["table"]]

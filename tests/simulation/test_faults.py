@@ -1,11 +1,10 @@
 """Faults at every await and every step of a flush: afterwards every client equals the database.
 
 Live queries, streamed ones, reactive queries, topics and feeds follow a table while random
-transactions change it. Wherever a flush waits or hands something over, a fault may come, chosen by
-the seed: the connection is lost or the statement cancelled, an error that was not foreseen is
-raised, a subscriber leaves or raises. Then the faults end, and every client must have what the
-database has; of the feeds nothing is lost and nothing comes twice. `SEED=…` repeats or
-prolongs a run.
+transactions change it. At every await and every hand-over of a flush a fault may come, chosen by
+the seed: the connection is lost or the statement cancelled, an unforeseen error is raised, a
+subscriber leaves or raises. Then the faults end, and every client must have the rows of the
+database; feeds lose nothing and deliver nothing twice. `SEED=…` repeats or prolongs a run.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from headwater.log.reading import follow as follow_module
 from headwater.log.reading import reader as reader_module
 from headwater.log.reading.progress import Progress
 from headwater.model import Position
-from headwater.protocol import Changes, Frame, Gap, Topic, Upsert
+from headwater.protocol import Changes, Frame, Gap, TopicMessage, Upsert
 from headwater.queries.analysis.watches import Watches
 from headwater.queries.context import Context
 from headwater.queries.functions import Query
@@ -54,7 +53,7 @@ from headwater.topics.definitions import TopicDefinition
 from tests.support.databases import fresh_database
 from tests.support.generators.sizes import first_seed, size
 from tests.support.log_probe import enable, run
-from tests.support.subscribers import Returning, answer, live
+from tests.support.subscribers import Resubscriber, answer, live
 
 SEED = first_seed(1)
 FAULTS = size("failures", 40, large=1_000)
@@ -83,11 +82,11 @@ _RARE_STEPS = 8.0
 
 
 class Unforeseen(Exception):
-    """What nobody expects."""
+    """An error that no code expects."""
 
 
 class Faults:
-    """Decides where the next fault comes, and of what kind."""
+    """Decides where the next fault comes, and its kind."""
 
     def __init__(self, chance: random.Random, url: str) -> None:
         self.chance = chance
@@ -101,7 +100,7 @@ class Faults:
         return self.chance.random() < self.share * share
 
     def step(self, name: str) -> None:
-        """Steps that are rare shall fail as often as those that every row takes."""
+        """Rare steps fail as often as those that run for every row."""
         if self.comes(_RARE_STEPS / (1 + self._often[name])):
             self._often[name] += 1
             self.happened.append(name)
@@ -157,7 +156,7 @@ class Faults:
 
 
 class _Faulty:
-    """The connection of a flush, whose every answer may fail to come."""
+    """The connection of a flush. Each of its answers may fail."""
 
     def __init__(self, connection: Connection, faults: Faults) -> None:
         self._connection = connection
@@ -171,8 +170,8 @@ class _Faulty:
         return await self._connection.execute(*args, **options)
 
 
-class Client(Returning):
-    """Raises and leaves where a fault comes."""
+class Client(Resubscriber):
+    """Raises or leaves when a fault comes."""
 
     def __init__(self, faults: Faults, begin: Callable[[Client], Any]) -> None:
         super().__init__(begin)
@@ -189,16 +188,16 @@ class Client(Returning):
 
 
 class FeedClient(Client):
-    """Notes every change that it is sent; on one connection none may come twice."""
+    """Records every change that it is sent; on one connection none may come twice."""
 
     def __init__(self, faults: Faults, begin: Callable[[Client], Any]) -> None:
         super().__init__(faults, begin)
         self.seen: set[int] = set()
         self._seen_now: set[int] = set()
 
-    async def come(self) -> None:
+    async def subscribe(self) -> None:
         self._seen_now = set()
-        await super().come()
+        await super().subscribe()
 
     def _fold(self, message: Any) -> None:
         assert isinstance(message, Changes), message
@@ -211,7 +210,7 @@ class FeedClient(Client):
 
 
 class Viewer(Client):
-    """Folds a topic. What a gap leaves out it reads from the table, as an application does."""
+    """Folds a topic. After a gap it reads the table, as an application does."""
 
     def __init__(self, faults: Faults, begin: Callable[[Client], Any]) -> None:
         super().__init__(faults, begin)
@@ -221,7 +220,7 @@ class Viewer(Client):
     def _fold(self, message: Any) -> None:
         self.position = message.position
         match message:
-            case Topic():
+            case TopicMessage():
                 for op in message.ops:
                     if isinstance(op, Upsert):
                         self.table[op.key[0]] = op.row
@@ -296,21 +295,21 @@ class Stage:
             feed = lambda c: hub.feed(FeedQuery(("orders",), since=_position(c)), c)  # noqa: E731
             self.feeds.append(FeedClient(faults, feed))
 
-    async def come(self) -> None:
+    async def subscribe_all(self) -> None:
         for client in self.clients:
             if not client.follows:
-                await client.come()
+                await client.subscribe()
 
-    async def all_come(self) -> None:
-        """Until every client follows; faults may end what has just begun."""
+    async def until_all_follow(self) -> None:
+        """Until every client follows; faults may end a new subscription."""
         async with asyncio.timeout(60):
             while not all(client.follows for client in self.clients):
                 await self.hub.flushes.until_ready()
-                await self.come()
+                await self.subscribe_all()
 
     async def agree(self) -> None:
-        """Without faults, every client comes to what the database has."""
-        await self.all_come()
+        """Without faults, every client gets the rows of the database."""
+        await self.until_all_follow()
         for client, sql in self.expected:
             true = await answer(self.connection, sql)
             await self._until(client, sql, partial(self._has, client), true)
@@ -327,8 +326,8 @@ class Stage:
         try:
             async with asyncio.timeout(30):
                 while has() != true:
-                    if not client.follows:  # a fault from before has ended it, with an error
-                        await self.all_come()
+                    if not client.follows:  # an earlier fault has ended it, with an error
+                        await self.until_all_follow()
                     await client.until(lambda: has() == true or not client.follows)
         except TimeoutError as error:
             error.add_note(f"{what}: has {has()}, not {true}; {client.error}, {client.handle}")
@@ -409,7 +408,7 @@ async def test_every_client_equals_the_database_after_faults_at_every_step(
             stage.open()
             await stage.agree()
             for number in range(10_000):
-                # A backlog now and then: more than a page is passed over.
+                # A backlog now and then: more than a page is skipped.
                 page = chance.choice((50_000, 50_000, 50_000, 3))
                 monkeypatch.setattr(reader_module, "_LOG_PAGE_CHANGES", page)
                 faults.share = chance.choice((0.002, 0.01, 0.05))
@@ -418,7 +417,7 @@ async def test_every_client_equals_the_database_after_faults_at_every_step(
                     await run(connection, "begin", *writes, "commit")
                     if chance.random() < 0.5:
                         await asyncio.sleep(0)
-                        await stage.come()
+                        await stage.subscribe_all()
                 faults.share = 0.0
                 try:
                     await stage.agree()

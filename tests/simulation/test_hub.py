@@ -1,9 +1,9 @@
-"""A hub under random subscribers and writers: whatever it says is true as of the position it says.
+"""A hub under random subscribers and writers: everything that it sends is true at its position.
 
 Clients come, leave, return, slide, fall behind, change their rights and read slowly, while others
-write, truncate, renumber rows and alter the table, and connections are cut. Afterwards the log
-tells what the table was at every position that anybody was told, and each client's rows are held
-against it. Feeds are held against the log itself. `make sim SEED=… SECONDS=…` repeats a run.
+write, truncate, renumber rows and alter the table, and connections are cut. Afterwards the rows of
+each client at each position are compared with the table at that position, computed from the log.
+Feeds are compared with the log itself. `make sim SEED=… SECONDS=…` repeats a run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SETUP = (
     " (owner = (current_setting('request.jwt.claims')::json ->> 'sub')::int)",
 )
 
-Told = tuple[Position, LiveQuery, Access, list[dict[str, Any]]]
+Sent = tuple[Position, LiveQuery, Access, list[dict[str, Any]]]
 
 
 def owner_of(access: Access) -> int | None:
@@ -64,13 +64,13 @@ def owner_of(access: Access) -> int | None:
 
 
 class Client(Recorder):
-    """One live query through all its connections. Remembers what it held at every position."""
+    """One live query through all its connections. Records its rows at every position."""
 
     def __init__(self, query: LiveQuery, access: Access) -> None:
         super().__init__()
         self.query, self.access = query, access
         self.subscription: LiveSubscription | None = None
-        self.told: list[Told] = []
+        self.sent: list[Sent] = []
 
     def deliver(self, frame: Frame) -> None:
         super().deliver(frame)
@@ -79,12 +79,12 @@ class Client(Recorder):
         if not self._more:
             assert self.position is not None
             position = Position.parse(self.position)
-            self.told.append((position, self.query, self.access, self.rows))
+            self.sent.append((position, self.query, self.access, self.rows))
 
     def _had_snapshot(self) -> bool:
         return False  # it may have one from every connection
 
-    async def come(self, hub: Hub) -> None:
+    async def subscribe(self, hub: Hub) -> None:
         since = None if self._more else self.position
         self._more = False
         self.subscription = None
@@ -119,10 +119,10 @@ class Follower(Recorder):
         except AssertionError as fault:
             self.fault = self.fault or fault
 
-    async def come(self, hub: Hub) -> None:
+    async def subscribe(self, hub: Hub) -> None:
         since = None if self.position is None else Position.parse(self.position)
         self.subscription = await hub.feed(FeedQuery((self.table,), since=since), self)
-        # The position that it is told may lie before: that of the last commit on disk.
+        # The position that it receives may be earlier: that of the last commit on disk.
         self.begun = self.begun or hub.position
 
     def leave(self) -> None:
@@ -134,7 +134,7 @@ class Follower(Recorder):
 
 
 class Story(TableHistory):
-    """What the log says that clients see of a table."""
+    """What clients should see of a table, computed from the log."""
 
     def answer(self, position: Position, query: LiveQuery, access: Access) -> list[dict[str, Any]]:
         equal = (each for each in conditions(query.where) if isinstance(each, Compare))
@@ -185,7 +185,7 @@ class Simulation:
         return client
 
     async def subscriber(self) -> None:
-        """One client after the other, each with a life of its own."""
+        """One client after the other, each with random actions."""
         client = self.new_client()
         while not self.stopped:
             self.steps += 1
@@ -199,7 +199,7 @@ class Simulation:
     async def step(self, client: Client) -> None:
         subscription, chance = client.subscription, self.chance
         if subscription is None or subscription.closed:
-            await client.come(self.hub)
+            await client.subscribe(self.hub)
             return
         maintained = client.query.mode == "maintained"
         match chance.randint(0, 7):
@@ -227,7 +227,7 @@ class Simulation:
         while not self.stopped:
             self.steps += 1
             if follower.subscription is None:
-                await self.patiently(lambda: follower.come(self.hub))
+                await self.patiently(lambda: follower.subscribe(self.hub))
             elif follower.subscription.closed:
                 follower.leave()
             else:
@@ -337,8 +337,8 @@ def random_write(chance: random.Random) -> str:
     )[0]
 
 
-def told_the_truth(story: dict[str, Story], client: Client) -> None:
-    for position, query, access, held in client.told:
+def check_sent(story: dict[str, Story], client: Client) -> None:
+    for position, query, access, held in client.sent:
         expected = story[query.table].answer(position, query, access)
         assert held == expected, f"at {position}: {query} as {access}"
 
@@ -351,7 +351,7 @@ async def stories(connection: Connection, initial: dict[str, Any]) -> dict[str, 
 
 
 @pytest.mark.timeout(60 + 3 * SECONDS)
-async def test_whatever_is_told_is_true(url: str, connection: Connection) -> None:
+async def test_everything_that_is_sent_is_true(url: str, connection: Connection) -> None:
     print(f"\nSEED={SEED} SECONDS={SECONDS}")
     await run(connection, *SETUP)
     await enable(connection, "open", "guarded")
@@ -369,15 +369,15 @@ async def test_whatever_is_told_is_true(url: str, connection: Connection) -> Non
         story = await stories(connection, initial)
         for client in simulation.clients:
             assert client.fault is None, client.fault
-            told_the_truth(story, client)
+            check_sent(story, client)
         await all_was_followed(connection, simulation.followers)
-    told = sum(len(client.told) for client in simulation.clients)
-    print(f"{simulation.steps} steps, {len(simulation.clients)} clients, {told} results checked")
+    results = sum(len(client.sent) for client in simulation.clients)
+    print(f"{simulation.steps} steps, {len(simulation.clients)} clients, {results} results checked")
     await run(connection, f"drop owned by {ROLE}")
 
 
 async def settled(connection: Connection, simulation: Simulation) -> None:
-    """When all is quiet, everybody who is still there has the present rows."""
+    """When no transaction runs, every remaining client has the present rows."""
     for client in simulation.clients:
         if client.subscription is None or client.subscription.closed:
             continue

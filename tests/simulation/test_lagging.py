@@ -1,10 +1,10 @@
-"""Lagging live queries under faults: what each client held at each position is what the log says.
+"""Lagging live queries under faults: the rows of each client at each position are those of the log.
 
 Windows and streamed results follow a table with a policy and one without, while random transactions
 change and truncate both. Questions and first results wait until further transactions have
 committed; questions are cancelled, lose their connections or fail; connections are cut; clients
-leave, come back where they were or from the start, and fall behind. Then the faults end: every
-client has what its table has, and nothing is left in memory, pools and queues once all have left.
+leave, resume or start again, and fall behind. Then the faults end: every client has the rows of its
+table, and nothing is left in memory, pools and queues once all have left.
 `SEED=…` repeats a run.
 """
 
@@ -38,7 +38,7 @@ from tests.support.log_probe import enable, rows, run
 from tests.support.row_policies import QUESTIONS, READERS, ROLE, asking, random_write, user
 from tests.support.subscribers import (
     Historian,
-    Returning,
+    Resubscriber,
     TableHistory,
     answer,
     live,
@@ -71,7 +71,7 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Followed:
-    """A live query, and what it shows of a table: a window of `limit` rows, or all as a stream."""
+    """A live query of a table: a window of `limit` rows, or all rows as a stream."""
 
     table: str
     owner: int | None = None
@@ -90,7 +90,7 @@ class Followed:
         return live(self.table, where=where, order=["rank"], limit=self.limit)
 
     def answer(self, table: list[dict[str, Any]], matching: set[str]) -> list[dict[str, Any]]:
-        """Of rows in the order of their keys; with the notes that match the pattern."""
+        """The result for rows in the order of their keys, with the notes that match the pattern."""
         found = [
             row
             for row in table
@@ -116,7 +116,7 @@ SHARED = (
 """Those that a second client follows, too."""
 
 
-class Client(Returning, Historian):
+class Client(Resubscriber, Historian):
     """One live query through all its subscriptions."""
 
     def __init__(self, hub: Hub, followed: Followed) -> None:
@@ -125,9 +125,9 @@ class Client(Returning, Historian):
         self._since: str | None = None
         self.followed = followed
 
-    async def come(self, *, resume: bool = False) -> None:
+    async def subscribe(self, *, resume: bool = False) -> None:
         self._since = self.position if resume and not self._more else None
-        await super().come()
+        await super().subscribe()
 
     async def _follow(self) -> Any:
         followed = self.followed
@@ -137,13 +137,13 @@ class Client(Returning, Historian):
 
 
 class Disturbance:
-    """What happens to questions and first results while it lasts, chosen by the seed."""
+    """Faults of questions and first results while it lasts, chosen by the seed."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self._lasts = False
         self._commits = 0
-        self._news = asyncio.Event()
+        self._notified = asyncio.Event()
         self.happened = Counter[str]()
 
     def begin(self) -> None:
@@ -151,11 +151,11 @@ class Disturbance:
 
     def end(self) -> None:
         self._lasts = False
-        self._news.set()
+        self._notified.set()
 
     def committed(self) -> None:
         self._commits += 1
-        self._news.set()
+        self._notified.set()
 
     def comes(self, kind: str, share: float) -> bool:
         happens = self._lasts and self._chance.random() < share
@@ -167,8 +167,8 @@ class Disturbance:
         if self.comes("delayed", share):
             until = self._commits + self._chance.choice((1, 2, 5, 12))
             while self._lasts and self._commits < until:
-                self._news.clear()
-                await self._news.wait()
+                self._notified.clear()
+                await self._notified.wait()
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in (side_jobs_module, visibility_module):
@@ -245,7 +245,7 @@ class Storm:
         await run(self.connection, "begin", *writes, "commit")
         self.disturbance.committed()
         if self.chance.random() < 0.5:
-            # Bounded, since a flush that asks by itself may wait for the next transaction.
+            # Bounded, because a flush that asks by itself may wait for the next transaction.
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await self.hub.flushes.next_flush()
@@ -256,7 +256,7 @@ class Storm:
         what = self.chance.random()
         if not client.follows:
             if what < 0.8:
-                coming = client.come(resume=self.chance.random() < 0.6)
+                coming = client.subscribe(resume=self.chance.random() < 0.6)
                 self._joining[client] = asyncio.create_task(coming)
         elif what < 0.15:
             client.handle.resync("overflow")
@@ -274,7 +274,7 @@ class Storm:
                 await self.hub.flushes.until_ready()
                 for client in self.clients:
                     if not client.follows:
-                        await client.come()
+                        await client.subscribe()
         return position
 
     async def _has_settled(self, position: Position) -> bool:
@@ -306,7 +306,7 @@ class Storm:
         client.history.clear()
 
     async def end(self) -> None:
-        """All clients leave: after a while nothing is left of them."""
+        """All clients leave: after a while nothing of them is left in memory."""
         for client in self.clients:
             client.leave()
         try:
@@ -319,7 +319,7 @@ class Storm:
 
 
 def leftovers(hub: Hub) -> dict[str, int]:
-    """Of what is counted, all that is not zero."""
+    """All counters that are not zero."""
     lives, jobs = hub.live_views, hub.live_part.background
     counts = {
         "views": len(lives.views),
@@ -379,10 +379,10 @@ async def create_tables(connection: Connection) -> None:
 
 @pytest.mark.timeout(120 + 10 * ROUNDS)
 @pytest.mark.parametrize("puts_off", [False, True])
-async def test_lagging_views_are_exact_whatever_fails(
+async def test_lagging_views_are_exact_after_any_fault(
     url: str, connection: Connection, puts_off: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `puts_off`, flushes also leave views for later that would take long in memory."""
+    """With `puts_off`, flushes also postpone views that would take long in memory."""
     chance = random.Random(f"{SEED} {puts_off}")
     for name, value in LIMITS.items():
         monkeypatch.setattr(f"headwater.{name}", value)

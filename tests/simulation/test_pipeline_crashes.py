@@ -1,10 +1,10 @@
-"""The pipeline is killed, again and again, while six writers overlap, and at last told to stop:
-nothing is lost or doubled.
+"""The pipeline is killed many times while six writers overlap, and is stopped at the end: nothing
+is lost or doubled.
 
-A few kills by default; `HEADWATER_KILLS=30` for as many, `SEED=8123` to repeat the writers'
-decisions. Some are aimed: between the Parquet of a batch and its commit, between its commit and
-Spark's note that it is done, between the events and their roll-up, and around the transaction that
-brings a view up to date.
+A few kills by default; `HEADWATER_KILLS=30` for more, `SEED=8123` to repeat the writers'
+decisions. Some kills have a fixed place: between the Parquet of a batch and its commit, between its
+commit and Spark's record of it, between the events and their roll-up, and around the transaction
+that updates a view.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _statement(chance: random.Random) -> str:
 @contextmanager
 def open_writer(url: str) -> Iterator[None]:
     """One transaction that stays open for the whole run, and commits at its end. In a table of its
-    own: a truncate would wait for it, and everybody for that."""
+    own: a truncate would wait for it, and all writers for the truncate."""
     execute(
         url,
         "create table pears (id bigint primary key)",
@@ -165,7 +165,7 @@ class Pipeline:
         return -1 if table is None else int(table.version())
 
     def kill_at_random(self, chance: random.Random) -> None:
-        """Some time after it has begun to write."""
+        """Kill it some time after it has begun to write."""
         before, process = self.version(), self.start()
         self.wait_until(process, lambda: self.version() > before)
         wait(chance.random() * 2)
@@ -182,7 +182,7 @@ class Pipeline:
 
 
 def end_of(process: subprocess.Popen[bytes]) -> int:
-    """Its exit code; one that does not end is not left behind."""
+    """Its exit code. A process that does not end is killed."""
     try:
         return process.wait(300)
     finally:
@@ -215,7 +215,7 @@ def test_nothing_is_lost_or_doubled(url: str, tmp_path: Path) -> None:
     truth = own(logged(url))
     with pipeline.running() as process:
         pipeline.wait_until(process, lambda: len(own(in_lake(lake))) >= len(truth))
-        pipeline.wait_until(process, lambda: kept_totals(url) == execute(url, TOTALS))
+        pipeline.wait_until(process, lambda: view_totals(url) == execute(url, TOTALS))
         assert pipeline.start("--once").wait(120) == 1
         assert f"process {process.pid}" in (tmp_path / "log").read_text()
         process.send_signal(signal.SIGTERM)
@@ -230,13 +230,13 @@ def test_nothing_is_lost_or_doubled(url: str, tmp_path: Path) -> None:
     assert_order_by_key(lake)
     rolled = DeltaTable(lake.audit_path).to_pyarrow_table()
     assert sum(rolled.column("changes").to_pylist()) == len(in_lake(lake))
-    assert kept_totals(url) == execute(url, TOTALS)
+    assert view_totals(url) == execute(url, TOTALS)
     assert_stopped_between_batches(lake)
     assert execute(url, "select distinct state from headwater.pipeline") == [("stopped",)]
 
 
-def kept_totals(url: str) -> list[tuple[Any, ...]] | None:
-    """What the view says; None while there is none."""
+def view_totals(url: str) -> list[tuple[Any, ...]] | None:
+    """The rows of the view; None while there is none."""
     if execute(url, "select to_regclass('totals') is null") == [(True,)]:
         return None
     return execute(
@@ -245,7 +245,7 @@ def kept_totals(url: str) -> list[tuple[Any, ...]] | None:
 
 
 def own(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Without the view's rows: those of its last batch may come when the lake has ended."""
+    """Without the rows of the view: those of its last batch may come after the end of the lake."""
     return [row for row in rows if row[4] != "totals"]
 
 
@@ -285,7 +285,7 @@ def _added_in(lake: Lake, version: int) -> list[tuple[int, str]]:
 
 
 def assert_stopped_between_batches(lake: Lake) -> None:
-    """Every batch that was written is noted as done. Spark may have planned one more, of which
+    """Every batch that was written is recorded as done. Spark may have planned one more, of which
     nothing was written: the next start begins with it."""
     checkpoint = Checkpoint(lake.checkpoint("events"))
     planned, done = (

@@ -1,4 +1,4 @@
-"""Each part of the hub fails when a backlog is passed over: afterwards every client equals the
+"""Each part of the hub fails when a backlog is skipped: afterwards every client equals the
 database, and the handlers of the application were called with every change or with a gap."""
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ class Handlers:
         self.events = Events()
         self.changes: list[ChangeEvent] = []
         self.gaps: list[GapEvent] = []
-        self._news = asyncio.Event()
+        self._notified = asyncio.Event()
         self.events.on("change", self._changed)
         self.events.on("gap", self._missed)
 
     def _changed(self, event: ChangeEvent) -> None:
         if event.operation == "update":
             self.changes.append(event)
-        self._news.set()
+        self._notified.set()
 
     def _missed(self, event: GapEvent) -> None:
         self.gaps.append(event)
-        self._news.set()
+        self._notified.set()
 
     async def until_called(self, count: int) -> None:
         """With this many changes, or with a gap."""
         async with asyncio.timeout(30):
             while len(self.changes) < count and not self.gaps:
-                self._news.clear()
-                await self._news.wait()
+                self._notified.clear()
+                await self._notified.wait()
 
 
 def fail_once(patch: pytest.MonkeyPatch, owner: type, name: str, *, after: bool) -> list[str]:
@@ -81,7 +81,7 @@ def fail_once(patch: pytest.MonkeyPatch, owner: type, name: str, *, after: bool)
 
 
 @pytest.mark.parametrize("after", [False, True])
-async def test_every_client_equals_the_database_after_a_leap_that_failed_in_part(
+async def test_every_client_equals_the_database_after_a_skip_that_failed_in_part(
     url: str, connection: Connection, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconnect, "RECONNECT_SECONDS", (0.01, 0.05))
@@ -99,7 +99,7 @@ async def test_every_client_equals_the_database_after_a_leap_that_failed_in_part
             handlers.gaps.clear()
             with pytest.MonkeyPatch.context() as patch:
                 failed = fail_once(patch, owner, name, after=after)
-                # The shape changes too: all that rests on the table is looked up again.
+                # The shape changes too: everything about the table is looked up again.
                 await run(
                     connection,
                     "begin",

@@ -14,7 +14,7 @@ from tests.support.databases import passable_folder
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Most plans of the tests are executed once: to compile each would take longer than it takes.
+# Most plans of the tests are executed once: to compile each would take longer than to run it.
 INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -40,6 +40,6 @@ def orders(url: str) -> Iterator[psycopg.Connection]:
 
 
 def capture(connection: psycopg.Connection, table: str) -> None:
-    """Enable a table. The reset that this writes is not what these tests are about."""
+    """Enable a table. The reset that this writes is skipped."""
     connection.execute("select headwater.enable_reactivity(%s)", (table,))
     connection.execute("delete from headwater.log where op = 'R'")

@@ -1,4 +1,4 @@
-"""Every change in the lake, once; and what the pipeline says when something is wrong."""
+"""Every change in the lake, once; and the errors of the pipeline."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_other_engines_read_the_same(spark: SparkSession, orders: str, lake: Lak
     assert all(day == date for day, date in days)
 
 
-def test_readers_can_pass_over_files(spark: SparkSession, orders: str, lake: Lake) -> None:
+def test_readers_can_skip_files(spark: SparkSession, orders: str, lake: Lake) -> None:
     execute(orders, insert(1, 10))
     run_once(spark, orders, lake)
     actions = DeltaTable(lake.events_path).get_add_actions(flatten=True)
@@ -109,7 +109,7 @@ def test_readers_can_pass_over_files(spark: SparkSession, orders: str, lake: Lak
     assert stats["min.committed_at"] <= logged(orders)[-1][2] <= stats["max.committed_at"]
 
 
-def test_commits_say_how_far_they_go(spark: SparkSession, orders: str, lake: Lake) -> None:
+def test_commits_have_their_offset(spark: SparkSession, orders: str, lake: Lake) -> None:
     execute(orders, insert(1, 10))
     (stream,) = run_once(spark, orders, lake)
     last = last_offset(lake.events_path)
@@ -117,7 +117,7 @@ def test_commits_say_how_far_they_go(spark: SparkSession, orders: str, lake: Lak
     assert str(last.position) == stream.position
 
 
-def test_shapes_are_kept(spark: SparkSession, orders: str, lake: Lake) -> None:
+def test_shapes_are_stored(spark: SparkSession, orders: str, lake: Lake) -> None:
     execute(orders, insert(1, 2), "alter table orders add column paid boolean")
     execute(orders, "insert into orders values (3, 1, 'x', true)")
     run_once(spark, orders, lake)
@@ -129,15 +129,16 @@ def test_shapes_are_kept(spark: SparkSession, orders: str, lake: Lake) -> None:
     truth = execute(orders, "select id, relid::bigint, table_name, columns::text, key from"
                     " headwater.shapes")  # fmt: skip
     for id, relation, table, columns, key in truth:
-        kept = held[id]
-        assert (kept.relation, kept.table_name, kept.columns) == (relation, table, columns)
-        assert json.loads(kept.key) == key
+        stored = held[id]
+        assert (stored.relation, stored.table_name, stored.columns) == (relation, table, columns)
+        assert json.loads(stored.key) == key
 
 
 def test_our_own_tables_are_left_out(
     spark: SparkSession, orders: str, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The progress of the pipeline may be followed as any table, without waking it for ever."""
+    """The progress of the pipeline can be followed like any table, and does not wake the
+    pipeline."""
     monkeypatch.setattr(limits, "PIPELINE_REPORT_SECONDS", 0.1)
     execute(orders, "select headwater.enable_reactivity('headwater.pipeline')", insert(1, 3))
     running = Running(spark, PipelinePlan(orders, lake, seconds=0.05))
@@ -150,7 +151,7 @@ def test_our_own_tables_are_left_out(
 
 
 def _is_quiet(url: str) -> bool:
-    """Whether nothing is reported for longer than many reports take."""
+    """Whether no report comes for a long time."""
     latest = "select max(seq) from headwater.changes where table_name = 'pipeline'"
     before = execute(url, latest)
     threading.Event().wait(2)
@@ -160,7 +161,9 @@ def _is_quiet(url: str) -> bool:
 # ------------------------------------------------------------------------ once
 
 
-def test_a_batch_that_is_in_is_left_out(spark: SparkSession, orders: str, lake: Lake) -> None:
+def test_a_batch_that_is_in_the_lake_is_skipped(
+    spark: SparkSession, orders: str, lake: Lake
+) -> None:
     execute(orders, insert(1, 30))
     run_once(spark, orders, lake)
     _forget_last_commit(lake)
@@ -170,7 +173,7 @@ def test_a_batch_that_is_in_is_left_out(spark: SparkSession, orders: str, lake: 
 
 
 def _forget_last_commit(lake: Lake) -> None:
-    """As after a crash between the commit to Delta and Spark's note that the batch is done."""
+    """As after a crash between the commit to Delta and Spark's record of the batch."""
     commits = Path(lake.checkpoint("events"), "commits")
     last = max(
         (each for each in commits.iterdir() if each.name.isdigit()), key=lambda p: int(p.name)
@@ -183,7 +186,7 @@ def _forget_last_commit(lake: Lake) -> None:
 def test_a_lake_without_its_checkpoint(
     rows_max: int | None, spark: SparkSession, orders: str, lake: Lake
 ) -> None:
-    """It goes on after what is in the lake, also where that ends inside a read of the log."""
+    """It continues after the last event of the lake, also if that is inside a read of the log."""
     execute(orders, insert(1, 30))
     stop_after = _Stops(2)
     job = _job(sink=stop_after.around(EventsSink))
@@ -199,7 +202,7 @@ def test_a_lake_without_its_checkpoint(
     assert in_lake(lake) == logged(orders)
 
 
-def test_a_checkpoint_that_was_put_back(
+def test_an_older_checkpoint_that_was_restored(
     spark: SparkSession, orders: str, lake: Lake, tmp_path: Path
 ) -> None:
     execute(orders, insert(1, 5))
@@ -227,7 +230,7 @@ def _job(**fields: Any) -> StreamJob:
 
 
 class _Stops:
-    """A sink that fails after so many batches."""
+    """A sink that fails after this many batches."""
 
     def __init__(self, batches: int, error: Exception | None = None) -> None:
         self.left = batches
@@ -296,7 +299,7 @@ def state_of(url: str, name: str) -> tuple[Any, ...]:
 def test_a_stream_that_fails_is_started_again(
     spark: SparkSession, orders: str, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other goes on meanwhile, and both say how they are."""
+    """The other stream continues meanwhile, and both report their state."""
     monkeypatch.setattr(limits, "PIPELINE_RESTART_SECONDS", (0.1, 0.2))
     monkeypatch.setattr(limits, "PIPELINE_REPORT_SECONDS", 0.1)
     execute(orders, insert(1, 5))
@@ -321,7 +324,7 @@ def test_a_stream_that_fails_is_started_again(
 
 
 class Slow(Nowhere):
-    """Takes long for a batch, and says whether it was closed in the middle of one."""
+    """Takes long for a batch, and records whether it was closed during one."""
 
     def __init__(self) -> None:
         self.begun, self.may_end, self.closed = (threading.Event() for _ in range(3))
@@ -342,7 +345,7 @@ class Slow(Nowhere):
 def test_a_batch_that_takes_too_long_closes_its_sink_itself(
     spark: SparkSession, orders: str, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pipeline stops without it. To close it meanwhile would free what the batch uses."""
+    """The pipeline stops without it. Closing the sink meanwhile would free what the batch uses."""
     monkeypatch.setattr(limits, "PIPELINE_STOP_SECONDS", 0.1)
     sink = Slow()
     slow = _job(name="slow", sink=lambda *_: sink, begin=_none)
@@ -368,7 +371,9 @@ def in_lake_or_none(lake: Lake) -> list[tuple[Any, ...]] | None:
     return in_lake(lake) if delta.open_table(lake.events_path) else None
 
 
-def test_one_that_cannot_go_on_says_so(spark: SparkSession, orders: str, lake: Lake) -> None:
+def test_a_stream_that_cannot_continue_raises_an_error(
+    spark: SparkSession, orders: str, lake: Lake
+) -> None:
     execute(orders, insert(1, 5))
     run_once(spark, orders, lake)
     execute(
@@ -391,7 +396,7 @@ def test_two_pipelines_on_one_lake(spark: SparkSession, orders: str, lake: Lake)
 
 
 def test_two_writers_of_one_batch(lake: Lake) -> None:
-    """Were there no lock, Delta itself would let one of them in."""
+    """Without the lock, Delta itself would accept one of them."""
     rows = _some_rows()
     delta.create(lake.events_path, rows.schema)
     one, two = DeltaTable(lake.events_path), DeltaTable(lake.events_path)
@@ -458,7 +463,7 @@ def test_a_full_disk(spark: SparkSession, orders: str, tiny_disk: Path) -> None:
     assert in_lake(lake) == logged(orders)
 
 
-# ------------------------------------------------------------------------ looked after
+# ------------------------------------------------------------------------ maintenance
 
 
 def test_small_files_are_joined(
@@ -481,7 +486,7 @@ def test_small_files_are_joined(
     assert in_lake(lake) == logged(orders)
 
 
-def test_vacuum_spares_what_is_young(spark: SparkSession, orders: str, lake: Lake) -> None:
+def test_vacuum_leaves_young_files(spark: SparkSession, orders: str, lake: Lake) -> None:
     execute(orders, insert(1, 5))
     run_once(spark, orders, lake)
     (day,) = Path(lake.events_path).glob("day=*")
@@ -501,7 +506,7 @@ def test_vacuum_spares_what_is_young(spark: SparkSession, orders: str, lake: Lak
         list(maintenance.vacuum(lake.root, timedelta(minutes=1)))
 
 
-def test_what_was_staged_and_never_committed_goes(
+def test_staged_files_that_were_never_committed_are_removed(
     spark: SparkSession, orders: str, lake: Lake
 ) -> None:
     left = Path(lake.events_path, delta.STAGE, "dead")

@@ -1,4 +1,4 @@
-"""A row's history, who changed what, and both on the command line."""
+"""The history of a row, the audit, and both on the command line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def shop(url: str, spark: SparkSession, tmp_path: Path) -> Shop:
     shop.lake, shop.url = lake_at(tmp_path, spark), url
     with opened(url) as database:
         database.execute("create table orders (id int primary key, amount numeric(8,2), note text)")
-        database.execute("insert into orders values (1, 1, 'old'), (2, 2, 'kept')")
+        database.execute("insert into orders values (1, 1, 'old'), (2, 2, 'same')")
         database.execute("select headwater.enable_reactivity('orders')")
         shop.lake.snapshot(url, "orders")
         write(database, "ann", "update orders set amount = 5.5 where id = 1")
@@ -92,7 +92,7 @@ def test_history(shop: Shop) -> None:
         "7.00", "7.00", "8.00", None, "9.00", None,
     ]  # fmt: skip
     assert [v["row"] and v["row"]["extra"] for v in found] == [None, None, None, None, 3, None]
-    # Valid until the next one; what a transaction replaced itself was never visible.
+    # Valid until the next one; a version that its own transaction replaced was never visible.
     assert all(one["valid_to"] == two["valid_from"] for one, two in pairwise(found[:4]))
     assert found[1]["valid_from"] == found[1]["valid_to"]
     assert found[3]["valid_to"] is None
@@ -173,19 +173,19 @@ def test_commands(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert csv == "id,amount,note\n42,7.00,\n"
     table = run("asof", "orders", then)
     assert "5.50" in table
-    assert "kept" in table
+    assert "same" in table
     file = tmp_path / "orders.parquet"
     run("asof", "orders", then, "--format", "parquet", "--output", str(file))
     assert str(pq.read_table(file).column("amount").type) == "decimal128(8, 2)"
-    told = run("history", "orders", "42")
-    assert 'note: null → "a"' in told
-    assert "bob" in told
+    output = run("history", "orders", "42")
+    assert 'note: null → "a"' in output
+    assert "bob" in output
     assert "ann" in run("audit", "--today", "--by", "user")
-    kept = runner.invoke(
+    result = runner.invoke(
         app, ["pipeline", "snapshot", "orders", "--url", shop.url, "--json", *lake]
     )
-    assert json.loads(kept.stdout)["rows"] == 0
-    # Without the option it is the setting, as for the pipeline.
+    assert json.loads(result.stdout)["rows"] == 0
+    # Without the option the setting counts, as for the pipeline.
     del lake[:]
     monkeypatch.setenv("HEADWATER_LAKE_LOCATION", shop.lake.root)
     assert "ann" in run("audit", "--by", "user")

@@ -1,5 +1,5 @@
-"""The lake keeps itself: snapshots and roll-ups by the stream, reads that open few files, events
-removed when their time is over."""
+"""Maintenance of the lake: the stream writes snapshots and roll-ups, reads open few files, and old
+events are removed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def enable(database: Database, table: str) -> None:
 
 
 def trim_log(database: Database, lake: Lake) -> None:
-    """As if the log's retention were over for everything that the lake has."""
+    """Remove everything from the log that the lake has, as if its retention were over."""
     reached = lake.reached()
     assert reached is not None
     database.execute(
@@ -123,7 +123,7 @@ CHANGES: list[tuple[str, ...]] = [
 
 
 def test_schema_changes_while_it_runs(url: str, spark: SparkSession, tmp_path: Path) -> None:
-    """The pipeline alone takes snapshots, and the log is trimmed behind it."""
+    """Only the pipeline takes snapshots, and the log is trimmed after it."""
     lake = lake_at(tmp_path, spark)
     copies: list[Copy] = []
     with opened(url) as database:
@@ -153,7 +153,7 @@ def test_schema_changes_while_it_runs(url: str, spark: SparkSession, tmp_path: P
 def test_snapshots_fail_alone(
     url: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The events go on, the trouble is reported, and what is due is taken when it is over."""
+    """The events continue, the problem is reported, and due snapshots are taken when it is over."""
     monkeypatch.setattr(limits, "PIPELINE_RESTART_SECONDS", (0.1, 0.2))
     monkeypatch.setattr(limits, "PIPELINE_REPORT_SECONDS", 0.1)
     lake = lake_at(tmp_path, spark)
@@ -183,7 +183,7 @@ def test_snapshots_fail_alone(
 # ------------------------------------------------------------------------ roll-ups
 
 
-def test_roll_ups_are_kept_by_the_stream(
+def test_the_stream_updates_the_roll_ups(
     url: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = lake_at(tmp_path, spark)
@@ -223,7 +223,7 @@ def test_roll_ups_are_kept_by_the_stream(
     assert after.to_pyarrow_table().num_rows < lines
     assert len(after.file_uris()) == len(set(after.to_pyarrow_table().column("day").to_pylist()))
     same()
-    # A batch that is in stays known; and a lake without roll-ups is counted once.
+    # A batch that is in the lake stays known; and a lake without roll-ups is counted once.
     app = next(iter(_apps(lake.audit_path)))
     assert after.transaction_version(app) == before.transaction_version(app)
     execute(url, "insert into items values (100)")
@@ -243,8 +243,8 @@ def _apps(path: str) -> set[str]:
     return found
 
 
-def test_how_far_it_goes_is_always_told(tmp_path: Path) -> None:
-    """However many commits without a batch follow, and whoever else commits in between."""
+def test_the_offset_of_the_lake_is_always_known(tmp_path: Path) -> None:
+    """After any number of commits without a batch, also if other writers commit in between."""
     path = str(tmp_path / "table")
     rows = pa.table({"seq": pa.array([1], pa.int64())})
     table = delta.create(path, rows.schema)
@@ -256,7 +256,7 @@ def test_how_far_it_goes_is_always_told(tmp_path: Path) -> None:
         table.vacuum(0, dry_run=False, enforce_retention_duration=False,
                      commit_properties=delta.carrying(table))  # fmt: skip
     assert delta.offset_of(DeltaTable(path)) == "o2"
-    # Files are joined on the ground of an older version than the last batch: that batch counts.
+    # Files are joined from an older version than the last batch: that batch counts.
     old = delta.carrying(DeltaTable(path))
     delta.append(path, rows, app_id="a", batch_id=3, metadata={"offset": "o3"})
     table = DeltaTable(path)
@@ -288,7 +288,7 @@ def test_older_files_are_not_opened(url: str, spark: SparkSession, tmp_path: Pat
         older = newest(set())
         first = position(database)
         fill(lake, url)
-        # One that is open meanwhile belongs to no snapshot, and is not forgotten.
+        # A transaction that is open meanwhile belongs to no snapshot, and is not forgotten.
         other.execute("begin")
         other.execute("insert into items values (99, 5)")
         database.execute("update items set region = 6 where id = 1")
@@ -297,15 +297,15 @@ def test_older_files_are_not_opened(url: str, spark: SparkSession, tmp_path: Pat
         assert reached is not None
         folded = lake.fold_snapshot("items", reached)
         assert (folded.origin, folded.rows) == ("events", 30)
-        kept = newest(set())
+        unchanged = newest(set())
         assert opened_for(reached) == set()
         other.execute("commit")
         database.execute("update items set region = 7 where id = 2")
         now = copy(database, "items")
         fill(lake, url)
-        assert opened_for(now.position) == newest(kept)
+        assert opened_for(now.position) == newest(unchanged)
         assert not opened_for(now.at) & older
-        assert opened_for(now.position, key=2) == newest(kept)
+        assert opened_for(now.position, key=2) == newest(unchanged)
         assert rows_of(lake.as_of("items", now.position)) == now.rows
         assert rows_of(lake.as_of("items", now.at)) == now.rows
         assert rows_of(lake.as_of("items", now.position, key=99))[0]["region"] == 5
@@ -326,7 +326,7 @@ def test_older_files_are_not_opened(url: str, spark: SparkSession, tmp_path: Pat
 
 
 def make_older(lake: Lake, age: timedelta) -> None:
-    """As if all of this had happened so long ago."""
+    """Make all of this older by that time."""
     table = DeltaTable(lake.events_path)
     rows = table.to_pyarrow_table().to_pylist()
     for row in rows:
@@ -353,7 +353,7 @@ def test_retention(url: str, spark: SparkSession, tmp_path: Path) -> None:
         database.execute("insert into items values (3)")
         run_once(spark, url, lake, snapshot_events=0)
         make_older(lake, timedelta(days=10))
-        # Nothing is removed that no snapshot has.
+        # Only events that a snapshot contains are removed.
         assert trim(lake, timedelta(days=5)) == Trimmed(None, held=("idle", "items"))
         assert lake.events().count() == 6
         lake.snapshot(url, "items")
@@ -374,7 +374,7 @@ def test_retention(url: str, spark: SparkSession, tmp_path: Path) -> None:
         assert rows_of(lake.as_of("items", now.position)) == now.rows
         assert rows_of(lake.as_of("idle", now.at)) == [{"id": 1}]
         assert rows_of(lake.as_of("items", now.at, key=2)) == [now.rows[1]]
-        # The stream still knows how far it is, and the audit what was.
+        # The stream still has its position, and the audit its counts.
         last = last_offset(lake.events_path)
         assert last is not None
         assert last.position == lake.reached()

@@ -1,4 +1,4 @@
-"""A table from its events once more: rebuilt, and change by change; and what only the log has."""
+"""Replaying a table from its events: rebuilt, and change by change; and changes only in the log."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def write_everything(database: Database, ids: range) -> None:
 
 
 def as_texts(database: Database, table: str) -> list[Any]:
-    """The rows as the database prints them, by which floats and numerics show every digit."""
+    """The rows as the database prints them: floats and numerics show every digit."""
     return database.execute(f"select t::text from {table} t order by id, part".encode()).fetchall()
 
 
@@ -177,7 +177,7 @@ def test_a_table_is_rebuilt_as_it_was(
         )
         document = {"table": "everything", "into": "restored", "rows": 11, "position": run.end}
         assert json.loads(progress.stdout) == document
-        # A second one that began beside the first finds out.
+        # A second replay that began beside the first fails.
         target = ReplayTarget(database, "restored")
         with (
             pytest.raises(PipelineError, match="another replay"),
@@ -214,7 +214,7 @@ async def tailed(url: str, table: str, since: Position) -> list[dict[str, Any]]:
     return lines
 
 
-async def test_changes_are_made_again(
+async def test_changes_are_replayed(
     url: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = lake_at(tmp_path, spark)
@@ -256,7 +256,7 @@ async def test_changes_are_made_again(
         assert isinstance(settled, Position)
         assert rows_of(lake.as_of("orders", settled)) == middle.rows
 
-        # To standard output, as `headwater tail` prints them; in two goes.
+        # To standard output, as `headwater tail` prints them; in two parts.
         expected = await tailed(url, "orders", beginning)
         runner, cursor = CliRunner(), str(tmp_path / "cursor")
 
@@ -281,7 +281,7 @@ async def test_changes_are_made_again(
         assert first[1].xid == rest[0].xid
         assert [c.seq for t in [first[0], *rest] for c in t.changes] == [r["seq"] for r in later]
 
-        # Into a table, which begins as it was; its followers see the same history.
+        # Into a table, which begins with its old rows; its subscribers see the same history.
         def again(into: str, **more: Any) -> ReplayRun:
             return replay.reapply(lake, url, "orders", into=into, **more)
 

@@ -1,4 +1,4 @@
-"""What the pipeline cannot bridge it says, with a way out that works; what is full, it names."""
+"""A gap in the log and a full disk: the pipeline reports them with a hint that works."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def insert(first: int, last: int) -> str:
     ids=["trimmed", "restored"],
 )
 def test_a_gap(loss: str, says: str, spark: SparkSession, url: str, tmp_path: Path) -> None:
-    """The stream never skips. Resnapshot goes on from now, and as-of is exact on both sides of what
-    is missing, and knows nothing in between."""
+    """The stream never skips. Resnapshot continues from now. As-of is exact before and after the
+    gap, and refuses moments in between."""
     make_orders(url)
     lake = Lake(str(tmp_path / "lake"), spark)
     execute(url, insert(1, 10))
@@ -68,7 +68,7 @@ def test_a_gap(loss: str, says: str, spark: SparkSession, url: str, tmp_path: Pa
 
     assert len(in_lake(lake)) == len(known) + 3
     (gap,) = gaps.load(lake.gaps_path)
-    # A lake does not know the time of its last position, only of its last event.
+    # A lake has the time of its last event, but not of its last position.
     assert rows_of(lake.as_of("orders", gap.since_at)) == before.rows
     for each in (quiet, after):
         assert rows_of(lake.as_of("orders", each.at)) == each.rows
@@ -101,7 +101,7 @@ def test_an_unreadable_checkpoint_has_a_way_out(
     assert in_lake(lake) == logged(url)
 
 
-def test_no_room(spark: SparkSession, url: str, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(spark: SparkSession, url: str, tmp_path: Path) -> None:
     """Files of the process may not grow beyond a bound, as on a disk that is full: no rights are
     needed for that."""
     make_orders(url)

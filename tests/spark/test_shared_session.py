@@ -1,4 +1,4 @@
-"""A pipeline that runs: others use its Spark, its progress can be followed, it stops in order."""
+"""A running pipeline: commands use its Spark, its progress can be followed, it stops in order."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_running_pipeline(request: pytest.FixtureRequest, orders: str, tmp_path: Path) -> None:
-    """One pipeline, as everybody who uses it sees it."""
+    """One pipeline, as each of its users sees it."""
     lake = Lake(str(tmp_path / "lake"))
     execute(orders, ROWS.format(1, 20))
     assert (
@@ -130,15 +130,15 @@ def test_a_running_pipeline(request: pytest.FixtureRequest, orders: str, tmp_pat
         assert named["spark_log"] == f"{lake.root}/_spark.log"
         assert_closed(lake, pipeline.process.pid)
         assert pipeline.stop() == 0, pipeline.log.read_text()
-        # Spark warns of several things while it starts: none of them is for the terminal.
+        # Warnings of Spark while it starts do not go to the terminal.
         assert "WARN" in Path(named["spark_log"]).read_text()
         assert "WARN " not in pipeline.log.read_text()
     assert not os.path.exists(f"{lake.root}/{shared_session.FILE}")
     assert not os.path.exists(service.socket)
     assert shared_session.find(lake.root) is None
 
-    # Without it: the rows are the same, nothing is written twice, and what a killed one has left
-    # behind counts for nothing.
+    # Without it: the rows are the same, nothing is written twice, and the files that a killed
+    # pipeline has left are ignored.
     before = files(lake)
     spark: SparkSession = request.getfixturevalue("spark")  # not before: one Spark at a time
     run_once(spark, orders, Lake(lake.root, spark))
@@ -147,8 +147,8 @@ def test_a_running_pipeline(request: pytest.FixtureRequest, orders: str, tmp_pat
     Path(lake.root, shared_session.FILE).write_text(json.dumps(_fields(stale)))
     assert shared_session.find(lake.root) is None
     alone = run_request(Lake(lake.root, spark), AsOfRequest("orders", FAR)).to_pylist()
-    kept = [as_json(row) for row in alone if row["id"] < 100]
-    assert sorted(kept) == sorted(with_pipeline.stdout.splitlines())
+    expected = [as_json(row) for row in alone if row["id"] < 100]
+    assert sorted(expected) == sorted(with_pipeline.stdout.splitlines())
 
 
 def modes(*paths: str | Path) -> list[int]:
@@ -203,7 +203,7 @@ def _fields(service: PipelineService) -> dict[str, Any]:
 
 
 async def _progress_is_live(url: str) -> None:
-    """The pipeline had its own progress captured: it can be followed as any table."""
+    """The pipeline has captured its own progress: it can be followed like any table."""
     async with Hub(url) as hub, connect("local", transport=hub_transport(hub)) as connection:
         live = connection.live("headwater.pipeline")
         written: int | None = None

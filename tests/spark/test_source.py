@@ -41,7 +41,7 @@ def seqs(connection: psycopg.Connection) -> list[int]:
     return [seq for (seq,) in connection.execute("select seq from headwater.log order by seq")]
 
 
-def test_all_that_is_there_in_batches_and_on_from_the_checkpoint(
+def test_a_stream_reads_in_batches_and_continues_from_its_checkpoint(
     spark: SparkSession, url: str, orders: psycopg.Connection, tmp_path: Path
 ) -> None:
     taken = Taken()
@@ -94,7 +94,7 @@ def test_a_batch_between_positions_and_times(
     assert [row.key for row in load(since=times[1], until=times[2])] == ['{"id":2}']
 
 
-def test_a_stream_that_was_left_behind_fails_and_says_the_way_out(
+def test_a_stream_that_was_left_behind_fails_with_a_hint(
     spark: SparkSession, url: str, orders: psycopg.Connection, tmp_path: Path
 ) -> None:
     orders.execute("insert into orders values (1, 1)")

@@ -67,7 +67,7 @@ def a_transaction(database: Database, rng: random.Random, ids: range) -> None:
 
 def test_a_random_history(url: str, spark: SparkSession, tmp_path: Path) -> None:
     """Rows that were there before, overlapping transactions, truncates, changed keys; snapshots of
-    both kinds in between. The database is gone when the questions are asked."""
+    both kinds in between. The database does not exist any more when the lake is queried."""
     rng = random.Random(20261115)
     lake = lake_at(tmp_path, spark)
     copies: list[tuple[Copy, bool]] = []
@@ -110,11 +110,11 @@ def test_a_random_history(url: str, spark: SparkSession, tmp_path: Path) -> None
         assert rows_of(lake.as_of("items", taken.position, key=key)) == expected
 
 
-def test_a_row_that_only_its_history_tells_of(
+def test_a_row_without_a_snapshot_is_found_in_its_history(
     url: str, spark: SparkSession, tmp_path: Path
 ) -> None:
     """Without any snapshot, with truncates and an added column: a row is as it was, or is refused
-    where its history does not tell it either."""
+    if its history does not have it either."""
     rng = random.Random(17)
     lake = lake_at(tmp_path, spark)
     copies: list[Copy] = []
@@ -140,12 +140,12 @@ def test_a_row_that_only_its_history_tells_of(
             lake.as_of("items", moment)
         for key in rng.sample(range(1, 7), 2):
             versions = lake.history("items", key).toArrow().to_pylist()
-            is_told = any(v["valid_from"] and v["valid_from"] <= taken.at for v in versions)
+            is_in_history = any(v["valid_from"] and v["valid_from"] <= taken.at for v in versions)
             expected = [row for row in taken.rows if row["id"] == key]
             try:
                 found = rows_of(lake.as_of("items", moment, key=key))
             except ResyncRequired:
-                assert not is_told
+                assert not is_in_history
                 continue
             answered += 1
             assert [{**row, "extra": row.get("extra")} for row in found] == [
@@ -153,7 +153,7 @@ def test_a_row_that_only_its_history_tells_of(
             ]
     assert answered > 4
     with pytest.raises(ResyncRequired, match="no snapshot"):
-        lake.as_of("items", copies[0].position, key=8)  # no change of it tells
+        lake.as_of("items", copies[0].position, key=8)  # no change has it
 
 
 def test_schema_changes(url: str, spark: SparkSession, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_schema_changes(url: str, spark: SparkSession, tmp_path: Path) -> None:
             database.execute(statement.encode())
             database.execute("update items set amount = amount + 1 where id = %s", [number])
             copies.append(copy(database, "items"))
-        # The log says that the rows were rewritten, not how.
+        # The log has only that the rows were rewritten, not how.
         database.execute("alter table items alter column id type bigint")
         database.execute("alter table items add column tag text default 'none'")
         database.execute("alter table items alter column amount type int using (amount * 100)::int")
@@ -204,7 +204,7 @@ def test_schema_changes(url: str, spark: SparkSession, tmp_path: Path) -> None:
     assert rows_of(lake.as_of("things", copies[-2].position)) == copies[-2].rows
 
 
-def test_what_is_not_known_is_said(url: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_unknown_moments_are_refused(url: str, spark: SparkSession, tmp_path: Path) -> None:
     lake = lake_at(tmp_path, spark)
     with opened(url) as database:
         database.execute(ITEMS)
@@ -263,7 +263,7 @@ FILTERS: list[tuple[Filter, str]] = [
 
 
 def test_filters_and_types(url: str, spark: SparkSession, tmp_path: Path) -> None:
-    """What PostgreSQL finds, Spark finds; each type comes back as what it was."""
+    """Spark finds the same rows as PostgreSQL; each type comes back unchanged."""
     lake = lake_at(tmp_path, spark)
     with opened(url) as database:
         database.execute("""

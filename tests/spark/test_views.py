@@ -1,4 +1,4 @@
-"""Views equal the aggregate of their tables, whatever happens to these."""
+"""Views equal the aggregate of their tables after any change of these."""
 
 from __future__ import annotations
 
@@ -127,21 +127,23 @@ VIEWS = (
 )
 
 
-def plan(url: str, lake: Lake, *kept: StreamingView, once: bool = False) -> PipelinePlan:
-    return PipelinePlan(url, lake, jobs=tuple(map(view_job, kept)), once=once)
+def plan(url: str, lake: Lake, *definitions: StreamingView, once: bool = False) -> PipelinePlan:
+    return PipelinePlan(url, lake, jobs=tuple(map(view_job, definitions)), once=once)
 
 
-def keep(spark: SparkSession, url: str, lake: Lake, *kept: StreamingView) -> None:
-    """Run the views' streams until they have everything."""
-    run(spark, plan(url, lake, *kept, once=True), Event())
+def update(spark: SparkSession, url: str, lake: Lake, *definitions: StreamingView) -> None:
+    """Run the streams of the views until they have every change."""
+    run(spark, plan(url, lake, *definitions, once=True), Event())
 
 
 @contextmanager
-def kept_up(spark: SparkSession, url: str, lake: Lake, *kept: StreamingView) -> Iterator[None]:
-    """The views' streams, running."""
+def views_running(
+    spark: SparkSession, url: str, lake: Lake, *definitions: StreamingView
+) -> Iterator[None]:
+    """The streams of the views run inside the block."""
     stop = Event()
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(run, spark, plan(url, lake, *kept), stop)
+        running = thread.submit(run, spark, plan(url, lake, *definitions), stop)
         try:
             yield
         finally:
@@ -150,7 +152,7 @@ def kept_up(spark: SparkSession, url: str, lake: Lake, *kept: StreamingView) -> 
 
 
 def equals(url: str, view: str, truth: str) -> bool:
-    """Whether the view comes to equal the aggregate."""
+    """Whether the view equals the aggregate after a while."""
     exists = f"select to_regclass('{view}') is not null"
     return became(lambda: execute(url, exists) == [(True,)] and not differences(url, view, truth))
 
@@ -205,7 +207,7 @@ def history(seed: int, steps: int) -> Iterator[str]:
 
 
 def test_views_equal_the_aggregates(spark: SparkSession, url: str, lake: Lake) -> None:
-    """Whatever happens: rows that come, change, change their group and go; a truncate, an altered
+    """After any history: rows that come, change, change their group and go; a truncate, an altered
     table; while the pipeline runs and while it does not."""
     make_tables(url)
     steps = history(seed=6, steps=1000)
@@ -222,7 +224,7 @@ def test_views_equal_the_aggregates(spark: SparkSession, url: str, lake: Lake) -
         ["alter table orders add column more int default 7", *some(6)],
     )
     sizes = []
-    with kept_up(spark, url, lake, *VIEWS):
+    with views_running(spark, url, lake, *VIEWS):
         assert equals(url, "revenue", REVENUE)
         for statements in rounds:
             execute(url, *statements)
@@ -232,7 +234,7 @@ def test_views_equal_the_aggregates(spark: SparkSession, url: str, lake: Lake) -
         ((generation,),) = execute(url, DUE)
         assert became(lambda: execute(url, GENERATION) == [(generation + 1,)])
     execute(url, *some(6))
-    keep(spark, url, lake, *VIEWS)
+    update(spark, url, lake, *VIEWS)
     assert differences(url, "revenue", REVENUE) == []
     assert differences(url, "countries", COUNTRIES) == []
     groups, pairs = map(max, zip(*sizes, strict=True))
@@ -268,25 +270,25 @@ INSERT = "insert into orders (id, region, items) select i, 'r' || i % 2, i from 
 
 
 async def test_a_changed_function(spark: SparkSession, url: str, lake: Lake) -> None:
-    """Swapped in by one transaction, which a live query over the view sees; a large batch; a view
-    that fails beside it."""
+    """One transaction replaces the rows, which a live query over the view sees; a large batch; and
+    another view that fails meanwhile."""
     make_tables(url)
     execute(url, f"{INSERT}(1, 5) i")
     first = define(by_region, key="region", name="totals")
-    await asyncio.to_thread(keep, spark, url, lake, first)
+    await asyncio.to_thread(update, spark, url, lake, first)
     recorder = Recorder()
     async with Hub(url) as hub:
         await hub.live(live("totals", order=["region"], columns=["region", "n"]), recorder)
         await recorder.until(lambda: [row["n"] for row in recorder.rows] == [2, 3])
         execute(url, f"{INSERT}(6, {_SPARK_PART_CHANGES + 10}) i")
-        await asyncio.to_thread(keep, spark, url, lake, first)
+        await asyncio.to_thread(update, spark, url, lake, first)
         half = (_SPARK_PART_CHANGES + 10) // 2
         await recorder.until(lambda: [row["n"] for row in recorder.rows] == [half, half])
         ((seq,),) = execute(url, "select max(seq) from headwater.log")
         later = define(by_region_later, key="region", name="totals")
         wrong = define(broken, key="region")
         with pytest.raises(PipelineError, match="view broken: its function failed: KeyError"):
-            await asyncio.to_thread(keep, spark, url, lake, wrong, later)
+            await asyncio.to_thread(update, spark, url, lake, wrong, later)
         await recorder.until(lambda: [row["n"] for row in recorder.rows] == [half, half - 1])
     truth = """select region, count(*) as n, max(items) as most from orders where items <> 3
                group by region"""
@@ -294,7 +296,7 @@ async def test_a_changed_function(spark: SparkSession, url: str, lake: Lake) -> 
     changes = f"select count(distinct xid) from headwater.log where seq > {seq} and op <> 'R'"
     assert execute(url, changes) == [(1,)]
     renamed = define(by_area, key="area", name="totals")
-    await asyncio.to_thread(keep, spark, url, lake, renamed)
+    await asyncio.to_thread(update, spark, url, lake, renamed)
     truth = "select region as area, count(*) as n from orders group by region"
     assert differences(url, "totals", truth) == []
     connection = await connect(url, purpose="test", application_path=True)
@@ -312,12 +314,12 @@ async def test_a_changed_function(spark: SparkSession, url: str, lake: Lake) -> 
     await connection.close()
 
 
-def test_a_batch_is_in_once(spark: SparkSession, url: str, lake: Lake, tmp_path: Path) -> None:
+def test_a_batch_is_applied_once(spark: SparkSession, url: str, lake: Lake, tmp_path: Path) -> None:
     make_tables(url)
     view = define(by_region, key="region", name="totals")
     with pytest.raises(PipelineError, match="view orders: a table of that name exists"):
-        keep(spark, url, lake, define(by_country, key="country", name="orders"))
-    keep(spark, url, lake, view)
+        update(spark, url, lake, define(by_country, key="country", name="orders"))
+    update(spark, url, lake, view)
     sink = ViewSink(view, lake, url, Checkpoint(str(tmp_path / "none")))
     begin = sink.begin
     sink.close()

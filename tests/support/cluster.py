@@ -37,7 +37,7 @@ class Cluster:
                   "-E", "UTF8", "--locale=C.UTF-8", "-N")  # fmt: skip
 
     def start(self, *, hidden: bool = False) -> None:
-        """Hidden, it is found under another URL, by whom that is given."""
+        """Start it. If `hidden`, it listens under another URL, which only the test knows."""
         sockets = self._folder / "hidden" if hidden else self._folder
         sockets.mkdir(exist_ok=True)
         if self._user:
@@ -58,11 +58,11 @@ class Cluster:
         self._run("pg_ctl", "-D", str(self.data), "-w", "-m", mode, "stop")
 
     def copy(self, name: str) -> None:
-        """Keep the files as they are. The server is stopped."""
+        """Copy the files. The server is stopped."""
         self._copy(self.data, self._folder / name)
 
     def put_back(self, name: str) -> None:
-        """Replace the files by a copy of before. The server is stopped."""
+        """Replace the files by an earlier copy. The server is stopped."""
         self._copy(self._folder / name, self.data)
 
     def _copy(self, source: Path, target: Path) -> None:

@@ -84,7 +84,7 @@ def _template(server_url: str) -> str:
 
 
 def finish(work: Coroutine[Any, Any, None]) -> None:
-    """Do it here and now; fixtures may run inside an event loop of their own."""
+    """Run it to its end in a thread; fixtures may run inside an event loop of their own."""
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, work).result()
 

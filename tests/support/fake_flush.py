@@ -66,7 +66,7 @@ def known(table: Table) -> KnownTable:
 
 
 class FakeTables(Tables):
-    """Knows two tables that every role may read, and answers questions about them by heart."""
+    """Two tables that every role may read. Questions about them are answered without a database."""
 
     def __init__(self) -> None:
         super().__init__("postgresql://nowhere")

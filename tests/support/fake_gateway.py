@@ -1,7 +1,8 @@
-"""A stand-in for the gateway, for what a real one never does: lie, fall silent, refuse, hang up.
+"""A fake gateway, for what a real one never does on request: send wrong data, stop answering,
+refuse, close.
 
 It speaks the protocol over real sockets, WebSocket and SSE, about one table `orders (id, amount)`
-in memory, ordered by id. Every change is a transaction of its own; every view is told of all.
+in memory, ordered by id. Every change is a transaction of its own, and is sent to every view.
 It has one reactive query, which returns all orders whatever it is called, and one mutation with the
 arguments `id` and `amount`.
 """
@@ -40,7 +41,7 @@ from headwater.protocol import (
     Mutate,
     QueryCall,
     Reanchor,
-    Reset,
+    ResetMessage,
     Result,
     ServerMessage,
     Snapshot,
@@ -67,7 +68,7 @@ class Session:
         self.views: dict[str, int] = {}
         self.close_code = 1012
 
-    def say(self, message: ServerMessage) -> None:
+    def send(self, message: ServerMessage) -> None:
         self.outgoing.put_nowait(Frame(message))
 
     async def frames(self) -> AsyncIterator[Frame]:
@@ -75,8 +76,8 @@ class Session:
             yield frame
 
 
-class StandIn:
-    """The server, and the strings to pull."""
+class FakeGateway:
+    """The server, and methods with which a test controls it."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -110,46 +111,46 @@ class StandIn:
     def position(self) -> str:
         return f"ab-{self._xid + 1}:{self._xid + 1}:"
 
-    # -------------------------------------------------------------------- strings to pull
+    # -------------------------------------------------------------------- for tests
 
     def put(self, id: int, amount: int) -> None:
-        """Insert or update a row; everybody is told."""
+        """Insert or update a row, and send the change to every subscription."""
         self._xid += 1
         after = {"id": id, "amount": amount}
         self.rows[id] = after
         self.rows = dict(sorted(self.rows.items()))
         for view, query in self._queries.items():
-            self._tell(view, query, id, after)
+            self._send_delta(view, query, id, after)
         self._log("insert", after)
-        self._tell_results()
+        self._send_results()
 
     def remove(self, id: int) -> None:
         self._xid += 1
         before = self.rows.pop(id)
         for view, query in self._queries.items():
-            self._tell(view, query, id, None)
+            self._send_delta(view, query, id, None)
         self._log("delete", before)
-        self._tell_results()
+        self._send_results()
 
-    def say(self, message: ServerMessage) -> None:
-        """To everybody, whatever it is."""
+    def send(self, message: ServerMessage) -> None:
+        """Send any message to every session."""
         for session in self.sessions.values():
-            session.say(message)
+            session.send(message)
 
-    def lie(self) -> None:
-        """Send every live query a delta that cannot be true."""
+    def send_wrong_delta(self) -> None:
+        """Send every live query a delta that does not fit its rows."""
         for view in self._queries:
-            self.say(Deltas(view, self.position, AT, (Leave((-1,), 7),)))
+            self.send(Deltas(view, self.position, AT, (Leave((-1,), 7),)))
 
     def gap(self, since: str) -> None:
         for session in self.sessions.values():
             for view in self._feeds(session):
-                session.say(Gap(view, self.position, since, "overflow"))
+                session.send(Gap(view, self.position, since, "overflow"))
 
     def fail(self) -> None:
         """Every reactive query fails to be executed again."""
         for view in self._results:
-            self.say(FailedMessage(view, self.position, "timed_out", "it took too long"))
+            self.send(FailedMessage(view, self.position, "timed_out", "it took too long"))
 
     def cut(self) -> None:
         """Every connection breaks, as when the machine is gone."""
@@ -158,14 +159,14 @@ class StandIn:
             protocol.transport.abort()
         self.sessions.clear()
 
-    def hang_up(self, code: int = 1012) -> None:
+    def close_connections(self, code: int = 1012) -> None:
         """Every connection is closed in an orderly way."""
         for session in self.sessions.values():
             session.close_code = code
             session.outgoing.put_nowait(None)
         self.sessions.clear()
 
-    # -------------------------------------------------------------------- what it knows
+    # -------------------------------------------------------------------- sending
 
     def _window(self, query: dict[str, Any]) -> list[Row]:
         after = (query.get("after") or [-1])[0]
@@ -178,8 +179,9 @@ class StandIn:
     def _hash(self, query: dict[str, Any]) -> int:
         return result_hash(((row["id"],), row) for row in self._window(query))
 
-    def _tell(self, view: int, query: dict[str, Any], id: int, after: Row | None) -> None:
-        # The stand-in has no windows that are full: a query's limit is larger than its tests.
+    def _send_delta(self, view: int, query: dict[str, Any], id: int, after: Row | None) -> None:
+        # No window of the fake is full: the limit of a query is larger than the tables of the
+        # tests.
         before = self._members[view]
         now = [row["id"] for row in self._window(query)]
         step: Enter | Leave | Update
@@ -198,7 +200,7 @@ class StandIn:
         self._members[view] = now
         for session in self.sessions.values():
             if view in session.views.values():
-                session.say(frame)
+                session.send(frame)
 
     def _log(self, op: str, row: Row) -> None:
         change = {"seq": self._xid, "table": "orders", "op": op, "key": {"id": row["id"]}}
@@ -206,18 +208,18 @@ class StandIn:
         self._transactions.append(transaction)
         for session in self.sessions.values():
             for view in self._feeds(session):
-                session.say(Changes(view, self.position, (transaction,)))
+                session.send(Changes(view, self.position, (transaction,)))
 
     def _feeds(self, session: Session) -> set[int]:
         return set(session.views.values()) - set(self._queries) - set(self._results)
 
-    def _tell_results(self) -> None:
+    def _send_results(self) -> None:
         for session in self.sessions.values():
             for view in set(session.views.values()) & set(self._results):
                 self._results[view] = self.position
-                session.say(Result(view, self.position, list(self.rows.values())))
+                session.send(Result(view, self.position, list(self.rows.values())))
 
-    # -------------------------------------------------------------------- what it is asked
+    # -------------------------------------------------------------------- requests
 
     def _handle(self, session: Session, message: ClientMessage) -> Error | None:
         self.seen.append(message)
@@ -231,27 +233,27 @@ class StandIn:
                 if self.unsubscription_refusals:
                     return self.unsubscription_refusals.pop(0)
                 session.views.pop(id, None)
-                session.say(Unsubscribed(id))
+                session.send(Unsubscribed(id))
             case Reanchor(id, after, request):
                 if after and not isinstance(after[0], int):
                     return Error("invalid_query", "after[0]: expected an integer", id=request)
                 view = self._view({**self._queries[session.views[id]], "after": after})
                 if view != session.views[id]:
                     session.views[id] = view
-                    session.say(Subscribed(id, view, key=("id",)))
+                    session.send(Subscribed(id, view, key=("id",)))
                     rows = self._enters(self._queries[view])
-                    session.say(Reset(view, self.position, "window", rows))
+                    session.send(ResetMessage(view, self.position, "window", rows))
                 if request is not None:
-                    session.say(Answer(request, self.position))
+                    session.send(Answer(request, self.position))
             case Authenticate(token):
                 self.tokens.append(token)
-                session.say(Authenticated())
+                session.send(Authenticated())
             case Ask() | Mutate() | Wait():
                 answer = self._answer(message)
                 if isinstance(answer, Error):
                     return answer
                 if self.answers:
-                    session.say(answer)
+                    session.send(answer)
         return None
 
     def _answer(self, call: Ask | Mutate | Wait) -> Answer | Error:
@@ -291,13 +293,13 @@ class StandIn:
         session.views[message.id] = view
         missed = [f for f in self._frames[view] if message.since and _later(f, message.since)]
         resumed = self.resumes and message.since is not None
-        session.say(Subscribed(message.id, view, resumed, ("id",)))
+        session.send(Subscribed(message.id, view, resumed, ("id",)))
         if resumed:
             for frame in missed:
-                session.say(frame)
+                session.send(frame)
         else:
             rows, hash = self._enters(message.live), self._hash(message.live)
-            session.say(Snapshot(view, self.position, rows, hash=hash))
+            session.send(Snapshot(view, self.position, rows, hash=hash))
 
     def _subscribe_query(self, session: Session, message: Subscribe, call: QueryCall) -> None:
         if call.delta:
@@ -308,19 +310,19 @@ class StandIn:
         session.views[message.id] = view
         newest = self._results.setdefault(view, self.position)
         resumed = self.resumes and message.since == newest == self.position
-        session.say(Subscribed(message.id, view, resumed))
+        session.send(Subscribed(message.id, view, resumed))
         if not resumed:
             self._results[view] = self.position
-            session.say(Result(view, self.position, list(self.rows.values())))
+            session.send(Result(view, self.position, list(self.rows.values())))
 
     def _subscribe_feed(self, session: Session, message: Subscribe) -> None:
         assert message.changes is not None
         view = 1000 + len(session.views)
         session.views[message.id] = view
-        session.say(Subscribed(message.id, view))
+        session.send(Subscribed(message.id, view))
         since = message.changes.since
         missed = [t for t in self._transactions if since and t.xid >= _xmin(since)]
-        session.say(Changes(view, self.position, tuple(missed)))
+        session.send(Changes(view, self.position, tuple(missed)))
 
     # -------------------------------------------------------------------- the interface
 
@@ -349,7 +351,7 @@ class StandIn:
         self._opened += 1
         session = Session(f"session {self._opened}")
         self.sessions[session.name] = session
-        session.say(Hello(session.name, 1, self.keepalive, self.expires_at))
+        session.send(Hello(session.name, 1, self.keepalive, self.expires_at))
         return session
 
     def _refuse(self, error: Error) -> Response:
@@ -401,19 +403,19 @@ class StandIn:
             await websocket.send_denial_response(session)
             return
         await websocket.accept()
-        talking = asyncio.create_task(self._talk(websocket, session))
+        sending = asyncio.create_task(self._send_frames(websocket, session))
         try:
             while True:
                 message = read_client(await websocket.receive_text())
                 if refusal := self._handle(session, message):
-                    session.say(refusal)
+                    session.send(refusal)
         except (WebSocketDisconnect, RuntimeError):
             pass
         finally:
-            talking.cancel()
+            sending.cancel()
             self.sessions.pop(session.name, None)
 
-    async def _talk(self, websocket: WebSocket, session: Session) -> None:
+    async def _send_frames(self, websocket: WebSocket, session: Session) -> None:
         async for frame in session.frames():
             await websocket.send_text(frame.json.decode())
         await websocket.close(session.close_code)
@@ -434,21 +436,19 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def standing_in(port: int = 0) -> AsyncIterator[StandIn]:
-    """A stand-in that listens on a port of its own."""
-    standin = StandIn()
+async def fake_gateway(port: int = 0) -> AsyncIterator[FakeGateway]:
+    """A fake gateway that listens on a port of its own."""
+    fake = FakeGateway()
     listener = socket.create_server(("127.0.0.1", port))
-    config = uvicorn.Config(
-        standin.app(), lifespan="off", log_level="error", ws="websockets-sansio"
-    )
+    config = uvicorn.Config(fake.app(), lifespan="off", log_level="error", ws="websockets-sansio")
     server = _Server(config)
-    standin._server = server
-    standin.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    fake._server = server
+    fake.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        yield standin
+        yield fake
     finally:
-        standin.cut()
+        fake.cut()
         server.should_exit = server.force_exit = True
         await task
         listener.close()

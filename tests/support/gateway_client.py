@@ -38,7 +38,7 @@ class Gateway:
         return str(answer.raise_for_status().json()["ticket"])
 
     async def code(self, method: str, path: str, **options: Any) -> str | None:
-        """The code of what a request is refused with; None where it is not."""
+        """The error code of a request; None if it succeeds."""
         async with self.http.stream(method, path, **options) as response:
             if response.is_success:
                 return None

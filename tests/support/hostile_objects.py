@@ -1,8 +1,8 @@
-"""Plants what an attacker with CREATE on a schema can: operators, functions and types that fit
-better than PostgreSQL's own, or the same in a schema that comes first. None of them may ever be
-called by Headwater, which has more rights than who made them.
+"""Creates what an attacker with CREATE on a schema can create: operators, functions and types that
+fit better than PostgreSQL's own, or equal ones in a schema that comes first. Headwater has more
+rights than the attacker, so it must never call any of them.
 
-Calls are counted by PostgreSQL (`track_functions`), whatever becomes of their transaction.
+PostgreSQL counts the calls (`track_functions`), also those of transactions that roll back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What several test files share: short words for reading the log."""
+"""Short functions for reading the log and running SQL, for many test files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.model import Change, Position, Transaction
 
 
 class LogProbe:
-    """Remembers a position and says what is new since."""
+    """Remembers a position and reads the changes since the position."""
 
     def __init__(self, connection: Connection, reader: LogReader, position: Position) -> None:
         self.connection = connection
@@ -29,7 +29,7 @@ class LogProbe:
         return [change for t in await self.transactions() for change in t.changes]
 
     async def story(self) -> list[tuple[Any, ...]]:
-        """Each change as (op, *key): enough to read most tests aloud."""
+        """Each change as (op, *key): enough for most tests."""
         return [(change.op, *change.key) for change in await self.changes()]
 
 
@@ -59,8 +59,8 @@ async def rows(connection: Connection, statement: str) -> list[tuple[Any, ...]]:
 
 
 async def unseen(connection: Connection, statement: str) -> None:
-    """Write what the log does not have, and leave no sign of it: triggers are off meanwhile, and
-    capture believes that they always were as they are now."""
+    """Write without an entry in the log, and without a sign of it: triggers are off meanwhile, and
+    capture is made to believe that they were never changed."""
     off, on = (
         "do $$ declare t text; begin for t in select relid::regclass from headwater.tables"
         f" where enabled loop execute format('alter table %s {verb} trigger user', t); end loop;"

@@ -38,13 +38,13 @@ def npm() -> list[str]:
 
 
 def on_path() -> dict[str, str]:
-    """The environment, with Node in it: what packages install and run calls it by its name."""
+    """The environment with Node on the PATH: scripts of packages call it by its name."""
     return os.environ | {"PATH": f"{node().parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Inside the block no other process of the tests works on a folder of packages."""
+    """Inside the block no other test process installs packages."""
     modules = folder / "node_modules"
     modules.mkdir(exist_ok=True)
     with (modules / ".lock").open("w") as lock:

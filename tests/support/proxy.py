@@ -33,7 +33,7 @@ _EXTENSIONS = re.compile(rb"sec-websocket-extensions:", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to the connection of the next request that contains some text."""
+    """A fault for the connection of the next request that contains a text."""
 
     match: bytes
     moment: Moment
@@ -117,7 +117,7 @@ class FaultProxy:
         self.armed.append(Fault(match, moment, how))
 
     def heal(self) -> None:
-        """From here on nothing more happens. What is half-open stays so."""
+        """No further faults. Connections that are half-open stay half-open."""
         self.delay = (0.0, 0.0)
         self.armed.clear()
 

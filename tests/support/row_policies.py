@@ -1,5 +1,5 @@
-"""Users who see their own rows of a table: the role that they read as, and the one that questions
-are asked over, which has no password here; and what is written to such a table."""
+"""Users that see only their own rows of a table: the role that they read as, the role that queries
+run under, which has no password here, and random writes to such a table."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def user(number: int) -> Access:
 
 
 def random_write(chance: random.Random, table: str = "notes") -> str:
-    """Of a table of the columns `id`, `owner` and `rank`, and perhaps others."""
+    """A random write to a table with the columns `id`, `owner` and `rank`, and perhaps others."""
     key, owner, rank = chance.randint(1, 45), chance.randint(0, 3), chance.randint(0, 30)
     return chance.choice(
         [

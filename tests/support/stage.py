@@ -1,5 +1,5 @@
-"""What the tests in JavaScript play on: a PostgreSQL, a gateway of its own process, and a small
-HTTP server through which a test has SQL run, and the gateway and the database stopped and started.
+"""The environment of the tests in JavaScript: a PostgreSQL, a gateway in a process of its own, and
+a small HTTP server. Through it a test runs SQL, and stops and starts the gateway and the database.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from headwater.embedded import EmbeddedPostgres
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 
 APPLICATION = '''
 from headwater import Headwater, Refused
@@ -87,7 +87,7 @@ select headwater.enable_reactivity('orders'), headwater.enable_reactivity('readi
 
 
 class Stage:
-    """The database and its gateway, and what tests may have done with them."""
+    """The database and its gateway, and methods with which tests control them."""
 
     def __init__(self, server: EmbeddedPostgres, database: str, folder: Path) -> None:
         self._server = server

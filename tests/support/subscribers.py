@@ -13,24 +13,25 @@ from headwater.client.state.replica import Replica
 from headwater.database import Connection
 from headwater.errors import HeadwaterError
 from headwater.live.query import LiveQuery
-from headwater.model import Position
-from headwater.model import Reset as ResetDelta
+from headwater.model import Position, Reset
 from headwater.protocol import (
     Changes,
     Deltas,
     Failed,
     Frame,
     Gap,
-    Reset,
+    ResetMessage,
     Result,
     Snapshot,
     read_server,
+    type_of,
 )
 from tests.support.log_probe import rows
 
 
 class Recorder:
-    """A subscriber that keeps everything, over the wire and back, and folds it as a client does."""
+    """A subscriber that records every message, encoded and decoded, and folds it as a client
+    does."""
 
     def __init__(self) -> None:
         self.replica = Replica()
@@ -44,7 +45,7 @@ class Recorder:
         self.fault: Exception | None = None
         self.position: str | None = None
         self._more = False
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self.reads = asyncio.Event()
         self.reads.set()
 
@@ -53,7 +54,7 @@ class Recorder:
     def subscribed(self, view: int, *, key: tuple[str, ...], resumed: bool) -> None:
         self.views.append(view)
         self.resumed.append(resumed)
-        self._news.set()
+        self._changed.set()
 
     def deliver(self, frame: Frame) -> None:
         try:
@@ -66,12 +67,12 @@ class Recorder:
             self.fault = self.fault or fault
             raise
         finally:
-            self._news.set()
+            self._changed.set()
 
     def failed(self, error: HeadwaterError) -> None:
         assert self.error is None
         self.error = error
-        self._news.set()
+        self._changed.set()
 
     async def room(self) -> None:
         await self.reads.wait()
@@ -80,10 +81,10 @@ class Recorder:
 
     def _fold(self, message: Any) -> None:
         match message:
-            case Snapshot() | Reset():
-                assert isinstance(message, Reset) or self._more or not self._had_snapshot()
-                if not self._more or isinstance(message, Reset):
-                    self.replica.apply([ResetDelta()])
+            case Snapshot() | ResetMessage():
+                assert isinstance(message, ResetMessage) or self._more or not self._had_snapshot()
+                if not self._more or isinstance(message, ResetMessage):
+                    self.replica.apply([Reset()])
                 self.replica.apply(message.rows, message.hash)
                 self._more = message.more
             case Deltas():
@@ -107,13 +108,13 @@ class Recorder:
         return [dict(row) for row in self.replica.rows]
 
     def kinds(self) -> list[str]:
-        return [type(message).__name__.lower() for message in self.messages]
+        return [type_of(message) for message in self.messages]
 
     async def until(self, condition: Callable[[], Any], seconds: float = 60) -> None:
         async with asyncio.timeout(seconds):
             while self.fault is None and not condition():
-                self._news.clear()
-                await self._news.wait()
+                self._changed.clear()
+                await self._changed.wait()
         if self.fault is not None:
             raise self.fault
 
@@ -122,7 +123,7 @@ class Recorder:
 
 
 class Historian(Recorder):
-    """Remembers what it held as of every position it was sent, which never goes back."""
+    """Records its rows at every position that it was sent. Positions never go back."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,8 +140,8 @@ class Historian(Recorder):
         self.history.append((position, self.rows))
 
 
-class Returning(Recorder):
-    """Follows something, and begins again whenever it ends."""
+class Resubscriber(Recorder):
+    """A subscriber that subscribes again whenever its subscription ends."""
 
     def __init__(self, begin: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -148,7 +149,7 @@ class Returning(Recorder):
         self.handle: Any = None
         self.endings: list[HeadwaterError] = []
 
-    async def come(self) -> None:
+    async def subscribe(self) -> None:
         self.error, self._more = None, False
         self.messages.clear()
         try:
@@ -169,14 +170,15 @@ class Returning(Recorder):
     def failed(self, error: HeadwaterError) -> None:
         self.error = error
         self.endings.append(error)
-        self._news.set()
+        self._changed.set()
 
     def _had_snapshot(self) -> bool:
-        return False  # it may have one from every time that it came
+        return False  # it may have one for every time that it subscribed
 
 
 class TableHistory:
-    """What the log says that a table with the key `id` was, from its first rows on."""
+    """The rows of a table with the key `id` at any position, computed from its first rows and the
+    log."""
 
     def __init__(self, initial: list[dict[str, Any]], log: list[tuple[Any, ...]]) -> None:
         self._initial = {row["id"]: row for row in initial}

@@ -1,4 +1,4 @@
-"""Keys and tokens as an issuer makes them, and as somebody who is none would."""
+"""Keys and tokens as an issuer makes them, and as an attacker would."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def token(
 ) -> str:
     """A token signed as it should be; None as a claim leaves it out."""
     wanted = {**CLAIMS, **more} if claims is None else claims
-    kept = {name: value for name, value in wanted.items() if value is not None}
-    return forged({"alg": algorithm, "typ": "JWT", **(headers or {})}, kept, key, algorithm)
+    claims_left = {name: value for name, value in wanted.items() if value is not None}
+    return forged({"alg": algorithm, "typ": "JWT", **(headers or {})}, claims_left, key, algorithm)
 
 
 def forged(header: Any, payload: Any, key: Any = SECRET, algorithm: str = "HS256") -> str:

@@ -13,7 +13,7 @@ SQL = ROOT / "src" / "headwater" / "capture" / "postgres" / "sql"
 
 
 class Passed(NamedTuple):
-    """A function that a walk passes: `module:Qualified.name` in its place."""
+    """A function that a walk passes: `module:Qualified.name`."""
 
     place: str
     name: str

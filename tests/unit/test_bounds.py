@@ -80,7 +80,7 @@ def test_values_in_arguments() -> None:
     TAKES.bind({"values": [[1]] * (most // 2 - 1)}, most=most)
     with pytest.raises(InvalidQuery, match=r"args: more than 10,000 values"):
         TAKES.bind({"values": [[1]] * (most // 2)}, most=most)
-    # A program may pass what it likes, and a mutation is not told from others.
+    # A program may pass any value, and mutations are not compared with each other.
     assert TAKES.bind({"values": [1] * (most + 1)}).key is not None
     assert TAKES.bind({"values": [1] * (most + 1)}, keyed=False).key is None
     large = [2**64] * limits.ARGUMENT_LARGE_INTEGERS_MAX

@@ -1,4 +1,4 @@
-"""The fair queue against a model that looks at every item: who may run, and in which order."""
+"""The fair queue against a model that looks at every item: which items may run, in which order."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_an_item_waits_only_for_its_own_owners(seed: int) -> None:
     "seed", range(first_seed(0), first_seed(0) + size("pools", 20, large=2_000))
 )
 def test_in_a_pool_no_user_delays_another(seed: int) -> None:
-    """A hostile user fills the queue with what takes long, first. Everybody else is served as if
-    it were not there, but for the places that its bound allows it."""
+    """A hostile user first fills the queue with slow items. Every other user is served as if it
+    were not there, except for the places that its bound allows it."""
     random = Random(seed)
     slots, bounds = random.randrange(3, 9), {"user": 2}
     queue = FairQueue[tuple[str, int]](bounds)
@@ -114,7 +114,7 @@ def test_users_take_turns() -> None:
     assert queue.next() == ("many", 3)
 
 
-def test_nobody_starves_while_others_keep_coming() -> None:
+def test_no_user_starves_while_others_keep_coming() -> None:
     queue = FairQueue[tuple[str, int]]({})
     for number in range(10):
         queue.add(("many", number), [("user", "many")])
@@ -125,7 +125,7 @@ def test_nobody_starves_while_others_keep_coming() -> None:
     assert [item for item in served if item and item[0] == "many"][-1][1] >= 9
 
 
-def test_looking_at_what_waits_for_one_owner_is_not_repeated() -> None:
+def test_items_that_wait_for_one_owner_are_visited_once() -> None:
     """10,000 items of a locked table are parked once, not at every look."""
     queue = FairQueue[int]({"table": 1})
     looks = 0

@@ -1,4 +1,4 @@
-"""The sums of memory: exact after every step, and who pays when they are too much."""
+"""The sums of memory: exact after every step, and which client is closed above the bound."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_the_sums_are_exact_after_every_step(bounds: tuple[int, int]) -> None:
     assert all(frame.holders == 0 for frame in frames)
 
 
-def test_what_grew_is_what_ends() -> None:
+def test_the_holding_that_grew_is_closed() -> None:
     world = World(per_owner=100)
     large, small = world.open(60, "ann"), world.open(10, "ann")
     small.resize(50)
@@ -167,7 +167,7 @@ def test_what_grew_is_what_ends() -> None:
     assert list(world.holdings) == [large]
 
 
-def test_one_who_joins_what_is_too_large_does_not_have_it() -> None:
+def test_a_user_that_joins_above_its_limit_loses_what_it_joined() -> None:
     world = World(per_owner=100)
     shared = world.open(80, "ann")
     own = world.open(30, "bob")
@@ -178,7 +178,7 @@ def test_one_who_joins_what_is_too_large_does_not_have_it() -> None:
     assert list(own.owners) == ["bob"]
 
 
-def test_the_largest_pays_and_those_below_lose_nothing() -> None:
+def test_the_largest_user_is_closed_and_smaller_ones_lose_nothing() -> None:
     world = World(in_all=1_000)
     hostile = [world.open(90, "eve") for _ in range(9)]
     shared = world.open(100)
@@ -194,7 +194,7 @@ def test_the_largest_pays_and_those_below_lose_nothing() -> None:
     assert sum(each in world.holdings for each in hostile) == 7
 
 
-def test_what_is_idle_goes_first() -> None:
+def test_idle_holdings_are_closed_first() -> None:
     world = World(per_owner=100, in_all=150)
     idle, other = world.open(60, "ann"), world.open(60, "bob")
     world.rest(idle)
@@ -210,7 +210,7 @@ def test_what_is_idle_goes_first() -> None:
     assert world.ended == []
 
 
-def test_this_process_itself_loses_nothing() -> None:
+def test_holdings_of_the_process_itself_are_not_closed() -> None:
     world = World(per_owner=10, in_all=10)
     world.open(50, None)
     world.memory.enforce()
@@ -234,7 +234,7 @@ def test_frames_for_many_clients_count_once_in_all() -> None:
     assert (memory.total, dict(memory.owners)) == (0, {})
 
 
-def test_a_bound_is_said_once_until_it_is_enforced() -> None:
+def test_a_bound_is_logged_once_until_it_is_enforced() -> None:
     world, said = World(per_owner=10), []
     world.memory.on_over = lambda: said.append(1)
     holding = world.open(5, "ann")

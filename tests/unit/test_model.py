@@ -43,7 +43,7 @@ def test_covers_is_inclusion(one: Position, two: Position) -> None:
 @pytest.mark.parametrize(
     "text", ["", "a", "a-1:2", "a-2:1:", "a-1:5:7", "a-1:5:3,2", "a-1:5:2,2", "G-1:2:", "a-1:2:\n"]
 )
-def test_what_is_no_position(text: str) -> None:
+def test_an_invalid_position_text(text: str) -> None:
     with pytest.raises(ValueError, match="is not a"):
         Position.parse(text)
 

@@ -78,7 +78,7 @@ class TestFrames:
         assert read_server(event["data"]) == frame.message
 
     @pytest.mark.parametrize("message", [Failed(1, "p", "c", "m"), Answer("a", "p", 1)])
-    def test_who_hears_that_it_failed_is_no_further(self, message: Any) -> None:
+    def test_a_failure_has_no_event_id(self, message: Any) -> None:
         frame = Frame(message)
         assert "id" not in events(frame.sse)[0]
         assert frame.position is None
@@ -114,7 +114,7 @@ K, TEXT = (b"k",), ("\\x6b",)
 
 
 class TestValues:
-    def test_what_json_cannot_hold_is_text(self) -> None:
+    def test_values_that_json_cannot_hold_are_text(self) -> None:
         assert Wire(TABLE).row(ROW) == PLAIN
 
     @pytest.mark.parametrize(

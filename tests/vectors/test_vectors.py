@@ -1,4 +1,4 @@
-"""The replicas of Python and JavaScript show the same for the same streams: what is true."""
+"""The replicas of Python and JavaScript show the same rows for the same streams: the true ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STREAMS = 1_000
 
 # One test, so that the streams are recorded once, wherever tests run.
 @pytest.mark.timeout(300)
-def test_python_and_javascript_show_what_is_true(
+def test_python_and_javascript_show_the_true_rows(
     postgres: EmbeddedPostgres, tmp_path: Path
 ) -> None:
     path = tmp_path / "vectors.jsonl"

@@ -80,7 +80,7 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
       assert.deepEqual(live.keys, [[5], [4]]);
     });
 
-    test("handles of the same question share a subscription", async (t) => {
+    test("handles of the same query share a subscription", async (t) => {
       const hw = client(t, url, { transport });
       const [one, other] = [hw.live(TOP), hw.live({ ...TOP })];
       await other.ready;
@@ -89,7 +89,7 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
       one.close();
       await sql("insert into orders (region, amount) values (7, 1)");
       await until(() => other.value?.length === 1);
-      // Another window is for who asked for it.
+      // Another window is only for the handle that requested it.
       const third = hw.live(TOP);
       await third.reanchor(other.cursor([1]) ?? null);
       assert.deepEqual([third.value?.length, other.value?.length], [0, 1]);
@@ -132,7 +132,7 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
         await hw.waitFor(placed.position);
         assert.equal(orders.value.length, n);
         assert.deepEqual(deltas.value, orders.value);
-        // The new one stands in front: the others are the same objects.
+        // The new row is the first: the others are the same objects.
         assert.deepEqual(
           orders.value
             .slice(1)
@@ -143,7 +143,7 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
       assert.equal(await hw.query("echo", { value: 9007199254740993n }), 9007199254740993n);
     });
 
-    test("refusals say what is wrong", async (t) => {
+    test("errors name the mistake", async (t) => {
       const hw = client(t, url, { transport });
       const nothing = hw.mutate("place_order", { region: 7, amount: -1 });
       await assert.rejects(nothing, {
@@ -174,7 +174,7 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
       assert.deepEqual([ratio.status, ratio.error], ["live", undefined]);
     });
 
-    test("a change feed brings every transaction once and in order", async (t) => {
+    test("a change feed delivers every transaction once and in order", async (t) => {
       const hw = client(t, url, { transport });
       /** @type {any[]} */
       const got = [];
@@ -203,7 +203,7 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
       again.close(); // before the next test empties the table
     });
 
-    test("a topic tells of rows, also of those that it missed", async (t) => {
+    test("a topic sends rows, also those that the client missed", async (t) => {
       await written("insert into orders (region, amount) values (7, 1), (7, 2)");
       const hw = client(t, url, { transport });
       /** @type {string[]} */
@@ -249,7 +249,7 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
       await until(() => second.members.value.length === 1);
     });
 
-    test("a random storm ends where the database does", async (t) => {
+    test("after random writes the rows equal the database", async (t) => {
       const hw = client(t, url, { transport });
       const live = hw.live(TOP, undefined, { verify: true });
       const streamed = hw.live({ table: "orders", mode: "streamed" });
@@ -277,7 +277,7 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
       assert.deepEqual(hw.errors, []);
     });
 
-    test("a token is shown, renewed, and asked for again", async (t) => {
+    test("a token is sent, renewed, and requested again", async (t) => {
       const secret = "a secret that is long enough for SHA-256 and more";
       const secured = await start({ auth_secret: secret, auth_leeway: "0 seconds" });
       t.after(() => start());
@@ -298,7 +298,7 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
       const live = renewing.live("orders");
       await live.ready;
       await until(() => calls === 2);
-      // Longer than the first would have lasted.
+      // Longer than the first token is valid.
       await new Promise((resolve) => setTimeout(resolve, 3000));
       await sql("insert into orders (region, amount) values (7, 1)");
       await until(() => live.value?.length === 1);

@@ -1,4 +1,4 @@
-/** Connections that fail, calls that are repeated, and the end, with a gateway in memory. */
+/** Connections that fail, calls that are repeated, and closing, with a gateway in memory. */
 
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
@@ -30,7 +30,7 @@ describe("a client", () => {
     await assert.rejects(hw.live("orders").ready, { code: "connection" });
   });
 
-  test("any message begins the count again", async (t) => {
+  test("any message resets the count", async (t) => {
     const gateway = new Gateway();
     const hw = client(t, gateway, { backoff: { seconds: [0.03, 0.03] } });
     for (let round = 1; round <= 3; round++) {
@@ -45,7 +45,7 @@ describe("a client", () => {
     assert.equal(hw.reconnects, 3);
   });
 
-  test("asks for queries and mutations again; a mutation has the same key each time", async (t) => {
+  test("sends queries and mutations again; a mutation has the same key each time", async (t) => {
     const gateway = new Gateway();
     const hw = client(t, gateway);
     const cut = new Set();
@@ -90,7 +90,7 @@ describe("a client", () => {
       return { gateway, hw, sent };
     };
 
-    test("when no gateway can be reached again; of one that was not sent it is known", async (t) => {
+    test("when no gateway can be reached again; it is known for a mutation that was not sent", async (t) => {
       const { gateway, hw, sent } = await unanswered(t);
       gateway.isUp = false;
       for (const transport of [...gateway.transports]) transport.cut();
@@ -124,7 +124,7 @@ describe("a client", () => {
       assert.equal(gateway.received.length, 1);
     });
 
-    test("when it is then refused before its key is looked up; but not when it has run", async (t) => {
+    test("when a repetition is refused before its key is looked up; but not when it has run", async (t) => {
       for (const [code, expected] of [
         ["token_expired", "outcome_unknown"],
         ["invalid_query", "outcome_unknown"],
@@ -146,7 +146,7 @@ describe("a client", () => {
     });
   });
 
-  test("a mutation that is refused for now is asked again, with its key, for a while", async (t) => {
+  test("a mutation that is refused temporarily is sent again, with its key, for a while", async (t) => {
     const gateway = new Gateway();
     const hw = client(t, gateway);
     let refusals = 3;
@@ -177,7 +177,7 @@ describe("a client", () => {
     await assert.rejects(hw.mutate("place", { id: 3 }), { code: "conflict" });
   });
 
-  test("a mutation whose first attempt still runs is asked again with its key", async (t) => {
+  test("a mutation whose first attempt still runs is sent again with its key", async (t) => {
     const gateway = new Gateway();
     const hw = client(t, gateway);
     const refusals = ["lost", "still_running", "still_running"];
@@ -244,7 +244,7 @@ describe("a client", () => {
     assert.equal(live.error?.code, "diverged");
   });
 
-  test("a subscription that is left and asked for again in one breath goes on", async (t) => {
+  test("a subscription that is closed and opened again in one task continues", async (t) => {
     const gateway = new Gateway();
     const hw = client(t, gateway);
     const first = hw.live("orders");
@@ -258,7 +258,7 @@ describe("a client", () => {
     await until(() => gateway.subscriptions === 0);
   });
 
-  test("a new subscription that is refused for now is asked for three times", async (t) => {
+  test("a new subscription that is refused temporarily is tried three times", async (t) => {
     const gateway = new Gateway();
     gateway.instead = (message, transport) => {
       if (message.type !== "subscribe") return false;
@@ -279,7 +279,7 @@ describe("a client", () => {
     assert.equal(live.status, "failed");
   });
 
-  test("a token that cannot be had is a failure like others", async (t) => {
+  test("a token function that fails is a failure like others", async (t) => {
     const gateway = new Gateway();
     let calls = 0;
     const hw = client(t, gateway, {
@@ -294,7 +294,7 @@ describe("a client", () => {
     assert.match(hw.errors[0].message, /the token function failed: Error: offline/);
   });
 
-  test("what was refused before a connection was lost is no reason to stay away", async (t) => {
+  test("a refusal before a lost connection does not prevent a reconnect", async (t) => {
     const gateway = new Gateway();
     const hw = client(t, gateway);
     const live = hw.live("orders");
@@ -306,7 +306,7 @@ describe("a client", () => {
     await until(() => gateway.opened === 2 && live.status === "live");
   });
 
-  test("what the gateway ends a connection for tells more than that it hung up", async (t) => {
+  test("the last error of the gateway is reported instead of the closed connection", async (t) => {
     const gateway = new Gateway();
     const hw = client(t, gateway);
     await until(() => hw.status.value === "open");
@@ -336,7 +336,7 @@ describe("a client", () => {
     assert.match(last.hint ?? "", /function that returns a new token/);
   });
 
-  test("a function is asked for another token, once", async (t) => {
+  test("a function is called for another token, once", async (t) => {
     const gateway = new Gateway();
     let tokens = 0;
     const hw = client(t, gateway, { token: () => `t${++tokens}` });
@@ -369,7 +369,7 @@ describe("a client", () => {
     assert.equal(tokens, 1);
   });
 
-  test("closing ends all of it", async (t) => {
+  test("closing ends every subscription and call", async (t) => {
     const gateway = new Gateway();
     const hw = client(t, gateway);
     const live = hw.live("orders");

@@ -1,7 +1,7 @@
 /**
- * A client at work while its connection is damaged, in Node and in a browser. It writes down what
- * its callers got, what each subscription showed, and which of them `waitFor` did not wait for;
- * tests/support/generators/faults.py compares that with the database. It stops when it is asked to.
+ * A client that works while its connection is damaged, in Node and in a browser. It records what its
+ * callers got, what each subscription showed, and which of them `waitFor` did not wait for;
+ * tests/support/generators/faults.py compares that with the database. It stops on request.
  *
  * @typedef {import("../src/index.js").Options} Options
  */
@@ -13,7 +13,7 @@ const CHANNEL = "room:faults";
  *   import("../src/client.js").Client} connect
  * @param {{url?: string | string[], transport: "ws" | "sse", name: string,
  *   tabs?: string | boolean, writes?: boolean, onReady: () => void, isOver: () => boolean}} options
- *   `onReady` when everything is followed
+ *   `onReady` is called when every subscription has begun
  */
 export async function work(connect, options) {
   const { url, transport, name, tabs = false, writes = true, onReady, isOver } = options;
@@ -79,7 +79,7 @@ export async function work(connect, options) {
 }
 
 /**
- * Follow the counter in every way, and write down each time it goes back.
+ * Follow the counter with every kind of subscription, and record each time it goes back.
  *
  * @param {import("../src/client.js").Client} hw
  */
@@ -110,7 +110,7 @@ function follow(hw) {
   const feed = hw.changes({ tables: ["executed"] }, ({ changes }) => {
     for (const change of changes) fed.push(change.after.n);
   });
-  /** What each shows of the counter. @returns {Record<string, number>} */
+  /** The value of the counter in each subscription. @returns {Record<string, number>} */
   const newest = () => ({
     live: counter.value?.[0]?.n,
     window: latest.value?.[0]?.n,
@@ -121,7 +121,7 @@ function follow(hw) {
   });
   return {
     backwards,
-    /** Those that do not show this yet. @param {number} n */
+    /** The subscriptions that do not show this yet. @param {number} n */
     older: (n) =>
       Object.entries(newest())
         .filter(([, shown]) => !(shown >= n))
@@ -140,8 +140,8 @@ function follow(hw) {
 }
 
 /**
- * Whether a position was waited for. The gateway may be behind, or cut off, for longer than a wait
- * lasts.
+ * Whether the wait for a position succeeded. The gateway may be behind, or cut off, for longer than a
+ * wait lasts.
  *
  * @param {import("../src/client.js").Client} hw
  * @param {string} position

@@ -1,6 +1,6 @@
 /**
- * `faults.js` in a Node process of its own: works until its input ends, prints what it saw, and
- * has to end by itself.
+ * `faults.js` in a Node process of its own: works until its input ends, prints its records, and must
+ * end by itself.
  */
 
 import { connect } from "../src/index.js";

@@ -1,14 +1,13 @@
 /**
- * A gateway in memory, for what needs no real one: a table of numbers, live queries over all of it
- * or what lies behind a cursor, and one mutation. A transport may be cut, and what is sent to it looked
- * at.
+ * A fake gateway in memory: a table of numbers, live queries over all of it or over the rows after a
+ * cursor, and one mutation. A test may cut a transport, and read the messages that are sent to it.
  */
 
 import { connectionFailed } from "../src/errors.js";
 import { client as clientOf } from "./stage.js";
 
 /**
- * A client of it, that is closed after its test and tries again at once.
+ * A client of the fake gateway. It is closed after its test, and reconnects at once.
  *
  * @param {import("node:test").TestContext} test
  * @param {Gateway} gateway
@@ -28,15 +27,15 @@ export class Gateway {
   opened = 0;
   /** @type {number[]} */
   ids = [];
-  /** Everything that clients have said. @type {any[]} */
+  /** Every message of the clients. @type {any[]} */
   received = [];
   /**
-   * Called with what a client says; true if that is all.
+   * Called with every message of a client; returns true if the message needs no other answer.
    *
    * @type {(message: any, transport: MemoryTransport) => unknown}
    */
   instead = () => false;
-  /** Whether it lets anybody in. */
+  /** Whether it accepts connections. */
   isUp = true;
   #number = 100;
   #views = 0;

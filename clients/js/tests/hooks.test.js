@@ -1,4 +1,4 @@
-/** The hooks, message by message: what is shown when the gateway says this and then that. */
+/** The hooks, message by message: what is shown after each message of the gateway. */
 
 import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
@@ -52,7 +52,7 @@ async function list(t) {
   return { ...wire, page, shown, add: (/** @type {string} */ id) => add({ id }), deltas, answer };
 }
 
-test("a patch that throws later keeps no other from being lifted", async (t) => {
+test("a patch that throws later does not stop the removal of another", async (t) => {
   /** @type {any[]} */
   const thrown = [];
   const { hw, next, deliver } = wired(t);
@@ -97,7 +97,7 @@ test("the row comes before the answer", async (t) => {
   assert.deepEqual(shown, ["1", "1 new", "1 2"]);
 });
 
-test("the answer comes before the row, and others' rows before both", async (t) => {
+test("the answer comes before the row, and rows of other clients before both", async (t) => {
   const { page, shown, add, next, deltas, answer } = await list(t);
   add("new");
   answer(await next("mutate"), 12);
@@ -108,7 +108,7 @@ test("the answer comes before the row, and others' rows before both", async (t) 
   assert.deepEqual(shown, ["1", "1 new", "1 2 3"]);
 });
 
-test("the answer's position has more than the row that came: the wait says that it is there", async (t) => {
+test("the position of the answer is after the row: the wait says when it has arrived", async (t) => {
   const { page, shown, add, next, deltas, answer } = await list(t);
   add("new");
   answer(await next("mutate"), 13);
@@ -155,7 +155,7 @@ test("a topic, and its flushes", async (t) => {
   assert.deepEqual(flushes, [ops]);
 });
 
-test("presence: who is there, one's own state, and messages", async (t) => {
+test("presence: the members, the own state, and messages", async (t) => {
   const { hw, sent, next, deliver } = wired(t);
   /** @type {any} */
   let hook;
@@ -166,7 +166,7 @@ test("presence: who is there, one's own state, and messages", async (t) => {
   const Room = () => {
     const [state, setState] = useState({ typing: false });
     set = setState;
-    // Another object each time, and the same state.
+    // Another object each time, with the same state.
     hook = usePresence("room:1", { ...state }, { onMessage: ({ data }) => received.push(data) });
     return hook.members.map((/** @type {any} */ each) => `${each.user}:${each.state.typing}`).join(" ");
   };

@@ -1,6 +1,6 @@
 /**
- * What a client has seen, on any connection: no subscription begins before that, nothing that is
- * older is shown, and `waitFor` waits for all of them.
+ * The newest position that a client has seen, on any connection: no subscription begins before it,
+ * no older data is shown, and `waitFor` waits for every subscription.
  */
 
 import assert from "node:assert/strict";
@@ -12,7 +12,7 @@ import { rows, wired } from "./wire.js";
 /** @param {number} n */
 const at = (n) => `ab-${n}:${n}:`;
 
-/** A live query that was begun. @param {ReturnType<typeof wired>} wire */
+/** A live query that has begun. @param {ReturnType<typeof wired>} wire */
 async function begun({ hw, next, deliver }, view = 1, position = at(10)) {
   const live = hw.live({ table: `t${view}` });
   const { id } = await next("subscribe");
@@ -25,7 +25,7 @@ async function begun({ hw, next, deliver }, view = 1, position = at(10)) {
 /** @param {import("../src/index.js").Live} live */
 const ids = (live) => live.value?.map(({ id }) => id);
 
-describe("a subscription begins no earlier than what was seen", () => {
+describe("a subscription does not begin before a position that was seen", () => {
   test("in any message, on any connection", async (t) => {
     const wire = wired(t);
     const { hw, next, deliver, lose } = wire;
@@ -56,7 +56,7 @@ describe("a subscription begins no earlier than what was seen", () => {
     assert.ok(!("after" in channel), "a channel has no positions");
   });
 
-  test("a feed begins when it knows where", async (t) => {
+  test("a feed is ready when it has a position", async (t) => {
     const { hw, next, deliver, lose, errors } = wired(t);
     /** @type {number[]} */
     const got = [];
@@ -78,7 +78,7 @@ describe("a subscription begins no earlier than what was seen", () => {
     assert.deepEqual([got, errors], [[11], ["connection"]]);
   });
 
-  test("of a history that the database has lost, nothing is left", async (t) => {
+  test("positions of a history that the database has lost are forgotten", async (t) => {
     const wire = wired(t);
     const live = await begun(wire);
     wire.lose();
@@ -92,7 +92,7 @@ describe("a subscription begins no earlier than what was seen", () => {
     assert.equal((await wire.next("subscribe")).after, at(5));
   });
 
-  test("a gateway that is behind is left for another, if there is one", async (t) => {
+  test("the client leaves a gateway that is behind for another, if there is one", async (t) => {
     for (const urls of [["http://a"], ["http://a", "http://b"]]) {
       /** @type {string[]} */
       const opened = [];
@@ -112,7 +112,7 @@ describe("a subscription begins no earlier than what was seen", () => {
   });
 });
 
-describe("what is older than what is shown is not shown", () => {
+describe("older data than the shown data is ignored", () => {
   for (const kind of ["rows", "deltas", "value"]) {
     test(`of ${kind}`, async (t) => {
       const wire = wired(t);
@@ -152,7 +152,7 @@ describe("what is older than what is shown is not shown", () => {
 });
 
 describe("waitFor waits for", () => {
-  test("a subscription that is refused for now", async (t) => {
+  test("a subscription that is refused temporarily", async (t) => {
     const wire = wired(t);
     const { hw, next, deliver, sent } = wire;
     await begun(wire);
@@ -173,7 +173,7 @@ describe("waitFor waits for", () => {
     await waiting;
   });
 
-  test("a subscription that is asked for again meanwhile, of every kind", async (t) => {
+  test("a subscription that is opened again meanwhile, of every kind", async (t) => {
     const wire = wired(t);
     const { hw, next, deliver, lose } = wire;
     await begun(wire);

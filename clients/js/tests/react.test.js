@@ -30,7 +30,7 @@ const $ = createElement;
 /** @param {readonly any[]} [rows] */
 const listed = (rows) => rows?.map((row) => `${row.id}:${row.amount}`).join(" ") ?? "nothing yet";
 
-test("a live query is shown, and what does not change is not rendered again", async (t) => {
+test("a live query is shown, and unchanged rows are not rendered again", async (t) => {
   await fresh();
   await written("insert into orders (region, amount) values (1, 10), (1, 20), (1, 30)");
   const hw = client(t, url);
@@ -42,7 +42,7 @@ test("a live query is shown, and what does not change is not rendered again", as
     return $("i", null, `${row.id}:${row.amount} `);
   });
   const Rows = () => {
-    // Another object each time, and the same question.
+    // Another object each time, with the same query.
     const { rows = [], status } = useLiveQuery({ table: "orders", order: [["id", "asc"]] });
     return [status, " ", ...rows.map((row) => $(Row, { key: String(row.id), row }))];
   };
@@ -56,7 +56,7 @@ test("a live query is shown, and what does not change is not rendered again", as
   assert.deepEqual(renders, { ...settled, 2: settled[2] + 2 });
 });
 
-test("keys and rows by themselves", async (t) => {
+test("a list of keys, and single rows", async (t) => {
   await fresh();
   await written("insert into orders (region, amount) values (1, 10), (1, 20)");
   const query = { table: "orders", order: /** @type {any} */ ([["amount", "desc"]]) };
@@ -82,7 +82,7 @@ test("keys and rows by themselves", async (t) => {
   await until(() => page.text === "1:22.00 ");
 });
 
-test("components that ask for the same share it, and find it again", async (t) => {
+test("components with the same query share a subscription, also after a remount", async (t) => {
   await fresh();
   await written("insert into orders (region, amount) values (1, 10)");
   const hw = client(t, url);
@@ -108,7 +108,7 @@ test("components that ask for the same share it, and find it again", async (t) =
   await until(async () => (await subscriptions()) === before, "it ends when no component was mounted again");
 });
 
-test("another question is another subscription; the old one is left", async (t) => {
+test("another query is another subscription; the old one is closed", async (t) => {
   await fresh();
   await written("insert into orders (region, amount) values (1, 10), (2, 20)");
   const hw = client(t, url);
@@ -127,7 +127,7 @@ test("another question is another subscription; the old one is left", async (t) 
   await until(async () => (await subscriptions()) === before + 1);
 });
 
-test("what was shown before is kept until the other is there", async (t) => {
+test("with keep, the previous rows are shown until the new ones arrive", async (t) => {
   await fresh();
   await written("insert into orders (region, amount) values (1, 10), (2, 20)");
   let go = (/** @type {number} */ _region) => {};
@@ -151,7 +151,7 @@ test("what was shown before is kept until the other is there", async (t) => {
   assert.ok(!shown.some((text) => text.includes("nothing")), String(shown));
 });
 
-test("nothing is asked for until there is something to ask", async (t) => {
+test("nothing is subscribed while the query is null", async (t) => {
   await fresh();
   await written("insert into orders (region, amount) values (1, 10)");
   let begin = () => {};
@@ -187,7 +187,7 @@ test("a topic's rows", async (t) => {
   assert.deepEqual(ops.map(({ op }) => op), ["upsert", "remove"]);
 });
 
-test("two people in a room", async (t) => {
+test("two members of a channel", async (t) => {
   /** @type {any[]} */
   const received = [];
   /** @type {any} */
@@ -212,7 +212,7 @@ test("two people in a room", async (t) => {
   await until(() => second.text === "bob");
 });
 
-test("what is refused says why, and may be asked for again", async (t) => {
+test("a refused subscription has its error, and can be opened again", async (t) => {
   const hw = client(t, url);
   const Rows = () => {
     const { status, error } = useLiveQuery("nowhere");
@@ -242,7 +242,7 @@ test("the connection's status; a provider is needed", async (t) => {
   });
 });
 
-test("a page rendered on a server waits", async (t) => {
+test("a page that is rendered on a server shows the waiting state", async (t) => {
   const { renderToString } = await import("react-dom/server");
   const { HeadwaterProvider } = await import("../src/react.js");
   const Rows = () => useLiveQuery("orders").status;
@@ -254,7 +254,7 @@ test("a page rendered on a server waits", async (t) => {
 
 /** A board with a mutation. @param {import("node:test").TestContext} t @param {any} optimistic */
 async function board(t, optimistic, query = BOARD) {
-  /** What it has shown of the rows, one after the other. @type {string[]} */
+  /** The lists of rows that it has shown, in order. @type {string[]} */
   const shown = [];
   /** @type {any} */
   let hook;
@@ -271,11 +271,11 @@ async function board(t, optimistic, query = BOARD) {
 
 const BOARD = { table: "orders", order: /** @type {any} */ ([["id", "asc"]]) };
 const MORE = { region: 1, amount: 20 };
-/** Without the key that the server will give it: to be seen twice would be easy. */
+/** Without the key that the server will assign: a second copy of the row would be seen. */
 const append = (/** @type {any} */ local, /** @type {any} */ { amount }) =>
   local.live(BOARD, (/** @type {any[]} */ rows) => [...rows, { id: "new", amount: `${amount}.00` }]);
 
-test("an optimistic row is there at once, and becomes the server's without a flicker", async (t) => {
+test("an optimistic row is shown at once, and is replaced by the server's row in one step", async (t) => {
   for (let round = 0; round < 20; round++) {
     await fresh();
     await written("insert into orders (region, amount) values (1, 10)");
@@ -283,7 +283,7 @@ test("an optimistic row is there at once, and becomes the server's without a fli
     const began = performance.now();
     assert.equal((await place(MORE)).value, 2);
     await until(() => page.text === "1:10.00 2:20.00 ");
-    // On a machine that is this busy, the rows did not wait.
+    // On a busy machine the rows may arrive before.
     if (performance.now() - began > HOLD_SECONDS * 1000) continue;
     const rows = shown.slice(shown.indexOf("1:10.00"));
     assert.deepEqual(rows, ["1:10.00", "1:10.00 new:20.00", "1:10.00 2:20.00"]);
@@ -291,7 +291,7 @@ test("an optimistic row is there at once, and becomes the server's without a fli
   }
 });
 
-test("it is taken back when the mutation is refused", async (t) => {
+test("an optimistic row is removed when the mutation is refused", async (t) => {
   await fresh();
   await written("insert into orders (region, amount) values (1, 10)");
   const { page, shown, place } = await board(t, append);
@@ -311,7 +311,7 @@ test("a refused mutation that is not awaited is no unhandled rejection", async (
   await until(() => page.text === "1:10.00 nothing");
 });
 
-test("a mutation that does not touch the query: the patch ends all the same", async (t) => {
+test("the patch of a mutation that does not touch the query ends too", async (t) => {
   await fresh();
   await written("insert into orders (region, amount) values (1, 10)");
   const query = { ...BOARD, where: /** @type {any} */ ([["region", "=", 1]]) };
@@ -323,7 +323,7 @@ test("a mutation that does not touch the query: the patch ends all the same", as
   assert.deepEqual(shown.slice(-3), ["1:10.00", "1:10.00 new:?", "1:10.00"]);
 });
 
-test("what others write is shown below a patch that waits long", async (t) => {
+test("writes of other clients are shown below a patch that waits long", async (t) => {
   await fresh();
   await written("insert into orders (region, amount) values (1, 10)");
   const hw = client(t, url);
@@ -343,7 +343,7 @@ test("what others write is shown below a patch that waits long", async (t) => {
   await until(() => page.text === "1:10.00 2:20.00");
 });
 
-test("a patch that throws is the caller's, and nothing is sent", async (t) => {
+test("a patch that throws fails the call, and nothing is sent", async (t) => {
   await fresh();
   await written("insert into orders (region, amount) values (1, 10)");
   const { page, place } = await board(t, () => {
@@ -375,7 +375,7 @@ test("all live queries over a table are patched at once", async (t) => {
   await until(() => page.text === "1:10.00 2:20.00, 2:20.00");
 });
 
-test("rows and keys by themselves are patched, too; and the values of reactive queries", async (t) => {
+test("single rows, keys and values of reactive queries are patched, too", async (t) => {
   await fresh();
   await written("insert into orders (region, amount) values (1, 10)");
   /** @type {any} */

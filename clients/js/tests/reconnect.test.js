@@ -39,7 +39,7 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
       assert.equal(await asked, 3);
       assert.equal(live.value?.[0], rows?.[0], "rows that did not change are the same objects");
       assert.deepEqual([live.status, whole.status, feed.status], ["live", "live", "live"]);
-      // Its position may lie before what was there; nothing comes twice.
+      // Its position may be before delivered changes; nothing comes twice.
       assert.deepEqual(inserted, [1, 2, 3].slice(-inserted.length));
       assert.ok(hw.reconnects >= 1);
       assert.equal(hw.diverged, 0);
@@ -49,7 +49,7 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
       const hw = client(t, url, { transport });
       await hw.live("orders").ready;
       const slow = hw.mutate("place_slowly", { amount: 1 });
-      // Its query is answered, so it was sent.
+      // Its query is answered, so the mutation was sent.
       await hw.query("count");
       await kill();
       const later = hw.mutate("place_order", { region: 7, amount: 5 });

@@ -1,6 +1,6 @@
 /**
- * What a client has opened, it releases: connections that fell silent while it continues, and
- * everything when it is closed. A process that has closed its client ends by itself.
+ * A client releases what it has opened: connections that do not answer any more while it continues,
+ * and everything when it is closed. A process that has closed its client ends by itself.
  */
 
 import assert from "node:assert/strict";
@@ -14,7 +14,7 @@ import { until } from "./stage.js";
 const HELLO = { type: "hello", session: "s", version: 1, keepalive: 0.1 };
 
 /**
- * A gateway that greets, and whose connections then stay half-open: it says nothing, and never
+ * A gateway that sends a hello, and whose connections then stay half-open: it sends nothing, and never
  * confirms that one is closed.
  *
  * @param {import("node:test").TestContext} t
@@ -119,12 +119,12 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
     clearInterval(look);
     assert.deepEqual([code, said], [0, "closed\n"]);
     assert.ok(gateway.heads.length >= 9, `${gateway.heads.length} connections`);
-    // Each is given a second to confirm that it is closed; more than that do not pile up.
+    // Each has a second to confirm that it is closed; so they do not pile up.
     assert.ok(most < 8, `${most} connections at once`);
     await until(() => gateway.open.size === 0);
   });
 
-  test(`over ${transport}: closed before it was let in`, async (t) => {
+  test(`over ${transport}: closed before the hello`, async (t) => {
     const gateway = await halfOpen(t);
     const { code, said } = await run(
       gateway.url,
@@ -138,7 +138,7 @@ for (const transport of /** @type {const} */ (["ws", "sse"])) {
   });
 }
 
-test("over sse: an unsubscribe that is to be repeated is not, once the client is closed", async (t) => {
+test("over sse: an unsubscribe is not repeated once the client is closed", async (t) => {
   const later = { code: "limit", message: "later", retryable: true, retry_after_secs: 3600 };
   const gateway = await halfOpen(t, (head) => {
     if (!head.startsWith("DELETE")) return response(200, {});

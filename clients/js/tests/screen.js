@@ -14,8 +14,8 @@ const { createRoot } = await import("react-dom/client");
 const { HeadwaterProvider } = await import("../src/react.js");
 
 /**
- * Render a component below a provider, as an application does in development: React mounts all
- * twice. Gives what is on the page.
+ * Render a component below a provider, as an application does in development: React mounts
+ * everything twice. Returns the text of the page, and a function that shows other components.
  *
  * @param {import("node:test").TestContext} test
  * @param {import("../src/index.js").Client} client

@@ -1,4 +1,4 @@
-/** Windows that slide: each slide ends by its own answer or refusal, and the last one counts. */
+/** Windows that slide: each slide ends with its own answer or error, and the last one counts. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -37,7 +37,7 @@ function windows(t) {
   return { ...wire, begin, open, move, refuse, answer };
 }
 
-test("a refusal reaches the slide that it is about", async (t) => {
+test("an error reaches the slide that it is for", async (t) => {
   const { open, next, move, refuse } = windows(t);
   const [one, two] = [await open("a"), await open("b")];
   const [first, second] = [one.live.reanchor(["x"]), two.live.reanchor([2])];
@@ -54,7 +54,7 @@ test("a refusal reaches the slide that it is about", async (t) => {
   assert.deepEqual(ids(one.live), [3]);
 });
 
-test("a slide of what is not followed yet waits until it is", async (t) => {
+test("a slide before the subscription has begun waits for it", async (t) => {
   const { hw, sent, begin, next, move, lose } = windows(t);
   const live = hw.live({ table: "a", limit: 2 });
   const sliding = live.reanchor([2]);
@@ -76,7 +76,7 @@ test("a slide of what is not followed yet waits until it is", async (t) => {
   assert.deepEqual(ids(live), [5]);
 });
 
-test("nothing is slid that was closed meanwhile", async (t) => {
+test("a window that was closed meanwhile is not slid", async (t) => {
   const { open, sent, next, move } = windows(t);
   const { live, view } = await open("a");
   const first = live.reanchor([2]);
@@ -89,7 +89,7 @@ test("nothing is slid that was closed meanwhile", async (t) => {
   assert.ok(!sent.some(({ type }) => type === "reanchor"));
 });
 
-test("a window that is there already needs no rows to be slid", async (t) => {
+test("a slide to the present place needs no rows", async (t) => {
   const { open, next, answer, begin, lose } = windows(t);
   const { live } = await open("a");
   const sliding = live.reanchor(null);
@@ -100,7 +100,7 @@ test("a window that is there already needs no rows to be slid", async (t) => {
   assert.equal((await begin(1, 2)).live.after, null);
 });
 
-test("a slide that a lost connection interrupts is done by the next", async (t) => {
+test("a slide interrupted by a lost connection is done on the next connection", async (t) => {
   const { open, next, begin, lose } = windows(t);
   const { live } = await open("a");
   const sliding = live.reanchor([2]);
@@ -129,7 +129,7 @@ test("of several slides of a shared window the last one counts", async (t) => {
   assert.equal((await next("unsubscribe")).id, first.id);
 });
 
-test("a row's store goes along with the window", async (t) => {
+test("the store of a row follows the window", async (t) => {
   const { hw, open, begin, deliver } = windows(t);
   const { live } = await open("a");
   hw.live({ table: "a", limit: 2 });

@@ -1,5 +1,5 @@
 /**
- * The stage that tests/support/stage.py sets: a database and a gateway, controlled over HTTP.
+ * The environment that tests/support/stage.py starts: a database and a gateway, controlled over HTTP.
  */
 
 import { connect } from "../src/index.js";
@@ -7,13 +7,13 @@ import { connect } from "../src/index.js";
 const CONTROL = process.env.HEADWATER_STAGE;
 
 /**
- * Have the stage do something.
+ * Call a method of the stage.
  *
  * @param {string} what
  * @param {object} [how]
  * @returns {Promise<any>}
  */
-async function tell(what, how = {}) {
+async function call(what, how = {}) {
   if (!CONTROL) throw new Error("no stage: run `pytest tests/javascript`");
   const response = await fetch(`${CONTROL}/${what}`, { method: "POST", body: JSON.stringify(how) });
   const answer = await response.json();
@@ -22,23 +22,23 @@ async function tell(what, how = {}) {
 }
 
 /** @param {string} statement @returns {Promise<any[]>} */
-export const sql = (statement) => tell("sql", { statement });
+export const sql = (statement) => call("sql", { statement });
 /**
  * Run a statement, and wait until the gateway has read what it wrote: a feed or a topic that begins
- * then is not sent that.
+ * then does not get that change.
  *
  * @param {string} statement
  */
-export const written = (statement) => tell("written", { statement });
+export const written = (statement) => call("written", { statement });
 /** @param {object} [settings] @returns {Promise<string>} */
-export const start = (settings) => tell("start", settings);
-export const stop = () => tell("stop");
-export const kill = () => tell("kill");
-export const restartDatabase = () => tell("restart_database");
+export const start = (settings) => call("start", settings);
+export const stop = () => call("stop");
+export const kill = () => call("kill");
+export const restartDatabase = () => call("restart_database");
 /** @param {string} name @param {object} [labels] @returns {Promise<number>} */
-export const metric = (name, labels) => tell("metric", { name, labels });
+export const metric = (name, labels) => call("metric", { name, labels });
 
-/** Tables as they were, and a gateway that runs. */
+/** Restore the tables, and start a gateway. */
 export async function reset() {
   await sql("truncate orders, readings restart identity");
   return start();
@@ -73,7 +73,7 @@ export async function until(holds, what = String(holds)) {
 }
 
 /**
- * Wait until something holds that needs nothing but the event loop to go round.
+ * Wait until something holds that only needs further turns of the event loop.
  *
  * @param {() => unknown} holds
  */

@@ -9,7 +9,7 @@ import { client, Gateway } from "./gateway.js";
 import { until } from "./stage.js";
 
 describe("mistakes of a program do not break the client", () => {
-  test("an argument that is no JSON is refused, and the client goes on", async (t) => {
+  test("an argument that is not JSON is refused, and the client continues", async (t) => {
     const gateway = new Gateway();
     const hw = client(t, gateway);
     /** @type {any} */
@@ -23,7 +23,7 @@ describe("mistakes of a program do not break the client", () => {
     assert.equal(gateway.opened, 2);
   });
 
-  test("arguments that are none are refused at once", async (t) => {
+  test("invalid arguments are refused at once", async (t) => {
     const hw = client(t, new Gateway());
     const [none, list, number] = /** @type {any[]} */ ([null, [1], 42]);
     await assert.rejects(hw.mutate("place", none), { code: "config" });
@@ -35,7 +35,7 @@ describe("mistakes of a program do not break the client", () => {
     assert.throws(() => hw.channel(number), { code: "config" });
   });
 
-  test("what is changed after it was passed is sent as it was", async (t) => {
+  test("an argument that is changed after the call is sent unchanged", async (t) => {
     const gateway = new Gateway();
     const hw = client(t, gateway);
     const args = { id: 7, at: new Date(0) };
@@ -65,7 +65,7 @@ describe("mistakes of a program do not break the client", () => {
   });
 });
 
-describe("rows that several look at", () => {
+describe("rows with several handles", () => {
   test("both stores of a row call their listeners", async (t) => {
     const gateway = new Gateway();
     gateway.ids = [1];
@@ -83,7 +83,7 @@ describe("rows that several look at", () => {
     await until(() => calls[0] === 1 && calls[1] === 1);
   });
 
-  test("one that is ended twice ends no other", async (t) => {
+  test("closing a handle twice does not close another", async (t) => {
     const gateway = new Gateway();
     gateway.ids = [1];
     const live = client(t, gateway).live("orders");
@@ -100,18 +100,18 @@ describe("rows that several look at", () => {
     await until(() => calls === 1);
   });
 
-  test("what is ended before the first call is not called", async (t) => {
+  test("a listener removed before the first call is not called", async (t) => {
     const live = client(t, new Gateway()).live("orders");
     await live.ready;
     /** @type {string[]} */
     const calls = [];
     live.onValue(() => calls.push("ended"))();
-    live.onValue(() => calls.push("kept"));
+    live.onValue(() => calls.push("active"));
     await until(() => calls.length);
-    assert.deepEqual(calls, ["kept"]);
+    assert.deepEqual(calls, ["active"]);
   });
 
-  test("a shared window that one slides stays where it is for the other", async (t) => {
+  test("a shared window that one handle slides stays for the other", async (t) => {
     const gateway = new Gateway();
     gateway.ids = [1, 2];
     const hw = client(t, gateway);
@@ -133,7 +133,7 @@ describe("rows that several look at", () => {
     assert.deepEqual([one.status, two.status], ["live", "live"]);
   });
 
-  test("a name that objects have of themselves is a name like others", () => {
+  test("a column may be named like a property of every object", () => {
     const text = (/** @type {number} */ x) => `{"a":1,"data":{"__proto__":{"admin":true},"x":${x}}}`;
     const merged = reuseEqual(parse(text(1)), parse(text(2)));
     assert.equal(stringify(merged), text(2));

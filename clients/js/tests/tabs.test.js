@@ -1,6 +1,6 @@
 /**
  * Tabs that share a connection. The tabs are clients in this process: Node has BroadcastChannel, and
- * `Locks` stands for the browser's. tests/browser has the same in Chromium.
+ * `Locks` is a fake of the browser's. tests/browser has the same in Chromium.
  */
 
 import assert from "node:assert/strict";
@@ -55,7 +55,7 @@ class Locks {
 }
 
 /**
- * So many tabs of one browser.
+ * `count` tabs of one browser.
  *
  * @param {import("node:test").TestContext} t
  * @param {Gateway} gateway
@@ -91,7 +91,7 @@ test("tabs share one transport", async (t) => {
   for (const live of lives) assert.deepEqual(ids(live), [7]);
 });
 
-test("what one tab has written the others know of", async (t) => {
+test("the other tabs receive the position of a write", async (t) => {
   const gateway = new Gateway();
   const { tabs, another } = open(t, gateway, 3);
   await until(() => tabs.every((tab) => tab.status.value === "open"));
@@ -107,7 +107,7 @@ test("another tab takes over when the leader closes", async (t) => {
   const lives = tabs.map((tab) => tab.live("orders"));
   await Promise.all(lives.map((live) => live.ready));
   for (let round = 1; round < 4; round++) {
-    // The first that is open leads: locks are given in order.
+    // The first open tab leads: locks are granted in order.
     tabs[round - 1].close();
     await until(() => gateway.transports.size === 1 && gateway.opened === round + 1);
     gateway.place(round);
@@ -117,7 +117,7 @@ test("another tab takes over when the leader closes", async (t) => {
   assert.deepEqual(ids(lives[3]), [1, 2, 3]);
 });
 
-test("a tab that leaves takes its subscriptions with it", async (t) => {
+test("the subscriptions of a tab end with it", async (t) => {
   const gateway = new Gateway();
   const { tabs } = open(t, gateway, 3);
   const lives = tabs.map((tab) => tab.live("orders"));
@@ -127,7 +127,7 @@ test("a tab that leaves takes its subscriptions with it", async (t) => {
   await until(() => gateway.subscriptions === 2);
 });
 
-test("a subscription that ends before it has begun takes no other with it", async (t) => {
+test("a subscription that ends before it has begun does not end another", async (t) => {
   const gateway = new Gateway();
   const { tabs } = open(t, gateway, 2);
   const live = tabs[1].live("orders");
@@ -140,7 +140,7 @@ test("a subscription that ends before it has begun takes no other with it", asyn
   assert.deepEqual(ids(live), [1]);
 });
 
-test("what is said before a new leader has greeted is not asked for twice", async (t) => {
+test("a subscription before the hello of a new leader is not sent twice", async (t) => {
   const gateway = new Gateway();
   const { tabs } = open(t, gateway, 3);
   await until(() => tabs.every((tab) => tab.status.value === "open"));
@@ -164,7 +164,7 @@ test("tabs that slide at the same time each get their own answer", async (t) => 
   const slides = [lives[1].reanchor(["x"]), lives[2].reanchor([2])];
   await assert.rejects(slides[0], { code: "invalid_query" });
   await slides[1];
-  // Such as reactive frameworks make of everything.
+  // As reactive frameworks wrap every object.
   await lives[1].reanchor(new Proxy([1], {}));
   assert.deepEqual(lives.map(ids), [[1, 2, 3], [2, 3], [3]]);
 });
@@ -182,16 +182,16 @@ test("when the transport is lost all tabs connect again, over one", async (t) =>
   await until(() => lives.every((live) => ids(live)?.length === 1));
 });
 
-test("a leader that does not react is relieved, by one of all", { timeout: 20_000 }, async (t) => {
+test("a leader that does not respond is replaced, by one of the tabs", { timeout: 20_000 }, async (t) => {
   const gateway = new Gateway();
   const locks = new Locks();
   const transport = sharedByTabs(gateway.open, "test", locks, "ann");
   const name = groupOf("test", "http://frozen", undefined, "ann");
   /** @type {unknown} */
   let stolen;
-  // A tab that holds the lock and says nothing.
+  // A tab that holds the lock and sends nothing.
   locks.request(name, {}, () => new Promise(() => {})).catch((error) => (stolen = error));
-  // The others lose patience in the same moment.
+  // The others time out in the same moment.
   const tabs = [1, 2, 3].map(() => connect("http://frozen", { transport, onError: () => {} }));
   t.after(() => tabs.forEach((tab) => tab.close()));
   const lives = tabs.map((tab) => tab.live("orders"));
@@ -210,7 +210,7 @@ test("tabs of other users have another connection", async () => {
   assert.equal(identityOf(undefined), "");
 });
 
-test("without an identity nothing is shared: a cookie may be another user's by now", async (t) => {
+test("without an identity tabs share nothing: the user of a cookie may have changed", async (t) => {
   const gateway = new Gateway();
   const transport = sharedByTabs(gateway.open, "test", new Locks());
   const tabs = [1, 2].map(() => connect("http://cookie", { transport, onError: () => {} }));
@@ -231,7 +231,7 @@ test("where locks are refused a tab connects alone", async (t) => {
   assert.equal((await hw.mutate("place", { id: 7 })).value, 7);
 });
 
-test("a tab that goes does not take the transport with it while changes are under way", async (t) => {
+test("closing a tab does not close the transport while changes are under way", async (t) => {
   const gateway = new Gateway();
   const { tabs } = open(t, gateway, 3);
   const lives = tabs.map((tab) => tab.live("orders"));
@@ -262,7 +262,7 @@ test("mutations are sent again through the next leader, each with its key", asyn
   assert.equal(keys.size, 40);
 });
 
-test("a leader that freezes after it has greeted is relieved", { timeout: 30_000 }, async (t) => {
+test("a leader that freezes after its hello is replaced", { timeout: 30_000 }, async (t) => {
   const gateway = new Gateway();
   const locks = new Locks();
   const transport = sharedByTabs(gateway.open, "test", locks, "ann");
@@ -304,7 +304,7 @@ test("tabs together have no more calls under way than a session may", async (t) 
   assert.equal((await Promise.all(asked)).length, 90);
 });
 
-test("tabs that follow send what one that leads does", async (t) => {
+test("following tabs send the same messages as the leader", async (t) => {
   const gateway = new Gateway();
   const { tabs } = open(t, gateway, 2);
   await until(() => tabs.every((tab) => tab.status.value === "open"));
@@ -314,7 +314,7 @@ test("tabs that follow send what one that leads does", async (t) => {
   assert.deepEqual(sent, [1, 2].map(() => ({ id: 1, money: "12.50" })));
 });
 
-test("a tab whose token has ended does not end the others", async (t) => {
+test("a tab whose token has expired does not end the others", async (t) => {
   const gateway = new Gateway();
   const token = (/** @type {object} */ claims) =>
     ["e30", Buffer.from(JSON.stringify(claims)).toString("base64url"), "x"].join(".");

@@ -1,4 +1,4 @@
-/** The cache of TanStack Query, kept up to date. */
+/** Updates of the cache of TanStack Query. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -9,7 +9,7 @@ import { wired } from "./wire.js";
 import { syncLive, syncTopic } from "../src/tanstack.js";
 
 /**
- * What a component would be given.
+ * An observer, which gets what a component would get.
  *
  * @param {import("node:test").TestContext} t
  * @param {QueryClient} cache
@@ -41,7 +41,7 @@ test("a live query's rows are the data, without a function to fetch them", async
   assert.equal(shown.get().data[1].amount, "21.00");
 });
 
-test("a live query that is refused is the query's error", async (t) => {
+test("the error of a refused live query is that of the query", async (t) => {
   const cache = new QueryClient();
   const hw = client(t, await reset());
   t.after(syncLive(cache, ["nothing"], hw, "nowhere"));
@@ -59,10 +59,10 @@ const upsert = (/** @type {number} */ id, /** @type {string} */ text, entity = "
 const remove = (/** @type {number} */ id) => ({ op: "remove", entity: "messages", key: [id] });
 
 /**
- * Messages that are fetched, and a topic that tells of them.
+ * Messages that are fetched, and a topic that sends their changes.
  *
  * @param {import("node:test").TestContext} t
- * @param {{isFollowed?: boolean}} [options] whether it is before anything is fetched
+ * @param {{isFollowed?: boolean}} [options] whether the topic begins before anything is fetched
  */
 async function chat(t, { isFollowed = true } = {}) {
   const { hw, next, deliver } = wired(t);
@@ -104,7 +104,7 @@ test("operations during a fetch are applied to its result", async (t) => {
   await until(() => texts() === "A b");
 });
 
-test("a poke has the rows fetched again", async (t) => {
+test("after a poke the rows are fetched again", async (t) => {
   const { fetches, poke, texts } = await chat(t);
   fetches[0]([{ id: 1, text: "a" }]);
   await until(() => texts() === "a");
@@ -114,7 +114,7 @@ test("a poke has the rows fetched again", async (t) => {
   await until(() => texts() === "A");
 });
 
-test("a poke during a fetch has one more follow", async (t) => {
+test("a poke during a fetch causes one more fetch", async (t) => {
   const { fetches, poke, texts } = await chat(t);
   poke();
   fetches[0]([{ id: 1, text: "a" }]);
@@ -144,7 +144,7 @@ test("data that is to be fetched again still is after operations arrive", async 
   await until(isInvalidated);
 });
 
-test("what happened between a fetch and the beginning of the topic is fetched", async (t) => {
+test("changes between a fetch and the start of the topic are fetched", async (t) => {
   const { fetches, begin, texts } = await chat(t, { isFollowed: false });
   fetches[0]([{ id: 1, text: "a" }]);
   await until(() => texts() === "a");
@@ -154,7 +154,7 @@ test("what happened between a fetch and the beginning of the topic is fetched", 
   await until(() => texts() === "A");
 });
 
-test("a fetch that the topic begins during has one more follow", async (t) => {
+test("a topic that begins during a fetch causes one more fetch", async (t) => {
   const { fetches, begin, texts } = await chat(t, { isFollowed: false });
   begin();
   await until(() => fetches.length === 1);

@@ -55,7 +55,7 @@ describe("a topic", () => {
 });
 
 describe("a channel", () => {
-  test("has members, messages once, and says things", async (t) => {
+  test("has members, delivers messages once, and publishes", async (t) => {
     const gateway = new Gateway();
     const ann = { member: "m1", user: "ann", state: { name: "Ann" } };
     const old = {
@@ -103,7 +103,7 @@ describe("a channel", () => {
     assert.deepEqual(received, ["hi", { text: "hello" }]);
   });
 
-  test("what is said is said again after a lost connection: in order, with its keys", async (t) => {
+  test("unanswered messages are sent again after a lost connection: in order, with their keys", async (t) => {
     const gateway = new Gateway();
     let views = 0;
     /** @type {any[]} */
@@ -147,7 +147,7 @@ describe("a channel", () => {
   });
 });
 
-test("what is said on a channel while there is no connection goes to the next", async (t) => {
+test("messages while there is no connection are sent on the next", async (t) => {
   const gateway = new Gateway();
   gateway.instead = ({ type, id, request }, transport) => {
     if (type === "subscribe") {
@@ -159,7 +159,7 @@ test("what is said on a channel while there is no connection goes to the next", 
   };
   const room = client(t, gateway).channel("room:1");
   await room.ready;
-  // It is there unseen, and no state makes it a member.
+  // It is not a member, and a state does not make it one.
   await room.setState(undefined);
   for (const transport of [...gateway.transports]) transport.cut();
   await until(() => room.status === "stale");
@@ -176,7 +176,7 @@ test("what is said on a channel while there is no connection goes to the next", 
   await assert.rejects(room.publish("too late"), { code: "connection" });
 });
 
-test("a feed waits for whatever can be waited for", async (t) => {
+test("a feed waits for any promise", async (t) => {
   const gateway = new Gateway();
   gateway.instead = ({ type, id }, transport) => {
     if (type !== "subscribe") return false;

@@ -1,4 +1,4 @@
-/** What is read, written and compared: JSON, hashes, positions, rows, events, URLs. */
+/** Values that are read, written and compared: JSON, hashes, positions, rows, events, URLs. */
 
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
@@ -110,7 +110,7 @@ test("positions", () => {
   assert.throws(() => parsePosition("9f3a61c2-748:752:~"), /is not a position/);
 });
 
-test("what is equal keeps its identity", () => {
+test("equal parts keep their identity", () => {
   const before = [
     { id: 1, data: { a: [1] } },
     { id: 2, data: null },
@@ -145,7 +145,7 @@ test("a batch that does not fit leaves the rows as they were", () => {
   assert.deepEqual(replica.rows, [{ id: 1 }]);
 });
 
-test("a parser of events, whole and by the character", () => {
+test("a parser of events, with whole texts and single characters", () => {
   const text =
     ": hi\r\nevent: x\r\nid: 7\r\ndata: one\r\ndata:two\r\n\r\ndata: {}\r\rdata: 3\n\n\ndata: not yet";
   const expected = ["one\ntwo", "{}", "3"];
@@ -158,7 +158,7 @@ test("a parser of events, whole and by the character", () => {
   assert.throws(() => new SseParser(10).feed(`data: ${"x".repeat(20)}`), { code: "limit" });
 });
 
-test("an event that comes in pieces may be as large as one that comes whole", () => {
+test("an event in pieces may be as large as a whole one", () => {
   const parser = new SseParser(100);
   const data = "x".repeat(60);
   assert.deepEqual(
@@ -167,7 +167,7 @@ test("an event that comes in pieces may be as large as one that comes whole", ()
   );
 });
 
-test("pauses double, and end", () => {
+test("pauses double, and then it gives up", () => {
   const backoff = new Backoff({ failuresMax: 5 });
   assert.deepEqual(
     [1, 0, 1, 1, 1].map((chance) => backoff.failed(chance)),
@@ -192,7 +192,7 @@ test("URLs of gateways", () => {
   });
 });
 
-test("listeners are called once for all that changed", async () => {
+test("listeners are called once for all changes", async () => {
   const value = new ValueStore(0);
   /** @type {number[]} */
   const seen = [];

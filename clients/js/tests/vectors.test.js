@@ -1,6 +1,6 @@
 /**
- * The streams of tests/vectors: after each step the client shows what is true, as the Python one
- * does. A transport that the test itself plays stands between the two.
+ * The streams of tests/vectors: after each step the client shows the true rows, as the Python client
+ * does. The transport is a fake that the test controls.
  */
 
 import assert from "node:assert/strict";
@@ -14,7 +14,7 @@ import { settled } from "./stage.js";
 
 const HELLO = /** @type {const} */ ({ type: "hello", session: "s", version: 1, keepalive: 15 });
 
-/** A gateway that the test plays: what it was sent, and a client of it. */
+/** A fake gateway that the test controls: the messages that it received, and a client of it. */
 function playing() {
   /** @type {any[]} */
   const sent = [];
@@ -32,7 +32,7 @@ function playing() {
   return {
     hw,
     sent,
-    /** How it was last asked for the subscription. */
+    /** The last message that subscribed. */
     asked: () => sent.findLast((message) => message.type === "subscribe"),
     receive: (/** @type {any} */ message) => handlers?.onMessage(message),
     async greet() {
@@ -105,7 +105,7 @@ async function take(game, step, where) {
   game.receive({ ...step.receive, ...(id === "$" && { id: game.asked().id }) });
 }
 
-test("every stream leads to the rows that are true", async () => {
+test("every stream leads to the true rows", async () => {
   const path = process.env.HEADWATER_VECTORS;
   assert.ok(path, "run `pytest tests/vectors`");
   const lines = readFileSync(path, "utf8").trimEnd().split("\n");

@@ -1,6 +1,6 @@
 /**
- * A gateway of which the test decides what it says, and when. Everything above the wire is the real
- * client.
+ * A fake gateway: the test decides which messages it sends, and when. Everything above the wire is the
+ * real client.
  */
 
 import { connectionFailed } from "../src/errors.js";

@@ -3,7 +3,7 @@ import { useLiveQuery, useMutation } from "headwater/react";
 
 import { boardOf, NEXT } from "./orders.js";
 
-/** A live query: rows enter, move and leave as the table changes, whoever changes it. */
+/** A live query: rows enter, move and leave as the table changes, from any client. */
 export function Board({ region }) {
   const { rows, status, error } = useLiveQuery(boardOf(region), { keep: true });
   if (status === "failed") return <p role="alert">{error.message}</p>;

@@ -6,7 +6,7 @@ import { HeadwaterProvider } from "headwater/react";
 import { App } from "./App.jsx";
 import "./style.css";
 
-// One client for the whole page. Nobody logs in here, so all tabs may share its connection. For users,
+// One client for the whole page. There is no login here, so all tabs may share its connection. For users,
 // give it their token instead: connect("/live", { token }).
 const client = connect("/live", { tabs: "everybody" });
 

@@ -28,8 +28,7 @@ _BUS_PAYLOAD_BYTES_MAX = 7_900
 parts."""
 
 _BUS_SENDERS_MAX = 10_000
-"""Gateways and programs of which it is remembered what came last. The one heard longest ago is
-forgotten."""
+"""Senders whose last message number is stored. The one that sent longest ago is dropped."""
 
 
 VERSION = "1"

@@ -1,8 +1,8 @@
-"""What an application declares: which names are channels, what is remembered of them, and who may
-join and publish.
+"""The channels that an application declares: their names, their history, and who may join and
+publish.
 
-Who joins or publishes is asked about by a function that is called like a query, with the values in
-the places of the name as arguments; with an argument `action` it hears which of the two it is.
+An access function decides that. It is called like a query, with the parameters of the name as
+arguments. If it takes an argument `action`, that is `join` or `publish`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ BodyT = TypeVar("BodyT", bound=Callable[..., Any])
 
 
 class ChannelDefinition:
-    """One channel pattern of an application. As a decorator it takes the function that says who may
-    join and publish; without one, everybody may whom the gateway lets in."""
+    """One channel pattern of an application. As a decorator it takes the access function. Without
+    one, every user of the gateway may join and publish."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class ChannelDefinition:
         return f"<channel {self.pattern.text}>"
 
     def __call__(self, function: BodyT, /) -> BodyT:
-        """Have the function say who may join and publish: it is called with a context, the places
-        of the name and, if it takes it, the `action`, and says True or False."""
+        """Set the access function. It is called with a context, the parameters of the name and, if
+        it takes one, the `action`, and returns whether the user may."""
         if self.access is not None:
             raise ConfigError(f"channel {self.pattern.text} has an access function already")
         self.access = AccessCheck("channel", self.pattern, function, timeout=self.timeout)
@@ -71,7 +71,7 @@ class ChannelDefinition:
 
     @property
     def takes_action(self) -> bool:
-        """Whether one who may join may still not be allowed to publish."""
+        """Whether a user who may join may be refused to publish."""
         return self.access is not None and self.access.takes_action
 
 
@@ -89,8 +89,8 @@ class Channels:
         return bool(self._definitions)
 
     def add(self, definition: ChannelDefinition) -> ChannelDefinition:
-        """ConfigError for a pattern that another one equals; of two that overlap, the first
-        counts."""
+        """ConfigError for a pattern that matches the same names as another one. If two overlap, the
+        first one is used."""
         text = definition.pattern.text
         other = self._definitions.get(definition.pattern.skeleton)
         if other is not None:
@@ -107,8 +107,8 @@ class Channels:
         return definition
 
     def find(self, name: str) -> tuple[ChannelDefinition, dict[str, str]]:
-        """The channel of that name, and what stands in its places. InvalidQuery for what is no
-        name, NotFound for one that no pattern matches."""
+        """The channel of that name, and its parameters. InvalidQuery for an invalid name, NotFound
+        for one that no pattern matches."""
         check_name(name, path="channel")
         for definition in self:
             if (parameters := definition.pattern.match(name)) is not None:
@@ -119,10 +119,10 @@ class Channels:
             code="channel_unknown",
         )
 
-    # -------------------------------------------------------------------- who may
+    # -------------------------------------------------------------------- access
 
     def start(self, runner: AccessRunner | None) -> None:
-        """From here on access functions can be asked; None for no longer."""
+        """Set the runner of access functions; None when Headwater stops."""
         self._runner = runner
 
     async def check(
@@ -132,8 +132,8 @@ class Channels:
         identity: Identity,
         action: Action,
     ) -> None:
-        """Forbidden unless this user may do that now. Raises what the function raises, as callers
-        of queries are told it."""
+        """Forbidden unless this user may do that now. Errors of the function are raised as those of
+        a query."""
         if definition.access is None:
             return
         arguments = definition.access.read(parameters, action)
@@ -148,11 +148,11 @@ class Channels:
             )
 
 
-# ------------------------------------------------------------------------ what is sent
+# ------------------------------------------------------------------------ messages
 
 
 def message_json(data: Any) -> msgspec.Raw:
-    """A message as it travels; InvalidQuery for what is too large, or JSON cannot hold."""
+    """A message as it is sent. InvalidQuery if it is too large, or not possible in JSON."""
     return _json(data, "data", CHANNEL_MESSAGE_BYTES_MAX)
 
 
@@ -164,7 +164,7 @@ def published(
 
 
 def check_state(state: Any) -> Any:
-    """A member's state, as others will read it; InvalidQuery as for messages."""
+    """A member's state, as others will read it. InvalidQuery as for messages."""
     return msgspec.json.decode(_json(state, "state", CHANNEL_STATE_BYTES_MAX))
 
 

@@ -31,7 +31,7 @@ from headwater.limits import CHANNEL_MEMBERS_MAX
 from headwater.protocol import Member
 
 _BUS_WHOLE_BYTES = 64 * 1024
-"""Bytes of members after which a gateway that tells all of its own begins another part."""
+"""Bytes of members in one part, when a gateway sends all of its members."""
 
 
 _BEATS_LATE = 1.5

@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from headwater.metrics import Metrics
 
 _CHANNEL_MESSAGE_FACTOR = 4
-"""How many times its size a message takes that a channel remembers: as it came, and in the forms in
-which it is sent; as `[limits] bytes_per_user` counts it."""
+"""A message in the history of a channel counts as this many times its size in `[limits]
+bytes_per_user`: as it was received, and in the forms in which it is sent."""
 
 _CHANNEL_KNOWN_SECONDS = 0.5
-"""How long after its start a gateway waits to hear of others, which the first who follows a channel
-could have asked what they remember of it."""
+"""After its start, a gateway waits this long for the heartbeats of others, which may have the
+history of a channel."""
 
 
 class ChannelSubscriber(Protocol):

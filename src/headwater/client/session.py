@@ -31,13 +31,13 @@ from headwater.protocol import (
     Message,
     Poke,
     Presence,
-    Reset,
+    ResetMessage,
     Result,
     ServerMessage,
     Snapshot,
     Subscribe,
     Subscribed,
-    Topic,
+    TopicMessage,
     Unsubscribe,
 )
 from headwater.protocol import Failed as FailedMessage
@@ -232,7 +232,7 @@ class ClientSession:
         match message:
             case Subscribed():
                 return self._subscribed(message)
-            case Snapshot() | Reset() | Deltas():
+            case Snapshot() | ResetMessage() | Deltas():
                 return [e for state in self._on(message.view) for e in self._fold(state, message)]
             case Result():
                 return [
@@ -242,7 +242,7 @@ class ClientSession:
                 return [e for state in self._on(message.view) for e in _mark_stale(state, message)]
             case Changes():
                 return [e for state in self._on(message.view) for e in _deliver(state, message)]
-            case Topic() | Poke():
+            case TopicMessage() | Poke():
                 return [
                     e for state in self._on(message.view) for e in _update_topic(state, message)
                 ]
@@ -279,7 +279,7 @@ class ClientSession:
             return []
         return [Ready(state)]
 
-    def _fold(self, state: State, message: Snapshot | Reset | Deltas) -> Iterator[Event]:
+    def _fold(self, state: State, message: Snapshot | ResetMessage | Deltas) -> Iterator[Event]:
         if not isinstance(state, RowsState):
             return
         if not isinstance(message, Deltas) and is_older(message.position, state.shown):
@@ -360,7 +360,7 @@ def _deliver(state: State, message: Changes) -> Iterator[Event]:
         yield TransactionsReceived(state, transactions)
 
 
-def _update_topic(state: State, message: Topic | Poke | Gap) -> Iterator[Event]:
+def _update_topic(state: State, message: TopicMessage | Poke | Gap) -> Iterator[Event]:
     if isinstance(state, TopicState) and (ops := state.receive(message)) is not None:
         yield TopicUpdated(state, ops)
 

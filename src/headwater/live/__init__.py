@@ -1,7 +1,7 @@
 """Live queries: which queries a change affects, and how it changes each result.
 
-Pure: nothing here awaits, reads a clock or does I/O. Where memory cannot decide, it returns what to
-read from the database (`needs`), and the hub brings the rows. Read it in this order:
+Pure: nothing here awaits, reads a clock or does I/O. If memory cannot decide, it returns what to
+read from the database (`needs`), and the hub reads the rows. The modules in reading order:
 
     kinds        how values of each column type are compared in memory
     columns      errors for columns that cannot be used

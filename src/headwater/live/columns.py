@@ -1,4 +1,4 @@
-"""Says why a live query cannot use a column."""
+"""The error for a column that a live query cannot use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A filter over the changes of a table, whatever shape the table had when they were made.
+"""A filter over the changes of a table, in any shape that the table had.
 
-It answers two questions. Of a filter that a subscriber chose: does its feed carry the change? Of a
-filter that a subscriber must not see past: what of the change may it see?
+There are two kinds of filters. One is chosen by the subscriber: `carries` decides whether its feed
+gets a change. The other limits what the subscriber may see: `seen` returns the visible part of a
+change.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ class ChangeFilter:
         self._compile(table)
 
     def carries(self, change: Change) -> bool:
-        """Whether the row matched before or matches after: a row that leaves the filter must be
-        carried, or the reader would keep it. Changes of the whole table are carried. Where memory
-        cannot decide, the change is carried: one too many does no harm."""
+        """Whether the row matched before or matches now: a reader must see that a row no longer
+        matches. Changes of the whole table are always sent. If memory cannot decide, the change is
+        sent: one too many does no harm."""
         if change.before is None and change.after is None:
             return True
         matches = self._matches.get(change.table.id) or self._compile(change.table)
         return _may_match(matches, change.after) or _may_match(matches, change.before)
 
     def seen(self, change: Change) -> Change | None:
-        """The change as a subscriber behind the filter sees it; None if it sees nothing. A row that
-        comes into its part of the table is an insert, a row that leaves is a delete. Where memory
-        cannot decide, it must not guess: the caller gets Undecided and ends the feed."""
+        """The change as the subscriber may see it; None if it may not. A row that begins to match
+        is an insert, a row that no longer matches is a delete. Raises Undecided if memory cannot
+        decide; then the caller ends the feed."""
         if change.before is None and change.after is None:
             return change
         matches = self._matches.get(change.table.id) or self._compile(change.table)

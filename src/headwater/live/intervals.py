@@ -1,7 +1,7 @@
-"""Which intervals contain a point? Found, added and removed in logarithmic time.
+"""Finds the intervals that contain a point. Finding, adding and removing take logarithmic time.
 
-A treap: a search tree by interval that keeps itself shallow by random weights, each node knowing
-the highest end beneath it. Intervals are closed; equal ones share a node.
+A treap: a search tree of intervals that random weights keep shallow. Each node has the highest end
+below it. Intervals are closed; equal ones share a node.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Intervals(Generic[Item]):
     def add(self, low: Bound, high: Bound, item: Item) -> None:
         node = self._find(low, high)
         if node is None:
-            # A linear congruential generator: as random as a treap needs, and the same every run.
+            # A linear congruential generator: random enough for a treap, and the same in every run.
             self._weight = (self._weight * 6364136223846793005 + 1442695040888963407) % 2**64
             node = _IntervalNode(low, high, self._weight >> 16)
             left, right = _split(self._root, low, high)

@@ -1,10 +1,10 @@
 """How values of each column type are read and compared in memory.
 
-A kind has how a constant is read, the SQL type it is cast to, and whether memory may decide
-equality and order as PostgreSQL would. Where it may not (`equates` or `orders` is false), the
-database decides. `comparable` turns a value into one that Python compares exactly as
-PostgreSQL compares the original, and `reverse` turns that into one that compares the other way
-round; both are source text, so that compiled filters and sort keys hold no calls they do not need.
+A kind defines how a constant is read, the SQL type it is cast to, and whether memory decides
+equality and order exactly as PostgreSQL does. If not (`equates` or `orders` is false), the database
+decides. `comparable` converts a value into one that Python compares exactly as PostgreSQL compares
+the original, and `reverse` into one for the reverse order. Both are source text, so that compiled
+filters and sort keys make no unnecessary calls.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Kind:
     read: Callable[[Any], Value]
     """Reads a constant from JSON or Python; raises ValueError or TypeError for anything else."""
     cast: str = ""
-    """The SQL type constants are cast to, which no user's type can be taken for: a keyword or a
-    name with its schema. Empty where PostgreSQL infers it from the column."""
+    """The SQL type that constants are cast to: a keyword, or a name with its schema, so that no
+    type of a user can be chosen instead. Empty if PostgreSQL infers it from the column."""
     comparable: str = "{v}"
     reverse: str = "-{v}"
     equates: bool = True
@@ -43,11 +43,11 @@ class Kind:
     text: bool = False
     """Whether LIKE applies."""
     null: tuple[Any, Any] | None = None
-    """Values below and above all comparables, which can stand for NULL in a sort key."""
+    """Values below and above all comparables, for NULL in a sort key."""
     null_doubt: str = ""
-    """Source of a test for values of which only the database knows whether they are NULL."""
+    """Source of a test for values that only the database knows to be NULL or not."""
     strict: bool = False
-    """Whether values that Python calls equal can still print differently (1.0 and 1.00)."""
+    """Whether values that are equal in Python can be written differently (1.0 and 1.00)."""
 
     @property
     def compares(self) -> bool:
@@ -55,11 +55,11 @@ class Kind:
         return self.read is not _read_nothing
 
     def may_be_null(self, value: Value) -> bool:
-        """Whether only the database knows if this is NULL."""
+        """Whether only the database can decide if this is NULL."""
         return bool(self.null_doubt) and bool(_function(self.null_doubt)(value))
 
     def to_comparable(self, value: Value) -> Any:
-        """What `comparable` computes, for constants."""
+        """The comparable value of a constant."""
         return _function(self.comparable)(value)
 
 
@@ -83,14 +83,14 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,6})?|NaN
 
 
 def _read_integer(value: Any) -> int | Decimal:
-    """Whole numbers become int; a fraction stays what it is, for `region > 7.5` makes sense."""
+    """Whole numbers become int. A fraction stays, because `region > 7.5` is valid."""
     number = _read_number(value)
     if isinstance(number, int):
         return number
     if not number.is_finite():
         raise ValueError
     if number.adjusted() > _INTEGER_DIGITS:
-        return number  # beyond every integer of PostgreSQL; Python would take its time with it
+        return number  # larger than any integer of PostgreSQL, and slow in Python
     return int(number) if number == int(number) else number
 
 
@@ -127,7 +127,7 @@ def _read_boolean(value: Any) -> bool:
 def _read_text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError
-    value.encode()  # a lone surrogate is no text
+    value.encode()  # a lone surrogate is not valid text
     if "\0" in value:
         raise ValueError
     return value
@@ -388,8 +388,8 @@ _BY_TYPE = {
     "xml": _INCOMPARABLE,
 }
 
-# Collations that come with PostgreSQL are deterministic: equal means equal bytes. A collation that
-# somebody made may not be, and nothing in its name tells.
+# Collations that come with PostgreSQL are deterministic: equal means equal bytes. A collation of a
+# user may not be, and its name does not show it.
 _DETERMINISTIC = re.compile(
     r"default|POSIX|unicode|[a-z]{2,3}([_-][A-Za-z]+)*-x-icu|[a-z]{2,3}_[A-Z]{2}(\.\w+)?(@\w+)?"
 )
@@ -415,9 +415,9 @@ def kind_of(column: Column) -> Kind:
 
 
 def compares(column: Column) -> bool:
-    """Whether it is compared with constants. One of a range or a composite type that a user made is
-    not: to read the constant, PostgreSQL would call the conditions of domains in it, code of
-    that user, with our rights."""
+    """Whether it can be compared with constants. A column of a range or composite type that a user
+    made cannot: to read the constant, PostgreSQL would call conditions of domains, which are code
+    of that user, with our rights."""
     is_known = "." not in column.type or column.enum or bool(column.operators)
     return is_known and kind_of(column).compares
 
@@ -431,7 +431,7 @@ def _by_collation(column: Column, by_code_point: Kind, deterministic: Kind, fore
 
 
 def read(kind: Kind, value: Any) -> Value:
-    """Read a constant; a ValueError says what was expected and what came."""
+    """Read a constant. A ValueError has what was expected and what was given."""
     if isinstance(value, str | bytes) and len(value) > limits.FILTER_TEXT_CHARS_MAX:
         raise ValueError(f"longer than {limits.FILTER_TEXT_CHARS_MAX:,} characters")
     try:

@@ -1,4 +1,4 @@
-"""What must be read from the database, because memory cannot decide it.
+"""What must be read from the database because memory cannot decide it.
 
 A window or a streamed query returns an `Outcome`: its deltas, and its needs. The needs of the last
 outcome replace earlier ones. Their rows must be read in one database snapshot that contains exactly
@@ -34,8 +34,8 @@ class Refill(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Of the rows with these keys: those that match the filter and stand at or before `until`, in
-    the query's order."""
+    """Of the rows with these keys, those that match the filter and are not after `until`, in the
+    query's order."""
 
     keys: tuple[Key, ...]
     until: Cursor | None
@@ -51,7 +51,7 @@ Need: TypeAlias = Refill | Order | Check
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Deltas to send now, and what to read before there can be more."""
+    """Deltas to send now, and what must be read for the next ones."""
 
     deltas: tuple[Delta, ...] = ()
     needs: tuple[Need, ...] = ()

@@ -1,11 +1,11 @@
-"""Orders rows as the database does, or says that only the database can.
+"""Orders rows as the database does, if that is possible in memory.
 
 A row's sort key is a tuple that Python compares exactly as PostgreSQL compares the rows: NULLs
-where the direction or the query puts them, NaN above every number, DESC by a value that compares
-the other way round instead of a wrapper object. The primary key comes last, so that no two rows are
-equal. From the first column on whose order cannot be reproduced (another collation than C, an
-enumeration, a type we do not know), a sort key has only a rank, for the database to give: `exact`
-is false, and rows that are equal up to there must be asked about.
+first or last as the query says, NaN above every number, DESC by a value that compares in reverse.
+The primary key comes last, so that no two rows are equal. A column may have an order that memory
+cannot reproduce (another collation than C, an enumeration, an unknown type). From that column on,
+the sort key has only a rank from the database: `exact` is false, and rows that are equal before it
+must be read in order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SortKey: TypeAlias = tuple[Any, ...]
 
 
 class OrderBy(msgspec.Struct, frozen=True):
-    """One column of an order. `nulls` left out means what PostgreSQL does: last, first if DESC.
+    """One column of an order. The default of `nulls` is PostgreSQL's: last, or first with DESC.
 
     >>> OrderBy.parse("price desc nulls last")
     OrderBy(column='price', desc=True, nulls='last')
@@ -103,7 +103,7 @@ def check_order(
         if not kinds.compares(columns[by.column]):
             declared = columns[by.column].declared
             raise InvalidQuery(f"{declared} cannot be ordered", path=f"{path}[{i}]")
-    # A column named twice says nothing new the second time.
+    # The second use of a column has no effect.
     first: dict[str, OrderBy] = {}
     for by in (*given, *map(OrderBy, table.key)):
         first.setdefault(by.column, by)
@@ -117,12 +117,12 @@ class Ordering:
 
     by: tuple[OrderBy, ...]
     exact: bool
-    """Whether memory reproduces this order to the end."""
+    """Whether memory reproduces the whole order."""
     cursor: Callable[[Row], Cursor]
     """The row's values of the order's columns."""
 
     def __init__(self, by: tuple[OrderBy, ...], table: Table, *, ranked: bool = False) -> None:
-        """With `ranked`, only the database decides the order, whatever the columns are."""
+        """With `ranked`, only the database decides the order, for any columns."""
         of_name = {column.name: column for column in table.columns}
         self.by = by
         self._columns = tuple(of_name[each.column] for each in by)
@@ -140,8 +140,8 @@ class Ordering:
         return made.make(row)[: made.width if self.exact else made.width - 1]
 
     def entries(self, held: tuple[str, ...]) -> Entries:
-        """How rows become sort keys, each followed by the values of the held columns that it does
-        not contain itself."""
+        """The function from rows to entries: the sort key, followed by the held values that it does
+        not contain."""
         return _entries(self.by, self._kinds, self._never_null, held)
 
     def read_cursor(self, values: Any, path: str = "after") -> Cursor:
@@ -186,7 +186,7 @@ class Ordering:
         return later.wrapped("(", f" or {column} is null)")
 
     def _bound_sql(self, value: Value) -> list[Sql]:
-        """What follows for the first column, where it is a plain range: an index can use that."""
+        """The condition on the first column, if it is a simple range that an index can use."""
         by = self.by[0]
         if value is None or not (by.nulls_first or by.column in self._never_null):
             return []
@@ -227,7 +227,7 @@ class Entries(NamedTuple):
     """A function from rows to entries, the length of their sort key, and where columns are."""
 
     make: Callable[..., SortKey]
-    """Of a row and, where the database has the last word, its rank."""
+    """Makes the entry of a row; with its rank if the database decides the order."""
     width: int
     places: dict[str, int]
 
@@ -265,7 +265,7 @@ def _entries(
                 places[by.column] = len(elements)
             elements.append(value)
         elif kind.null is not None:
-            # The kind has room beyond its values, where NULL can stand without a flag.
+            # The kind has values beyond all others, which stand for NULL without a flag.
             names[f"null{i}"] = kind.null[0 if by.nulls_first else 1]
             elements.append(f"null{i} if v{i} is None else {value}")
         else:

@@ -64,7 +64,7 @@ class LiveQuery(msgspec.Struct, frozen=True):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON form, without what was left out."""
+        """The JSON form, without defaults."""
         whole = {
             "table": self.table,
             "where": to_json(self.where),
@@ -121,7 +121,7 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 class BoundQuery:
-    """A live query that fits its table, with everything compiled that maintaining it takes."""
+    """A live query that was checked against its table, and compiled."""
 
     __slots__ = (
         "after", "canonical", "columns", "key_of", "layout", "limit", "matches", "mode", "order",
@@ -134,13 +134,13 @@ class BoundQuery:
     limit: int
     after: Cursor | None
     columns: tuple[str, ...] | None
-    """The columns a subscriber sees, the primary key among them; None for all."""
+    """The columns that a subscriber gets, including the primary key; None for all."""
     mode: Mode
     canonical: bytes
     matches: Matches
     key_of: Callable[[Row], Key]
     select: Callable[[Row], Row] | None
-    """Cuts a row down to `columns`; None where there is nothing to cut."""
+    """Selects `columns` of a row; None if all are selected."""
     layout: Layout
     """How a window stores the rows."""
 
@@ -167,7 +167,7 @@ class BoundQuery:
         self.canonical = self._canonical()
 
     def ranked(self) -> BoundQuery:
-        """The same query, whose order only the database decides."""
+        """The same query, but only the database decides its order."""
         other = self._copy()
         other.order = Ordering(self.order.by, self.table, ranked=True)
         other.layout = Layout(other.order, self.table, self.columns)
@@ -195,7 +195,7 @@ class BoundQuery:
 
 
 def _distinct_floats(value: Any) -> Any:
-    """JSON writes null for NaN and for both infinities: so they are written as text."""
+    """NaN and infinities as text: JSON would write null for all of them."""
     match value:
         case float() if not math.isfinite(value):
             return {"float": repr(value)}
@@ -207,7 +207,7 @@ def _distinct_floats(value: Any) -> Any:
 
 
 def _check_key(table: Table) -> None:
-    """Rows are looked up by their keys, which lists and JSON values do not allow."""
+    """Keys must be hashable, which lists and JSON values are not."""
     for column in table.columns:
         if column.name in table.key and not kinds.compares(column):
             raise InvalidQuery(

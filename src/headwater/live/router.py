@@ -1,8 +1,8 @@
 """Decides which queries a change may affect. May say yes too often; must never say no wrongly.
 
-Each query is filed under its index terms: equality, IN and IS NULL in hash maps, ranges in an
-interval structure, and the rest in a list that every change visits. A change looks up its row as it
-was and as it is, so rows that leave are found as well as rows that come.
+Each query is stored under its index terms: equality, IN and IS NULL in hash maps, ranges in an
+interval tree, and the rest in a list that every change visits. A change looks up its row before and
+after, so that it also finds queries that the row no longer matches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ABSENT = object()
 
 
 class Router(Generic[Item]):
-    """The index over many queries' filters; an item stands for a query."""
+    """An index over the filters of many queries. An item stands for a query."""
 
     def __init__(self) -> None:
         self._tables: dict[tuple[str, str], _TableIndex[Item]] = {}
@@ -32,7 +32,7 @@ class Router(Generic[Item]):
         return len(self._filed)
 
     def add(self, item: Item, where: Filter, table: Table) -> None:
-        """File a query under its checked filter."""
+        """Add a query with its checked filter."""
         index = self._tables.setdefault((table.schema, table.name), _TableIndex())
         self._filed[item] = (where, table)
         index.add(item, terms(where, table), table)
@@ -42,7 +42,7 @@ class Router(Generic[Item]):
         self._tables[table.schema, table.name].remove(item, terms(where, table))
 
     def candidates(self, change: Change) -> set[Item]:
-        """The queries whose result the change may alter."""
+        """The queries whose results the change may affect."""
         index = self._tables.get((change.table.schema, change.table.name))
         if index is None:
             return set()
@@ -104,7 +104,7 @@ class _ColumnIndex(Generic[Item]):
         kind = next(kinds.kind_of(column) for column in table.columns if column.name == name)
         self._comparable: Callable[[Any], Any] | None = kind.to_comparable
         if not kind.equates:
-            # Only IS NULL can be filed, and the values need not even be hashable.
+            # Only IS NULL can be looked up, and the values may not be hashable.
             self._comparable = lambda value: None if kind.may_be_null(value) else _ABSENT
         elif kind.comparable == "{v}":
             self._comparable = None
@@ -132,8 +132,8 @@ class _ColumnIndex(Generic[Item]):
                 self.ranges.remove(low, high, item)
 
     def lookup(self, value: Any) -> Iterable[set[Item]]:
-        """The items whose terms the value meets; all of them if the image lacks the column, which
-        is said by passing this index itself."""
+        """The items whose terms the value meets; all of them if the image lacks the column (then
+        the value is this index itself)."""
         if value is self:
             return [*self.equal.values(), *self.ranges.everything()]
         if value is None:

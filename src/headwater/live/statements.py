@@ -1,7 +1,7 @@
-"""The `needs` as SQL with bound values.
+"""The SQL for each of the `needs`, with bound values.
 
-All of them return whole rows of the table, and all of them are bounded: a page by its count, the
-others by their keys.
+All statements return whole rows of the table, and all are bounded: a page by its count, the others
+by their keys.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def page(query: BoundQuery, after: Cursor | None, count: int) -> Sql:
 
 
 def by_keys(query: BoundQuery, keys: tuple[Key, ...], until: Cursor | None) -> Sql:
-    """Those rows among the keys that match and are not after `until`, in the query's order."""
+    """The rows with these keys that match and are not after `until`, in the query's order."""
     conditions = [_keys_sql(query.table, keys), filter_sql(query.where, query.table)]
     if query.after is not None:
         conditions.append(query.order.after_sql(query.after))
@@ -46,7 +46,7 @@ def by_keys(query: BoundQuery, keys: tuple[Key, ...], until: Cursor | None) -> S
 
 
 def select_keys(table: Table, keys: tuple[Key, ...], *, whole: bool = True) -> Sql:
-    """The rows with these keys, whatever a filter says, in any order; or only their keys."""
+    """The rows with these keys, without a filter, in any order; or only their keys."""
     names = None if whole else table.key
     return Sql(_from(table, names)) + _keys_sql(table, keys).wrapped(" where ", "")
 

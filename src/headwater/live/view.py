@@ -1,7 +1,7 @@
-"""Views: identical queries in the same auth scope share one state, one delta, one encoding.
+"""Views: identical queries in the same scope share one state, one delta, one encoding.
 
-Two queries are identical if their canonical forms are. The scope says who may see what (a tenant, a
-user, a set of claims); it is the caller's to choose, and views never cross it.
+Two queries are identical if their canonical forms are. The scope decides what may be seen (a
+tenant, a user, a set of claims). The caller chooses it, and views are never shared between scopes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from headwater.model import Change, Table
 
 
 def new_state(query: BoundQuery) -> Window | Streamed:
-    """A state that knows nothing yet."""
+    """A new state without rows."""
     return Window(query) if query.mode == "maintained" else Streamed(query)
 
 
 class View:
-    """The shared state behind identical live queries, and who subscribes to it."""
+    """The state that identical live queries share, and its subscribers."""
 
     __slots__ = ("id", "query", "scope", "state", "subscribers")
 
@@ -67,7 +67,7 @@ class Views(Generic[ViewT]):
         return iter(self._views.values())
 
     def find(self, query: BoundQuery, scope: Hashable) -> ViewT:
-        """The view for a query, made if it is new; a new one has needs before it has rows."""
+        """The view of a query. A new one is made if there is none: it has needs, and no rows."""
         view = self._views.get((query.canonical, scope))
         if view is None:
             view = self._make(self._next_id(), query, scope)
@@ -80,7 +80,7 @@ class Views(Generic[ViewT]):
         del self._views[view.identity]
 
     def touched(self, changes: Sequence[Change]) -> dict[ViewT, list[Change]]:
-        """The views that a transaction may alter, each with the changes that may."""
+        """The views that a transaction may affect, each with its changes."""
         touched: dict[ViewT, list[Change]] = {}
         for change in changes:
             for step in self._steps(change):
@@ -89,8 +89,9 @@ class Views(Generic[ViewT]):
         return touched
 
     def _steps(self, change: Change) -> tuple[Change, ...]:
-        """The same, by the keys that memory tells apart: to the database a key may still be equal
-        when it is written differently, in a collation without case or as `24 hours` for a day."""
+        """The change, as a delete and an insert if memory sees another key. In the database, keys
+        that are written differently can be equal: in a collation without case, or `24 hours` and a
+        day."""
         before, table = change.before, change.table
         if change.op != "update" or before is None or not self._may_be_rewritten(table):
             return (change,)

@@ -1,4 +1,4 @@
-"""The log of changes: the table that capture writes to, and everything that asks it a question.
+"""The log of changes: the table that capture writes to, and everything that reads it.
 
 `reading/` reads changes as an application receives them, `waking/` says when to read. The modules
 here say what a position means: which changes are between two positions, whether the log still has

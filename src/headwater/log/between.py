@@ -11,7 +11,7 @@ PostgreSQL finds the rows in three ways:
 - `SINCE`, `UNTIL` and both together, `BETWEEN`: found by id, through the index on (xid, seq).
 - `SINCE_RANGES`: the two halves of `SINCE`. Each is read in the order of that index.
 - `BETWEEN_TESTED` and `IN_UNTIL`: for rows that were found by number. PostgreSQL cannot use an
-  index for these, so they do not draw it away from the numbers.
+  index for these, so it uses the index on the numbers.
 
 The values for all of them come from `parameters`. Pure. Whether the log still has all these rows is
 checked in `reach`.

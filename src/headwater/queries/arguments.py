@@ -1,6 +1,6 @@
-"""A function's arguments: which there are, from its type hints, and a call's, checked.
+"""The arguments of a function, from its type hints; and the checked arguments of a call.
 
-Values that came as JSON and objects given in Python go through the same check.
+Values from JSON and objects from Python go through the same check.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from headwater.queries import types
 
 
 class Arguments(msgspec.Struct, frozen=True):
-    """A call's arguments, checked. `key` identifies the call: equal only if all arguments are, in
-    value and type."""
+    """The checked arguments of a call. `key` identifies the call: two keys are equal only if all
+    arguments are equal in value and type."""
 
     values: Mapping[str, Any]
     key: Hashable
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """One that a function takes."""
+    """One argument that a function takes."""
 
     name: str
     type: Any = Any
@@ -66,8 +66,8 @@ class Signature:
     def bind(
         self, args: Mapping[str, Any], *, most: int | None = None, keyed: bool = True
     ) -> Arguments:
-        """Check a call's arguments; InvalidQuery names the one that is wrong. They may have at most
-        `most` values. Only if they are `keyed` is a key made."""
+        """Check a call's arguments. InvalidQuery names the one that is wrong. They may have at most
+        `most` values. Without `keyed`, no key is made."""
         try:
             _check_size(args, most)
             bound = types.convert(dict(args), self.struct)
@@ -102,7 +102,7 @@ class Signature:
 
 
 def _check_size(args: Mapping[str, Any], most: int | None) -> None:
-    """Refuse what would take long to compare. Also where values are nested too deeply."""
+    """Refuse values that would take long to compare, and values that are nested too deeply."""
     count = large = 0
     level: list[Any] = [args]
     for _ in range(ARGUMENT_DEPTH_MAX + 2):
@@ -138,7 +138,7 @@ _INTEGER_BITS = 64
 
 
 def path_and_reason(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Where msgspec found something wrong, and what.
+    """The path and the reason of an error of msgspec.
 
     >>> path_and_reason(msgspec.ValidationError("Expected `int`, got `str` - at `$[3].amount`"))
     ('$[3].amount', 'expected int, got str')
@@ -152,7 +152,7 @@ def path_and_reason(error: msgspec.ValidationError) -> tuple[str, str]:
 
 
 def parameters_of(function: Callable[..., Any], name: str) -> list[Parameter]:
-    """What a function takes after its context."""
+    """The arguments of a function after its context."""
     try:
         found = list(inspect.signature(function).parameters.values())
     except ValueError as error:
@@ -173,7 +173,7 @@ _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 
 
 def hints_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    """The types of what a function takes after its context, and of what it returns."""
+    """The types of a function's arguments after the context, and of its result."""
     written = underlying(function)
     annotations = dict(getattr(written, "__annotations__", {}))
     for parameter in list(inspect.signature(function).parameters)[:1]:
@@ -189,8 +189,7 @@ def hints_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
 
 
 def underlying(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of the application, without decorators, `partial` and callable objects around
-    it."""
+    """The function of the application, inside of decorators, `partial` and callable objects."""
     function = inspect.unwrap(function)
     if isinstance(function, partial):
         return underlying(function.func)
@@ -200,7 +199,7 @@ def underlying(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _annotated(function: Callable[..., Any], annotations: dict[str, Any]) -> Any:
-    """Something with these annotations and the function's names to look them up in."""
+    """An object with these annotations, and with the function's names to resolve them."""
 
     def empty() -> None: ...
 
@@ -251,12 +250,12 @@ def key_of(value: Any, depth: int = 0) -> Hashable:
             fields = type(value).__struct_fields__
             return type(value), tuple(below(getattr(value, name)) for name in fields)
     if types.is_model(type(value)):
-        # Its fields as they are: what a model shows of itself may leave some out.
+        # All fields: the `repr` of a model may leave some out.
         return type(value), below(dict(value))
     if dataclasses.is_dataclass(value):
         names = (field.name for field in dataclasses.fields(value))
         return type(value), tuple(below(getattr(value, name)) for name in names)
-    # What prints alike may differ, as secrets do; what is equal may print differently, as times do.
+    # Different values may print the same, as secrets do; equal ones differently, as times do.
     if isinstance(value, Hashable) and not isinstance(value, float | Decimal):
         return type(value), repr(value), value
     return type(value), repr(value)

@@ -1,8 +1,8 @@
-"""What a query or mutation function is given: `ctx.fetch`, and who calls.
+"""The context of a query or mutation function: `ctx.fetch`, and the caller.
 
-A context is good for one call. It uses a connection that its maker has put into a transaction, one
-statement at a time, and is closed when the function has returned or took too long: code that uses
-it later gets an error and does not reach the connection.
+A context is valid for one call. It uses a connection in a transaction, one statement at a time. It
+is closed when the function has returned or took too long: code that uses it later gets an error,
+and cannot use the connection.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Caller:
 
 
 class Context(Caller):
-    """The database as of one moment, and who asks. Passed to every query as its first argument."""
+    """The database in one snapshot, and the caller. Every query gets it as its first argument."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class Context(Caller):
         events: Events | None = None,
         observe: Callable[[Executed], None] | None = None,
     ) -> None:
-        """`observe` is called with every statement before it is sent. The caller of this has set
-        the transaction, the role and the claims."""
+        """`observe` is called with every statement before it is sent. The transaction has begun,
+        and the role and claims are set."""
         super().__init__(identity, function, kind, trace_id or "")
         self._connection = connection
         self._events = events
@@ -93,12 +93,12 @@ class Context(Caller):
 
     @property
     def is_over(self) -> bool:
-        """Whether the function has returned, and nothing can be sent any more."""
+        """Whether the function has returned: nothing can be sent after that."""
         return self._closed
 
     def close(self) -> None:
-        """From here on every use raises: the function has returned, or took too long. A statement
-        that is under way is given up; the connection stays locked until it is."""
+        """The function has returned, or took too long: every later use raises. A running statement
+        is abandoned, and the connection stays locked until it ends."""
         self._closed = True
         if self._running is not None:
             self._running.cancel()
@@ -162,12 +162,11 @@ def _code(error: BaseException) -> str:
 
 
 writing: ContextVar[MutationContext | None] = ContextVar("headwater_writing", default=None)
-"""The mutation that the present task runs in. A task that it started still has it after its
-end."""
+"""The mutation that the current task runs in. A task that it started still has it after its end."""
 
 
 def mutation_under_way() -> MutationContext | None:
-    """The mutation that the present task runs in, unless it has ended."""
+    """The mutation that the current task runs in, unless it has ended."""
     context = writing.get()
     return None if context is None or context.is_over else context
 
@@ -179,7 +178,7 @@ class MutationContext(Context):
         super().__init__(connection, identity, kind="mutation", **options)
 
     async def execute(self, sql: str, /, *args: Any, **named: Any) -> int:
-        """Execute a statement; how many rows it wrote or found."""
+        """Execute a statement. Returns the number of rows that it wrote or found."""
         return (await self._send(sql, args, named)).count
 
     async def signal(self, topic: str, ids: Iterable[Any] = ()) -> None:
@@ -234,7 +233,8 @@ class BlockingContext(Caller):
         return self.wait(self._context.fetch_value(sql, *args, **named))
 
     def execute(self, sql: str, /, *args: Any, **named: Any) -> int:
-        """Execute a statement; how many rows it wrote or found. In mutations only."""
+        """Execute a statement. Returns the number of rows that it wrote or found. In mutations
+        only."""
         return self.wait(self.writing.execute(sql, *args, **named))
 
     def signal(self, topic: str, ids: Iterable[Any] = ()) -> None:
@@ -256,7 +256,7 @@ class BlockingContext(Caller):
         return self._context
 
     def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Have the event loop do something, and wait for it."""
+        """Run a coroutine on the event loop, and wait for it."""
         if self._closed:
             work.close()
             self._context._check_open()
@@ -271,7 +271,7 @@ class BlockingContext(Caller):
             self._under_way = None
 
     def close(self) -> None:
-        """From here on every use raises, and what is under way is given up."""
+        """Every later use raises, and a running statement is abandoned."""
         self._closed = True
         if self._under_way is not None:
             self._under_way.cancel()

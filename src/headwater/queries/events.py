@@ -39,7 +39,7 @@ class QueryEvent(msgspec.Struct, frozen=True):
     trace_id: str
     user_id: str | None = None
     error: str | None = None
-    """The code of the error that it met."""
+    """The code of its error."""
 
 
 class ErrorEvent(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class ChangeEvent(msgspec.Struct, frozen=True):
 
 
 class GapEvent(msgspec.Struct, frozen=True):
-    """Changes after `since` and up to `position` come to no handler: the log was trimmed, restored
+    """No handler gets the changes after `since` and up to `position`: the log was trimmed, restored
     or lost before they could be read."""
 
     since: Position | None
@@ -104,8 +104,8 @@ class Events:
         self._logged_at = -math.inf
 
     def on(self, name: EventName, handler: Handler, *, parameters: bool = False) -> None:
-        """Have the handler called with every event of that name. With `parameters`, statements
-        come with the values of their parameters."""
+        """Call the handler with every event of that name. With `parameters`, statements have the
+        values of their parameters."""
         if name not in self._registrations:
             raise ConfigError(
                 f"there is no event {name!r}",
@@ -152,7 +152,7 @@ class Events:
 
     def _call(self, handler: Handler, event: Event) -> None:
         try:
-            # What is async need not say so: an object, or a function around another, may be.
+            # Whether it is async is only known from the result: an object or a wrapper may be.
             work = handler(event)
             if not inspect.iscoroutine(work):
                 return
@@ -178,7 +178,7 @@ class Events:
             self._dropped, self._logged_at = 0, now
 
     async def close(self) -> None:
-        """End the handlers that are still at work."""
+        """End the handlers that are still running."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

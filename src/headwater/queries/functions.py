@@ -36,11 +36,11 @@ __all__ = ["Arguments", "Function", "Mutation", "Query"]
 
 Body: TypeAlias = Callable[..., Any]
 Call: TypeAlias = Callable[["Function", Arguments, Identity], Awaitable[Any]]
-"""Runs a function by itself, once Headwater has started."""
+"""Runs a function in a transaction of its own, when Headwater has started."""
 
 
 class Function:
-    """What queries and mutations have in common."""
+    """The base class of queries and mutations."""
 
     kind: Literal["query", "mutation"]
 
@@ -75,7 +75,7 @@ class Function:
         self.signature = signature or Signature(label, parameters_of(body, label))
         self.returns = returns or Returns(label, hints_of(body, label).get("return", Any))
         self.is_sql = False
-        """Whether it is a statement that a caller's values go into as they come."""
+        """Whether it is an SQL statement with the caller's values as parameters."""
         self._body = body
         self._is_async = any(map(inspect.iscoroutinefunction, (body, underlying(body))))
         self._call = call
@@ -91,12 +91,12 @@ class Function:
         return f"{self.kind} {self.name}"
 
     def bind(self, args: Mapping[str, Any], *, most: int | None = None) -> Arguments:
-        """Check a call's arguments; InvalidQuery names the one that is wrong, or says that there
-        are more values in them than `most`."""
+        """Check a call's arguments. InvalidQuery names the one that is wrong, or says that they
+        have more than `most` values."""
         return self.signature.bind(args, most=most)
 
     async def run(self, context: Context, arguments: Arguments) -> Any:
-        """Call the function: in a thread if it is not async. Raises what it raises."""
+        """Call the function: in a thread if it is not async. Raises its errors unchanged."""
         if self._is_async:
             return await self._body(context, **arguments.values)
         loop = asyncio.get_running_loop()
@@ -108,17 +108,18 @@ class Function:
             blocking.close()
 
     def convert(self, value: Any) -> Any:
-        """What it returned as the declared type; ResultError where it does not fit."""
+        """The returned value as the declared type. ResultError if it does not fit."""
         return self.returns.convert(value)
 
     def encode(self, value: Any) -> bytes:
-        """What it returned as JSON, by its declared type. ResultError for what does not fit or is
+        """The returned value as JSON, by the declared type. ResultError if it does not fit or is
         too large."""
         return self.returns.encode(value)
 
     def __call__(self, /, *args: Any, **named: Any) -> Any:
         """Inside another function, with its context first: run in that transaction. Without a
-        context: run by itself, as the application. Awaited, but for a context that blocks."""
+        context: run in its own transaction, as the application. The result is awaited, except with
+        a context that blocks."""
         if not args or not isinstance(args[0], Context | BlockingContext):
             return self.call(ANONYMOUS, *args, **named)
         context, *rest = args
@@ -134,7 +135,7 @@ class Function:
         return self.convert(await self.run(context, arguments))
 
     def _check_within(self, kind: str, name: str) -> None:
-        """Whether a function of that kind may call this one."""
+        """Raise ConfigError unless a function of that kind may call this one."""
 
     async def call(self, identity: Identity, /, *args: Any, **named: Any) -> Any:
         """Run it by itself as this identity, in a transaction of its own."""
@@ -175,7 +176,8 @@ class Query(Function):
         """The fields that identify a row of the result, for row deltas; empty for none."""
 
     def identity(self, caller: Identity) -> Identity:
-        """What it may know of its caller: callers for whom this is equal share a result."""
+        """The part of the caller's identity that it gets. Callers with the same part share a
+        result."""
         known = caller.shared(self.share)
         return msgspec.structs.replace(known, role=None) if self.trusted else known
 
@@ -186,7 +188,7 @@ class Mutation(Function):
     kind = "mutation"
 
     def bind(self, args: Mapping[str, Any], *, most: int | None = None) -> Arguments:
-        """The same; no call of a mutation is answered with what another one returned."""
+        """The same without a key: results of mutations are not shared."""
         return self.signature.bind(args, most=most, keyed=False)
 
     def _check_within(self, kind: str, name: str) -> None:

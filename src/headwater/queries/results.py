@@ -1,7 +1,8 @@
-"""What functions return, as JSON, by the type that they declare.
+"""Encodes the results of functions as JSON, by their declared types.
 
-A value that does not fit its type, that JSON cannot hold, or that is too large is an error that
-says where. JSON has no NaN, infinities and bytes: these are written as PostgreSQL writes them.
+A value that does not fit its type, that is not possible in JSON, or that is too large is an error
+with its path. NaN, infinities and bytes are not possible in JSON: they are written as text, as
+PostgreSQL writes them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _encode = msgspec.json.Encoder(enc_hook=types.encode).encode
 
 
 class Returns:
-    """What a function declares to return; `Any` where it does not."""
+    """The declared type of a function's result; `Any` if there is none."""
 
     def __init__(self, function: str, type_: Any = Any) -> None:
         self.function = function
@@ -39,7 +40,7 @@ class Returns:
             )
 
     def convert(self, value: Any) -> Any:
-        """The value as the declared type; ResultError where it does not fit."""
+        """The value as the declared type. ResultError if it does not fit."""
         if self.type is Any:
             return value
         try:
@@ -55,7 +56,7 @@ class Returns:
         """The value as JSON."""
         value = self.convert(value)
         try:
-            encoded = _encode(_held(value) if _needs_care(value) else value)
+            encoded = _encode(_as_json_values(value) if _needs_care(value) else value)
         except (NotImplementedError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise self._cannot_be_sent(value, error) from error
         if len(encoded) > QUERY_RESULT_BYTES_MAX:
@@ -88,8 +89,8 @@ _SAFE = {
 
 
 def _needs_care(value: Any) -> bool:
-    """Whether there may be something in it that JSON lacks. Most results need none, and to look
-    costs a tenth of what care does."""
+    """Whether it may contain a value that JSON does not have. Most results do not, and this check
+    takes a tenth of the time of `_as_json_values`."""
     parts: Iterable[Any]
     kind = type(value)
     if kind is dict:
@@ -109,15 +110,15 @@ def _needs_care(value: Any) -> bool:
     return False
 
 
-_KEPT = (
+_BUILTIN_TYPES = (
     bytes, bytearray, datetime.datetime, datetime.date, datetime.time, datetime.timedelta,
     uuid.UUID, Decimal,
 )  # fmt: skip
 
 
-def _held(value: Any) -> Any:
-    """The value with what JSON lacks written as text."""
-    return _plain(msgspec.to_builtins(value, builtin_types=_KEPT, enc_hook=types.encode))
+def _as_json_values(value: Any) -> Any:
+    """The value, with texts for values that JSON does not have."""
+    return _plain(msgspec.to_builtins(value, builtin_types=_BUILTIN_TYPES, enc_hook=types.encode))
 
 
 def _plain(value: Any) -> Any:
@@ -133,7 +134,7 @@ def _plain(value: Any) -> Any:
 
 
 def _culprits(value: Any, path: str = "$", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """The innermost parts of a value that cannot be encoded, and where they are."""
+    """The innermost parts of a value that cannot be encoded, and their paths."""
     if depth > 50 or _can_be_encoded(value):
         return
     found = False

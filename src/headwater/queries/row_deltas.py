@@ -1,8 +1,8 @@
 """The steps from one list of rows to another, by key: sent to clients that request deltas.
 
-Pure. Few steps for few changes: rows that keep their order among each other stay where they are
-(the longest such run), the others move. The steps are those of a live query and are folded in the
-same way, one after the other, every index as of that moment.
+Pure. Few changes need few steps: the longest run of rows in the same order stays in place, the
+others move. The steps are the deltas of a live query, and clients apply them in the same way: one
+after the other, each index as of that moment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headwater.errors import ResultError
 from headwater.model import Enter, Key, Leave, Move, Row, Update
 
 _ROW_STEPS_MAX = 500
-"""Row deltas of one query result in one message; beyond, the rows are sent whole."""
+"""Row deltas of one query result in one message. If there are more, all rows are sent."""
 
 
 RowStep: TypeAlias = Enter | Leave | Move | Update
@@ -27,7 +27,7 @@ Rows: TypeAlias = dict[Key, Row]
 
 
 def rows_of(result: bytes, key: Sequence[str], query: str) -> Rows:
-    """The rows of a result. ResultError where it is no list of rows with a key each of their own.
+    """The rows of a result. ResultError if it is not a list of rows with unique keys.
 
     >>> rows_of(b'[{"id": 1, "name": "a"}]', ["id"], "people")
     {(1,): {'id': 1, 'name': 'a'}}
@@ -107,14 +107,14 @@ def _same(old: Row, new: Row) -> bool:
 
 
 def _leaving(old: Rows, new: Rows) -> list[RowStep]:
-    """From the end, so that no index shifts another."""
+    """From the end, so that no step changes the index of another."""
     leaving = [(index, key) for index, key in enumerate(old) if key not in new]
     return [Leave(key, index) for index, key in reversed(leaving)]
 
 
 def _placing(current: list[Key], moving: set[Key], new: Rows) -> list[RowStep]:
-    """Put every row that comes or moves right behind the one before it. Those that stay end up in
-    their places once all others are."""
+    """Put every new or moved row directly after its predecessor. The other rows are then in their
+    places."""
     found: list[RowStep] = []
     held = set(current)
     before: Key | None = None
@@ -138,8 +138,7 @@ def _placing(current: list[Key], moving: set[Key], new: Rows) -> list[RowStep]:
 
 
 def _moving(old: list[Key], new: list[Key]) -> set[Key]:
-    """The fewest rows whose move turns the old order into the new one: all but a longest run of
-    rows that keep their order."""
+    """The smallest set of rows that must move: all but a longest run of rows in the same order."""
     if old == new:
         return set()
     place = {key: index for index, key in enumerate(old)}

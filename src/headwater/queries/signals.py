@@ -1,7 +1,7 @@
-"""Gives signals: inside a mutation in its transaction, else in one of its own.
+"""Sends signals: inside a mutation in its transaction, otherwise in one of their own.
 
 A signal is a row of the log, written by `headwater.signal` in the database, which also checks the
-topic's name. What it names is sent when its transaction commits, and never when it does not.
+topic's name. Its rows are sent when its transaction commits, and never if it does not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIGNAL = "select headwater.signal(%s, %s::pg_catalog.text[])"
 
 
 def ids_of(keys: Iterable[Any]) -> list[str]:
-    """Keys as signals name them: one value as its text, several as a JSON array.
+    """Keys in the form of signals: one value as its text, several as a JSON array.
 
     >>> ids_of([7, "b", (7, "b")])
     ['7', 'b', '[7,"b"]']

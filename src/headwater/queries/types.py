@@ -1,6 +1,6 @@
-"""Types of arguments and results: what msgspec knows, addresses, and pydantic models.
+"""Types of arguments and results: those of msgspec, IP addresses, and pydantic models.
 
-Models are recognised by their methods, so that pydantic need not be installed.
+Models are recognised by their methods, so pydantic is not required.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ADDRESSES = (
 
 
 def convert(value: Any, type_: Any) -> Any:
-    """The value as that type; msgspec.ValidationError where it does not fit."""
+    """The value as that type. msgspec.ValidationError if it does not fit."""
     # In JSON every key is a text.
     return msgspec.convert(value, type_, from_attributes=True, dec_hook=_decode, str_keys=True)
 
@@ -38,7 +38,7 @@ def _decode(type_: Any, value: Any) -> Any:
 
 
 def encode(value: Any) -> Any:
-    """What stands in JSON for a value that msgspec does not know; NotImplementedError for none."""
+    """The JSON form of a value that msgspec does not know. NotImplementedError if there is none."""
     if is_model(type(value)):
         return value.model_dump()
     if isinstance(value, _ADDRESSES):
@@ -51,7 +51,7 @@ def is_model(type_: Any) -> bool:
 
 
 def _model_reason(error: ValueError) -> str:
-    """The first thing that is wrong with a model, in one line."""
+    """The first error of a model, in one line."""
     errors: Any = getattr(error, "errors", None)
     if errors is None:
         return str(error)
@@ -77,7 +77,7 @@ def _is_unknown(type_: inspect.Type) -> bool:
 
 
 def _parts(type_: inspect.Type, seen: set[Any] | None = None) -> Iterator[Any]:
-    """A type and those it is made of."""
+    """A type and the types inside it."""
     seen = set() if seen is None else seen
     cls = getattr(type_, "cls", None)
     if cls is not None and cls in seen:

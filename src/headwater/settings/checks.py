@@ -57,7 +57,7 @@ def parse_network(name: str, text: str) -> Network:
 
 
 def read_file(name: str, path: str) -> bytes:
-    """What is in the file that a setting names."""
+    """The content of the file that a setting names."""
     try:
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:

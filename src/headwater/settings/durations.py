@@ -28,8 +28,8 @@ _UNITS = {
 def parse_duration(
     text: str, *, name: str = "duration", least: int = 1, other: str = ""
 ) -> timedelta:
-    """A length of time as people write it: `30 days`, `12h`, `90 seconds`. `least` in seconds;
-    `other` is what the hint of an error says besides."""
+    """A length of time as people write it: `30 days`, `12h`, `90 seconds`. `least` is in seconds;
+    `other` is added to the hint of an error."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text)
     # Words have a plural, letters have none: 50ms are not 50 minutes.
     unit = (_UNITS.get(match[2]) or _UNITS.get(match[2].removesuffix("s"))) if match else None

@@ -34,7 +34,7 @@ ALGORITHMS = (
 """What `[auth] algorithms` may list. There is no `none` among them."""
 
 UNIX = "unix"
-"""What `[gateway] trusted_proxies` calls a peer on a Unix socket, which has no address."""
+"""The entry in `[gateway] trusted_proxies` for a peer on a Unix socket, which has no address."""
 
 Openness: TypeAlias = Literal["auto", "open", "closed"]
 
@@ -46,7 +46,7 @@ class Group(msgspec.Struct, frozen=True):
 
     @classmethod
     def label(cls, name: str) -> str:
-        """What messages call a setting of this group: `[gateway] port`."""
+        """The name of a setting of this group in messages: `[gateway] port`."""
         return f"[{cls.section}] {name}"
 
     def _duration(self, name: str, *, least: int = 1, other: str = "") -> timedelta:
@@ -64,10 +64,10 @@ class LogSettings(Group, frozen=True):
     section: ClassVar[str] = "log"
 
     retention: str | None = None
-    """How long the log keeps a change. Kept in the database; left as it is there unless given."""
+    """How long the log keeps a change. Stored in the database; not changed there unless given."""
 
     maintenance: str = f"{MAINTENANCE_SECONDS:.0f} seconds"
-    """How often retention and altered tables are looked after."""
+    """How often the log is trimmed and altered tables get new capture functions."""
 
     def __post_init__(self) -> None:
         _ = self.retention_period, self.maintenance_period
@@ -88,12 +88,12 @@ class LiveSettings(Group, frozen=True):
     """When changes are delivered: `adaptive`, or a quiet and a maximum time as in `50ms/200ms`."""
 
     topic_window: str = "adaptive"
-    """How long signals of a topic are collected before they are sent: `adaptive`, which is no
-    longer than it takes, or a time as in `16 ms`."""
+    """How long signals of a topic are collected before they are sent: `adaptive` for as short as
+    possible, or a time as in `16 ms`."""
 
     reconcile: str = "600 seconds"
-    """In which time every live query and topic is compared once with the database, as a safety net:
-    `off` for never, `0 seconds` for at every flush."""
+    """The period in which every live query and topic is compared once with the database, as a
+    safety net: `off` for never, `0 seconds` for at every flush."""
 
     def __post_init__(self) -> None:
         _ = self.topic_window_period, self.reconcile_seconds
@@ -124,19 +124,20 @@ class QuerySettings(Group, frozen=True):
     section: ClassVar[str] = "query"
 
     timeout: str = "10 seconds"
-    """How long a query may run, unless it says so itself."""
+    """How long a query may run, unless it is declared with its own timeout."""
 
     concurrency: int = 64
     """Queries that are executed at once, each on a connection of its own."""
 
     sweep: str = "600 seconds"
-    """In which time every subscribed query is executed once without a reason, as a safety net."""
+    """The period in which every subscribed query is executed once without a change, as a safety
+    net."""
 
     cache_bytes: int = 256 * 1024 * 1024
-    """Results kept in memory, in all."""
+    """Bytes of all results in memory."""
 
     cache_entry_bytes: int = 10 * 1024 * 1024
-    """The largest result that is kept in memory."""
+    """Bytes of the largest result that is stored in memory."""
 
     def __post_init__(self) -> None:
         _ = self.timeout_period, self.sweep_period
@@ -156,7 +157,7 @@ class MutationSettings(Group, frozen=True):
     section: ClassVar[str] = "mutation"
 
     timeout: str = "30 seconds"
-    """How long a mutation may run, unless it says so itself."""
+    """How long a mutation may run, unless it is declared with its own timeout."""
 
     retention: str = "24 hours"
     """How long the idempotency key and the result of a mutation are stored. A repetition in this
@@ -185,7 +186,7 @@ class ReplicaSettings(Group, frozen=True):
     """A streaming replica that queries are executed on. Without one, on the database itself."""
 
     wait: str = "1 second"
-    """How long a query waits for the replica to have the change that woke it, before it is executed
+    """How long a query waits until the replica has the change that caused it. Then it is executed
     on the database itself."""
 
     def __post_init__(self) -> None:
@@ -206,14 +207,14 @@ class LakeSettings(Group, frozen=True):
     """How often the pipeline commits to the lake; 0 for as often as it can."""
 
     vacuum: str = "7 days"
-    """How long files that no longer belong to the lake are kept."""
+    """How long files that no longer belong to the lake stay."""
 
     snapshots: int = LAKE_SNAPSHOT_EVENTS
-    """After how many changes of a table the pipeline keeps another snapshot of it; 0 for none at
-    all, neither from events nor from the tables themselves."""
+    """The number of changes of a table after which the pipeline makes another snapshot of it; 0 for
+    no snapshots."""
 
     retention: str | None = None
-    """How long the lake keeps events. Without it, for ever."""
+    """How long the lake keeps events. Default: forever."""
 
     def __post_init__(self) -> None:
         _ = self.interval_period, self.vacuum_period, self.retention_period
@@ -239,48 +240,49 @@ class GatewaySettings(Group, frozen=True):
     """The address `headwater serve` listens on."""
 
     port: int = 8484
-    """The port `headwater serve` listens on; 0 for any that is free."""
+    """The port `headwater serve` listens on; 0 for any free port."""
 
     origins: tuple[str, ...] = ()
-    """Origins whose pages may use the gateway from a browser, beside its own; `*` for all, who then
-    may not use the cookie."""
+    """Origins whose pages may use the gateway from a browser, besides its own; `*` for all, without
+    the cookie."""
 
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses or networks whose `X-Forwarded-For` is believed; `unix` for a Unix socket."""
+    """Addresses or networks of trusted proxies, whose `X-Forwarded-For` is used; `unix` for a Unix
+    socket."""
 
     compression: tuple[str, ...] = ENCODINGS
     """Encodings offered to clients, best first."""
 
     keepalive: str = "15 seconds"
-    """How often an idle connection hears that it is alive."""
+    """How often an idle connection gets a keepalive."""
 
     drain: str = "10 seconds"
-    """How long a stopping gateway waits for its clients to take what is theirs."""
+    """How long a stopping gateway waits for its clients to read their last messages."""
 
     recheck: str = "60 seconds"
-    """How often the rights of open subscriptions are looked at again."""
+    """How often the rights of open subscriptions are checked again."""
 
     tables: Literal["open", "closed"] = "open"
     """Which tables clients may follow by live queries and feeds: all that are enabled, or only
     those that the application declares (`hw.table`)."""
 
     feed_history: str = "10 minutes"
-    """How far back a client's feed or topic may begin, unless the authorize hook says so; `all` for
-    the whole log."""
+    """How far back a client's feed or topic may begin, unless the authorize hook sets another time;
+    `all` for the whole log."""
 
     presence_timeout: str = "15 seconds"
-    """When the members of a gateway that was killed are gone, at the latest."""
+    """The longest time until the members of a killed gateway are removed."""
 
     metrics: Openness = "auto"
-    """Who may read `/metrics`: every client, or admins and who sends `metrics_token`. `auto` is
-    closed where tokens are verified."""
+    """Which clients may read `/metrics`: all (`open`), or admins and clients that send
+    `metrics_token` (`closed`). `auto` is closed if tokens are verified."""
 
     metrics_token: str | None = None
     """What a scraper sends as `Authorization: Bearer …` to read `/metrics`."""
 
     openapi: Openness = "auto"
-    """Who may read `/openapi.json`: every client, or those with a token. `auto` is closed where
-    tokens are verified."""
+    """Which clients may read `/openapi.json`: all (`open`), or those with a token (`closed`).
+    `auto` is closed if tokens are verified."""
 
     def __post_init__(self) -> None:
         _ = self.keepalive_period, self.drain_period, self.recheck_period
@@ -317,8 +319,8 @@ class GatewaySettings(Group, frozen=True):
 
     @property
     def presence_period_seconds(self) -> float:
-        """How often a gateway sends the others that it is alive, where channels are declared. With
-        one second as the least timeout it is never shorter than a third of a second."""
+        """How often a gateway sends a sign of life to the others, if channels are declared. The
+        shortest timeout is one second, so it is never shorter than a third of a second."""
         return self.presence_timeout_seconds / 3
 
     @property
@@ -340,17 +342,17 @@ class LimitSettings(Group, frozen=True):
     """Subscriptions that one user may hold open."""
 
     bytes_per_user: int = 128 * 1024 * 1024
-    """Bytes of memory that the subscriptions of one user may take, and as many again that may wait
-    for its clients."""
+    """Bytes of memory that the subscriptions of one user may take; as many bytes may also wait for
+    its clients."""
 
     bytes_total: int = 2 * 1024 * 1024 * 1024
-    """Bytes of memory that all subscriptions may take, with all that waits for clients."""
+    """Bytes of memory that all subscriptions, and all messages that wait for clients, may take."""
 
     requests_per_second: int = 100
-    """Requests a second that one user, or one address without a user, may make in the long run."""
+    """Requests per second that one user, or one address without a user, may make on average."""
 
     publishes_per_second: int = 50
-    """Messages and states a second that one session may send to channels in the long run."""
+    """Messages and states per second that one session may send to channels on average."""
 
     def __post_init__(self) -> None:
         self._check_range(1024 * 1024, 2**50, "bytes_per_user", "bytes_total")
@@ -372,7 +374,7 @@ class AuthSettings(Group, frozen=True):
     """The key set (a URL or a file) of tokens signed with one of several keys."""
 
     algorithms: tuple[str, ...] = ()
-    """Algorithms to accept; left out, those that fit the key."""
+    """Accepted algorithms. Default: those that fit the key."""
 
     audience: str | None = None
     """What a token's `aud` must contain."""
@@ -390,7 +392,7 @@ class AuthSettings(Group, frozen=True):
     """The claim that names the user's tenant."""
 
     tenants: tuple[str, ...] = ()
-    """Tenants this gateway serves; left out, all."""
+    """Tenants that this gateway serves. Default: all."""
 
     role_claim: str = "role"
     """The claim that names the database role a session reads as."""
@@ -402,10 +404,10 @@ class AuthSettings(Group, frozen=True):
     """The database role of sessions whose token names none."""
 
     cookie: str | None = None
-    """A cookie that may carry the token."""
+    """The name of a cookie that may contain the token."""
 
     admin_claim: str = "headwater_admin"
-    """The claim that makes its bearer an admin, where it is `true`."""
+    """The claim that makes a user an admin if it is `true`."""
 
     def __post_init__(self) -> None:
         _ = self.leeway_period, self.public_key_text
@@ -427,12 +429,12 @@ class AuthSettings(Group, frozen=True):
             read_file(self.label("jwks"), self.jwks)
 
     def _check_has_key(self) -> None:
-        """Whoever gives one of these settings expects that tokens are verified."""
+        """With one of these settings, tokens are expected to be verified."""
         for name in ("algorithms", "audience", "issuer", "tenants", "roles", "cookie"):
             if getattr(self, name) and not self.has_key:
                 raise ConfigError(
-                    f"{self.label(name)}: set, but there is no key to verify tokens with, so nobody"
-                    " would be refused",
+                    f"{self.label(name)}: set, but there is no key to verify tokens with, so every"
+                    " client would be accepted",
                     hint="Set [auth] secret, public_key or jwks.",
                 )
 
@@ -454,19 +456,19 @@ class AuthSettings(Group, frozen=True):
 
     @property
     def has_key(self) -> bool:
-        """Whether there is a key, and so every session needs a token."""
+        """Whether a key is configured, so that every session needs a token."""
         return any((self.secret, self.public_key, self.jwks))
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """All settings: those that belong to no group, and the groups."""
+    """All settings: those without a group, and the groups."""
 
     url: str | None = None
     """The database. Without one, `Headwater()` uses the embedded PostgreSQL."""
 
     question_url: str | None = None
-    """The database as a login role that owns nothing and may read nothing itself. What is asked as
-    a session's database role is asked over it."""
+    """The URL of the same database with a login role that owns nothing and has no rights of its
+    own. Statements with a session's database role are executed over it."""
 
     data_dir: str | None = None
     """Where the embedded PostgreSQL keeps its data."""
@@ -487,6 +489,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     @property
     def opens_every_table(self) -> bool:
-        """Whether any token opens every enabled table, unless the application's hook decides."""
+        """Whether every token gives access to every enabled table, unless the application has an
+        authorize hook."""
         is_open = self.gateway.tables == "open" and self.auth.role is None
         return self.auth.has_key and is_open

@@ -43,7 +43,7 @@ class Setting(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return self.name if self.group is None else self.group.label(self.name)
 
     @property
@@ -60,7 +60,7 @@ class Setting(NamedTuple):
 
 
 def variable(keyword: str) -> str:
-    """The environment's name of what a call calls `keyword`."""
+    """The environment variable of a keyword."""
     return f"HEADWATER_{keyword.upper()}"
 
 
@@ -81,13 +81,13 @@ GROUPS: dict[str, type[Group]] = {
 
 OLD_NAMES = {setting.name for setting in SETTINGS.values()} | _RENAMED.keys() | _DERIVED.keys()
 OLD_NAMES -= SETTINGS.keys()
-"""Names without their group, and those of earlier versions. Where one of them is given, somebody
-expects that it is obeyed."""
+"""Names without their group, and names of earlier versions. To give one of them is an error,
+because it would have no effect."""
 
 
 def unknown(given: str, name: str) -> ConfigError:
-    """The error for what is given as a setting `name`, but is none by that name; with its new name
-    where it has one."""
+    """The error for `name`, which is not the name of a setting; with the new name, if there is
+    one."""
     if name in _DERIVED:
         return ConfigError(f"{given}: this is no setting any more: {_DERIVED[name]}", hint=SEE)
     if places := _places(name):
@@ -107,7 +107,7 @@ def unknown(given: str, name: str) -> ConfigError:
 
 
 def _places(name: str) -> list[Setting]:
-    """The settings that may be meant."""
+    """The settings that were probably meant."""
     keyword = _RENAMED.get(name, name)
     if keyword in SETTINGS:
         return [SETTINGS[keyword]]

@@ -1,7 +1,7 @@
 """The access functions of topics and channels: who may follow, join or publish.
 
-Such a function is called like a query, with a context and the values in the places of the name.
-That of a channel may also take `action`, and so tell joining from publishing.
+Such a function is called like a query, with a context and the parameters of the name. The function
+of a channel may also take `action`, which is `join` or `publish`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ACTION = "action"
 
 
 class AccessRunner(Protocol):
-    """Runs a query by itself for somebody, as `queries.execution.runner.QueryRunner` does."""
+    """Runs a query for an identity, as `queries.execution.runner.QueryRunner` does."""
 
     async def run(self, query: Query, arguments: Arguments, identity: Identity) -> Any: ...
 
@@ -44,7 +44,7 @@ class AccessCheck(Query):
         )
         takes, parameters = set(signature.names), set(pattern.names)
         self.takes_action = kind == "channel" and _ACTION in takes - parameters
-        """Whether one who may join may still not be allowed to publish."""
+        """Whether a user who may join may be refused to publish."""
         if takes - ({_ACTION} if self.takes_action else set()) != parameters:
             action = ", and action if the function must distinguish join from publish"
             raise ConfigError(
@@ -59,9 +59,9 @@ class AccessCheck(Query):
         return f"{self._declared_as} {self.name}"
 
     def read(self, parameters: Mapping[str, str], action: Action = "join") -> Arguments:
-        """The arguments, from the texts in the places of a name; InvalidQuery names the one that is
-        wrong. A value has one spelling, that which names are filled in with: two names for one
-        number would be two topics or channels with the same rights."""
+        """The arguments, from the parameters of a name. InvalidQuery names the one that is wrong. A
+        value may be written in one way only: otherwise one number would have two names, which are
+        two topics or channels with the same rights."""
         texts = {**parameters, _ACTION: action} if self.takes_action else dict(parameters)
         try:
             read = msgspec.convert(texts, self.signature.struct, strict=False)

@@ -1,9 +1,9 @@
-"""What an application declares: which names are topics, what they carry, and who may follow them.
+"""The topics that an application declares: their names, their rows, and who may follow them.
 
-A topic carries rows of one table, or nothing but the news that something changed (`poke`). Rows are
-named by signals (`entity`), or each change of a row is a signal to the topic that its own columns
-name (`table`). Whoever follows one is asked about by a function that is called like a query, with
-the values in the places of the name as arguments.
+A topic sends rows of one table, or only that something changed (`poke`). The application signals
+rows by their keys (`entity`), or each change of a row is a signal to the topic that its columns
+name (`table`). An access function decides who may follow: it is called like a query, with the
+parameters of the name as arguments.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ BodyT = TypeVar("BodyT", bound=Callable[..., Any])
 
 
 class TopicDefinition:
-    """One topic pattern of an application. As a decorator it takes the function that says who may
-    follow; without one, everybody may whom the gateway lets in."""
+    """One topic pattern of an application. As a decorator it takes the access function. Without
+    one, every user of the gateway may follow."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class TopicDefinition:
         self.table = table
         """Changes of its rows are signals; None for a topic that the application signals."""
         self.entity = table or entity
-        """The table whose rows it carries; None for a poke."""
+        """The table whose rows it sends; None for a poke."""
         self.poke = poke
         self.parents: dict[str, str] = dict(parents or {})
-        """Tables whose rows come along, each with the column of the entity that has their key."""
+        """Tables whose rows are sent too, each with the column of the entity that has their key."""
         self.trusted = trusted
-        """Carries rows whatever row-level security and grants say of who follows it."""
+        """Whether rows are sent without a check of row-level security and grants."""
         self.timeout = timeout
         self.access: AccessCheck | None = None
         if access is not None:
@@ -71,19 +71,19 @@ class TopicDefinition:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Those whose rows it carries; none for a poke."""
+        """The tables whose rows it sends; none for a poke."""
         return () if self.entity is None else (self.entity, *self.parents)
 
     def __call__(self, function: BodyT, /) -> BodyT:
-        """Have the function say who may follow: it is called with a context and the places of the
-        name, and says True or False."""
+        """Set the access function. It is called with a context and the parameters of the name, and
+        returns whether the user may follow."""
         if self.access is not None:
             raise ConfigError(f"topic {self.pattern.text} has an access function already")
         self.access = AccessCheck("topic", self.pattern, function, timeout=self.timeout)
         return function
 
     def read(self, parameters: Mapping[str, str]) -> Arguments:
-        """What its access function is called with; InvalidQuery for places that do not fit."""
+        """The arguments of its access function. InvalidQuery for parameters that do not fit."""
         if self.access is None:
             return Arguments(dict(parameters), key_of(dict(parameters)))
         return self.access.read(parameters)
@@ -103,8 +103,8 @@ class Topics:
         return bool(self._definitions)
 
     def add(self, definition: TopicDefinition) -> TopicDefinition:
-        """ConfigError for a pattern that another one equals; of two that overlap, the first
-        counts."""
+        """ConfigError for a pattern that matches the same names as another one. If two overlap, the
+        first one is used."""
         text = definition.pattern.text
         other = self._definitions.get(definition.pattern.skeleton)
         if other is not None:
@@ -120,8 +120,8 @@ class Topics:
         return definition
 
     def find(self, name: str) -> tuple[TopicDefinition, dict[str, str]]:
-        """The topic of that name, and what stands in its places. InvalidQuery for what is no name,
-        NotFound for one that no pattern matches."""
+        """The topic of that name, and its parameters. InvalidQuery for an invalid name, NotFound
+        for one that no pattern matches."""
         check_name(name)
         for definition in self:
             if (parameters := definition.pattern.match(name)) is not None:
@@ -132,17 +132,17 @@ class Topics:
             code="topic_unknown",
         )
 
-    # -------------------------------------------------------------------- who may follow
+    # -------------------------------------------------------------------- access
 
     def start(self, runner: AccessRunner | None) -> None:
-        """From here on access functions can be asked; None for no longer."""
+        """Set the runner of access functions; None when Headwater stops."""
         self._runner = runner
 
     async def check(
         self, definition: TopicDefinition, parameters: Mapping[str, str], identity: Identity
     ) -> None:
-        """Forbidden unless this user may follow the topic now. Raises what the function raises, as
-        callers of queries are told it."""
+        """Forbidden unless this user may follow the topic now. Errors of the function are raised as
+        those of a query."""
         arguments = definition.read(parameters)
         if definition.access is None:
             return

@@ -1,7 +1,7 @@
 """Names such as `chat:42`, and patterns such as `chat:{id}` that they match.
 
 A `{name}` stands for one or more characters other than `:`, `,` and control characters. So a value
-can never reach beyond its own place, whatever a client or a row puts there. Pure.
+of a client or a row can never change another part of the name. Pure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FIXED = re.compile(r"[A-Za-z0-9_.:/@#-]*")
 
 
 def check_name(name: str, *, path: str = "topic") -> None:
-    """InvalidQuery for a text that cannot be the name of a topic or channel at all."""
+    """InvalidQuery for a text that cannot be the name of a topic or channel."""
     if not name or len(name) > TOPIC_CHARS_MAX:
         raise InvalidQuery(
             f"a name has 1 to {TOPIC_CHARS_MAX} characters, not {len(name):,}", path=path
@@ -50,9 +50,9 @@ class Pattern:
     def __init__(self, text: str) -> None:
         self.text = text
         self._fixed, self.names = _split(text)
-        """The texts between the places, one more than there are places."""
+        """The texts between the parameters: one more than there are parameters."""
         self.skeleton = "{}".join(self._fixed)
-        """The same for patterns that match the same names, whatever they call their places."""
+        """Equal for patterns that match the same names."""
         places = (f"({_VALUE})" if at else "" for at in range(len(self._fixed)))
         self._regex = re.compile(
             "".join(
@@ -64,12 +64,12 @@ class Pattern:
         return f"Pattern({self.text!r})"
 
     def match(self, name: str) -> dict[str, str] | None:
-        """What stands in the places of a name; None if the pattern does not match it."""
+        """The parameters of a name; None if the pattern does not match it."""
         found = self._regex.fullmatch(name)
         return None if found is None else dict(zip(self.names, found.groups(), strict=True))
 
     def fill(self, values: Mapping[str, Any]) -> str | None:
-        """The name with these values in its places; None where one of them cannot stand there."""
+        """The name with these values; None if one of them is not valid in a name."""
         parts = [self._fixed[0]]
         for name, fixed in zip(self.names, self._fixed[1:], strict=True):
             value = written(values.get(name))
@@ -81,7 +81,7 @@ class Pattern:
 
 
 def written(value: Any) -> str | None:
-    """A column's value as it stands in a name; None for null and for what is no single value.
+    """A column's value as text in a name; None for null and for values that are not plain.
 
     >>> written(7), written(True), written(None), written([7])
     ('7', 'true', None, None)
@@ -99,7 +99,7 @@ def written(value: Any) -> str | None:
 
 
 def _split(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The fixed parts and the names between them; ConfigError for a text that is no pattern."""
+    """The fixed parts and the names between them. ConfigError for an invalid pattern."""
     parts = _PLACE.split(text)
     fixed, names = tuple(parts[0::2]), tuple(parts[1::2])
     if not text or len(text) > TOPIC_CHARS_MAX or not all(map(_FIXED.fullmatch, fixed)):

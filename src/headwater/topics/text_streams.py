@@ -1,9 +1,9 @@
-"""A text that grows: what a language model says, written into one column while it says it.
+"""A growing text, for example the output of a language model, written into one column.
 
-Tokens are collected, and the whole text is written every so often, by one statement at a time: so
-writing again does no harm, nothing older comes after something newer, and who follows the row sees
-its text grow and never shrink. When it ends, however it ends, all that there is gets written, and
-the row says how: `done`, `error` or `cancelled`.
+Tokens are collected, and the whole text is written at intervals, by one statement at a time. So a
+repeated write does no harm, an older text never replaces a newer one, and subscribers of the row
+see the text only grow. At the end, also after an error, the whole text is written, with a state:
+`done`, `error` or `cancelled`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class TextStream:
-    """What `Headwater.text_stream` gives, to be used with `async with`."""
+    """The result of `Headwater.text_stream`. Use it with `async with`."""
 
     def __init__(
         self,
@@ -64,14 +64,14 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """All that was appended so far."""
+        """The whole text so far."""
         if len(self._parts) > 1:
             self._parts = ["".join(self._parts)]
         return self._parts[0]
 
     def append(self, token: str) -> None:
-        """The text goes on so. Never waits; raises why the text could not be written, if that is
-        for good."""
+        """Append to the text. Never waits. Raises the error of an earlier write, if it cannot be
+        repeated."""
         if self._error is not None:
             raise self._error
         if self._task is None or self._ending.is_set():
@@ -83,7 +83,7 @@ class TextStream:
         self._new_text.set()
 
     async def flush(self) -> None:
-        """Write what there is, now."""
+        """Write the text now."""
         if self._task is None or self._ending.is_set():
             raise ConfigError("a text stream can be flushed only inside its block")
         await self._write("streaming")
@@ -97,9 +97,9 @@ class TextStream:
         try:
             await self._write("streaming")
         except asyncio.CancelledError:
-            # It may have been written all the same, and there is no block to leave.
+            # The text may have been written, and `__aexit__` is not called.
             with suppress(HeadwaterError):
-                await _seen_to_its_end(self._write("cancelled"))
+                await _uncancelled(self._write("cancelled"))
             raise
         self._task = asyncio.create_task(self._write_often())
         return self
@@ -114,16 +114,16 @@ class TextStream:
         if error is not None:
             state = "error" if isinstance(error, Exception) else "cancelled"
         try:
-            await _seen_to_its_end(self._end(state))
+            await _uncancelled(self._end(state))
         except HeadwaterError as failure:
             if error is None:
                 raise
             logger.error("%s was not written completely: %s", self._row.label, failure)
 
-    # -------------------------------------------------------------------- what there is
+    # -------------------------------------------------------------------- the text
 
     def _add(self, token: str) -> None:
-        """Refuse what the database would, before it is too late to leave it out."""
+        """Refuse a token that the database would refuse, while it can be left out."""
         if "\0" in token:
             raise InvalidQuery("a text has a NUL, which PostgreSQL cannot store")
         try:
@@ -145,7 +145,7 @@ class TextStream:
     # -------------------------------------------------------------------- writing
 
     async def _write_often(self) -> None:
-        """As soon as there is something, and then not before `every` has passed."""
+        """Write new text at once, but not more often than `every`."""
         while True:
             await self._new_text.wait()
             if self._ending.is_set():
@@ -223,12 +223,12 @@ class _Row:
         return f"{self._table} {self.id}"
 
     def values(self, text: str, state: str) -> list[Any]:
-        """What goes into the statement."""
+        """The values of the statement."""
         written = [text, state][: len(self._written)]
         return [*written, *self._key, *(self._others or {}).values()]
 
     async def inspect(self, run: Callable[..., Coroutine[Any, Any, Any]]) -> None:
-        """Find the table; ConfigError where it does not fit."""
+        """Look up the table. ConfigError if it does not fit."""
         found = await run(_INSPECT, table=self._table)
         if found is None:
             raise ConfigError(f"there is no table {self._table}")
@@ -337,13 +337,13 @@ _TABLE = """
 
 
 def _passes(error: HeadwaterError) -> bool:
-    """Whether to write again is worth it. Nobody may know whether a commit came through, but then
-    the same text is written twice."""
+    """Whether to write again. If it is not known whether a commit succeeded, the same text may be
+    written twice."""
     return error.retryable or error.code == "outcome_unknown"
 
 
-async def _seen_to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Done whole, even if whoever waits for it is cancelled meanwhile, or once more."""
+async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
+    """Run to the end, even if the caller is cancelled, also several times."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -1,4 +1,4 @@
-"""What admins may see, and that nobody else sees any of it."""
+"""What admins may see, and that no other user sees any of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from headwater.pipeline.reading.requests import RowHistoryRequest, send_request
 from headwater.pipeline.spark import shared_session
 from headwater.protocol import ChangesQuery, Error, Subscribe
 from headwater.settings.groups import AuthSettings, Settings
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.gateway.test_subscriptions import Sink
 from tests.support.applications.shop import open_shop, until
 
@@ -58,7 +58,7 @@ def gateway(shop: Connection, url: str, tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def guarded(shop: Connection, url: str, tmp_path: Path) -> Iterator[Served]:
-    """One that wants tokens."""
+    """A gateway that requires tokens."""
     with serving(url, tmp_path, auth_secret=SECRET) as served:
         yield served
 
@@ -67,7 +67,7 @@ def guarded(shop: Connection, url: str, tmp_path: Path) -> Iterator[Served]:
 
 
 @pytest.mark.parametrize("value", [False, "true", 1, None, ["true"]])
-def test_a_claim_counts_only_as_a_plain_true(value: Any) -> None:
+def test_a_claim_counts_only_if_it_is_true(value: Any) -> None:
     settings = AuthSettings(secret=SECRET)
     assert not is_admin(settings, Identity("ann", claims={"headwater_admin": value}), local=True)
     assert is_admin(settings, Identity("ann", claims={"headwater_admin": True}), local=False)
@@ -79,17 +79,17 @@ def test_the_claim_has_another_name_where_the_settings_say_so() -> None:
     assert not is_admin(settings, Identity(claims={"headwater_admin": True}), local=False)
 
 
-def test_without_authentication_this_machine_is_let_in(gateway: Served) -> None:
+def test_without_authentication_this_machine_is_an_admin(gateway: Served) -> None:
     for path in PATHS:
-        execute = gateway.get(f"/v1/admin/{path}")
-        assert execute.status_code == 200, execute.text
-        assert execute.headers["cache-control"] == "no-store"
+        response = gateway.get(f"/v1/admin/{path}")
+        assert response.status_code == 200, response.text
+        assert response.headers["cache-control"] == "no-store"
 
 
-def test_a_token_is_needed_that_says_so(guarded: Served) -> None:
+def test_a_token_with_the_claim_is_needed(guarded: Served) -> None:
     def status(path: str, **options: Any) -> tuple[int, Any]:
-        execute = guarded.get(f"/v1/admin/{path}", **options)
-        return execute.status_code, execute.json().get("error", {}).get("code")
+        response = guarded.get(f"/v1/admin/{path}", **options)
+        return response.status_code, response.json().get("error", {}).get("code")
 
     for path in PATHS:
         assert status(path) == (401, "token_missing")
@@ -114,12 +114,12 @@ PASSED_ON: list[dict[str, str]] = [
 
 
 def refused_as_admin(served: Served, **options: Any) -> bool:
-    execute = served.get("/v1/admin/tables", **options)
-    assert execute.status_code in (200, 403), execute.text
-    return execute.status_code == 403 and execute.json()["error"]["code"] == "admin_only"
+    response = served.get("/v1/admin/tables", **options)
+    assert response.status_code in (200, 403), response.text
+    return response.status_code == 403 and response.json()["error"]["code"] == "admin_only"
 
 
-def test_without_authentication_what_others_may_have_asked_is_not_let_in(
+def test_without_authentication_requests_from_elsewhere_are_refused(
     shop: Connection, url: str, tmp_path: Path
 ) -> None:
     with serving(url, tmp_path, gateway_origins=["*"]) as served:
@@ -133,7 +133,9 @@ def test_without_authentication_what_others_may_have_asked_is_not_let_in(
         assert refused_as_admin(served)
 
 
-async def test_with_insecure_nobody_is_an_admin(shop: Connection, url: str, tmp_path: Path) -> None:
+async def test_with_insecure_no_user_is_an_admin(
+    shop: Connection, url: str, tmp_path: Path
+) -> None:
     await shop.execute("select headwater.enable_reactivity('headwater.activity')")
     with serving(url, tmp_path, options=["--insecure"]) as served:
         assert refused_as_admin(served)
@@ -163,7 +165,7 @@ HERE: Scoped = {"client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), LOCAL_O
         ({"headers": [(b"host", b"localhost"), (b"origin", b"http://localhost:81")]}, False),
     ],
 )
-def test_who_sits_at_this_machine(scope: Scoped, expected: bool) -> None:
+def test_which_requests_are_local(scope: Scoped, expected: bool) -> None:
     default = {"type": "http", "path": "/", "query_string": b"", "scheme": "http"}
     whole = default | HERE | {"headers": [(b"host", b"localhost")], "http_version": "1.1"} | scope
     assert is_local(HTTPConnection(whole), Settings()) is expected
@@ -187,7 +189,7 @@ async def test_tables_of_headwater_are_for_admins(guarded: Served) -> None:
             assert isinstance(live.rows, list)
 
 
-# A rule that knows nothing of Headwater's own tables.
+# A hook that has no rule for Headwater's own tables.
 PROGRAM = """
 from headwater import Headwater
 hw = Headwater()
@@ -198,7 +200,7 @@ def rule(identity, request):
 """
 
 
-async def test_the_applications_rule_is_not_asked_about_them(
+async def test_the_authorize_hook_is_not_called_for_headwaters_tables(
     shop: Connection, url: str, tmp_path: Path
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -247,7 +249,7 @@ async def test_row_level_security_hides_nothing_from_admins(
 
 
 @pytest.mark.parametrize("authorize", [None, lambda identity, request: True])
-async def test_who_is_no_admin_any_more_loses_the_feed(
+async def test_a_user_that_is_no_longer_an_admin_loses_the_feed(
     shop: Connection, url: str, authorize: Any
 ) -> None:
     settings = Settings(auth=AuthSettings(secret=SECRET))
@@ -264,20 +266,20 @@ async def test_who_is_no_admin_any_more_loses_the_feed(
         gateway.release(it)
 
 
-# What they are told ----------------------------------------------------------------------------
+# What they see ---------------------------------------------------------------------------------
 
 
 def test_overview(gateway: Served) -> None:
-    told = gateway.get("/v1/admin/overview").json()
-    assert told["authentication"] is False
-    assert told["activity_seconds"] == 2
-    assert told["log"]["position"].startswith(told["log"]["id"] or "")
-    assert {finding["level"] for finding in told["findings"]} <= {"warn", "fail"}
+    answer = gateway.get("/v1/admin/overview").json()
+    assert answer["authentication"] is False
+    assert answer["activity_seconds"] == 2
+    assert answer["log"]["position"].startswith(answer["log"]["id"] or "")
+    assert {finding["level"] for finding in answer["findings"]} <= {"warn", "fail"}
     tables = {table["name"]: table for table in gateway.get("/v1/admin/tables").json()["tables"]}
     assert {"headwater.activity", "headwater.pipeline"} <= tables.keys()
 
 
-async def test_a_table_that_was_disabled_stays_so(gateway: Served, shop: Connection) -> None:
+async def test_a_disabled_table_stays_disabled(gateway: Served, shop: Connection) -> None:
     gateway.get("/v1/admin/overview")
     await shop.execute("select headwater.disable_reactivity('headwater.activity')")
     gateway.get("/v1/admin/overview")
@@ -293,10 +295,10 @@ async def test_tables(gateway: Served, shop: Connection) -> None:
     await shop.execute("alter table altered add column more text")
     await shop.execute("update orders set note = 'y' where id <= 7")
     await shop.execute("analyze orders")
-    told = gateway.get("/v1/admin/tables").json()
-    assert not told["busy"]
-    assert not told["more"]
-    tables = {table["name"]: table for table in told["tables"]}
+    answer = gateway.get("/v1/admin/tables").json()
+    assert not answer["busy"]
+    assert not answer["more"]
+    tables = {table["name"]: table for table in answer["tables"]}
     orders = tables["orders"]
     assert (orders["capture"], orders["key"], orders["rows"]) == ("trigger", ["id"], 20)
     assert orders["columns"][:2] == ["id", "region"]
@@ -315,8 +317,8 @@ async def test_names_as_they_are_shown(gateway: Served, shop: Connection) -> Non
         'create table sales."Orders" ("Id" int primary key, "order" int, "sent at" timestamptz)'
     )
     await shop.execute("""select headwater.enable_reactivity('sales."Orders"')""")
-    told = gateway.get("/v1/admin/tables").json()
-    tables = {table["name"]: table for table in told["tables"]}
+    answer = gateway.get("/v1/admin/tables").json()
+    tables = {table["name"]: table for table in answer["tables"]}
     assert tables["sales.Orders"]["capture"] == "trigger"
     hint = tables["sales.Keyless"]["problems"][0]["hint"]
     await shop.execute(hint.replace("…", '"Id"').encode())
@@ -345,11 +347,11 @@ async def log(gateway: Served, shop: Connection) -> Any:
     await shop.execute("update orders set id = 101 where id = 100")
     await shop.execute("delete from orders where id = 5")
 
-    def found(**wish: Any) -> list[tuple[str, Any]]:
-        execute = gateway.get("/v1/admin/log", params=wish)
-        assert execute.status_code == 200, execute.text
+    def found(**search: Any) -> list[tuple[str, Any]]:
+        response = gateway.get("/v1/admin/log", params=search)
+        assert response.status_code == 200, response.text
         return [
-            (each["op"], (each.get("key") or {}).get("id")) for each in execute.json()["changes"]
+            (each["op"], (each.get("key") or {}).get("id")) for each in response.json()["changes"]
         ]
 
     return found
@@ -366,7 +368,7 @@ def test_search(log: Any) -> None:
 
 
 async def test_a_key_may_be_a_time(gateway: Served, shop: Connection) -> None:
-    """However it is written: by the log, by a change feed, by a browser."""
+    """In any notation: of the log, of a change feed, of a browser."""
     await shop.execute("create table readings (at timestamptz primary key, place text)")
     await shop.execute("create table stamps (at text, line int, primary key (at, line))")
     for table in ("readings", "stamps"):
@@ -379,12 +381,12 @@ async def test_a_key_may_be_a_time(gateway: Served, shop: Connection) -> None:
         ("readings", "2026-11-15T10:00:00.120000Z"),
         ("stamps", "2026-11-15T10:00:00.120Z,1"),
     ]:
-        told = gateway.get(f"/v1/admin/history/{table}/{key}").json()
-        assert [each["op"] for each in told["log"]["changes"]] == ["insert"], key
+        answer = gateway.get(f"/v1/admin/history/{table}/{key}").json()
+        assert [each["op"] for each in answer["log"]["changes"]] == ["insert"], key
 
 
 async def test_search_in_parts(gateway: Served, shop: Connection) -> None:
-    """Every change once, whatever the size of the parts."""
+    """Every change once, for every size of the parts."""
     await shop.execute("update orders set note = 'a'")
     whole = gateway.get("/v1/admin/log?limit=500").json()
     assert whole["before"] is None
@@ -422,19 +424,19 @@ WRONG = [
 
 
 def test_wrong_searches(gateway: Served) -> None:
-    for wish, status, path in WRONG:
-        execute = gateway.get(f"/v1/admin/log?{wish}")
-        assert execute.status_code == status, wish
-        assert path in execute.json()["error"]["message"]
+    for search, status, path in WRONG:
+        response = gateway.get(f"/v1/admin/log?{search}")
+        assert response.status_code == status, search
+        assert path in response.json()["error"]["message"]
 
 
 def test_history(gateway: Served, log: Any) -> None:
-    told = gateway.get("/v1/admin/history/orders/100").json()
-    assert [each["op"] for each in told["log"]["changes"]] == ["delete", "update", "insert"]
-    assert told["log"]["changes"][1]["changed"] == ["status"]
-    assert told["log"]["changes"][1]["user"] == "ann"
-    assert (told["lake"], told["lake_error"]) == (None, None)
-    assert told["command"] == "headwater history orders 100"
+    answer = gateway.get("/v1/admin/history/orders/100").json()
+    assert [each["op"] for each in answer["log"]["changes"]] == ["delete", "update", "insert"]
+    assert answer["log"]["changes"][1]["changed"] == ["status"]
+    assert answer["log"]["changes"][1]["user"] == "ann"
+    assert (answer["lake"], answer["lake_error"]) == (None, None)
+    assert answer["command"] == "headwater history orders 100"
     asked = gateway.get("/v1/admin/history/orders/100?lake=true").json()
     assert asked["lake"] is None
     assert "no pipeline is running" in asked["lake_error"]
@@ -442,7 +444,7 @@ def test_history(gateway: Served, log: Any) -> None:
     assert alone == asked | {"log": None}
 
 
-def test_a_history_of_what_cannot_be(gateway: Served) -> None:
+def test_a_history_with_an_invalid_key(gateway: Served) -> None:
     assert gateway.get("/v1/admin/history/orders/%00").status_code == 400
     assert gateway.get("/v1/admin/history/or%00ders/1").status_code == 400
 
@@ -455,10 +457,10 @@ async def test_a_row_with_a_nul_in_json_is_found(gateway: Served, shop: Connecti
     )
     await shop.execute("update papers set t = 'new'")
     for path in ("log?table=papers&key=2", "history/papers/2"):
-        execute = gateway.get(f"/v1/admin/{path}")
-        assert execute.status_code == 200, execute.text
-        told = execute.json()
-        update, insert = told.get("log", told)["changes"]
+        response = gateway.get(f"/v1/admin/{path}")
+        assert response.status_code == 200, response.text
+        answer = response.json()
+        update, insert = answer.get("log", answer)["changes"]
         assert (update["key"], update["changed"]) == ({"id": 2}, ["t"])
         assert insert["after"]["body"] == {"a": "x\0y"}
 
@@ -472,11 +474,11 @@ async def test_an_answer_is_of_bounded_size(gateway: Served, shop: Connection) -
     first = gateway.get("/v1/admin/log?table=heavy&op=insert").json()
     assert 0 < len(first["changes"]) < 100
     rest = gateway.get(f"/v1/admin/log?table=heavy&op=insert&before={first['before']}").json()
-    told = [each["key"]["id"] for each in first["changes"] + rest["changes"]]
-    assert sorted(told) == list(range(1, 101))
+    found = [each["key"]["id"] for each in first["changes"] + rest["changes"]]
+    assert sorted(found) == list(range(1, 101))
 
 
-async def test_a_lake_that_says_nothing_is_not_waited_for(
+async def test_a_lake_that_does_not_answer_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headwater.admin.history.ADMIN_LAKE_SECONDS_MAX", 0.2)
@@ -494,30 +496,34 @@ async def test_a_lake_that_says_nothing_is_not_waited_for(
 
 
 def explained(gateway: Served, query: dict[str, Any]) -> Any:
-    execute = gateway.get("/v1/admin/explain", params={"q": json.dumps(query)})
-    assert execute.status_code == 200, execute.text
-    return execute.json()
+    response = gateway.get("/v1/admin/explain", params={"q": json.dumps(query)})
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 async def test_explain(gateway: Served, shop: Connection) -> None:
     query = {"table": "orders", "where": [["region", "=", 3]], "order": [["amount", "desc"]]}
-    told = explained(gateway, query)
-    assert told["filed"] == [{"index": "equality", "column": "region", "text": "region = 3"}]
-    assert '"region" = $1' in told["sql"]
-    assert told["values"][0] == "3"
-    assert not (told["serves_filter"] and told["serves_order"])
-    assert told["suggestion"].startswith("create index on orders (region, amount desc")
-    await shop.execute(told["suggestion"].encode())
-    told = explained(gateway, query)
-    assert (told["serves_filter"], told["serves_order"], told["suggestion"]) == (True, True, None)
-    assert told["index"].startswith("orders_region_amount")
+    answer = explained(gateway, query)
+    assert answer["filed"] == [{"index": "equality", "column": "region", "text": "region = 3"}]
+    assert '"region" = $1' in answer["sql"]
+    assert answer["values"][0] == "3"
+    assert not (answer["serves_filter"] and answer["serves_order"])
+    assert answer["suggestion"].startswith("create index on orders (region, amount desc")
+    await shop.execute(answer["suggestion"].encode())
+    answer = explained(gateway, query)
+    assert (answer["serves_filter"], answer["serves_order"], answer["suggestion"]) == (
+        True,
+        True,
+        None,
+    )
+    assert answer["index"].startswith("orders_region_amount")
 
 
 def test_explain_other_filters(gateway: Served) -> None:
     between = [["amount", ">=", 1], ["amount", "<", 5]]
-    told = explained(gateway, {"table": "orders", "where": between})
-    assert told["filed"] == [{"index": "range", "column": "amount", "text": "1 ≤ amount ≤ 5"}]
-    told = explained(gateway, {"table": "orders", "where": [["note", "ilike", "%a%"]]})
-    assert told["filed"] is None
+    answer = explained(gateway, {"table": "orders", "where": between})
+    assert answer["filed"] == [{"index": "range", "column": "amount", "text": "1 ≤ amount ≤ 5"}]
+    answer = explained(gateway, {"table": "orders", "where": [["note", "ilike", "%a%"]]})
+    assert answer["filed"] is None
     wrong = gateway.get("/v1/admin/explain", params={"q": '{"table": "orders", "limit": 0}'})
     assert wrong.status_code == 400

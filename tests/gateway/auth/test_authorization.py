@@ -1,4 +1,4 @@
-"""Rights: nobody ever gets a row that their own select would not return."""
+"""Rights: no user ever gets a row that their own select would not return."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headwater.client.subscriptions.subscription import Live
 from headwater.database import Connection
 from headwater.database import connect as connect_database
 from headwater.errors import Forbidden
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 from tests.gateway.test_oracle import LENIENT, quick
 from tests.support.applications.shop import until
 
@@ -33,7 +33,7 @@ def token(user: str, **more: Any) -> str:
 
 @pytest.fixture
 async def notes(connection: Connection) -> Any:
-    """Notes under row-level security: those of one's own, for the role `reader`."""
+    """Notes under row-level security: the role `reader` sees only the user's own notes."""
     role = f"reader_{random.randrange(10**9)}"
     await connection.execute(
         "create table notes (id int primary key, owner text, text text, turn int default 0)"
@@ -101,7 +101,7 @@ async def _own(connection: Connection, user: str) -> list[int]:
     return [row[0] for row in await cursor.fetchall()]
 
 
-async def test_rows_that_change_hands(
+async def test_rows_that_change_owner(
     url: str, connection: Connection, notes: str, tmp_path: Path
 ) -> None:
     with serving(url, tmp_path, auth_secret=SECRET, auth_role=notes, **LENIENT) as gateway:
@@ -142,7 +142,7 @@ async def test_a_table_under_row_security_needs_a_role(
                     pass
 
 
-async def test_a_right_that_is_taken_away_ends_the_subscription(
+async def test_a_revoked_right_ends_the_subscription(
     url: str, connection: Connection, notes: str, tmp_path: Path
 ) -> None:
     with serving(
@@ -178,7 +178,7 @@ def rule(identity: Identity, request: AccessRequest):
 """
 
 
-async def test_the_rules_filter_holds_under_load(
+async def test_the_filter_of_the_hook_holds_under_load(
     url: str, connection: Connection, tmp_path: Path
 ) -> None:
     await connection.execute("create table papers (id int primary key, tenant text, turn int)")
@@ -193,7 +193,7 @@ async def test_the_rules_filter_holds_under_load(
         counted = {"live": 0, "changes": 0}
 
         async def follow_live(hw: Client) -> None:
-            # However the table is written, the rule is for the table itself.
+            # The rule is for the table itself, in every spelling of its name.
             live = hw.live({"table": "public.papers", "limit": 30})
             async with live:
                 async for batch in live.deltas():

@@ -1,5 +1,6 @@
-"""A statement that the database refuses for a client: its constants, its claims, or a row that a
-policy cannot take. That is an answer, and not a gateway that cannot serve now."""
+"""A statement that the database refuses because of a client: its constants, its claims, or a row
+that a policy cannot handle. The client gets an error of its own request, not an unavailable
+gateway."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from headwater import connect
 from headwater.client.connection import Connection as Client
 from headwater.client.subscriptions.subscription import Live
 from headwater.errors import Forbidden, FunctionFailed, HeadwaterError, InvalidQuery
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.gateway.auth.test_authorization import SECRET, token
 from tests.gateway.test_oracle import LENIENT, quick
 from tests.support.databases import fresh_database, passable_folder
@@ -102,7 +103,7 @@ async def refused(asked: Any) -> HeadwaterError:
 BAD = [["took", ">", "a while"]]
 
 
-async def test_a_constant_that_the_type_does_not_take(client: Callable[[Any], Client]) -> None:
+async def test_a_constant_that_does_not_fit_the_type(client: Callable[[Any], Client]) -> None:
     async with client(7) as hw:
         for asked in (
             hw.live("jobs", where=BAD),
@@ -114,7 +115,7 @@ async def test_a_constant_that_the_type_does_not_take(client: Callable[[Any], Cl
             assert "invalid input syntax for type interval" in str(found)
 
 
-def test_over_http_it_is_the_request_that_is_wrong(gateway: Served) -> None:
+def test_over_http_the_request_is_refused(gateway: Served) -> None:
     for user, query, status in (
         (7, {"table": "jobs", "where": BAD}, 400),
         ("seven", {"table": "notes"}, 403),
@@ -127,7 +128,7 @@ def test_over_http_it_is_the_request_that_is_wrong(gateway: Served) -> None:
         assert (answer.status_code, answer.json()["error"]["retryable"]) == (status, False)
 
 
-async def test_a_claim_that_a_policy_cannot_take(client: Callable[[Any], Client]) -> None:
+async def test_a_claim_that_a_policy_cannot_handle(client: Callable[[Any], Client]) -> None:
     async with client("seven") as hw:
         found = await refused(hw.live("notes"))
         assert isinstance(found, Forbidden)
@@ -140,7 +141,7 @@ async def test_a_claim_that_a_policy_cannot_take(client: Callable[[Any], Client]
         assert [row["id"] for row in live.rows] == [1]
 
 
-async def test_a_row_that_a_policy_cannot_take_ends_the_views_that_meet_it(
+async def test_a_row_that_a_policy_cannot_handle_ends_the_views_that_read_it(
     database: tuple[str, str], gateway: Served, client: Callable[[Any], Client]
 ) -> None:
     """The policy divides by a value of the row, but only for those of its tenant."""

@@ -1,4 +1,5 @@
-"""Tokens, as clients meet them: refused before the stream opens, ended when they end."""
+"""Tokens as clients see them: a refusal comes before the stream opens, and a session ends with its
+token."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as connect_websocket
 
 from headwater.embedded import EmbeddedPostgres
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.support.applications.shop import shop_served
 
 SECRET = "a secret that is long enough for SHA-256 and more"
@@ -68,7 +69,7 @@ REFUSED = [
     ("another key", jwt.encode(claims(), SECRET[::-1], "HS256"), 401, "token_signature"),
     ("wrong audience", token(aud="bank"), 401, "token_audience"),
     ("wrong tenant", token(tenant="umbrella"), 403, "token_tenant"),
-    ("nobody", token(sub=None), 401, "token_claims"),
+    ("no user", token(sub=None), 401, "token_claims"),
 ]
 
 
@@ -132,7 +133,7 @@ def test_a_connection_ends_with_its_token(gateway: Served) -> None:
     assert gateway.metric("headwater_sessions_closed_total", reason="token_expired") == 1
 
 
-def test_a_refreshed_token_keeps_it_open(gateway: Served) -> None:
+def test_a_refreshed_token_keeps_the_connection_open(gateway: Served) -> None:
     short = {"authorization": f"Bearer {token(exp=time.time() + 3)}"}
     with httpx.stream(
         "GET", f"{gateway.url}/v1/live", params={"q": QUERY}, headers=short, timeout=30,
@@ -156,8 +157,8 @@ def test_a_refreshed_token_keeps_it_open(gateway: Served) -> None:
     assert got[-1]["code"] == "token_expired"
 
 
-async def heard(socket: ClientConnection) -> dict[str, Any]:
-    """The next message that says something."""
+async def receive(socket: ClientConnection) -> dict[str, Any]:
+    """The next message that is not a keepalive."""
     while (message := json.loads(await socket.recv()))["type"] == "keepalive":
         pass
     return dict(message)
@@ -167,13 +168,13 @@ async def test_refreshed_over_websocket(gateway: Served) -> None:
     headers = {"authorization": f"Bearer {token(exp=time.time() + 3)}"}
     where = f"{gateway.url.replace('http', 'ws')}/v1/ws"
     async with connect_websocket(where, additional_headers=headers) as socket:
-        assert (await heard(socket))["type"] == "hello"
+        assert (await receive(socket))["type"] == "hello"
         await socket.send(json.dumps({"type": "authenticate", "token": token(sub="bob")}))
-        assert (await heard(socket))["code"] == "token_user"
+        assert (await receive(socket))["code"] == "token_user"
         fresh = token(exp=time.time() + 5)
         await socket.send(json.dumps({"type": "authenticate", "token": fresh}))
-        assert (await heard(socket))["type"] == "authenticated"
-        assert (await heard(socket))["code"] == "token_expired"
+        assert (await receive(socket))["type"] == "authenticated"
+        assert (await receive(socket))["code"] == "token_expired"
         with pytest.raises(websockets.ConnectionClosed):
             await socket.recv()
         assert socket.close_code == 4401

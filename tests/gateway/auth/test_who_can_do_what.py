@@ -24,7 +24,7 @@ from headwater.client.connection import Connection as Client
 from headwater.embedded import EmbeddedPostgres
 from headwater.errors import Forbidden, InvalidQuery, Unauthorized
 from headwater.pipeline.stream.checkpoints import LakeLock
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.support.databases import fresh_database, passable_folder
 from tests.support.paths import ROOT
 
@@ -54,7 +54,7 @@ TABLES = """
     create table stolen (what text);
     grant all on stolen to public
 """
-# Leaves the role that the question was asked as, and reads the log.
+# Resets the role of the question, and reads the log.
 SPY = """
     create function spy() returns boolean language plpgsql as $$
     declare
@@ -192,7 +192,7 @@ GATEWAYS_OWN = (
 CLOSED = tuple(
     f"select * from headwater.{table}" for table in ("tickets", "requests", "published", "secret")
 )
-# A row in each, or nothing could be seen of them in any case; `secret` has one.
+# A row in each, or nothing could be seen in any case; `secret` has one.
 FILLED = """
     insert into headwater.tickets values ('h', 'ann', 'sealed', now() + interval '1 hour');
     insert into headwater.requests values ('s', 'k', 'd', 'r', now() + interval '1 hour');
@@ -217,8 +217,8 @@ def test_superuser(site: Site) -> None:
 
 
 async def test_table_owner(site: Site) -> None:
-    """Its policy tries to leave the role. It sees nothing of the log: the row is shown, which it
-    is not where the attempt succeeds."""
+    """Its policy tries to reset the role. It cannot read the log: the row is shown, and it would
+    not be shown if the attempt succeeded."""
     async with connect(site.gateway.url, token=site.token(role=site.name("web"))) as hw:
         assert (await rows_of(hw, "guarded"))[0]["note"] == "of ann"
     with site.as_("owner") as connection:
@@ -231,7 +231,7 @@ async def test_table_owner(site: Site) -> None:
     assert "spy log" not in site.gateway.log.read_text()
 
 
-# PostgreSQL calls what says that it is immutable while it plans a statement.
+# PostgreSQL calls functions that are declared immutable while it plans a statement.
 THIEF = """
     create function take() returns void language plpgsql as $$
     begin insert into public.stolen select format('%s rows', count(*)) from headwater.log; end $$;
@@ -256,7 +256,7 @@ def test_functions_of_an_owner_write_nothing_while_a_statement_is_explained(site
     with site.as_("owner") as connection:
         connection.execute("drop index planted; drop policy planted on guarded")
         assert connection.execute("select * from stolen").fetchall() == []
-    assert [execute.status_code for execute in answers.values()] == [200, 403]
+    assert [response.status_code for response in answers.values()] == [200, 403]
     assert "row-level security" in answers["guarded"].text
 
 
@@ -337,7 +337,7 @@ async def test_functions_in_an_owners_indexes_run_as_the_users_role(site: Site) 
         assert connection.execute(locks).fetchone() == (0,)
 
 
-async def test_what_an_owners_functions_set_is_undone(site: Site) -> None:
+async def test_settings_made_by_functions_of_an_owner_are_undone(site: Site) -> None:
     """A search path that stayed in the session of the flush would be a way to write as Headwater:
     its next statements would call functions of the owner's."""
     with site.as_("owner") as connection:
@@ -371,7 +371,7 @@ async def _written_and_read(site: Site, gateway: Served) -> None:
         hw.live({"table": "marked", "limit": 1}) as live,
     ):
         with site.as_("owner") as connection:
-            # Compared at each flush, so the second is behind one that has read the table.
+            # Compared at each flush, so the second comes after one that has read the table.
             for note in ("b", "c", "d"):
                 connection.execute("update marked set note = %s", (note,))
                 async for _ in live:
@@ -456,11 +456,11 @@ async def test_token_without_a_role(site: Site) -> None:
 
 def test_ticket(site: Site) -> None:
     def ticket() -> str:
-        execute = httpx.post(
+        response = httpx.post(
             f"{site.gateway.url}/v1/tickets",
             headers={"authorization": f"Bearer {site.token(headwater_admin=True)}"},
         )
-        found: str = execute.raise_for_status().json()["ticket"]
+        found: str = response.raise_for_status().json()["ticket"]
         return found
 
     for path in ADMIN_PAGES:
@@ -471,8 +471,8 @@ def test_ticket(site: Site) -> None:
     assert called.status_code == 401
     once = ticket()
     stream = f"{site.gateway.url}/v1/live?q=%7B%22table%22%3A%22open%22%7D&ticket={once}"
-    with httpx.stream("GET", stream) as execute:
-        assert execute.status_code == 200
+    with httpx.stream("GET", stream) as response:
+        assert response.status_code == 200
     assert httpx.get(stream).status_code == 401
 
 

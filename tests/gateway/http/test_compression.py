@@ -15,7 +15,7 @@ import zstandard
 
 from headwater.database import Connection
 from headwater.embedded import EmbeddedPostgres
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.support.applications.shop import open_shop, shop_served
 
 QUERY = {"table": "orders", "limit": 20}
@@ -28,7 +28,7 @@ DECODERS: dict[str, Callable[[], Callable[[bytes], bytes]]] = {
 
 @pytest.fixture(scope="module")
 def steady(postgres: EmbeddedPostgres) -> Iterator[Served]:
-    """A gateway for the tests that leave it as it is."""
+    """A gateway for the tests that do not change it."""
     with shop_served(postgres.url, rows=50) as served:
         yield served
 
@@ -53,7 +53,7 @@ def test_events_can_be_decoded_at_once(gateway: Served, url: str, encoding: str)
         text = _decoded(stream.iter_raw(), DECODERS[encoding]())
         seen = _until(text, "event: snapshot", "")
         for number in range(20):
-            # Were the end of an event held back, this would wait for ever.
+            # If the end of an event were held back, this would wait for ever.
             writer.execute("update orders set note = %s where id = 1", (f"note {number}",))
             seen = _until(text, f'"note":"note {number}"', seen)
 
@@ -75,7 +75,9 @@ def _until(text: Iterator[str], wanted: str, seen: str) -> str:
     [("", None), ("identity", None), ("gzip", "gzip"), ("br;q=0.5, gzip;q=0.1", "br"),
      ("gzip, deflate, br, zstd", "zstd"), ("deflate", None), ("gzip;q=0", None)],
 )  # fmt: skip
-def test_what_the_client_accepts(steady: Served, accepted: str, used: str | None) -> None:
+def test_the_encoding_that_the_client_accepts(
+    steady: Served, accepted: str, used: str | None
+) -> None:
     with httpx.stream(
         "POST",
         f"{steady.url}/v1/live",

@@ -1,5 +1,5 @@
-"""The OpenAPI document is true: whatever is generated from it, no answer is a 500, and each is one
-that the document foresees."""
+"""The OpenAPI document is true: for requests generated from it, no answer is a 500, and each is one
+that the document lists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headwater.admin.routes import routes
 from headwater.embedded import EmbeddedPostgres
 from headwater.gateway.http import openapi
 from headwater.gateway.http.app import create_app
-from headwater.testing.served import Served
+from headwater.testing.gateway_process import Served
 from tests.support.applications.shop import shop_served
 
 SCHEMA = schemathesis.openapi.from_dict(openapi.document())
@@ -34,7 +34,7 @@ def gateway(postgres: EmbeddedPostgres) -> Iterator[Served]:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.label)
-def test_no_500_and_no_surprise(gateway: Served, operation: Any) -> None:
+def test_no_answer_is_a_500_or_undocumented(gateway: Served, operation: Any) -> None:
     foreseen = set(map(int, operation.definition.raw["responses"]))
 
     @given(data=st.data())
@@ -66,8 +66,8 @@ def test_no_500_and_no_surprise(gateway: Served, operation: Any) -> None:
 
 
 def test_every_path_is_described() -> None:
-    nobody = lambda: pytest.fail("nobody asks")  # noqa: E731
-    app = create_app(nobody, more=routes(nobody))
+    unused = lambda: pytest.fail("no gateway is needed")  # noqa: E731
+    app = create_app(unused, more=routes(unused))
     served = {
         route.path.replace(":path", "")  # type: ignore[attr-defined]
         for route in app.routes

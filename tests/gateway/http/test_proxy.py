@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import jwt
 import pytest
 
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 from tests.support.paths import ROOT
 
 SECRET = "a secret that is long enough for SHA-256 and more"
@@ -115,7 +115,7 @@ async def test_a_hundred_users_of_one_address(behind: Any) -> None:
                 status, stream = await open_.enter_async_context(one)
                 assert status == 200, f"user {number}: {await stream.read(500)!r}"
                 await stream.readuntil(b"event: hello\n")
-            # A user's own sessions are counted, from wherever they come.
+            # A user's own sessions are counted, from any address.
             for address in [OFFICE, HOME] * 4:
                 one = asked(port, address, authorization=bearer("ann"))
                 assert (await open_.enter_async_context(one))[0] == 200
@@ -151,7 +151,7 @@ async def test_the_thirty_third_without_a_user(behind: Any) -> None:
             for _ in range(32):
                 assert (await status_of(CAFE))[0] == 200
             assert (await status_of(CAFE))[0] == 429
-            # What a client writes there itself makes it no other address.
+            # A header that a client writes itself does not change its address.
             for forged in ("9.9.9.9", HOME, "127.0.0.1", f"{HOME}, 127.0.0.1"):
                 assert (await status_of(CAFE, x_forwarded_for=forged))[0] == 429
             assert (await status_of(HOME))[0] == 200

@@ -1,5 +1,5 @@
-"""What a role can do that may connect to the database and nothing else: it can take any advisory
-lock. Others wait a moment longer, or get an error that names it."""
+"""A role that may only connect to the database can still take any advisory lock. Headwater then
+waits a moment longer, or fails with an error that names the role."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def stranger(connection: Connection, url: str) -> AsyncIterator[Connection
     await run(connection, "drop owned by stranger", "drop role stranger")
 
 
-async def test_changes_arrive_while_a_stranger_is_taken_for_a_poller(
+async def test_changes_arrive_while_another_role_holds_the_poller_lock(
     connection: Connection, stranger: Connection, url: str
 ) -> None:
     await run(connection, "create table t (id int primary key)")
@@ -53,7 +53,7 @@ async def test_changes_arrive_while_a_stranger_is_taken_for_a_poller(
     assert f"process {stranger.info.backend_pid} of role stranger" in found.detail
 
 
-async def test_maintenance_is_done_while_a_stranger_holds_its_lock(
+async def test_maintenance_runs_while_another_role_holds_its_lock(
     connection: Connection, stranger: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     await run(connection, "create table t (id int primary key)")
@@ -66,7 +66,7 @@ async def test_maintenance_is_done_while_a_stranger_holds_its_lock(
     assert "of role stranger holds the maintenance lock" in caplog.text
 
 
-async def test_maintenance_goes_on_while_a_stranger_holds_the_lock_of_one_step(
+async def test_maintenance_continues_while_another_role_holds_the_lock_of_one_step(
     connection: Connection, stranger: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     await run(
@@ -80,7 +80,7 @@ async def test_maintenance_goes_on_while_a_stranger_holds_the_lock_of_one_step(
     assert await rows(connection, "select count(*) from headwater.published") == [(0,)]
 
 
-async def test_tickets_do_not_wait_for_a_stranger(
+async def test_tickets_do_not_wait_for_another_role(
     connection: Connection, stranger: Connection
 ) -> None:
     await run(stranger, "select pg_advisory_lock(1752654963, hashtext('ann'))")
@@ -88,12 +88,16 @@ async def test_tickets_do_not_wait_for_a_stranger(
         await tickets.issue(connection, "ann", "a token")
 
 
-async def test_one_of_ours_is_waited_for(connection: Connection, other: Connection) -> None:
+async def test_maintenance_does_nothing_while_headwater_holds_its_lock(
+    connection: Connection, other: Connection
+) -> None:
     await run(other, LOCK.format(3))
     assert await maintenance.once(connection) == maintenance.MaintenanceRound()
 
 
-async def test_enabling_names_a_stranger(connection: Connection, stranger: Connection) -> None:
+async def test_enabling_names_the_role_that_holds_the_lock(
+    connection: Connection, stranger: Connection
+) -> None:
     await run(connection, "create table t (id int primary key)")
     await run(stranger, LOCK.format(4))
     with pytest.raises(CaptureError, match="role stranger holds the lock") as caught:

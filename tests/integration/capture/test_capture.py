@@ -226,7 +226,7 @@ VALUES: list[tuple[str, str, Any]] = [
 
 @pytest.mark.parametrize("hostile", [False, True], ids=["plain", "odd session settings"])
 async def test_every_value_is_exact(connection: Connection, probe: LogProbe, hostile: bool) -> None:
-    """Whatever the writer's session says about formats."""
+    """For any format settings of the writer's session."""
     await run(
         connection,
         "create type mood as enum ('sad', 'happy')",
@@ -378,9 +378,9 @@ async def test_actor_context(orders: Connection, probe: LogProbe) -> None:
             "truncate orders",
         )
     await run(orders, "insert into orders values (2, 'new', 5)")
-    insert, truncate, nobody = await probe.changes()
+    insert, truncate, anonymous = await probe.changes()
     assert insert.actor == truncate.actor == Actor("ann", "place_order", "4bf9")
-    assert nobody.actor == Actor()
+    assert anonymous.actor == Actor()
 
 
 class TestAlteredTables:
@@ -482,7 +482,7 @@ class TestAlteredTables:
 class TestRowTriggers:
     """Row triggers write to the same table before the statement's own changes are logged."""
 
-    async def test_the_log_tells_what_happened_first(
+    async def test_the_log_has_changes_in_the_order_they_happened(
         self, orders: Connection, probe: LogProbe
     ) -> None:
         await run(
@@ -682,7 +682,7 @@ class TestInheritance:
         assert story[4:] == [("update", "Ulm"), ("delete", "Bern")]
         assert changes[1].after == {"name": "Bern", "people": 2}
 
-    async def test_truncate_spares_who_is_not_named(
+    async def test_truncate_only_touches_the_named_tables(
         self, cities: Connection, probe: LogProbe
     ) -> None:
         await run(

@@ -1,4 +1,4 @@
-"""Operators, functions and types that a user planted are never called by Headwater, in any of its
+"""Headwater never calls operators, functions and types that an attacker created, in any of its
 statements (tests/support/hostile_objects.py)."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from headwater import connect as connect_client
 from headwater.database import Connection, connect
 from headwater.gateway.auth.tickets import Tickets
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.integration.commands.test_cli import headwater
 from tests.support.hostile_objects import CALLED, PATH, plant
 from tests.support.log_probe import rows, run
@@ -99,7 +99,7 @@ async def site(empty_url: str) -> AsyncIterator[Site]:
     await admin.close()
 
 
-async def test_nothing_that_was_planted_is_called(site: Site, tmp_path: Path) -> None:
+async def test_hostile_objects_are_never_called(site: Site, tmp_path: Path) -> None:
     await works_when_called(site)
     for command in ("init", "doctor"):
         done = headwater(command, "--url", site.url)
@@ -117,7 +117,7 @@ async def test_nothing_that_was_planted_is_called(site: Site, tmp_path: Path) ->
 
 
 async def works_when_called(site: Site) -> None:
-    """That the attack would work: with the path of the role, and without schemas."""
+    """The attack would work: with the search path of the role, and without schema names."""
     naive = await connect(site.url, purpose="test", application_path=True)
     await run(naive, "select 1 from public.orders where region = 'a' or lower(note) = 'b'")
     await run(naive, "insert into public.orders (id, region) values (99, 'north')")

@@ -1,5 +1,5 @@
-"""A role that is called headwater, as the documentation calls it: `"$user"` in its search path
-stands for the schema of our own tables, and no bare name of the application's may mean one."""
+"""A role named headwater, as in the documentation: `"$user"` in its search path is the schema of
+our own tables. A bare name in the application must never mean one of these."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwater import Headwater
 from headwater import connect as connect_client
 from headwater.database import Connection, application_path, connect, connect_blocking
 from headwater.pipeline.replay.targets import ReplayTarget
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 from tests.integration.commands.test_cli import headwater
 from tests.support.log_probe import rows, run
 
@@ -60,7 +60,7 @@ def own_url(empty_url: str, admin: Connection) -> str:
     return empty_url.replace("postgres@", "headwater@")
 
 
-async def test_a_bare_name_is_the_applications(
+async def test_a_bare_name_is_a_table_of_the_application(
     own_url: str, admin: Connection, tmp_path: Path
 ) -> None:
     for command in (["init"], ["enable", "tickets"]):

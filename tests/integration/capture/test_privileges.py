@@ -1,5 +1,5 @@
-"""Whose rights capture runs with, and which remain after an upgrade: the schema belongs to a role,
-tables to another, and a third has enabled them or reads the log."""
+"""The rights that capture runs with, and the rights that remain after an upgrade. The schema
+belongs to one role, tables to another, and a third has enabled them or reads the log."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ async def test_an_upgrade_with_a_table_that_a_superuser_enabled(roles: Roles) ->
 
 
 async def test_an_upgrade_by_a_superuser(roles: Roles) -> None:
-    """What it adds belongs to the owner of the schema, and who had enabled tables writes on."""
+    """New objects belong to the owner of the schema, and roles that had enabled tables can
+    write."""
     await schema.install(roles.owner, upto=BEFORE_ORDER)
     await grant_the_log(roles, roles.maker, write=True)
     await run(roles.maker, *PARTED, "create table plain (id int primary key, a int)")
@@ -130,7 +131,7 @@ async def test_readers_read_after_an_upgrade(roles: Roles) -> None:
 
 
 async def callable_by(roles: Roles, reader: Connection) -> set[str]:
-    """The functions that a role may call, beside those that every role may."""
+    """The functions that a role may call, without those that every role may call."""
     found = await rows(
         roles.superuser,
         "select distinct proname from pg_proc where pronamespace = 'headwater'::regnamespace"
@@ -139,8 +140,9 @@ async def callable_by(roles: Roles, reader: Connection) -> set[str]:
     return {name for (name,) in found} - CLASSES["public"]
 
 
-async def test_an_upgrade_takes_back_what_a_grant_on_all_functions_gave(roles: Roles) -> None:
-    """Readers and roles that enable tables retain what they need; nothing acts for the gateway."""
+async def test_an_upgrade_revokes_a_grant_on_all_functions(roles: Roles) -> None:
+    """Readers and roles that enable tables retain what they need; no function acts for the
+    gateway."""
     await schema.install(roles.owner, upto=BEFORE_ACCESS)
     await grant_the_log(roles, roles.reader)
     await grant_the_log(roles, roles.maker, write=True)
@@ -152,7 +154,7 @@ async def test_an_upgrade_takes_back_what_a_grant_on_all_functions_gave(roles: R
     await write_to(roles.maker, "parted")
 
 
-async def test_an_upgrade_leaves_the_question_role_what_it_was_granted(roles: Roles) -> None:
+async def test_an_upgrade_leaves_the_grants_of_the_question_role(roles: Roles) -> None:
     await schema.install(roles.owner, upto=BEFORE_ACCESS)
     user = roles.reader.info.user
     granted = "headwater.begin_request, headwater.store_request, headwater.log_id"
@@ -219,7 +221,7 @@ async def test_doctor_names_roles_that_act_for_the_gateway(roles: Roles) -> None
     assert user in found.detail
 
 
-async def test_what_everybody_may_call(roles: Roles) -> None:
+async def test_the_functions_that_every_role_may_call(roles: Roles) -> None:
     """The rest are triggers that PostgreSQL gives to a new partition, with its owner's rights."""
     await schema.install(roles.owner)
     functions = "select proname from pg_proc where pronamespace = 'headwater'::regnamespace"

@@ -1,5 +1,6 @@
-"""What no row tells: DDL that changes rows or their meaning, triggers that are switched off, tables
-that are enabled, disabled and dropped. The log says `reset`, and readers are right afterwards."""
+"""Changes without a logged row: DDL that changes rows or their meaning, triggers that are switched
+off, tables that are enabled, disabled and dropped. The log has a `reset`, and readers are right
+afterwards."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ ITEMS = (
     "insert into items select i, i, i, 'sad', '{sad}', 'sad', '(1,sad)', '[sad,glad]'"
     " from generate_series(1, 5) i",
     "select headwater.enable_reactivity('items')",
-    SYNC,  # one before it was dropped, which is said, too
+    SYNC,  # one before it was dropped, which is logged, too
 )
 
 
@@ -145,7 +146,7 @@ def alone(hub: Hub) -> None:
     hub.reconciler.seconds = 3600.0
 
 
-async def test_what_the_first_write_says(
+async def test_the_first_write_logs_the_reset(
     url: str, connection: Connection, other: Connection, probe: LogProbe
 ) -> None:
     async with Hub(url, recheck=3600) as hub:
@@ -159,13 +160,13 @@ async def test_what_the_first_write_says(
             await run(connection, "update items set a = a + 1 where id = 2")
             assert await probe.story() == [("reset",), ("update", 2), ("update", 2)], name
             await clients.expect_the_tables_rows(hub, connection, name)
-            # Maintenance makes the functions fit again, and has nothing more to say.
+            # Maintenance makes the functions fit again, and logs nothing more.
             await run(connection, SYNC)
             assert await probe.story() == [], name
             assert await rows(connection, SYNC) == [(0,)], name
 
 
-async def test_what_maintenance_says(
+async def test_maintenance_logs_the_reset(
     url: str, connection: Connection, other: Connection, probe: LogProbe
 ) -> None:
     async with Hub(url, recheck=3600) as hub:
@@ -184,7 +185,7 @@ async def test_what_maintenance_says(
             assert await probe.story() == [("update", 2)], name
 
 
-async def test_maintenance_says_it_of_a_table_that_is_not_written_to(
+async def test_maintenance_logs_the_reset_of_a_table_without_writes(
     items: Connection, probe: LogProbe
 ) -> None:
     await run(items, "alter table items alter b type int using b * 1000", SYNC)
@@ -192,7 +193,7 @@ async def test_maintenance_says_it_of_a_table_that_is_not_written_to(
     assert await rows(items, SYNC) == [(0,)]
 
 
-async def test_what_changes_no_row_is_no_reset(
+async def test_ddl_that_changes_no_row_is_no_reset(
     connection: Connection, other: Connection, probe: LogProbe
 ) -> None:
     for name, ddl in cases(NOT_AT_ALL, connection):
@@ -204,7 +205,7 @@ async def test_what_changes_no_row_is_no_reset(
         assert await probe.story() == [("update", 2), ("update", 2)], name
 
 
-async def test_truncate_is_what_it_is(items: Connection, probe: LogProbe) -> None:
+async def test_truncate_is_logged_as_truncate(items: Connection, probe: LogProbe) -> None:
     await run(items, "truncate items", SYNC, "insert into items (id) values (1)", SYNC)
     assert await probe.story() == [("truncate",), ("insert", 1)]
 
@@ -244,7 +245,7 @@ async def test_relations_below_a_table(
 async def test_a_type_that_is_altered_after_a_column_of_it_was_added(
     level: str, items: Connection, probe: LogProbe
 ) -> None:
-    """What was written in between has labels of before."""
+    """Rows that were written in between have the old labels."""
     await run(
         items,
         "create type kind as enum ('new', 'old')",
@@ -259,10 +260,10 @@ async def test_a_type_that_is_altered_after_a_column_of_it_was_added(
     await run(items, "drop type kind cascade")
 
 
-async def test_a_second_writer_says_so_too(
+async def test_a_second_writer_logs_the_reset_too(
     items: Connection, other: Connection, probe: LogProbe
 ) -> None:
-    """It cannot wait for the first, which may be rolled back: each transaction says so, once."""
+    """It cannot wait for the first, which may be rolled back: each transaction logs one reset."""
     await run(items, "alter table items alter b type int using b * 1000", "begin")
     await run(items, "update items set a = 0 where id = 1")
     await run(other, "begin", "update items set a = 0 where id = 2", "rollback")
@@ -277,7 +278,7 @@ async def test_a_second_writer_says_so_too(
 
 
 async def test_a_writer_cannot_hide_a_reset(items: Connection, probe: LogProbe) -> None:
-    """By a setting, in which earlier versions remembered that the session had said so."""
+    """With a setting in which earlier versions remembered that the session had logged it."""
     await run(items, "alter table items alter b type int using b * 1000")
     await run(
         items,
@@ -295,7 +296,7 @@ async def test_a_writer_with_a_snapshot_of_its_own(
 ) -> None:
     await run(items, "alter table items alter b type int using b * 1000")
     await run(other, f"begin isolation level {level}", "select from items")
-    # Another one says it first; that must not fail this one.
+    # Another writer logs it first; that must not fail this one.
     await run(items, "update items set a = 0 where id = 1")
     await run(other, "update items set a = 0 where id = 2", "commit")
     assert await probe.story() == [("reset",), ("update", 1), ("reset",), ("update", 2)]
@@ -347,7 +348,9 @@ async def test_triggers_of_an_earlier_release_fire_in_every_session(
     ) == [("A",)]
 
 
-async def test_a_partition_that_was_away(connection: Connection, probe: LogProbe) -> None:
+async def test_a_partition_that_was_detached_for_a_while(
+    connection: Connection, probe: LogProbe
+) -> None:
     await run(
         connection,
         "create table t (id int primary key) partition by range (id)",
@@ -394,7 +397,7 @@ ALL = query(everything)
 
 
 class Clients:
-    """One that follows a live query, and one that follows a reactive one."""
+    """A client of a live query, and a client of a reactive query."""
 
     def __init__(self) -> None:
         self._live, self._reactive = Recorder(), Follower()
@@ -404,20 +407,20 @@ class Clients:
         await self._reactive.follow(hub, ALL)
         return self
 
-    async def expect_the_tables_rows(self, hub: Hub, connection: Connection, told: str) -> None:
-        """And those that come now have them at once."""
+    async def expect_the_tables_rows(self, hub: Hub, connection: Connection, story: str) -> None:
+        """Both clients have the rows of the table, and so have new ones."""
         table = await answer(connection, "select * from items order by id")
         found = await answer(connection, EVERY)
         await self._live.until(lambda: self._live.rows == table)
         await self._reactive.until(lambda: self._reactive.value == found)
         late = await Clients().follow(hub)
-        assert (late._live.rows, late._reactive.value) == (table, found), told
+        assert (late._live.rows, late._reactive.value) == (table, found), story
         for each in (self, late):
             each._handle.close()
             each._reactive.handle.close()
 
 
-async def test_a_query_learns_at_once_what_is_captured(
+async def test_a_query_notices_at_once_that_capture_was_disabled(
     url: str, items: Connection, other: Connection
 ) -> None:
     async with Hub(url, recheck=3600) as hub:
@@ -445,7 +448,7 @@ async def test_a_query_learns_at_once_what_is_captured(
         assert client.error is None
 
 
-async def test_a_query_over_a_partition_learns_it_too(url: str, connection: Connection) -> None:
+async def test_a_query_over_a_partition_notices_it_too(url: str, connection: Connection) -> None:
     await run(
         connection,
         "create table t (id int primary key) partition by range (id)",

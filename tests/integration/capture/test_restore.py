@@ -1,5 +1,5 @@
 """A dump that is restored elsewhere, with the rights that the documentation asks for: the tables
-belong to another role, and Headwater's has TRIGGER on them."""
+belong to another role, and Headwater's role has TRIGGER on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 from tests.integration.commands.test_cli import documents, headwater, psql
 from tests.support.databases import database_url, fresh_database
 

@@ -99,7 +99,7 @@ async def test_uninstall_leaves_the_tables_alone(empty: Connection) -> None:
 async def test_uninstall_tries_again_after_a_deadlock(
     connection: Connection, other: Connection, url: str
 ) -> None:
-    """A reader has one of its tables, and asks for the log when that is taken already."""
+    """A reader has locked one of the tables, and asks for the log, which is locked already."""
     await run(other, "set deadlock_timeout = '1h'", "begin", "select from headwater.tables")
     await run(connection, "set deadlock_timeout = '3s'")
     uninstalling = asyncio.create_task(schema.uninstall(connection))

@@ -106,7 +106,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("prepare", "name", "message", "hint"), REFUSED)
-async def test_what_cannot_be_enabled(
+async def test_tables_that_cannot_be_enabled(
     prepare: str, name: str, message: str, hint: str | None, connection: Connection
 ) -> None:
     if prepare:
@@ -125,15 +125,15 @@ async def test_disable_and_enable_again(connection: Connection, probe: LogProbe)
     await run(connection, "insert into orders values (1)")
     (table,) = await triggers.list_tables(connection)
     assert (table.enabled, table.members) == (False, 0)
-    # One for enabling, one for the first disabling: readers learn of both at once.
+    # One for enabling, one for the first disabling: readers receive both at once.
     assert await probe.story() == [("reset",), ("reset",)]
     await triggers.enable(connection, "orders")
     await run(connection, "insert into orders values (2)")
-    # Whoever watched cannot know of row 1; the reset says so.
+    # A reader cannot know row 1; the reset says so.
     assert await probe.story() == [("reset",), ("insert", 2)]
 
 
-async def test_disabling_what_is_not_there(connection: Connection) -> None:
+async def test_disabling_an_unknown_table(connection: Connection) -> None:
     with pytest.raises(CaptureError, match="there is no table nowhere"):
         await triggers.disable(connection, "nowhere")
 
@@ -230,13 +230,13 @@ class TestRoles:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 await run(writer, forbidden)
 
-    async def test_a_select_only_user_is_untouched(self, shared: dict[str, Connection]) -> None:
+    async def test_a_select_only_user_is_not_affected(self, shared: dict[str, Connection]) -> None:
         reader = shared["reader"]
         assert await rows(reader, "select count(*) from orders") == [(0,)]
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             await run(reader, "insert into orders values (1, 1)")
 
-    async def test_enabling_a_table_of_somebody_else(
+    async def test_enabling_a_table_of_another_role(
         self, connection: Connection, shared: dict[str, Connection]
     ) -> None:
         await run(connection, "create table secrets (id int primary key)")
@@ -246,7 +246,7 @@ class TestRoles:
     async def test_a_hostile_search_path(
         self, url: str, connection: Connection, shared: dict[str, Connection]
     ) -> None:
-        """A writer who shadows operators and functions must not have its code run by the owner."""
+        """A writer that shadows operators and functions: the owner must not run its code."""
         writer, owner = shared["writer"], shared["owner"]
         await run(
             connection,
@@ -278,7 +278,7 @@ class TestRoles:
             assert [c.actor.user_id for c in await probe.changes()] == [None] * 3
         assert await rows(connection, "select * from evil.loot") == []
 
-    async def test_a_type_of_somebody_else_does_not_get_our_rights(
+    async def test_a_type_of_another_role_does_not_get_our_rights(
         self, url: str, connection: Connection, shared: dict[str, Connection]
     ) -> None:
         """to_json calls a type's cast to json, which the type's owner can make at any time."""
@@ -343,7 +343,7 @@ class TestRoles:
             await session.close()
 
 
-async def test_bad_names_reach_nothing(connection: Connection) -> None:
+async def test_invalid_names_are_refused(connection: Connection) -> None:
     for name in ("x'; drop schema headwater cascade; --", "a.b.c.d", '"unclosed', "\n", "%s"):
         with pytest.raises(HeadwaterError, match=r"no table|name syntax|improper"):
             await triggers.enable(connection, name)

@@ -1,4 +1,4 @@
-"""Rooms over a real bus: what is remembered, who is there, and that nothing is left behind."""
+"""Channels over a real bus: stored messages, members, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ QUIET = ChannelDefinition("quiet", history=0, presence=False)
 
 
 class ChannelSubscriber:
-    """Folds what it is told, as a client does."""
+    """Folds the messages that it is sent, as a client does."""
 
     def __init__(self) -> None:
         self.behind = False
         self.member: str | None = None
         self.views: list[int] = []
         self.ids: list[str] = []
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self.members: dict[str, Member] = {}
         self.wholes = 0
         self.missed = 0
@@ -61,22 +61,22 @@ class ChannelSubscriber:
         assert [message.view] == self.views[-1:]
         if isinstance(message, Message):
             self.ids.append(message.id)
-            self.heard.append(message.data)
+            self.received.append(message.data)
             return
         self.missed += message.missed
         if message.whole:
             self.members, self.wholes = {}, self.wholes + 1
         self.members |= {member.member: member for member in message.joined}
         for id in message.left:
-            del self.members[id]  # nobody leaves who was not there
+            del self.members[id]  # only members that were present leave
 
     @property
     def states(self) -> list[Any]:
         return sorted(member.state for member in self.members.values())
 
 
-class Place:
-    """A gateway's rooms, with a bus of their own."""
+class GatewayChannels:
+    """The channels of a gateway, with a bus of their own."""
 
     def __init__(self, url: str) -> None:
         numbers = itertools.count(1)
@@ -99,11 +99,11 @@ class Place:
         definition = QUIET if name == "quiet" else ROOM
         return follower, await self.registry.enter(name, definition, follower, **options)
 
-    async def say(self, data: Any, name: str = "room:1") -> None:
+    async def publish(self, data: Any, name: str = "room:1") -> None:
         await self.registry.publish(name, message_json(data))
 
     async def crash(self) -> None:
-        """Without a word to the others."""
+        """Stop without a message to the other gateways."""
         tasks = [*self.registry._tasks, self.bus._sender]
         for task in tasks:
             assert task is not None
@@ -113,116 +113,123 @@ class Place:
 
 
 @asynccontextmanager
-async def running(url: str) -> AsyncIterator[Place]:
-    place = Place(url)
-    async with place.bus, place.registry:
-        yield place
+async def running(url: str) -> AsyncIterator[GatewayChannels]:
+    gateway = GatewayChannels(url)
+    async with gateway.bus, gateway.registry:
+        yield gateway
 
 
-async def acquainted(*places: Place) -> None:
-    """Each has heard all others."""
-    await until(lambda: all(len(p.registry.presence.gateways) == len(places) - 1 for p in places))
+async def until_connected(*gateways: GatewayChannels) -> None:
+    """Wait until each has received a message of every other."""
+    await until(
+        lambda: all(len(p.registry.presence.gateways) == len(gateways) - 1 for p in gateways)
+    )
 
 
 @pytest.fixture
-async def places(url: str) -> AsyncIterator[list[Place]]:
+async def gateways(url: str) -> AsyncIterator[list[GatewayChannels]]:
     async with AsyncExitStack() as stack:
         found = [await stack.enter_async_context(running(url)) for _ in range(3)]
-        await acquainted(*found)
+        await until_connected(*found)
         yield found
 
 
 # ------------------------------------------------------------------------ messages
 
 
-async def test_who_comes_while_others_speak_misses_nothing_and_gets_nothing_twice(
-    places: list[Place],
+async def test_a_new_subscriber_during_traffic_gets_every_message_once(
+    gateways: list[GatewayChannels],
 ) -> None:
-    """What another gateway remembers and what is heard oneself join without a seam."""
-    first, _ = await places[0].follow()
+    """Messages that another gateway stored and messages that arrive directly join without a gap."""
+    first, _ = await gateways[0].follow()
     done = asyncio.Event()
 
-    async def speak(place: Place, who: int) -> None:
+    async def publish_repeatedly(gateway: GatewayChannels, who: int) -> None:
         for turn in itertools.count():
-            await place.say([who, turn])
+            await gateway.publish([who, turn])
             if done.is_set():
                 return
 
-    speaking = [asyncio.create_task(speak(place, who)) for who, place in enumerate(places)]
-    await until(lambda: len(first.heard) > 100)
+    publishing = [
+        asyncio.create_task(publish_repeatedly(gateway, who))
+        for who, gateway in enumerate(gateways)
+    ]
+    await until(lambda: len(first.received) > 100)
     for turn in range(20):
-        late, seat = await places[1 + turn % 2].follow()
+        late, listener = await gateways[1 + turn % 2].follow()
         before = len(first.ids)
         await until(lambda b=before, late=late: len(first.ids) > b + 30 and len(late.ids) > 40)
-        seat.close()
+        listener.close()
         begin = first.ids.index(late.ids[0])
         await until(lambda begin=begin, late=late: len(first.ids) >= begin + len(late.ids))
         assert first.ids[begin : begin + len(late.ids)] == late.ids
     done.set()
-    await asyncio.gather(*speaking)
+    await asyncio.gather(*publishing)
 
 
-async def test_a_newcomer_is_sent_that_messages_may_be_missing(
-    places: list[Place], monkeypatch: pytest.MonkeyPatch
+async def test_a_new_subscriber_is_notified_that_messages_may_be_missing(
+    gateways: list[GatewayChannels], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The only gateway that remembers them does not answer."""
+    """The only gateway that stores them does not answer."""
     monkeypatch.setattr(registry_module, "CHANNEL_RECALL_SECONDS", 0.05)
-    first, _ = await places[0].follow()
-    behind_it, _ = await places[1].follow("quiet")
-    await places[0].say("before")
-    await places[0].say("behind it", "quiet")
-    await until(lambda: (first.heard, behind_it.heard) == (["before"], ["behind it"]))
-    await places[0].crash()
-    late, _ = await places[1].follow()
-    assert (late.heard, late.missed) == ([], 1)
+    first, _ = await gateways[0].follow()
+    behind_it, _ = await gateways[1].follow("quiet")
+    await gateways[0].publish("before")
+    await gateways[0].publish("behind it", "quiet")
+    await until(lambda: (first.received, behind_it.received) == (["before"], ["behind it"]))
+    await gateways[0].crash()
+    late, _ = await gateways[1].follow()
+    assert (late.received, late.missed) == ([], 1)
     for number in range(20):
-        await places[1].say(number)
-    await until(lambda: len(late.heard) == 20)
-    later, _ = await places[1].follow()
-    assert (later.heard, later.missed) == ([*range(20)], 0), "all that is remembered is here again"
+        await gateways[1].publish(number)
+    await until(lambda: len(late.received) == 20)
+    later, _ = await gateways[1].follow()
+    assert (later.received, later.missed) == ([*range(20)], 0), "all stored messages"
 
 
-async def test_a_follower_that_was_behind_gets_what_is_remembered(places: list[Place]) -> None:
-    place = places[0]
-    follower, seat = await place.follow(present=True, state="here")
-    other, _ = await place.follow()
+async def test_a_subscriber_that_was_behind_gets_the_stored_messages(
+    gateways: list[GatewayChannels],
+) -> None:
+    gateway = gateways[0]
+    follower, listener = await gateway.follow(present=True, state="here")
+    other, _ = await gateway.follow()
     for number in range(5):
-        await place.say(number)
-    await until(lambda: len(follower.heard) == 5)
+        await gateway.publish(number)
+    await until(lambda: len(follower.received) == 5)
     follower.behind = True
     for number in range(5, 40):
-        await place.say(number)
-    _, guest = await place.follow(present=True, state="new")
-    await until(lambda: len(other.heard) == 40)
+        await gateway.publish(number)
+    _, guest = await gateway.follow(present=True, state="new")
+    await until(lambda: len(other.received) == 40)
     follower.behind = False
-    seat.resync()
-    assert follower.heard == [*range(5), *range(20, 40)]
+    listener.resync()
+    assert follower.received == [*range(5), *range(20, 40)]
     assert (follower.states, follower.wholes) == (["here", "new"], 2)
     assert follower.missed == 1
-    seat.resync()
-    assert (len(follower.heard), follower.missed) == (25, 1)
+    listener.resync()
+    assert (len(follower.received), follower.missed) == (25, 1)
     guest.close()
 
 
-async def test_what_is_remembered_is_bounded_in_bytes(places: list[Place]) -> None:
-    first, _ = await places[0].follow()
+async def test_stored_messages_are_bounded_in_bytes(gateways: list[GatewayChannels]) -> None:
+    first, _ = await gateways[0].follow()
     for number in range(10):
-        await places[0].say(str(number) * 60_000)
-    await until(lambda: len(first.heard) == 10)
-    late, _ = await places[1].follow()
-    assert [text[0] for text in late.heard] == ["6", "7", "8", "9"]
+        await gateways[0].publish(str(number) * 60_000)
+    await until(lambda: len(first.received) == 10)
+    late, _ = await gateways[1].follow()
+    assert [text[0] for text in late.received] == ["6", "7", "8", "9"]
 
 
-async def test_a_channel_that_remembers_nothing_and_tells_nobody(places: list[Place]) -> None:
-    follower, _ = await places[0].follow("quiet")
-    other, _ = await places[1].follow("quiet")
-    await places[2].say("psst", "quiet")
-    await until(lambda: other.heard == follower.heard == ["psst"])
-    late, _ = await places[2].follow("quiet")
-    assert (late.heard, late.members, late.wholes) == ([], {}, 1)
+async def test_a_channel_without_history_and_presence(gateways: list[GatewayChannels]) -> None:
+    follower, _ = await gateways[0].follow("quiet")
+    other, _ = await gateways[1].follow("quiet")
+    await gateways[2].publish("psst", "quiet")
+    await until(lambda: other.received == follower.received == ["psst"])
+    late, _ = await gateways[2].follow("quiet")
+    assert (late.received, late.members, late.wholes) == ([], {}, 1)
 
 
-async def test_letters_that_the_database_does_not_have(server_url: str) -> None:
+async def test_characters_that_the_database_encoding_lacks(server_url: str) -> None:
     run_statements(
         server_url, "create database latin encoding latin1 locale 'C' template template0"
     )
@@ -231,98 +238,102 @@ async def test_letters_that_the_database_does_not_have(server_url: str) -> None:
         async with await connect(url, purpose="test") as connection:
             await schema.install(connection)
         async with running(url) as one, running(url) as other:
-            await acquainted(one, other)
+            await until_connected(one, other)
             follower, _ = await other.follow()
             await one.follow(present=True, state="Zoë 中 😀")
-            await one.say("Zoë 中 😀")
-            await until(lambda: follower.heard == ["Zoë 中 😀"])
+            await one.publish("Zoë 中 😀")
+            await until(lambda: follower.received == ["Zoë 中 😀"])
             assert follower.states == ["Zoë 中 😀"]
     finally:
         run_statements(server_url, "drop database latin with (force)")
 
 
-async def test_too_much_at_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_beyond_the_queue_of_the_bus(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bus_module, "BUS_QUEUE_BYTES_MAX", 100_000)
-    async with running(url) as place:
-        follower, _ = await place.follow()
-        sent = [place.registry.publish("room:1", message_json("x" * 50_000)) for _ in range(2)]
+    async with running(url) as gateway:
+        follower, _ = await gateway.follow()
+        sent = [gateway.registry.publish("room:1", message_json("x" * 50_000)) for _ in range(2)]
         with pytest.raises(LimitExceeded, match="too many bytes wait") as caught:
-            place.registry.publish("room:1", message_json(1))
+            gateway.registry.publish("room:1", message_json(1))
         assert caught.value.code == "bus_busy"
         await asyncio.gather(*sent)
-        await place.say("there is room again")
-        await until(lambda: len(follower.heard) == 3)
+        await gateway.publish("there is room again")
+        await until(lambda: len(follower.received) == 3)
 
 
 # ------------------------------------------------------------------------ presence
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_happens_all_end_with_the_same_members(url: str, seed: int) -> None:
+async def test_every_subscriber_ends_with_the_same_members(url: str, seed: int) -> None:
     """Members come, go and change at random; gateways crash and others start; connections are cut.
-    In the end everybody sees those who are there, and nobody else."""
+    In the end every subscriber sees exactly the members that are present."""
     chance = random.Random(seed)
     async with AsyncExitStack() as stack:
-        places = [await stack.enter_async_context(running(url)) for _ in range(3)]
-        seats: dict[Place, list[tuple[ChannelSubscriber, ChannelListener]]] = {
-            place: [] for place in places
+        gateways = [await stack.enter_async_context(running(url)) for _ in range(3)]
+        listeners: dict[GatewayChannels, list[tuple[ChannelSubscriber, ChannelListener]]] = {
+            gateway: [] for gateway in gateways
         }
         cutter = await psycopg.AsyncConnection.connect(url, autocommit=True)
         stack.push_async_callback(cutter.close)
         for turn in range(150):
-            place = chance.choice(places)
+            gateway = chance.choice(gateways)
             match chance.randrange(10):
                 case 0 | 1 | 2 | 3:
                     name = chance.choice(("room:1", "room:2"))
                     present = chance.random() < 0.7
-                    seats[place].append(await place.follow(name, present=present, state=turn))
-                case 4 | 5 | 6 if seats[place]:
-                    _, seat = seats[place].pop(chance.randrange(len(seats[place])))
-                    seat.close()
-                case 7 if seats[place]:
-                    _, seat = chance.choice(seats[place])
-                    if seat.member is not None:
-                        seat.set_state(turn)
+                    listeners[gateway].append(
+                        await gateway.follow(name, present=present, state=turn)
+                    )
+                case 4 | 5 | 6 if listeners[gateway]:
+                    _, listener = listeners[gateway].pop(chance.randrange(len(listeners[gateway])))
+                    listener.close()
+                case 7 if listeners[gateway]:
+                    _, listener = chance.choice(listeners[gateway])
+                    if listener.member is not None:
+                        listener.set_state(turn)
                 case 8 if chance.random() < 0.2:
-                    await place.crash()
-                    places.remove(place)
-                    del seats[place]
-                    places.append(await stack.enter_async_context(running(url)))
-                    seats[places[-1]] = []
+                    await gateway.crash()
+                    gateways.remove(gateway)
+                    del listeners[gateway]
+                    gateways.append(await stack.enter_async_context(running(url)))
+                    listeners[gateways[-1]] = []
                 case 9 if chance.random() < 0.3:
                     await cutter.execute(
                         "select pg_terminate_backend(pid) from pg_stat_activity"
                         " where datname = current_database()"
                         " and application_name like 'headwater bus%' and random() < 0.5"
                     )
-        everybody = [(f, s) for place in places for f, s in seats[place]]
+        every_listener = [(f, s) for gateway in gateways for f, s in listeners[gateway]]
 
         def is_right() -> bool:
             for name in ("room:1", "room:2"):
-                here = [s.member for _, s in everybody if s.active.name == name and s.member]
+                here = [s.member for _, s in every_listener if s.active.name == name and s.member]
                 truth = {member.member: member for member in here}
-                for follower, seat in everybody:
-                    if seat.active.name == name and follower.members != truth:
+                for follower, listener in every_listener:
+                    if listener.active.name == name and follower.members != truth:
                         return False
                 if any(
                     {m.member: m for m in p.registry.presence.members(name)} != truth
-                    for p in places
+                    for p in gateways
                 ):
                     return False
             return True
 
         await until(is_right)
-        for _, seat in everybody:
-            seat.close()
-        await until(lambda: not any(p.registry.presence._channels for p in places))
-        assert not any(place.registry._channels for place in places)
-        await until(lambda: not any(place.registry.presence.changed() for place in places))
+        for _, listener in every_listener:
+            listener.close()
+        await until(lambda: not any(p.registry.presence._channels for p in gateways))
+        assert not any(gateway.registry._channels for gateway in gateways)
+        await until(lambda: not any(gateway.registry.presence.changed() for gateway in gateways))
 
 
-async def test_rooms_that_come_and_go_leave_nothing_behind(places: list[Place]) -> None:
-    place = places[0]
+async def test_channels_that_end_leave_nothing_behind(gateways: list[GatewayChannels]) -> None:
+    gateway = gateways[0]
     for turn in range(100):
-        opening = asyncio.create_task(place.follow(f"room:{turn % 7}", present=True))
+        opening = asyncio.create_task(gateway.follow(f"room:{turn % 7}", present=True))
         await asyncio.sleep(0)
         if turn % 3 == 0:
             opening.cancel()
@@ -330,11 +341,11 @@ async def test_rooms_that_come_and_go_leave_nothing_behind(places: list[Place]) 
             if isinstance(outcome, tuple):
                 outcome[1].close()
                 outcome[1].close()
-    assert (place.registry._channels, place.registry._history_replies) == ({}, {})
-    assert place.registry.presence.own == 0
-    await until(lambda: not any(each.registry.presence._channels for each in places))
-    assert place.metrics.channels._value.get() == 0
-    assert place.metrics.channel_members._value.get() == 0
+    assert (gateway.registry._channels, gateway.registry._history_replies) == ({}, {})
+    assert gateway.registry.presence.own == 0
+    await until(lambda: not any(each.registry.presence._channels for each in gateways))
+    assert gateway.metrics.channels._value.get() == 0
+    assert gateway.metrics.channel_members._value.get() == 0
 
 
 # ------------------------------------------------------------------------ declaring
@@ -356,12 +367,12 @@ def access(ctx: Any, id: int) -> bool:
         (lambda hw: [hw.channel("a:{id}"), hw.channel("a:{name}")], "matches the same names"),
     ],
 )
-def test_what_cannot_be_declared(declare: Callable[[Headwater], Any], said: str) -> None:
+def test_invalid_declarations_of_channels(declare: Callable[[Headwater], Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         declare(Headwater("postgresql://nowhere"))
 
 
-async def test_access_functions_hear_what_is_to_be_done() -> None:
+async def test_access_functions_receive_the_action() -> None:
     asked = list[tuple[str, dict[str, Any]]]()
 
     class AccessRunner:
@@ -398,8 +409,8 @@ async def test_a_program_without_a_gateway_publishes(url: str, connection: Conne
     hw.channel("room:{id}")
     with pytest.raises(ConfigError, match="while Headwater is not running"):
         await hw.publish("room:1", 1)
-    async with running(url) as place:
-        follower, _ = await place.follow()
+    async with running(url) as gateway:
+        follower, _ = await gateway.follow()
         async with hw:
             with pytest.raises(ConfigError, match="declared too late"):
                 hw.channel("other")
@@ -410,7 +421,7 @@ async def test_a_program_without_a_gateway_publishes(url: str, connection: Conne
             with pytest.raises(InvalidQuery, match="cannot be sent as JSON"):
                 await hw.publish("room:1", "\ud800")
             await hw.publish("room:1", {"at": 1})
-            await until(lambda: follower.heard == [{"at": 1}])
+            await until(lambda: follower.received == [{"at": 1}])
 
 
 async def test_without_channels_there_is_no_bus(url: str, connection: Connection) -> None:
@@ -427,27 +438,27 @@ async def test_without_channels_there_is_no_bus(url: str, connection: Connection
         assert caught.value.code == "channel_unknown"
 
 
-async def test_what_is_remembered_counts_for_those_who_follow(url: str) -> None:
-    async with running(url) as place:
-        memory = place.memory
-        ann, seat = await place.follow(owner="ann")
-        other, _ = await place.follow("room:2", owner="ann")
-        bob, _ = await place.follow(owner="bob")
+async def test_stored_messages_count_for_their_subscribers(url: str) -> None:
+    async with running(url) as gateway:
+        memory = gateway.memory
+        ann, listener = await gateway.follow(owner="ann")
+        other, _ = await gateway.follow("room:2", owner="ann")
+        bob, _ = await gateway.follow(owner="bob")
         for number in range(30):
-            await place.say(number)
-        await until(lambda: len(bob.heard) == 30)
-        remembered = sum(message.frame.size for message in seat.active.history)
-        assert len(seat.active.history) == 20
+            await gateway.publish(number)
+        await until(lambda: len(bob.received) == 30)
+        remembered = sum(message.frame.size for message in listener.active.history)
+        assert len(listener.active.history) == 20
         assert memory.total == memory.of("bob") == _CHANNEL_MESSAGE_FACTOR * remembered
-        # What is remembered of another channel is too much for one of the two.
+        # The stored messages of another channel are too much for one of the two.
         for _ in range(2):
-            await place.say("x" * 12_000, "room:2")
-        await until(lambda: len(other.heard) == 2)
+            await gateway.publish("x" * 12_000, "room:2")
+        await until(lambda: len(other.received) == 2)
         memory.enforce()
         assert isinstance(other.error, LimitExceeded)
         assert other.error.code == "bytes_per_user"
         assert (ann.error, bob.error) == (None, None)
         assert memory.of("ann") == memory.total == _CHANNEL_MESSAGE_FACTOR * remembered
-        seat.close()
+        listener.close()
         assert memory.of("ann") == 0
         assert memory.total == memory.of("bob") > 0

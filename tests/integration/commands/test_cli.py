@@ -33,8 +33,8 @@ def headwater(*arguments: str, **variables: str) -> subprocess.CompletedProcess[
 
 
 def environment(**variables: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_")}
-    return {**kept, "COLUMNS": "200", **variables}
+    others = {k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_")}
+    return {**others, "COLUMNS": "200", **variables}
 
 
 def documents(done: subprocess.CompletedProcess[str]) -> list[Any]:
@@ -54,7 +54,7 @@ def database(empty_url: str) -> str:
     return empty_url
 
 
-def test_from_nothing_to_status_and_back(database: str) -> None:
+def test_init_status_and_uninstall(database: str) -> None:
     at = ("--url", database, "--json")
     assert documents(headwater("init", *at)) == [{"version": LATEST, "applied": len(versions())}]
     assert documents(headwater("init", *at)) == [{"version": LATEST, "applied": 0}]
@@ -101,7 +101,7 @@ def test_uninstall_names_the_tables_of_views(url: str) -> None:
         psql(url, "select from sums")
 
 
-def test_for_people(database: str) -> None:
+def test_output_for_people(database: str) -> None:
     assert "Installed version" in headwater("init", "--url", database).stdout
     assert headwater("enable", "orders", "--url", database).stdout == "Capturing orders.\n"
     status = headwater("status", "--url", database).stdout
@@ -220,7 +220,7 @@ def _enabled(url: str) -> tuple[str]:
     return (status["log"]["position"],)
 
 
-def test_tail_for_people(database: str, tails: list[Tail]) -> None:
+def test_tail_output_for_people(database: str, tails: list[Tail]) -> None:
     (position,) = _enabled(database)
     tail = Tail("orders", "--url", database, "--since", position, "--where", "id < 5")
     tails.append(tail)
@@ -394,7 +394,7 @@ async def constant(ctx):
 """
 
 
-def test_a_mistake_in_the_application_is_told_with_its_own_way_out(
+def test_a_mistake_in_the_application_is_reported_with_its_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "shop.py").write_text(

@@ -1,8 +1,8 @@
 """Every command that takes --embedded, on an embedded database in which nothing is installed.
 
-The commands come from the command line itself: one that is added is asked for here. They run in
-this process, but for those that run until they are ended. Spark is not started: what is looked at
-is the database that a command finds before.
+The commands come from the command line itself, so a command that is added must be listed here. They
+run in this process, except those that run until they are stopped. Spark is not started: the tests
+look at the database that a command finds before.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def server() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def fresh(server: EmbeddedPostgres) -> Iterator[EmbeddedPostgres]:
-    """The server, and a table of the user's in a database as initdb leaves it."""
+    """The server, and a table of a user in a database as initdb leaves it."""
     with server:
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute("drop schema if exists headwater cascade")
@@ -123,7 +123,7 @@ def test_a_command_installs_what_it_needs_and_prints_json(
 
 
 @pytest.mark.parametrize("command", ENDLESS)
-def test_a_command_that_runs_on_installs_what_it_needs(
+def test_a_long_running_command_installs_what_it_needs(
     command: str, fresh: EmbeddedPostgres
 ) -> None:
     environment = os.environ | {"HEADWATER_DATA_DIR": str(fresh.data_dir)}

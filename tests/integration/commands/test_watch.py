@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.integration.commands.test_cli import HEADWATER, environment, headwater, psql
-from tests.support.fake_gateway import standing_in
+from tests.support.fake_gateway import fake_gateway
 
 WAIT_SECONDS = 30.0
 ORDERS = (
@@ -138,18 +138,18 @@ def test_in_a_terminal(database: str, watches: list[Watch], terminal: Terminal) 
 
 
 async def test_through_a_gateway(watches: list[Watch]) -> None:
-    """The gateway is a stand-in; tests/gateway has the real one."""
-    async with standing_in() as standin:
-        standin.put(1, 10)
-        watch = Watch("watch", "orders", "--gateway", standin.url, "--token", "t", "--json")
+    """The gateway is a fake; tests/gateway has the real one."""
+    async with fake_gateway() as fake:
+        fake.put(1, 10)
+        watch = Watch("watch", "orders", "--gateway", fake.url, "--token", "t", "--json")
         watches.append(watch)
         first = json.loads(await asyncio.to_thread(watch.line))
         assert [row["key"] for row in first["deltas"][0]["rows"]] == [[1]]
-        standin.cut()
-        standin.put(2, 20)
+        fake.cut()
+        fake.put(2, 20)
         second = json.loads(await asyncio.to_thread(watch.line))
         assert [delta["key"] for delta in second["deltas"]] == [[2]]
-        assert standin.tokens == ["t", "t"]
+        assert fake.tokens == ["t", "t"]
         assert await asyncio.to_thread(watch.end) == 130
 
 

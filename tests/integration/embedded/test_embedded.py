@@ -48,7 +48,7 @@ USE = "server.start(); say(server.pid); wait(); server.close()"
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that everybody may pass through. Whatever is left in it is stopped and removed."""
+    """A folder that every user may enter. Servers left in it are stopped, and it is removed."""
     path = Path(tempfile.mkdtemp(prefix="headwater-test-"))
     path.chmod(0o711)
     yield path
@@ -82,7 +82,7 @@ def data_dir(used_dir: Path) -> Iterator[Path]:
 
 
 class Process:
-    """Another process. It says a word a line, and goes on when it is told to."""
+    """Another process. It prints one word a line, and continues when its input ends."""
 
     def __init__(self, code: str, *arguments: object, env: dict[str, str] | None = None) -> None:
         self.popen = subprocess.Popen(
@@ -93,7 +93,7 @@ class Process:
             env=os.environ | (env or {}),
         )
 
-    def hear(self) -> str:
+    def read_line(self) -> str:
         assert self.popen.stdout is not None
         return self.popen.stdout.readline().strip()
 
@@ -132,7 +132,7 @@ def is_gone(pid: int) -> bool:
 
 
 def soon_gone(pid: int | None) -> bool:
-    # A process lets go of its locks a moment before it is gone.
+    # A process releases its locks a moment before it has ended.
     assert pid is not None
     return wait_until(lambda: is_gone(pid), 5)
 
@@ -184,7 +184,7 @@ def test_the_url_is_good_for_psql_whatever_the_environment(server: EmbeddedPostg
     psql = _find_package() / "pginstall18" / "bin" / "psql"
     answer = subprocess.run(
         [psql, "-XAtc", "select 1", server.url],
-        env={"PGPORT": "1", "PGHOST": "nowhere", "PGUSER": "nobody", "PGDATABASE": "none"},
+        env={"PGPORT": "1", "PGHOST": "nowhere", "PGUSER": "unknown", "PGDATABASE": "none"},
         capture_output=True,
         text=True,
         check=False,
@@ -192,7 +192,7 @@ def test_the_url_is_good_for_psql_whatever_the_environment(server: EmbeddedPostg
     assert (answer.stdout.strip(), answer.stderr) == ("1", "")
 
 
-def test_only_the_owner_gets_near_the_data_and_the_socket(server: EmbeddedPostgres) -> None:
+def test_only_the_owner_reaches_the_data_and_the_socket(server: EmbeddedPostgres) -> None:
     for name in ("postgres", "run"):
         assert (server.data_dir / name).stat().st_mode & 0o777 == 0o700
     assert server.data_dir.stat().st_mode & 0o077 in (0, 0o011)
@@ -202,8 +202,8 @@ def test_two_processes_share_and_the_last_one_stops(
     new_dir: Path, run: Callable[..., Process]
 ) -> None:
     first, second = run(USE, new_dir), run(USE, new_dir)
-    pid = first.hear()
-    assert second.hear() == pid
+    pid = first.read_line()
+    assert second.read_line() == pid
     first.finish()
     assert EmbeddedPostgres(new_dir).pid == int(pid)
     second.finish()
@@ -219,7 +219,7 @@ def test_two_objects_in_one_process_are_two_users(data_dir: Path) -> None:
     assert soon_gone(pid)
 
 
-def test_many_come_and_go_at_once(data_dir: Path, run: Callable[..., Process]) -> None:
+def test_many_processes_start_and_stop_at_once(data_dir: Path, run: Callable[..., Process]) -> None:
     code = """
 import psycopg
 for turn in range(5):
@@ -229,7 +229,7 @@ for turn in range(5):
 say("done")
 """
     processes = [run(code, data_dir) for _ in range(4)]
-    assert [process.hear() for process in processes] == ["done"] * 4
+    assert [process.read_line() for process in processes] == ["done"] * 4
     for process in processes:
         process.finish()
     assert EmbeddedPostgres(data_dir).pid is None
@@ -239,7 +239,7 @@ def test_a_killed_user_leaves_a_server_to_attach_to(
     data_dir: Path, run: Callable[..., Process]
 ) -> None:
     process = run(USE, data_dir)
-    pid = int(process.hear())
+    pid = int(process.read_line())
     process.kill()
     with EmbeddedPostgres(data_dir) as server:
         assert server.pid == pid
@@ -250,7 +250,7 @@ def test_a_killed_user_does_not_count(data_dir: Path, run: Callable[..., Process
     with EmbeddedPostgres(data_dir) as server:
         pid = server.pid
         process = run(USE, data_dir)
-        assert process.hear() == str(pid)
+        assert process.read_line() == str(pid)
         process.kill()
     assert soon_gone(pid)
 
@@ -259,12 +259,12 @@ def test_a_process_that_just_ends_stops_the_server(
     data_dir: Path, run: Callable[..., Process]
 ) -> None:
     process = run("server.start(); say(server.pid)", data_dir)
-    pid = int(process.hear())
+    pid = int(process.read_line())
     process.finish()
     assert soon_gone(pid)
 
 
-def test_a_server_that_is_to_stay_outlives_its_users_until_it_is_stopped(data_dir: Path) -> None:
+def test_a_server_started_to_stay_outlives_its_users_until_it_is_stopped(data_dir: Path) -> None:
     EmbeddedPostgres(data_dir).start().close(keep_running=True)
     with EmbeddedPostgres(data_dir) as server:
         pid = server.pid
@@ -281,7 +281,7 @@ def test_a_server_that_is_to_stay_outlives_its_users_until_it_is_stopped(data_di
     assert soon_gone(pid)
 
 
-def test_that_a_server_stays_is_forgotten_with_the_server(data_dir: Path) -> None:
+def test_a_server_stays_only_until_it_ends(data_dir: Path) -> None:
     """As after a restart of the machine."""
     EmbeddedPostgres(data_dir).start().close(keep_running=True)
     EmbeddedPostgres(data_dir).stop_now()
@@ -295,7 +295,7 @@ def test_a_server_in_use_is_stopped_by_force_only(
     data_dir: Path, run: Callable[..., Process]
 ) -> None:
     user = run(USE, data_dir)
-    pid = int(user.hear())
+    pid = int(user.read_line())
     with pytest.raises(EmbeddedError, match="in use: a process of Headwater") as caught:
         EmbeddedPostgres(data_dir).stop()
     assert "--force" in str(caught.value.hint)
@@ -305,7 +305,7 @@ def test_a_server_in_use_is_stopped_by_force_only(
     user.finish()
 
 
-def test_there_is_nothing_to_stop_in_a_folder_that_is_not_there(new_dir: Path) -> None:
+def test_nothing_is_stopped_in_a_folder_that_does_not_exist(new_dir: Path) -> None:
     assert not EmbeddedPostgres(new_dir).stop()
     assert not new_dir.exists()
 
@@ -326,10 +326,10 @@ os.close(writer)
 say(os.waitpid(child, 0)[1])
 """
     process = run(code, data_dir)
-    pid, after = process.hear().split()
+    pid, after = process.read_line().split()
     assert after == "None"
     assert soon_gone(int(pid))
-    assert process.hear() == "0"
+    assert process.read_line() == "0"
 
 
 def test_a_killed_server_is_started_again(data_dir: Path) -> None:
@@ -403,7 +403,7 @@ def test_a_path_too_long_for_a_socket(place: Path, run: Callable[..., Process]) 
         assert not sockets.is_relative_to(deep)
         assert sockets.stat().st_mode & 0o777 == 0o700
         other = run(USE, deep, env={"TMPDIR": str(place)})
-        assert other.hear() == str(server.pid)
+        assert other.read_line() == str(server.pid)
         other.finish()
     assert not sockets.exists()
 
@@ -450,7 +450,7 @@ def test_data_of_another_version_is_refused(data_dir: Path) -> None:
         assert query(server, "select 1") == 1
 
 
-def test_a_folder_that_holds_something_else_is_refused(new_dir: Path) -> None:
+def test_a_folder_with_other_files_is_refused(new_dir: Path) -> None:
     (new_dir / "postgres").mkdir(parents=True)
     (new_dir / "postgres" / "recipes.txt").write_text("soup")
     with pytest.raises(EmbeddedError, match="no PostgreSQL data"):
@@ -476,7 +476,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try: server.start()
 except EmbeddedError as error: say(repr(str(error)), error.hint)
 """
-    said = run(code, new_dir).hear()
+    said = run(code, new_dir).read_line()
     assert "initdb could not make a cluster" in said
     assert "child process" in said, "the end of initdb's own output"
     assert "disk is not full" in said
@@ -529,7 +529,7 @@ sys.path.clear(); sys.path_importer_cache.clear()
 try: server.start()
 except EmbeddedError as error: say(error, error.hint)
 """
-    said = run(code, data_dir).hear()
+    said = run(code, data_dir).read_line()
     assert "not installed" in said
     assert "pip install" in said
     assert "headwater[embedded]" in said
@@ -570,8 +570,8 @@ def test_a_folder_that_cannot_be_made() -> None:
     assert "HEADWATER_DATA_DIR" in str(caught.value.hint)
 
 
-# As root the server runs as another account; these show what that asks for, and that an ordinary
-# user needs nothing of it.
+# As root the server runs as another account. These tests show what that needs, and that an ordinary
+# user does not need it.
 
 
 @only_root
@@ -589,17 +589,17 @@ wait()
 server.close()
 say(server.pid)
 """
-    nobody = pwd.getpwnam("nobody").pw_uid
+    other_user = pwd.getpwnam("nobody").pw_uid
     place.chmod(0o777)
     mine = place / "home" / "data"
-    process = run(code, mine, nobody)
-    pid, runs_as, owner, mode = process.hear().split()
-    assert (int(runs_as), int(owner), int(mode)) == (nobody, nobody, 0o700)
-    with EmbeddedPostgres(mine) as as_root:  # Root shares what is there.
+    process = run(code, mine, other_user)
+    pid, runs_as, owner, mode = process.read_line().split()
+    assert (int(runs_as), int(owner), int(mode)) == (other_user, other_user, 0o700)
+    with EmbeddedPostgres(mine) as as_root:  # Root uses the server that is running.
         assert as_root.pid == int(pid)
         as_root.restart()
         assert query(as_root, "select id from orders") == 42
-        assert os.stat(f"/proc/{as_root.pid}").st_uid == nobody
+        assert os.stat(f"/proc/{as_root.pid}").st_uid == other_user
     process.finish()
     assert EmbeddedPostgres(mine).pid is None
 
@@ -633,7 +633,7 @@ try: server.start()
 except EmbeddedError as error: say(error.hint)
 """
     place.chmod(0o777)
-    assert "add uid 54321 to /etc/passwd" in run(code, place / "data").hear()
+    assert "add uid 54321 to /etc/passwd" in run(code, place / "data").read_line()
 
 
 @only_root
@@ -666,7 +666,7 @@ def test_a_wheel_that_the_account_cannot_reach(place: Path, run: Callable[..., P
     copies = []
     for _ in range(2):
         process = run(code, place / "data", env=environment)
-        assert process.hear().startswith(f"{home}/postgresql-18-")
+        assert process.read_line().startswith(f"{home}/postgresql-18-")
         process.finish()
         copies += [(path.name, path.stat().st_ino) for path in home.glob("postgresql-*")]
     assert copies[0] == copies[1], "copied once"

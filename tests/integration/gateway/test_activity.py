@@ -1,4 +1,4 @@
-"""What gateways write down of themselves: only while an admin looks, only what changed."""
+"""What gateways write about themselves: only while an admin uses the console, only changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def shop(connection: Connection) -> Connection:
 
 @asynccontextmanager
 async def gateways(url: str, count: int) -> AsyncIterator[list[Gateway]]:
-    """Several, whose rounds are up to the test."""
+    """Several gateways. The test decides when they write."""
     async with AsyncExitStack() as stack:
         found = []
         for _ in range(count):
@@ -51,11 +51,11 @@ async def gateways(url: str, count: int) -> AsyncIterator[list[Gateway]]:
         yield found
 
 
-async def joined(gateway: Gateway, *wishes: Subscribe, identity: Identity = ANONYMOUS) -> Any:
+async def joined(gateway: Gateway, *requests: Subscribe, identity: Identity = ANONYMOUS) -> Any:
     it = gateway.open(identity, address="127.0.0.1", transport="sse", local=True)
     it.attach(Sink())
-    for wish in wishes:
-        await gateway.subscribe(it, wish)
+    for request in requests:
+        await gateway.subscribe(it, request)
     return it
 
 
@@ -73,7 +73,7 @@ async def log_length(connection: Connection) -> int:
     return int(row[0])
 
 
-async def test_nothing_is_written_while_nobody_looks(shop: Connection, url: str) -> None:
+async def test_nothing_is_written_without_an_open_console(shop: Connection, url: str) -> None:
     async with gateways(url, 1) as (gateway,):
         await joined(gateway, ORDERS)
         before = await log_length(shop)
@@ -84,7 +84,9 @@ async def test_nothing_is_written_while_nobody_looks(shop: Connection, url: str)
         assert gateway.activity._database is None, "it took a connection"
 
 
-async def test_sessions_and_views_while_somebody_looks(shop: Connection, url: str) -> None:
+async def test_sessions_and_views_are_written_while_a_console_is_open(
+    shop: Connection, url: str
+) -> None:
     async with gateways(url, 1) as (gateway,):
         ann = Identity("ann", "acme")
         await joined(gateway, ORDERS, identity=ann)
@@ -126,7 +128,7 @@ async def test_costs(shop: Connection, url: str) -> None:
         assert await cursor.fetchall() == [(2, 1, 2 * Frame(deltas).size, 1, True)]
 
 
-async def test_what_was_sent_to_sessions_that_ended_counts(shop: Connection, url: str) -> None:
+async def test_bytes_sent_to_ended_sessions_count(shop: Connection, url: str) -> None:
     async with gateways(url, 1) as (gateway,):
         ended = await joined(gateway, ORDERS)
         ended.sink.sent, ended.sink.sent_bytes = 1_000, 1_000_000
@@ -140,7 +142,7 @@ async def test_what_was_sent_to_sessions_that_ended_counts(shop: Connection, url
         assert await cursor.fetchall() == [(1, 1)]
 
 
-async def test_others_have_their_turn_while_sessions_are_counted(
+async def test_other_tasks_run_while_sessions_are_counted(
     shop: Connection, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headwater.gateway.usage._ACTIVITY_TURN_ITEMS", 1)
@@ -156,7 +158,7 @@ async def test_others_have_their_turn_while_sessions_are_counted(
         assert [each.kind for each in others].count("session") == 2
 
 
-async def test_the_secret_of_a_session_is_not_told(shop: Connection, url: str) -> None:
+async def test_the_secret_of_a_session_is_not_written(shop: Connection, url: str) -> None:
     async with gateways(url, 1) as (gateway,):
         it = await joined(gateway, LOOK)
         await gateway.activity.round()
@@ -179,12 +181,12 @@ async def test_only_what_changed_is_written_again(shop: Connection, url: str) ->
             " where seq > %s order by 1, 2",
             (start,),
         )
-        told = await cursor.fetchall()
-        assert ("view", "orders") not in told
-        assert [kind for kind, _ in told if kind == "gateway"] == ["gateway"]
+        again = await cursor.fetchall()
+        assert ("view", "orders") not in again
+        assert [kind for kind, _ in again if kind == "gateway"] == ["gateway"]
 
 
-async def test_the_others_write_when_one_is_looked_at(shop: Connection, url: str) -> None:
+async def test_all_gateways_write_when_one_console_is_open(shop: Connection, url: str) -> None:
     async with gateways(url, 2) as (one, other):
         await joined(other, ORDERS)
         await other.activity.round()
@@ -217,9 +219,7 @@ async def test_a_gateway_that_died_is_forgotten(shop: Connection, url: str) -> N
         assert {name for (name,) in await cursor.fetchall()} == {"alive", gateway.activity.gateway}
 
 
-async def test_how_long_a_gateway_may_be_silent_is_its_own_affair(
-    shop: Connection, url: str
-) -> None:
+async def test_each_gateway_sets_its_own_timeout(shop: Connection, url: str) -> None:
     async with gateways(url, 2) as (slow, fast):
         slow.activity.period = timedelta(minutes=1)
         await joined(slow, LOOK)
@@ -235,7 +235,9 @@ async def test_how_long_a_gateway_may_be_silent_is_its_own_affair(
         }  # fmt: skip
 
 
-async def test_it_is_filled_at_once_and_emptied_at_the_end(shop: Connection, url: str) -> None:
+async def test_the_table_is_filled_at_once_and_emptied_at_the_end(
+    shop: Connection, url: str
+) -> None:
     hour = timedelta(hours=1)
     async with Hub(url) as hub:
         async with Gateway(hub, Settings(), url=url, activity_period=hour) as gateway:
@@ -248,7 +250,7 @@ async def test_it_is_filled_at_once_and_emptied_at_the_end(shop: Connection, url
         assert await written(shop) == []
 
 
-async def test_a_lost_connection_is_no_trouble(shop: Connection, url: str) -> None:
+async def test_activity_survives_a_lost_connection(shop: Connection, url: str) -> None:
     async with gateways(url, 1) as (gateway,):
         await joined(gateway, LOOK)
         await gateway.activity.round()
@@ -261,7 +263,7 @@ async def test_a_lost_connection_is_no_trouble(shop: Connection, url: str) -> No
         assert len(await written(shop)) == 3
 
 
-async def test_sessions_that_ended_while_the_database_was_away(shop: Connection, url: str) -> None:
+async def test_sessions_that_ended_while_the_database_was_down(shop: Connection, url: str) -> None:
     async with gateways(url, 1) as (gateway,):
         await joined(gateway, LOOK)
         ended = await joined(gateway, ORDERS)
@@ -273,7 +275,9 @@ async def test_sessions_that_ended_while_the_database_was_away(shop: Connection,
         assert [kind for kind, *_ in await written(shop)].count("session") == 1
 
 
-async def test_rows_that_another_gateway_took_away_come_again(shop: Connection, url: str) -> None:
+async def test_rows_that_another_gateway_removed_are_written_again(
+    shop: Connection, url: str
+) -> None:
     async with gateways(url, 1) as (gateway,):
         await joined(gateway, LOOK, ORDERS)
         await gateway.activity.round()
@@ -283,14 +287,14 @@ async def test_rows_that_another_gateway_took_away_come_again(shop: Connection, 
         assert [row[:3] for row in await written(shop)] == [row[:3] for row in before]
 
 
-async def test_rows_go_also_where_writing_them_was_cut_short(shop: Connection, url: str) -> None:
+async def test_rows_are_removed_also_after_an_interrupted_write(shop: Connection, url: str) -> None:
     async with gateways(url, 1) as (gateway,):
         looking = await joined(gateway, LOOK)
         await gateway.activity.round()
         await gateway.activity._drop()
         gateway.release(looking)
         async with asyncio.timeout(20):
-            while await written(shop):  # The server may take a moment to let go of the lock.
+            while await written(shop):  # The server may take a moment to release the lock.
                 await gateway.activity.round()
 
 

@@ -53,5 +53,5 @@ async def test_users_see_their_own(
     assert await seen(orders, identity) == rows
 
 
-async def test_who_has_no_claims_sees_nothing(orders: Connection) -> None:
+async def test_a_user_without_claims_sees_nothing(orders: Connection) -> None:
     assert await seen(orders, Identity(role="web")) == []

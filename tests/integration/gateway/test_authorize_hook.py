@@ -1,4 +1,4 @@
-"""What a gateway lets in, by token, ticket and role, over real sockets."""
+"""Which requests a gateway accepts, by token, ticket and role, over real sockets."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_a_socket_that_a_ticket_opened_follows_until_its_token_comes(url: 
                     "ticket",
                     call.get("request", call["id"]),
                 )
-            # What is sent right behind the token has it.
+            # A message right after the token has its rights.
             for message in ({"type": "authenticate", "token": token()}, *CALLS):
                 await socket.send(json.dumps(message))
             answers = [await said(socket, "error", "answer") for _ in CALLS]
@@ -199,7 +199,7 @@ async def test_closed_tables_are_open_where_they_are_declared(
             assert codes == [None, closed, closed, closed and "invalid_query"]
 
 
-async def test_what_every_token_opens_is_said_at_the_start(
+async def test_tables_open_to_every_token_are_logged_at_the_start(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def hooked(hw: Headwater) -> None:
@@ -257,7 +257,7 @@ async def test_the_hook_is_given_the_whole_request(url: str, connection: Connect
 
 
 async def position(gateway: Gateway) -> str:
-    """Without its mark, which knows the times of changes that these tests alter."""
+    """A position without its mark. The mark has the times of changes, which these tests alter."""
     found = (await gateway.http.get("/readyz")).json()["position"]
     return str(found).partition("~")[0]
 
@@ -277,8 +277,8 @@ async def changes(gateway: Gateway, since: str, **options: Any) -> list[Any]:
     raise AssertionError(await stream.aread())
 
 
-async def test_how_far_back_a_feed_may_begin(url: str, connection: Connection) -> None:
-    """A position is a text that any client can write: one far back is as good as a real one."""
+async def test_the_reach_of_a_feed_is_limited(url: str, connection: Connection) -> None:
+    """A position is a text that any client can write, also one far back."""
 
     def declare(hw: Headwater) -> None:
         @hw.authorize
@@ -306,7 +306,7 @@ async def test_how_far_back_a_feed_may_begin(url: str, connection: Connection) -
         await age_the_log(connection, "2 days")
         assert await get(params=feed, headers=bearer(sub="day")) == "resync"
         assert len(await changes(gateway, start, headers=bearer(sub="all"))) == 1
-        # A position with nothing old behind it is as good as now.
+        # A position with no old changes after it counts like the present one.
         now = await position(gateway)
         await run(connection, "insert into orders values (9, 'ann', 1)")
         assert len(await changes(gateway, now, headers=bearer())) == 1
@@ -332,7 +332,9 @@ async def read_position(connection: Connection) -> Position:
     return await reader.now(connection)
 
 
-async def test_a_topic_that_asks_for_more_is_sent_a_gap(url: str, connection: Connection) -> None:
+async def test_a_topic_that_asks_for_older_changes_gets_a_gap(
+    url: str, connection: Connection
+) -> None:
     def declare(hw: Headwater) -> None:
         hw.topic("of:{owner}", table="orders")
 
@@ -380,7 +382,7 @@ async def test_metrics_and_openapi_are_closed_where_tokens_are_verified(url: str
 # ------------------------------------------------------------------------ key sets
 
 
-async def test_unknown_keys_cause_one_fetch_whichever_way_they_come(url: str) -> None:
+async def test_unknown_keys_cause_one_fetch_on_every_transport(url: str) -> None:
     async with issuing() as issuer:
         issuer.keys = [jwk(rsa_key(), kid="first")]
         good = signed_by("first")
@@ -433,7 +435,7 @@ PLACES = [
 
 
 async def test_a_place_for_a_number_takes_one_spelling(url: str) -> None:
-    """Two names for one room would have two rules, or none: access is decided by the number."""
+    """Access is decided by the number, so one room must not have two names."""
 
     def declare(hw: Headwater) -> None:
         @hw.topic("order:{id}", table="orders")

@@ -114,7 +114,7 @@ def spoilt(chance: random.Random, template: bytes) -> bytes:
 
 
 async def exchange(port: int, sent: bytes) -> tuple[int | None, bytes]:
-    """The status and body of the answer; None where the connection was only closed."""
+    """The status and body of the answer; None if the connection was only closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(sent)
@@ -136,7 +136,7 @@ def framed(payload: bytes, opcode: int) -> bytes:
 
 
 async def converse(port: int, frames: list[bytes], headers: tuple[bytes, ...]) -> bytes:
-    """All that a gateway says to these frames; it closes behind them."""
+    """All answers of a gateway to these frames; it closes the connection after them."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request(b"GET", b"/v1/ws", *HANDSHAKE, *headers))
     try:
@@ -191,7 +191,7 @@ async def test_any_bytes_in_any_place(
             frames = [framed(spoilt(chance, template), opcode) for opcode in (1, 1, 2)]
             answers = await converse(gateway.port, frames, (BEARER,))
             assert b'"internal"' not in answers, (seed, frames, answers)
-        # Whatever came, others are served.
+        # Other clients are still served.
         assert await gateway.code("GET", "/healthz") is None
         headers = {"authorization": f"Bearer {token()}"}
         answer = await gateway.http.post("/v1/query/total", json={}, headers=headers)
@@ -219,7 +219,7 @@ FOREIGN = (
 
 
 async def test_a_host_that_cannot_be_read_is_foreign() -> None:
-    """A gateway that verifies no tokens is for those who call it by its number or localhost."""
+    """A gateway that verifies no tokens accepts only its own address and localhost as host."""
 
     async def status(*lines: str) -> int | None:
         head = "".join(f"Host: {host}\r\n" for host in lines)

@@ -1,4 +1,5 @@
-"""Key sets behind a real HTTP server and in a file: rotation, outages, how often they are asked."""
+"""Key sets behind a real HTTP server and in a file: rotation, outages, how often they are
+fetched."""
 
 from __future__ import annotations
 
@@ -152,7 +153,7 @@ async def test_an_old_set_is_fetched_again(issuer: Issuer, clock: Clock) -> None
 INJECTED = ["../../../etc/passwd", "' or 1=1 --", "http://127.0.0.1:1/keys", "\0", "", "k" * 4_000]
 
 
-async def test_kids_that_nobody_has_do_not_make_us_ask(issuer: Issuer, clock: Clock) -> None:
+async def test_unknown_key_ids_cause_no_further_fetch(issuer: Issuer, clock: Clock) -> None:
     issuer.keys = [jwk(rsa_key(), kid="first")]
     verifier, _ = follower(issuer, clock)
     for kid in INJECTED * 3:
@@ -162,7 +163,7 @@ async def test_kids_that_nobody_has_do_not_make_us_ask(issuer: Issuer, clock: Cl
     await verifier.verify(signed("first"))
 
 
-async def test_many_at_once_ask_once(issuer: Issuer) -> None:
+async def test_many_verifications_at_once_cause_one_fetch(issuer: Issuer) -> None:
     issuer.keys = [jwk(rsa_key(), kid="first")]
     verifier, _ = follower(issuer, Clock())
     found = await asyncio.gather(*(verifier.verify(signed("first")) for _ in range(50)))
@@ -170,8 +171,8 @@ async def test_many_at_once_ask_once(issuer: Issuer) -> None:
     assert issuer.asked == 1
 
 
-async def test_clients_that_leave_do_not_make_us_ask(issuer: Issuer, clock: Clock) -> None:
-    """Each of them names a key that is not there, and does not wait for the answer."""
+async def test_clients_that_leave_cause_no_further_fetch(issuer: Issuer, clock: Clock) -> None:
+    """Each of them names an unknown key, and does not wait for the answer."""
     issuer.keys = [jwk(rsa_key(), kid="first")]
     verifier, _ = follower(issuer, clock)
     await verifier.verify(signed("first"))
@@ -199,7 +200,7 @@ COMPRESSED = {"br": brotli.compress, "gzip": gzip.compress, "deflate": zlib.comp
 
 @pytest.mark.parametrize("encoding", COMPRESSED)
 async def test_an_answer_that_unpacks_to_gigabytes(encoding: str, issuer: Issuer) -> None:
-    """Nothing is unpacked: a compressed answer was not asked for, and is refused."""
+    """Nothing is unpacked: a compressed answer was not requested, and is refused."""
     issuer.keys = [jwk(rsa_key(), kid="first")]
     issuer.encoding = encoding
     issuer.body = COMPRESSED[encoding](b" " * 2**26)
@@ -213,7 +214,7 @@ async def test_an_answer_that_unpacks_to_gigabytes(encoding: str, issuer: Issuer
     assert "accept-encoding: identity" in issuer.head.lower()
 
 
-async def test_a_client_that_leaves_does_not_spoil_it_for_the_next(issuer: Issuer) -> None:
+async def test_a_client_that_leaves_does_not_fail_the_next(issuer: Issuer) -> None:
     issuer.keys = [jwk(rsa_key(), kid="first")]
     issuer.answering.clear()
     verifier, _ = follower(issuer, Clock())
@@ -261,11 +262,11 @@ async def test_an_outage_leaves_the_keys_we_have(issuer: Issuer, clock: Clock) -
     clock.now += JWKS_REFRESH_SECONDS
     await verifier.verify(signed("first"))
     assert issuer.asked == 2
-    # A key that we do not know may be a new one: we cannot tell now.
+    # An unknown key may be a new one: this cannot be decided now.
     assert await code(verifier, signed("next")) == "unavailable"
 
 
-async def test_what_needs_no_key_set_is_not_held_up_by_one(issuer: Issuer) -> None:
+async def test_tokens_that_need_no_key_set_do_not_wait_for_one(issuer: Issuer) -> None:
     issuer.status = 500
     found = AuthSettings(jwks=issuer.url, secret=SECRET)
     verifier = Authenticator.from_settings(found, clock=lambda: NOW)
@@ -276,7 +277,7 @@ async def test_what_needs_no_key_set_is_not_held_up_by_one(issuer: Issuer) -> No
     assert issuer.asked == 0
 
 
-async def test_nobody_listens() -> None:
+async def test_an_issuer_that_cannot_be_reached() -> None:
     async with issuing() as issuer:
         pass
     verifier, _ = follower(issuer, Clock())

@@ -130,7 +130,7 @@ async def test_a_stream_may_last_longer_than_a_head() -> None:
         patch.setattr(server, "KEEP_ALIVE_SECONDS", 0.05)
         async with ours(app) as port, connected(port, "/hold") as (reader, _):
             sink = await app.held.get()
-            await asyncio.sleep(0.2)  # Not a wait for anything: the time is the test.
+            await asyncio.sleep(0.2)  # This waits for nothing: the time itself is tested.
             sink.send(FRAMES[0])
             await reader.readuntil(FRAMES[0].chunk)
             sink.close()
@@ -159,7 +159,7 @@ async def test_websocket_compression_is_a_choice(deflate: bool) -> None:
 
 
 @on_both_loops
-async def test_streams_are_told_and_end_when_the_server_stops() -> None:
+async def test_streams_get_a_goodbye_when_the_server_stops() -> None:
     app = Streams()
 
     async def goodbye() -> None:
@@ -179,7 +179,7 @@ async def test_streams_are_told_and_end_when_the_server_stops() -> None:
 
 
 @on_both_loops
-async def test_who_does_not_leave_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_does_not_leave_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
     app = Streams()
 
     async def goodbye() -> None:
@@ -193,7 +193,7 @@ async def test_who_does_not_leave_is_cut_off(caplog: pytest.LogCaptureFixture) -
             sink.send(large_frame(_SINK_LOW_BYTES))
             await asyncio.sleep(0)
     assert await app.ended.get() is sink
-    # The bug is reported; that a client was cut off is no error of the application.
+    # The bug is reported; a client that was cut off is not an error of the application.
     assert [record.name for record in caplog.records] == ["headwater.gateway.http.server"]
     with suppress(ConnectionResetError):
         await reader.read()
@@ -203,7 +203,7 @@ async def test_who_does_not_leave_is_cut_off(caplog: pytest.LogCaptureFixture) -
 
 
 @on_both_loops
-async def test_websockets_are_told_that_the_server_restarts() -> None:
+async def test_websockets_are_closed_with_the_restart_code() -> None:
     app = Streams()
 
     async with ours(app) as port:
@@ -215,7 +215,7 @@ async def test_websockets_are_told_that_the_server_restarts() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @on_both_loops
-async def test_a_signal_stops_it_and_the_process_goes_on(number: signal.Signals) -> None:
+async def test_a_signal_stops_the_server_and_the_process_continues(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     ready = asyncio.Event()
     running = asyncio.create_task(

@@ -1,4 +1,4 @@
-"""Tickets: used once, by anybody's gateway, for a short while, and readable by nobody."""
+"""Tickets: used once, by any gateway, for a short time, and not readable in the database."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def code(connection: Connection, text: str) -> str:
 
 
 async def age(connection: Connection, seconds: float) -> None:
-    """As if that much time had gone by."""
+    """Make the tickets older by that much time."""
     await connection.execute(
         "update headwater.tickets set expires_at = expires_at - %s", (timedelta(seconds=seconds),)
     )
@@ -45,7 +45,7 @@ async def test_another_gateway_takes_it_once(connection: Connection, other: Conn
     assert await code(other, ticket.text) == "ticket"
 
 
-async def test_of_many_who_try_one_gets_in(url: str) -> None:
+async def test_only_one_of_many_uses_of_a_ticket_succeeds(url: str) -> None:
     gateways = [await connect(url, purpose="test", application_path=True) for _ in range(8)]
     for _ in range(10):
         ticket = await issue(gateways[0], ANN, TOKEN)
@@ -64,7 +64,7 @@ async def test_it_says_when_it_ends(connection: Connection) -> None:
     assert now < ticket.expires_at <= now + timedelta(seconds=TICKET_SECONDS)
 
 
-async def test_it_is_over(connection: Connection) -> None:
+async def test_an_expired_ticket_is_refused(connection: Connection) -> None:
     ticket = await issue(connection, ANN, TOKEN)
     await age(connection, TICKET_SECONDS)
     assert await code(connection, ticket.text) == "ticket"
@@ -81,15 +81,15 @@ async def test_made_up_tickets(text: str, connection: Connection) -> None:
 
 async def test_the_database_has_neither_ticket_nor_token(connection: Connection) -> None:
     ticket = await issue(connection, ANN, TOKEN)
-    ((kept,),) = await rows(connection, "select tickets::text from headwater.tickets")
-    assert ticket.text not in kept
-    assert ticket.text.encode().hex() not in kept
-    assert TOKEN not in kept
-    assert await code(connection, kept[:43]) == "ticket"
+    ((stored,),) = await rows(connection, "select tickets::text from headwater.tickets")
+    assert ticket.text not in stored
+    assert ticket.text.encode().hex() not in stored
+    assert TOKEN not in stored
+    assert await code(connection, stored[:43]) == "ticket"
 
 
 async def test_a_ticket_that_was_written_by_hand(connection: Connection) -> None:
-    """A role that can write to the table has no ticket by that: it lacks a token."""
+    """A role that can write to the table cannot make a ticket: it has no token."""
     text = "x" * 43
     for identity in ('{"user": "root"}', "e30=", "not base64"):
         await connection.execute(
@@ -108,7 +108,7 @@ async def test_texts_differ(connection: Connection) -> None:
 # ------------------------------------------------------------------------ how many
 
 
-async def test_a_user_who_hoards_them(connection: Connection) -> None:
+async def test_a_user_with_too_many_tickets(connection: Connection) -> None:
     first = await issue(connection, ANN, TOKEN)
     for _ in range(TICKETS_PER_USER_MAX - 1):
         await issue(connection, ANN, TOKEN)
@@ -122,7 +122,7 @@ async def test_a_user_who_hoards_them(connection: Connection) -> None:
     await issue(connection, ANN, TOKEN)
 
 
-async def test_at_several_gateways_too(url: str) -> None:
+async def test_tickets_are_limited_over_all_gateways(url: str) -> None:
     gateways = [await connect(url, purpose="test", application_path=True) for _ in range(4)]
     tries = [issue(gateway, ANN, TOKEN) for gateway in gateways * 10]
     results = await asyncio.gather(*tries, return_exceptions=True)
@@ -132,7 +132,7 @@ async def test_at_several_gateways_too(url: str) -> None:
         await gateway.close()
 
 
-async def test_those_that_are_over_make_room_and_go(connection: Connection) -> None:
+async def test_expired_tickets_are_removed_and_make_room(connection: Connection) -> None:
     for _ in range(TICKETS_PER_USER_MAX):
         await issue(connection, ANN, TOKEN)
     await age(connection, TICKET_SECONDS)
@@ -140,7 +140,7 @@ async def test_those_that_are_over_make_room_and_go(connection: Connection) -> N
     assert await rows(connection, "select count(*) from headwater.tickets") == [(1,)]
 
 
-async def test_maintenance_removes_those_that_are_over(connection: Connection) -> None:
+async def test_maintenance_removes_expired_tickets(connection: Connection) -> None:
     await issue(connection, ANN, TOKEN)
     await age(connection, TICKET_SECONDS)
     await issue(connection, "bob", TOKEN)
@@ -154,7 +154,7 @@ async def test_maintenance_removes_those_that_are_over(connection: Connection) -
 
 @pytest.fixture
 async def stranger(connection: Connection, url: str) -> AsyncIterator[Connection]:
-    """A role with all that the documentation would have a reader granted."""
+    """A role with every grant that the documentation gives to a reader."""
     await run(
         connection,
         "drop role if exists stranger",
@@ -258,13 +258,13 @@ async def test_a_client_that_leaves(url: str) -> None:
 
 
 async def test_without_its_database_it_is_unavailable() -> None:
-    async with Tickets("postgresql://nobody@127.0.0.1:1/nowhere") as tickets:
+    async with Tickets("postgresql://unknown@127.0.0.1:1/nowhere") as tickets:
         with pytest.raises(Unavailable) as caught:
             await tickets.issue(ANN, TOKEN)
         assert caught.value.retryable
 
 
-async def test_a_role_without_the_right_is_told(url: str) -> None:
+async def test_a_missing_right_is_named(url: str) -> None:
     async with Tickets(url) as tickets:
         await tickets.issue(ANN, TOKEN)
         connection = tickets._connection

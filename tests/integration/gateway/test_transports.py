@@ -1,4 +1,4 @@
-"""The same frames arrive whichever way they go; a sink knows what its client has not taken."""
+"""The same frames arrive over every transport; a sink knows what its client has not read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ every_server = pytest.mark.parametrize("server", SERVERS)
 
 @every_server
 @on_both_loops
-async def test_the_same_bytes_whatever_the_server(server: str) -> None:
+async def test_the_same_bytes_on_every_server(server: str) -> None:
     async with SERVERS[server](Streams()) as port:
         events, lines = await ask(port, "/events"), await ask(port, "/lines")
     assert events.status == 200
@@ -93,7 +93,7 @@ async def test_a_frame_arrives_at_once(server: str) -> None:
         sink.close()
         assert (await reader.readuntil(b"0\r\n\r\n")).endswith(b"0\r\n\r\n")
         assert await app.ended.get() is sink
-        sink.send(FRAMES[0])  # Too late, and nobody's fault.
+        sink.send(FRAMES[0])  # Too late, which is not an error.
 
 
 @every_server
@@ -101,7 +101,7 @@ async def test_a_frame_arrives_at_once(server: str) -> None:
 async def test_a_large_message_is_compressed_in_parts(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two of them the loop does what else is to be done; the order is as it was."""
+    """Between two parts the event loop runs other tasks; the order does not change."""
     sizes, turns, drained = list[int](), list[int](), asyncio.Event()
     add = _Gzip.add
 
@@ -128,7 +128,7 @@ async def test_a_large_message_is_compressed_in_parts(
         beside.cancel()
         assert sink.buffered <= _SINK_LOW_BYTES
         sink.send(large)
-        sink.close()  # what waits is sent first
+        sink.close()  # waiting messages are sent first
         body = b""
         while not body.endswith(b"0\r\n\r\n"):
             body += await reader.read(2**20)
@@ -149,7 +149,7 @@ async def test_a_large_websocket_message_is_compressed_in_parts(
         return encode(self, frame)
 
     monkeypatch.setattr(PerMessageDeflate, "encode", counted)
-    # Signs of several bytes are cut in two.
+    # Characters of several bytes are cut in two.
     large = Frame(Snapshot(1, "7:7:", (Enter((1,), {"text": "xé😀" * 200_000}, 0, (1,)),)))
     app = Streams()
     async with ours(app) as port:
@@ -233,7 +233,7 @@ async def test_a_stalled_client_that_leaves_is_noticed(server: str) -> None:
 
 
 @on_both_loops
-async def test_a_closed_sink_waits_for_its_client_only_so_long() -> None:
+async def test_a_closed_sink_waits_for_its_client_for_a_limited_time() -> None:
     app = Streams()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transports, "SINK_CLOSE_SECONDS", 0.1)
@@ -247,7 +247,7 @@ async def test_a_closed_sink_waits_for_its_client_only_so_long() -> None:
 
 
 @on_both_loops
-async def test_a_sink_cut_off_when_far_too_much_waits() -> None:
+async def test_a_sink_is_cut_off_when_too_many_bytes_wait() -> None:
     app = Streams()
     async with ours(app) as port, connected(port, "/hold"):
         sink = await app.held.get()
@@ -270,7 +270,7 @@ async def test_an_aborted_stream_is_cut_off() -> None:
 
 
 @on_both_loops
-async def test_a_connection_serves_on_after_a_stream() -> None:
+async def test_a_connection_is_reused_after_a_stream() -> None:
     app = Streams()
     async with ours(app) as port, connected(port, "/hold") as (reader, writer):
         sink = await app.held.get()

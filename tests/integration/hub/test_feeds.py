@@ -1,4 +1,4 @@
-"""Change feeds through the hub: the live tail, the past, and the seam between them."""
+"""Change feeds through the hub: new changes, past changes, and the switch between them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ids(recorder: Recorder) -> list[int]:
     return [change["key"]["id"] for change in changes(recorder) if change.get("key")]
 
 
-async def test_the_live_tail(url: str, orders: Connection) -> None:
+async def test_new_changes_arrive(url: str, orders: Connection) -> None:
     async with Hub(url) as hub:
         one, other, filtered = Recorder(), Recorder(), Recorder()
         a = await hub.feed(FeedQuery(("orders",)), one)
@@ -53,7 +53,7 @@ async def test_the_live_tail(url: str, orders: Connection) -> None:
         await run(orders, "insert into orders values (1, 7, 1.50)")
         await run(orders, "update orders set amount = 9 where id = 1", "delete from orders")
         await one.until(lambda: len(changes(one)) == 3)
-        # Each begins with a message of its own that tells where it is.
+        # Each begins with a message of its own that has its position.
         assert one.frames[1:] == other.frames[1:]
         first, second, third = changes(one)
         assert (first["op"], first["table"], first["key"]) == ("insert", "orders", {"id": 1})
@@ -80,7 +80,7 @@ async def test_debezium_envelopes(url: str, orders: Connection) -> None:
         assert truncated["op"] == "t"
 
 
-async def test_what_cannot_be_followed(url: str, orders: Connection) -> None:
+async def test_tables_that_cannot_be_followed(url: str, orders: Connection) -> None:
     async with Hub(url) as hub:
         with pytest.raises(CaptureError, match="not enabled"):
             await hub.feed(FeedQuery(("nowhere",)), Recorder())
@@ -102,7 +102,7 @@ async def test_all_tables_and_those_enabled_later(url: str, orders: Connection) 
 
 
 @pytest.mark.parametrize("page", [50_000, 7])
-async def test_the_seam_under_load(
+async def test_past_and_new_changes_join_under_load(
     url: str, orders: Connection, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Feeds that begin in the past while writers write, are paused and resumed, and read page by
@@ -153,7 +153,7 @@ async def test_the_seam_under_load(
 
 
 class Choosy(Recorder):
-    """Has no room for every third frame: it is paused then, and goes on a little later."""
+    """Has no room for every third frame: it is paused then, and continues a little later."""
 
     feed: Any = None
 
@@ -170,8 +170,9 @@ class Choosy(Recorder):
             asyncio.get_running_loop().call_later(0.01, self.feed.resume)
 
 
-async def test_a_frame_that_is_not_taken_comes_again(url: str, orders: Connection) -> None:
-    """Live, catching up, and at the seam: to pause while a frame is delivered is to refuse it."""
+async def test_a_refused_frame_comes_again(url: str, orders: Connection) -> None:
+    """Live, catching up, and at the switch: a feed that pauses during a delivery refuses the
+    frame."""
     async with Hub(url) as hub:
         choosy = [Choosy() for _ in range(4)]
         start = hub.position
@@ -187,7 +188,7 @@ async def test_a_frame_that_is_not_taken_comes_again(url: str, orders: Connectio
 
 
 class Full(Recorder):
-    """Has no room at first, and can only say so once it has its feed."""
+    """Has no room at first, and can pause only once it has its feed."""
 
     is_full = True
 
@@ -196,10 +197,10 @@ class Full(Recorder):
             super().deliver(frame)
 
 
-async def test_nothing_is_delivered_that_could_not_be_refused(
+async def test_nothing_is_delivered_before_the_feed_can_be_paused(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Changes that come before the one who opens a feed has it in hand."""
+    """Changes that come before the opener of a feed has its handle."""
     async with Hub(url) as hub:
         wait = Arrival.wait
 
@@ -218,8 +219,8 @@ async def test_nothing_is_delivered_that_could_not_be_refused(
         await recorder.until(lambda: ids(recorder) == [1])
 
 
-async def test_a_feed_from_now_on_is_told_where_that_is(url: str, orders: Connection) -> None:
-    """Who is cut off before the first change has a position to go on from."""
+async def test_a_feed_from_now_on_receives_its_position(url: str, orders: Connection) -> None:
+    """A client that is cut off before the first change has a position to resume from."""
     async with Hub(url) as hub:
         recorder = Recorder()
         feed = await hub.feed(FeedQuery(("orders",)), recorder)
@@ -295,7 +296,9 @@ async def test_a_mandatory_filter_hides_rows(url: str, orders: Connection) -> No
         assert {image["owner"] for image in images} == {1}
 
 
-async def test_what_memory_cannot_decide_ends_the_feed(url: str, orders: Connection) -> None:
+async def test_a_filter_that_memory_cannot_decide_ends_the_feed(
+    url: str, orders: Connection
+) -> None:
     await run(orders, "create table spans (id int primary key, span interval)")
     await enable(orders, "spans")
     async with Hub(url) as hub:
@@ -320,10 +323,10 @@ async def test_a_backlog_is_read_in_the_log(
         await recorder.until(lambda: ids(recorder) == [*range(1, 501), 1000])
 
 
-async def test_who_leaves_while_catching_up_stops_the_next_page(
+async def test_leaving_while_catching_up_stops_the_next_page(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is on its way, over a connection that is closed then."""
+    """The page is being read, over a connection that is closed then."""
     fetch, ended = reader_module._fetch_page, asyncio.Queue[bool]()
 
     async def noted(connection: Connection, *args: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""The hub over a real database: what subscribers are told equals the database's own answer."""
+"""The hub over a real database: what subscribers are sent equals the database's own answer."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_identical_queries_share_a_view_and_its_frames(url: str, orders: C
         (live("orders", where=[["note", "=", "x"]]), InvalidQuery),
     ],
 )
-async def test_what_does_not_fit_is_refused(
+async def test_queries_that_do_not_fit_are_refused(
     url: str, orders: Connection, query: Any, error: type[Exception]
 ) -> None:
     await run(orders, "create table other_table (id int primary key)")
@@ -145,8 +145,8 @@ async def write(url: str, seed: int, stop: asyncio.Event) -> None:
 
 
 async def test_subscriptions_opened_in_a_write_storm(url: str, orders: Connection) -> None:
-    """No missed and no doubled row at the seam: a replica refuses what does not fit, and in the
-    end each equals the database."""
+    """No row is missed or doubled after the first result: a replica refuses a delta that does not
+    fit, and in the end each equals the database."""
     stop = asyncio.Event()
     async with Hub(url) as hub:
         writers = [asyncio.create_task(write(url, seed, stop)) for seed in range(8)]
@@ -177,7 +177,7 @@ async def test_subscriptions_opened_in_a_write_storm(url: str, orders: Connectio
             assert recorder.error is None
 
 
-async def test_one_who_comes_back_resumes(url: str, orders: Connection) -> None:
+async def test_a_returning_subscriber_resumes(url: str, orders: Connection) -> None:
     async with Hub(url) as hub:
         one = Recorder()
         subscription = await hub.live(live("orders", **TOP), one)
@@ -220,7 +220,7 @@ async def test_a_window_slides(url: str, orders: Connection) -> None:
 
 
 @pytest.mark.parametrize("mode", ["maintained", "streamed"])
-async def test_one_who_fell_behind_is_told_the_whole_state(
+async def test_a_subscriber_that_fell_behind_gets_the_whole_state(
     url: str, orders: Connection, mode: str
 ) -> None:
     async with Hub(url) as hub:
@@ -238,8 +238,8 @@ async def test_one_who_fell_behind_is_told_the_whole_state(
 
 
 async def test_falling_behind_in_the_middle_of_a_flush(url: str, orders: Connection) -> None:
-    """A session with two subscriptions overflows while it is handed a frame of the first: both are
-    told the whole state, and nothing that is already in it."""
+    """A session with two subscriptions overflows while it gets a frame of the first: both are sent
+    the whole state, and nothing that is already in it."""
     async with Hub(url) as hub:
         subscriptions: list[LiveSubscription] = []
 
@@ -261,7 +261,9 @@ async def test_falling_behind_in_the_middle_of_a_flush(url: str, orders: Connect
                 await recorder.until_rows(truth)
 
 
-async def test_a_fault_in_one_subscriber_harms_nobody_else(url: str, orders: Connection) -> None:
+async def test_a_fault_in_one_subscriber_does_not_affect_others(
+    url: str, orders: Connection
+) -> None:
     class Faulty(Recorder):
         def deliver(self, frame: Frame) -> None:
             raise RuntimeError("a bug")
@@ -278,7 +280,7 @@ async def test_a_fault_in_one_subscriber_harms_nobody_else(url: str, orders: Con
 async def test_a_streamed_result_in_parts(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As fast as the client takes it, while rows change; exact in the end."""
+    """As fast as the client reads it, while rows change; exact in the end."""
     monkeypatch.setattr("headwater.live.state.streamed._STREAMED_PAGE_ROWS", 30)
     async with Hub(url) as hub:
         recorder = Recorder()
@@ -296,7 +298,7 @@ async def test_a_streamed_result_in_parts(
         assert recorder.kinds()[-1] == "deltas"
 
 
-async def test_a_view_lingers_for_those_who_come_back(
+async def test_a_view_lingers_for_returning_subscribers(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headwater.hub.live_views.registry._VIEW_LINGER_SECONDS", 0.0)

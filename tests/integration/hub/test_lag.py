@@ -1,7 +1,7 @@
-"""Questions that take long: their live queries lag alone, exact at every position.
+"""Questions to the database that take long: only their live queries lag, exact at every position.
 
-What a question waits for is a lock that the test holds: it hangs until the lock is released, and
-nothing depends on how fast the machine is.
+A question waits for a lock that the test holds. It hangs until the lock is released, so nothing
+depends on how fast the machine is.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def database(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @asynccontextmanager
 async def guarded_notes(url: str) -> AsyncIterator[Connection]:
-    """A table whose policy waits for the lock of its user, and one that nobody guards."""
+    """A table whose policy waits for the lock of its user, and one without a policy."""
     async with await connect(url, purpose="test", application_path=True) as connection:
         await run(
             connection,
@@ -85,7 +85,7 @@ async def guarded_notes(url: str) -> AsyncIterator[Connection]:
 
 
 class Locks:
-    """Those that questions wait for."""
+    """The locks that questions wait for."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -93,7 +93,7 @@ class Locks:
 
     async def take(self, number: int) -> None:
         if number not in self.held:
-            # Those that ask right now must have got past it.
+            # Questions that run right now must have passed it.
             await run(self._connection, f"select pg_advisory_lock({_LOCK} + {number})")
             self.held.add(number)
 
@@ -118,7 +118,7 @@ class Locks:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing takes too long, and what was asked with others is soon asked alone."""
+    """Nothing takes too long, and a question that was asked with others is soon asked alone."""
     monkeypatch.setattr("headwater.hub.live_views.background._QUESTION_QUICK_SECONDS", 0.03)
 
 
@@ -129,9 +129,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_lagging_views_are_exact_at_every_position(
     database: str, mode: str, rests: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Random writes, while questions of random users hang and go on; users come, and fall behind.
-    What each held at each position is what the log says; another table's views miss nothing. Also
-    where users rest after each of their questions."""
+    """Random writes, while questions of random users hang and continue; users come, and fall
+    behind. The rows of each at each position are those of the log; views of another table miss
+    nothing. Also if users rest after each of their questions."""
     if rests:
         monkeypatch.setattr("headwater.hub.live_views.background._JOB_LOOP_SECONDS", -1.0)
         monkeypatch.setattr("headwater.hub.live_views.background._JOB_REST_TIMES", 1e6)
@@ -159,7 +159,7 @@ async def test_lagging_views_are_exact_at_every_position(
                     await locks.release(hangs)
                 writes = [random_write(chance) for _ in range(chance.choice((1, 2, 5)))]
                 await run(connection, "begin", *writes, "update calm set n = n + 1", "commit")
-                # Whatever hangs, a view over another table has this change.
+                # A view over another table has this change, also while questions hang.
                 await calm.until_rows(await answer(connection, "select * from calm"))
                 if chance.random() < 0.2:
                     chance.choice(followers)[2].resync("overflow")
@@ -191,7 +191,7 @@ async def _follow(
 
 
 @pytest.mark.usefixtures("patient")
-async def test_many_slow_users_hold_nobody_and_few_connections(url: str) -> None:
+async def test_many_slow_users_delay_no_others_and_use_few_connections(url: str) -> None:
     """Each question of 215 users hangs. Views of another table, and of a user whose questions do
     not, have their changes meanwhile."""
     count = size("slow_users", 12, large=215)
@@ -271,7 +271,8 @@ async def test_a_lagging_view_is_counted_and_named(
 
 
 async def test_a_policy_that_refuses_to_be_ended(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is hung up on, and ended at the server; its view is read again."""
+    """Its connection is closed, its statement is ended at the server, and its view is read
+    again."""
     monkeypatch.setattr(limits, "QUESTION_SECONDS_MAX", 0.2)
     monkeypatch.setattr("headwater.hub.live_views.background._QUESTION_QUICK_SECONDS", 0.02)
     monkeypatch.setattr(limits, "FLUSH_QUESTIONS_SECONDS", 0.1)
@@ -293,7 +294,7 @@ async def test_a_policy_that_refuses_to_be_ended(url: str, monkeypatch: pytest.M
             await run(connection, "update calm set n = 1")
             await calm.until_rows([{"id": 1, "n": 1}])
             async with asyncio.timeout(60):
-                while hub.live_views.lagging:  # until it is hung up on, and read again
+                while hub.live_views.lagging:  # until it is read again
                     await hub.flushes.changed()
             await locks.release(1)
             own = "select * from notes where owner = 1 order by id"
@@ -302,7 +303,7 @@ async def test_a_policy_that_refuses_to_be_ended(url: str, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("patient")
-async def test_more_changes_than_wait_for_a_lagging_view(
+async def test_more_changes_than_a_lagging_view_may_queue(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "LAG_CHANGES_MAX", 20)
@@ -344,11 +345,11 @@ async def test_the_status_of_lagging_views(url: str) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_client_that_leaves_while_a_connection_is_lent(
+async def test_a_client_that_leaves_while_a_connection_is_borrowed(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the step that must ask and the question itself. No flush fails, and others miss
-    nothing."""
+    """The client leaves between the step that must ask and the question itself. No flush fails, and
+    other clients miss nothing."""
     async with guarded_notes(url) as connection, Hub(url, settings=asking(url)) as hub:
         hub.reconciler.seconds = None  # it borrows connections, too
         calm, begin = Recorder(), SnapshotPool.begin
@@ -373,10 +374,10 @@ async def test_a_client_that_leaves_while_a_connection_is_lent(
         )
 
 
-async def test_a_user_whose_rows_kept_the_loop_busy_rests(
+async def test_a_user_whose_rows_occupied_the_event_loop_rests(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Meanwhile others have their changes, guarded or not. What has waited is delivered then."""
+    """Meanwhile others get their changes, with or without a policy. Waiting changes come later."""
     monkeypatch.setattr("headwater.hub.live_views.background._JOB_LOOP_SECONDS", -1.0)
     rest, busy = BackgroundQueries._rest, (ROLE, user(1).claims)
 

@@ -1,4 +1,4 @@
-"""The memory of live queries: what the hub counts equals a recount, whatever happened."""
+"""The memory of live queries: what the hub counts equals a recount after any history."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def random_change(chance: random.Random) -> str:
     )
 
 
-async def test_what_is_counted_is_what_is_there(url: str, notes: Connection) -> None:
+async def test_the_counted_bytes_equal_a_recount(url: str, notes: Connection) -> None:
     seed = first_seed(11)
     chance = random.Random(seed)
     open_: list[tuple[tuple[str, str], LiveSubscription]] = []
@@ -156,7 +156,7 @@ async def test_one_user_is_refused_and_others_are_not(url: str, connection: Conn
         assert caught.value.code == "bytes_per_user"
         assert len(hub.live_views.views) == 2
         assert hub.memory.of(("user", "ann")) <= MIB
-        # What another user follows counts for that user alone, also where it is shared.
+        # A result that another user follows counts for that user alone, also if it is shared.
         await hub.live(pages(50), Recorder(), owner=("user", "bob"))
         with pytest.raises(LimitExceeded):
             await hub.live(pages(50), Recorder(), owner=("user", "ann"))
@@ -188,9 +188,7 @@ async def test_a_live_query_that_grew_ends(url: str, connection: Connection) -> 
         assert (small.error, other.error) == (None, None)
 
 
-async def test_the_largest_pays_for_what_is_too_much_in_all(
-    url: str, connection: Connection
-) -> None:
+async def test_the_largest_user_is_closed_above_the_total(url: str, connection: Connection) -> None:
     await filled(connection, rows=100, bytes=10_000)
     async with Hub(url, settings=Settings(limits=LimitSettings(bytes_total=2 * MIB))) as hub:
         hostile = [Recorder() for _ in range(4)]
@@ -208,7 +206,9 @@ async def test_the_largest_pays_for_what_is_too_much_in_all(
         assert hub.memory.total <= 2 * MIB
 
 
-async def test_queries_without_subscribers_go_first(url: str, connection: Connection) -> None:
+async def test_queries_without_subscribers_are_closed_first(
+    url: str, connection: Connection
+) -> None:
     await filled(connection, rows=60, bytes=10_000)
     async with Hub(url, settings=Settings(limits=LimitSettings(bytes_per_user=MIB))) as hub:
         for number in range(10):  # each for a moment, and each is still there for a while after

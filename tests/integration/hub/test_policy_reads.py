@@ -1,4 +1,4 @@
-"""As whom the flushes ask: a policy is code of the table's owner, and gains nothing by it."""
+"""The role that flushes ask as: a policy is code of the table's owner, and must gain no rights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OWNER, READER, BYPASSING, QUESTIONS, STRANGER = ROLES = (
     "hw_ask_owner", "hw_ask_reader", "hw_ask_auditor", "hw_ask_questions", "hw_ask_stranger",
 )  # fmt: skip
 
-# Leaves the role that the question was asked as, and reads the log. Its rows are hidden if it can.
+# Resets the role of the question, and reads the log. Its rows are hidden if that works.
 SPY = """
     create function spy() returns boolean language plpgsql as $$ begin
       perform set_config('role', 'none', true);
@@ -38,7 +38,7 @@ SPY = """
     end $$
 """
 
-# Leaves everything behind that a session can hold, and looks for what another user has left.
+# Leaves every kind of session state behind, and looks for state of another user.
 LITTER = """
     create function litter(person text) returns boolean language plpgsql as $$
     declare found text := coalesce(current_setting('app.person', true), '');
@@ -129,10 +129,10 @@ async def test_a_policy_that_leaves_its_role_reads_nothing(
         await hub.flushes.next_flush()
 
 
-async def test_what_a_policy_leaves_behind_reaches_no_other_user(
+async def test_state_left_by_a_policy_reaches_no_other_user(
     database: str, notes: Connection
 ) -> None:
-    """The questions of many users travel together, and over the same connections."""
+    """The questions of many users are sent together, over the same connections."""
     await run(
         notes,
         "create policy littering on notes as restrictive using"
@@ -180,7 +180,7 @@ async def test_guarded_tables_of_other_owners_need_the_question_role(
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["one role", "question role"])
-async def test_first_results_are_read_with_our_path(
+async def test_first_results_are_read_with_our_search_path(
     database: str, notes: Connection, apart: bool
 ) -> None:
     """Also after one that was read as a user's role, when what was set in the session is undone."""
@@ -195,7 +195,7 @@ async def test_first_results_are_read_with_our_path(
             assert await rows(connection, "show search_path") == [(PINNED_PATH,)]
 
 
-# Leaves a trace that no rollback takes away, where it can read the log.
+# Leaves a trace that survives a rollback, if it can read the log.
 TRACE = (
     "create sequence trace minvalue 0 start 0",
     "grant all on sequence trace to public",
@@ -210,7 +210,7 @@ TRACE = (
 
 
 @pytest.mark.parametrize("how", ["text of a function", "array in a column"])
-async def test_what_a_query_reads_is_found_without_code_of_others(
+async def test_analysis_runs_no_code_of_other_roles(
     database: str, notes: Connection, how: str
 ) -> None:
     """To read a constant of an array, PostgreSQL calls the conditions of its elements' domain."""
@@ -275,7 +275,7 @@ async def test_queries_over_guarded_tables_of_other_owners_need_the_question_rol
 async def test_a_policy_does_not_replace_the_statements_of_others(
     database: str, notes: Connection
 ) -> None:
-    """Statements that come often are prepared, and stay so between the queries of several users."""
+    """Frequent statements are prepared, and stay prepared between the queries of several users."""
     await run(
         notes,
         "create table accounts (id int primary key, amount int)",
@@ -351,7 +351,7 @@ async def test_headwater_itself_executes_no_policy(database: str, notes: Connect
             await hub.topics.subscribe("note:1", topic, Recorder())
 
 
-async def test_the_doctor_looks_at_the_question_role(database: str, notes: Connection) -> None:
+async def test_doctor_checks_the_question_role(database: str, notes: Connection) -> None:
     async def found(settings: Settings) -> doctor.Finding:
         return await doctor.of_questions(notes, settings.question_url)
 
@@ -372,5 +372,5 @@ async def test_the_doctor_looks_at_the_question_role(database: str, notes: Conne
     ):
         powerful = await found(asking(database, role))
         assert (powerful.level, what in powerful.detail) == ("warn", True), powerful
-    away = await found(asking(database, "hw_ask_nobody"))
+    away = await found(asking(database, "hw_ask_unknown"))
     assert away.level == "fail"

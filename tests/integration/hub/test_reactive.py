@@ -1,4 +1,4 @@
-"""Reactive queries over a real database: who is executed when, and what subscribers are told."""
+"""Reactive queries over a real database: which are executed when, and what subscribers are sent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from headwater.hub.reactive.group import Seen
 from headwater.hub.reactive.registry import Answered
 from headwater.identity import ANONYMOUS, Identity
 from headwater.model import Position
-from headwater.protocol import Deltas, Failed, Reset, Result, Snapshot
+from headwater.protocol import Deltas, Failed, ResetMessage, Result, Snapshot
 from headwater.queries.context import Context
 from headwater.queries.functions import Query
 from headwater.settings.groups import LimitSettings, QuerySettings, Settings
@@ -92,7 +92,7 @@ def executions(hub: Hub) -> int:
 
 
 async def settle(hub: Hub) -> None:
-    """Wait until nothing is wanted or under way."""
+    """Wait until no execution is requested or running."""
     async with asyncio.timeout(30):
         await hub.flushes.next_flush()
         while any(group.state != "idle" for group in hub.reactive):
@@ -152,7 +152,7 @@ async def test_a_result_that_did_not_change_is_not_sent_again(url: str, orders: 
         assert len(follower.messages) == sent
 
 
-async def test_rows_are_told_by_key_where_that_was_asked_for(url: str, orders: Connection) -> None:
+async def test_rows_are_sent_as_deltas_if_requested(url: str, orders: Connection) -> None:
     chance = random.Random(3)
     async with Hub(url) as hub:
         by_row = await Follower().follow(hub, IN_REGION, args={"region": 2}, delta=True)
@@ -179,10 +179,10 @@ async def test_rows_are_told_by_key_where_that_was_asked_for(url: str, orders: C
             orders, "insert into orders select i, 2, 0, 'm' from generate_series(1000, 3000) i"
         )
         await by_row.until_rows(await rows(orders, 2))
-        assert isinstance(by_row.messages[-1], Reset)
+        assert isinstance(by_row.messages[-1], ResetMessage)
 
 
-async def test_rows_without_a_key_of_their_own_cannot_be_told_by_key(
+async def test_rows_without_a_unique_key_cannot_be_sent_as_deltas(
     url: str, orders: Connection
 ) -> None:
     async def regions(ctx: Context) -> Any:
@@ -246,7 +246,7 @@ async def test_two_users_never_share_a_group(url: str, orders: Connection) -> No
         return [ctx.user, ctx.tenant, await ctx.fetch_value("select count(*) from orders")]
 
     async with Hub(url) as hub:
-        ann, bob, nobody = [
+        ann, bob, anonymous = [
             [await Follower().follow(hub, query(mine), who) for _ in range(2)]
             for who in (ANN, BOB, ANONYMOUS)
         ]
@@ -254,14 +254,14 @@ async def test_two_users_never_share_a_group(url: str, orders: Connection) -> No
         for followers, user, tenant in (
             (ann, "ann", "acme"),
             (bob, "bob", "acme"),
-            (nobody, None, None),
+            (anonymous, None, None),
         ):
             for follower in followers:
                 await follower.until_value([user, tenant, 49])
         assert len(list(hub.reactive)) == 3
 
 
-async def test_a_shared_query_does_not_know_who_asks(url: str, orders: Connection) -> None:
+async def test_a_shared_query_does_not_see_its_caller(url: str, orders: Connection) -> None:
     async def ours(ctx: Context) -> Any:
         return [ctx.user, ctx.tenant, ctx.claims]
 
@@ -349,7 +349,7 @@ async def test_results_are_forgotten_when_there_are_too_many(url: str, orders: C
 # ------------------------------------------------------------------------ failures
 
 
-async def test_a_query_that_fails_is_told_and_recovers(url: str, orders: Connection) -> None:
+async def test_a_failure_is_sent_and_the_query_recovers(url: str, orders: Connection) -> None:
     async def share(ctx: Context) -> Any:
         return await ctx.fetch_value("select 100 / n from other")
 
@@ -373,7 +373,7 @@ async def test_a_query_that_fails_is_told_and_recovers(url: str, orders: Connect
         assert bystander.kinds() == ["result", "result"]
 
 
-async def test_a_query_that_fails_without_the_databases_doing_is_tried_again(
+async def test_a_query_that_fails_outside_the_database_is_tried_again(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weather = {"fine": True}
@@ -395,7 +395,7 @@ async def test_a_query_that_fails_without_the_databases_doing_is_tried_again(
         assert [type(each) for each in follower.messages] == [Result, Failed, Result]
 
 
-async def test_an_error_of_the_applications_own_reaches_the_subscriber_as_it_is(
+async def test_an_error_of_the_application_reaches_the_subscriber_unchanged(
     url: str, orders: Connection
 ) -> None:
     async def guarded(ctx: Context) -> Any:
@@ -408,13 +408,13 @@ async def test_an_error_of_the_applications_own_reaches_the_subscriber_as_it_is(
         await run(orders, "update other set n = 1")
         await follower.until(lambda: follower.failure is not None)
         assert follower.failure is not None
-        told = (follower.failure.code, follower.failure.message, follower.failure.hint)
-        assert told == ("closed", "closed for today", "Come back tomorrow.")
+        failure = (follower.failure.code, follower.failure.message, follower.failure.hint)
+        assert failure == ("closed", "closed for today", "Come back tomorrow.")
         with pytest.raises(Refused, match="closed for today"):
             await Follower().follow(hub, query(guarded))
 
 
-async def test_a_query_that_takes_too_long_holds_up_nobody(url: str, orders: Connection) -> None:
+async def test_a_query_that_takes_too_long_delays_no_other(url: str, orders: Connection) -> None:
     async def slow(ctx: Context) -> Any:
         n = await ctx.fetch_value("select n from other")
         await ctx.fetch("select pg_sleep(%s)", 60 if n else 0)
@@ -465,7 +465,7 @@ async def test_a_result_that_is_too_large_or_cannot_be_encoded(
         await strange.until_value("fine")
 
 
-async def test_what_is_not_captured_can_be_called_and_not_followed(
+async def test_a_query_over_tables_without_capture_can_only_be_called(
     url: str, orders: Connection
 ) -> None:
     async def plain(ctx: Context) -> Any:
@@ -487,9 +487,9 @@ async def test_what_is_not_captured_can_be_called_and_not_followed(
         await run(orders, "select headwater.disable_reactivity('uncaptured')")
         await hub.reactive.recheck()
         await follower.until(lambda: follower.failure is not None)
-        told = len(follower.messages)
+        before = len(follower.messages)
         follower.handle.resync("overflow")
-        assert [type(each) for each in follower.messages[told:]] == [Failed]
+        assert [type(each) for each in follower.messages[before:]] == [Failed]
         await run(orders, "insert into uncaptured values (3)")
         await enable(orders, "uncaptured")
         await hub.reactive.recheck()
@@ -569,7 +569,7 @@ async def test_a_query_runs_as_the_callers_role_and_leaves_nothing_behind(
             with pytest.raises(Forbidden, match="permission denied"):
                 await Follower().follow(hub, query(others), guest)
             with pytest.raises(Forbidden, match="there is no database role"):
-                await Follower().follow(hub, query(others), Identity("x", role="nobody_here"))
+                await Follower().follow(hub, query(others), Identity("x", role="unknown_role"))
             assert (await Follower().follow(hub, query(others))).value == [{"id": 1, "n": 0}]
     finally:
         await run(orders, f"drop owned by {role}", f"drop role {role}")
@@ -596,7 +596,9 @@ async def test_a_new_identity_moves_a_subscription_to_another_group(
 # ------------------------------------------------------------------------ resuming, waiting
 
 
-async def test_one_who_comes_back_is_not_told_what_it_has(url: str, orders: Connection) -> None:
+async def test_a_returning_subscriber_is_not_sent_the_same_result(
+    url: str, orders: Connection
+) -> None:
     async with Hub(url) as hub:
         first = await Follower().follow(hub, IN_REGION, args={"region": 2})
         await settle(hub)
@@ -609,7 +611,7 @@ async def test_one_who_comes_back_is_not_told_what_it_has(url: str, orders: Conn
         assert (behind.resumed, behind.value) == ([False], await rows(orders, 2))
 
 
-async def test_reached_means_that_queries_were_told(url: str, orders: Connection) -> None:
+async def test_reached_means_that_results_were_sent(url: str, orders: Connection) -> None:
     async with Hub(url) as hub:
         follower = await Follower().follow(hub, IN_REGION, args={"region": 2})
         for i in range(20):
@@ -640,7 +642,9 @@ async def test_a_client_that_fell_behind_gets_the_present_result(
 
 
 @pytest.mark.drifts
-async def test_the_sweep_finds_what_nobody_noticed(url: str, orders: Connection) -> None:
+async def test_the_sweep_finds_changes_that_are_not_in_the_log(
+    url: str, orders: Connection
+) -> None:
     async with Hub(url, settings=Settings(query=QuerySettings(sweep="1 second"))) as hub:
         follower = await Follower().follow(hub, IN_REGION, args={"region": 2})
         await settle(hub)
@@ -650,7 +654,7 @@ async def test_the_sweep_finds_what_nobody_noticed(url: str, orders: Connection)
         assert metric.samples[0].value == 1
 
 
-async def test_the_last_one_to_leave_takes_the_group_along(url: str, orders: Connection) -> None:
+async def test_a_group_ends_with_its_last_subscriber(url: str, orders: Connection) -> None:
     async with Hub(url) as hub:
         followers = [await Follower().follow(hub, IN_REGION, args={"region": 2}) for _ in range(2)]
         await settle(hub)
@@ -662,7 +666,7 @@ async def test_the_last_one_to_leave_takes_the_group_along(url: str, orders: Con
         assert all(len(follower.messages) == 1 for follower in followers)
 
 
-async def test_there_are_at_most_so_many_groups(
+async def test_the_number_of_groups_is_bounded(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "GROUPS_MAX", 2)
@@ -692,7 +696,7 @@ async def test_a_snapshot_older_than_what_a_replica_has_shown_is_not_used(
         await follower.until_value(await rows(orders, 2))
 
 
-async def test_connections_that_nobody_needs_are_closed(
+async def test_idle_connections_are_closed(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def slow(ctx: Context, n: int) -> Any:
@@ -726,14 +730,14 @@ async def large(ctx: Context, size: int) -> Any:
     return [{"id": number, "text": "x" * size} for number in range(count)]
 
 
-async def test_results_count_for_those_who_follow(url: str, orders: Connection) -> None:
+async def test_results_count_for_their_subscribers(url: str, orders: Connection) -> None:
     settings = Settings(limits=LimitSettings(bytes_per_user=1024 * 1024))
     one = query(large, key="id", share="everyone")
     async with Hub(url, settings=settings) as hub:
         ann = await Follower().follow(hub, one, ANN, args={"size": 1_000}, owner="ann")
         bob = await Follower().follow(hub, one, BOB, args={"size": 1_000}, owner="bob")
         assert 50_000 < hub.memory.of("ann") == hub.memory.of("bob") == hub.memory.total < 70_000
-        # Told row by row, the rows are in memory, too.
+        # If rows are sent as deltas, the rows are in memory, too.
         rows = await Follower().follow(hub, one, ANN, args={"size": 1_001}, owner="ann", delta=True)
         assert hub.memory.of("ann") > 500_000
         with pytest.raises(LimitExceeded) as caught:

@@ -1,6 +1,6 @@
-"""The net: a view or topic that has drifted from the database is found, logged, counted, repaired.
+"""Reconciling: a view or topic that differs from the database is found, logged, counted, repaired.
 
-A write while triggers are off is not in the log (`unseen`): what is served is then as wrong as any
+A write while triggers are off is not in the log (`unseen`). The served result is then as wrong as a
 defect could make it.
 """
 
@@ -22,7 +22,7 @@ from headwater.hub.reconcile import Reconciler
 from headwater.hub.subscriptions.subscriber import Access
 from headwater.live.query import LiveQuery
 from headwater.metrics import total
-from headwater.protocol import Reset, Topic
+from headwater.protocol import ResetMessage, TopicMessage
 from headwater.topics.definitions import TopicDefinition
 from tests.support.databases import fresh_database
 from tests.support.generators.sizes import first_seed, size
@@ -39,7 +39,7 @@ TOP = {"where": [["region", "=", 7]], "order": [["amount", "desc"]], "limit": 3}
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flush compares all of them, also on a machine that is busy."""
+    """A flush compares all views, also on a busy machine."""
     monkeypatch.setattr(limits, "RECONCILE_SECONDS", 60.0)
 
 
@@ -59,13 +59,13 @@ async def shop(connection: Connection) -> None:
 
 
 async def compared(hub: Hub) -> None:
-    """Views are compared behind what a flush hands out, and before the next begins."""
+    """Views are compared after a flush has sent its changes, and before the next begins."""
     await hub.flushes.next_flush()
     await hub.flushes.next_flush()
 
 
 class Followed:
-    """A live query, what it shows, and the statement that says what is true."""
+    """A live query, its rows, and the statement that returns the true rows."""
 
     def __init__(self, recorder: Recorder, statement: str) -> None:
         self.recorder = recorder
@@ -116,7 +116,7 @@ async def test_a_window_that_drifted_is_repaired(
         true = f"select {COLUMNS} from orders where region = 7 order by orders.amount desc limit 3"
         assert recorder.rows == await answer(orders, true)
         reset = recorder.messages[-1]
-        assert isinstance(reset, Reset)
+        assert isinstance(reset, ResetMessage)
         assert reset.reason == "drift"
         await compared(hub)
         assert (drift(hub), recorder.messages[-1]) == (1, reset)
@@ -125,7 +125,9 @@ async def test_a_window_that_drifted_is_repaired(
     assert said in line
 
 
-async def test_a_cushion_that_drifted_is_repaired_in_silence(url: str, orders: Connection) -> None:
+async def test_a_cushion_that_drifted_is_repaired_without_a_message(
+    url: str, orders: Connection
+) -> None:
     async with following(url, **TOP) as (hub, recorder):
         await unseen(orders, "update orders set note = 'new' where id = 16")
         await compared(hub)
@@ -144,12 +146,12 @@ async def test_a_streamed_query_that_drifted_is_read_again(
     async with following(url, mode="streamed", where=[["region", "=", 7]]) as (hub, recorder):
         await unseen(orders, "delete from orders where id = 3")
         await recorder.until(lambda: len(recorder.rows) == 19)
-        assert isinstance(recorder.messages[-1], Reset)
+        assert isinstance(recorder.messages[-1], ResetMessage)
         assert recorder.messages[-1].reason == "drift"
         assert drift(hub) == 1
 
 
-async def test_a_window_that_takes_too_long_is_read_beside_the_flushes(
+async def test_a_window_that_takes_too_long_is_read_outside_the_flushes(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "RECONCILE_ROWS_MAX", 1)
@@ -160,7 +162,7 @@ async def test_a_window_that_takes_too_long_is_read_beside_the_flushes(
         assert drift(hub) == 1
 
 
-async def test_values_are_cut_and_those_of_guarded_tables_left_out(
+async def test_logged_values_are_cut_and_those_of_guarded_tables_left_out(
     url: str, orders: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     role = "hw_reconciled"
@@ -213,14 +215,14 @@ async def test_a_derived_topic_that_drifted_sends_the_row_again(
         await unseen(orders, "update orders set note = 'new' where id = 2")
         await unseen(orders, "delete from orders where id = 3")
         await compared(hub)
-        told = viewer.messages[-1]
-        assert isinstance(told, Topic)
-        assert [(type(op).__name__, op.key) for op in told.ops] == [
+        sent = viewer.messages[-1]
+        assert isinstance(sent, TopicMessage)
+        assert [(type(op).__name__, op.key) for op in sent.ops] == [
             ("Upsert", (2,)),
             ("Remove", (3,)),
         ]
         await compared(hub)
-        assert (drift(hub, "topic"), viewer.messages[-1]) == (1, told)
+        assert (drift(hub, "topic"), viewer.messages[-1]) == (1, sent)
     assert "topic region:7, key (2,): sent note = 'note', the database has note = 'new'" in (
         caplog.text
     )
@@ -237,7 +239,7 @@ async def test_a_table_that_is_not_captured_may_differ(url: str, orders: Connect
         assert all(each.reason != "drift" for each in recorder.messages[shown:])
 
 
-async def test_what_is_due_is_spread_over_the_interval(
+async def test_comparisons_are_spread_over_the_interval(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -260,7 +262,7 @@ async def test_what_is_due_is_spread_over_the_interval(
         assert len(reconciler._due()) == 30
 
 
-async def test_no_comparison_where_it_is_off(url: str, orders: Connection) -> None:
+async def test_nothing_is_compared_when_reconciling_is_off(url: str, orders: Connection) -> None:
     async with following(url, **TOP) as (hub, recorder):
         hub.reconciler.seconds = None
         await compared(hub)
@@ -283,8 +285,8 @@ def any_query(chance: random.Random) -> tuple[LiveQuery, str]:
     query = live("orders", where=where, order=[[by, "desc" if down else "asc"]], limit=limit)
     direction = "desc" if down else "asc"
     order = f"orders.{by} {direction}" + ("" if by == "id" else ", id")
-    kept = f"where region = {region}" if where else ""
-    return query, f"select {COLUMNS} from orders {kept} order by {order} limit {limit}"
+    condition = f"where region = {region}" if where else ""
+    return query, f"select {COLUMNS} from orders {condition} order by {order} limit {limit}"
 
 
 def any_statement(chance: random.Random) -> str:

@@ -1,4 +1,5 @@
-"""Queries on a real replica: late, gone and back. Never older after newer, nothing missed."""
+"""Queries on a real replica that is late, stopped and started. No client gets older data after
+newer, and none misses a change."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from tests.support.subscribers import Recorder
 
 @pytest.fixture(scope="module")
 def primary() -> Iterator[EmbeddedPostgres]:
-    # Commits that wait for the disk: what is not on disk is not sent to a replica.
+    # Commits wait for the disk: a replica gets only what is on disk.
     with passable_folder() as folder, EmbeddedPostgres(folder / "p", settings=FAST) as server:
         yield server
 
@@ -53,7 +54,7 @@ async def counter(primary: EmbeddedPostgres, replica: ReplicaServer) -> AsyncIte
 
 
 async def has_all(replica: ReplicaServer, connection: Connection) -> None:
-    """Wait until the replica has what was written: one without the schema is none of ours."""
+    """Wait until the replica has what was written: a replica without the schema is not used."""
     cursor = await connection.execute("select pg_current_wal_insert_lsn()::text")
     ((written,),) = await cursor.fetchall()
     there = await connect(replica.url, purpose="test", application_path=True)
@@ -81,7 +82,7 @@ CONSISTENT = Query("consistent", server, consistent=True)
 
 
 class Watcher(Follower):
-    """Checks that what it is told never goes back."""
+    """Checks that the values it is sent never go back."""
 
     def deliver(self, frame: Any) -> None:
         before = self.value
@@ -95,7 +96,7 @@ def hub_with(primary: EmbeddedPostgres, replica: ReplicaServer, wait: str = "10 
 
 
 async def count(connection: Connection, until: asyncio.Event | None = None) -> int:
-    """Add one, or one after the other until told to stop; what it comes to."""
+    """Add one, or one after the other until stopped; returns the number."""
     while True:
         await run(connection, "update counter set n = n + 1")
         if until is None or until.is_set():
@@ -123,7 +124,7 @@ async def test_a_query_runs_on_the_replica_once_that_has_the_change(
                 await consistent.until_value(["primary", n])
 
 
-async def test_a_replica_that_is_late_is_passed_over(
+async def test_a_replica_that_is_late_is_skipped(
     primary: EmbeddedPostgres, replica: ReplicaServer, counter: Connection
 ) -> None:
     async with hub_with(primary, replica, wait="0 seconds") as hub:
@@ -139,7 +140,7 @@ async def test_a_replica_that_is_late_is_passed_over(
                 await follower.until(lambda n=n: follower.value[1] == n)  # type: ignore[misc]
 
 
-async def test_nobody_sees_older_data_after_newer(
+async def test_no_client_sees_older_data_after_newer(
     primary: EmbeddedPostgres, replica: ReplicaServer, counter: Connection
 ) -> None:
     """The replica is early, late, gone and back while a counter counts."""
@@ -179,7 +180,7 @@ async def test_a_server_that_is_no_replica_is_not_used(
         assert hub.metrics.replica_up._value.get() == 0
 
 
-async def test_nothing_goes_on_after_the_hub_is_closed(
+async def test_nothing_runs_after_the_hub_is_closed(
     primary: EmbeddedPostgres, replica: ReplicaServer, counter: Connection
 ) -> None:
     async with hub_with(primary, replica, wait="50ms") as hub:

@@ -1,4 +1,4 @@
-"""What happens to tables and the database under a hub: altered, reset, slow, lost, restarted."""
+"""Tables and databases that change while a hub runs: altered, reset, slow, lost, restarted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headwater.hub.live_views.initial_snapshots import (
 )
 from headwater.hub.subscriptions.subscriber import Access
 from headwater.log.reading import reader as reader_module
-from headwater.protocol import Reset
+from headwater.protocol import ResetMessage
 from tests.support.databases import passable_folder
 from tests.support.log_probe import enable, rows, run
 from tests.support.subscribers import Recorder, answer, live
@@ -93,12 +93,12 @@ async def test_a_reset_keeps_its_reason_when_it_is_read_twice(
         recorder.reads.set()
         await recorder.until(lambda: recorder.kinds().count("reset") > 1)
         await recorder.until_rows(await answer(orders, ALL))
-        resets = [message for message in recorder.messages if isinstance(message, Reset)]
+        resets = [message for message in recorder.messages if isinstance(message, ResetMessage)]
         assert [message.reason for message in resets] == ["table"] * len(resets)
 
 
 @BOTH
-async def test_a_column_more_and_one_less(url: str, orders: Connection, mode: str) -> None:
+async def test_a_column_added_and_one_dropped(url: str, orders: Connection, mode: str) -> None:
     async with Hub(url) as hub:
         recorder, picky = Recorder(), Recorder()
         await hub.live(live("orders", mode=mode), recorder)
@@ -137,8 +137,8 @@ async def test_altered_without_a_write_is_noticed_in_time(url: str, orders: Conn
         await recorder.until(lambda: recorder.error)
 
 
-async def test_a_slow_first_result_delays_nobody(url: str, orders: Connection) -> None:
-    """Its table is locked by somebody, so that it cannot be read; the other's is not."""
+async def test_a_slow_first_result_delays_no_other(url: str, orders: Connection) -> None:
+    """Its table is locked by another session and cannot be read; the other table is not."""
     await run(orders, "create table slow (id int primary key)")
     await enable(orders, "slow")
     locker = await connect(url, purpose="test", application_path=True)
@@ -205,7 +205,7 @@ async def test_the_error_names_the_lock(
             error
         )
         assert "index" not in (error.hint or "")
-        # What the other does is for the log only.
+        # What the other session does is for the log of the server only.
         assert "lock table" not in f"{error} {error.hint}"
         assert "lock table slow" in caplog.text
         assert hub.describe() == []
@@ -221,7 +221,7 @@ STUCK = (
 
 
 async def until_stuck(connection: Connection, count: int) -> None:
-    """Until so many processes wait for a table."""
+    """Wait until this many processes wait for a table."""
     async with asyncio.timeout(30):
         while (await rows(connection, STUCK))[0][0] < count:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -231,7 +231,8 @@ async def until_stuck(connection: Connection, count: int) -> None:
 async def test_a_locked_table_delays_no_other(
     url: str, orders: Connection, owner: Owner | None
 ) -> None:
-    """More results of it are wanted than there are connections; another's table is not locked."""
+    """More of its results are requested than there are connections; the other table is not
+    locked."""
     await run(orders, "create table slow (id int primary key)", "insert into slow values (1)")
     await enable(orders, "slow")
     locker = await connect(url, purpose="test", application_path=True)
@@ -257,7 +258,7 @@ async def test_a_locked_table_delays_no_other(
 
 
 async def test_many_locked_tables_delay_no_other(url: str, orders: Connection) -> None:
-    """They hold all connections that there usually are; more are opened."""
+    """They hold all of the usual connections; more are opened."""
     names = [f"slow{i}" for i in range(_OPENING_CONNECTIONS + 1)]
     for name in names:
         await run(orders, f"create table {name} (id int primary key)")
@@ -278,7 +279,7 @@ async def test_many_locked_tables_delay_no_other(url: str, orders: Connection) -
     await locker.close()
 
 
-async def test_what_nobody_waits_for_does_not_pile_up_behind_a_lock(
+async def test_abandoned_results_do_not_pile_up_behind_a_lock(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headwater.hub.live_views.initial_snapshots._OPENING_SHARE", 10)
@@ -301,7 +302,7 @@ async def test_what_nobody_waits_for_does_not_pile_up_behind_a_lock(
 async def test_a_question_in_a_flush_that_takes_too_long(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The view is read beside the flush instead; nobody else notices."""
+    """The view is read outside the flush instead; other views are not affected."""
     monkeypatch.setattr(limits, "FLUSH_QUESTION_SECONDS", 0.05)
     await run(
         orders,
@@ -327,7 +328,7 @@ async def test_a_question_in_a_flush_that_takes_too_long(
 
 
 @BOTH
-async def test_a_backlog_is_read_anew(
+async def test_after_a_large_backlog_results_are_read_again(
     url: str, orders: Connection, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader_module, "_LOG_PAGE_CHANGES", 50)
@@ -380,7 +381,7 @@ async def test_connections_killed(url: str, orders: Connection, mode: str, purpo
 
 
 async def opened_again(hub: Hub, mode: str) -> list[dict[str, Any]]:
-    """By a client that tries again."""
+    """Subscribe as a client does that tries again."""
     async with asyncio.timeout(20):
         while True:
             another = Recorder()
@@ -394,7 +395,7 @@ async def opened_again(hub: Hub, mode: str) -> list[dict[str, Any]]:
 
 
 async def test_postgresql_restarted() -> None:
-    """On a server of its own. `ready` tells the truth meanwhile."""
+    """On a server of its own. `ready` is right meanwhile."""
     with passable_folder() as folder, EmbeddedPostgres(folder / "data") as server:
         connection = await connect(server.url, purpose="test", application_path=True)
         await schema.install(connection)

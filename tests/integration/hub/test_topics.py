@@ -1,4 +1,4 @@
-"""Topics through a hub: signals and changes, what each viewer is sent, and what survives."""
+"""Topics through a hub: signals and changes, what each viewer is sent, restarts and resumes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headwater.hub.topics.subscription import TopicSubscription
 from headwater.log.reading import reader as reader_module
 from headwater.log.reading.progress import flush
 from headwater.model import Position
-from headwater.protocol import Frame, Gap, Poke, Remove, Topic, Upsert
+from headwater.protocol import Frame, Gap, Poke, Remove, TopicMessage, Upsert
 from headwater.settings.groups import LiveSettings, Settings
 from headwater.topics.definitions import TopicDefinition, Topics
 from tests.support.databases import passable_folder
@@ -34,7 +34,7 @@ POKE = TopicDefinition("org:{id}", poke=True)
 
 
 class Viewer(Recorder):
-    """Folds what a topic sends, and notices text that shrinks."""
+    """Folds the messages of a topic, and records text that shrinks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Viewer(Recorder):
     def _fold(self, message: Any) -> None:
         self.position = message.position
         match message:
-            case Topic():
+            case TopicMessage():
                 for op in message.ops:
                     self._take(op)
             case Poke():
@@ -73,14 +73,14 @@ class Viewer(Recorder):
         self.table[place] = op.row
 
     @property
-    def told(self) -> list[Topic]:
-        return [m for m in self.messages if isinstance(m, Topic) and m.ops]
+    def updates(self) -> list[TopicMessage]:
+        return [m for m in self.messages if isinstance(m, TopicMessage) and m.ops]
 
     @property
     def ops(self) -> list[tuple[str, int]]:
         return [
             ("upsert" if isinstance(op, Upsert) else "remove", op.key[0])
-            for message in self.told
+            for message in self.updates
             for op in message.ops
         ]
 
@@ -126,8 +126,8 @@ async def follow(
 
 
 async def on_disk(hub: Hub, connection: Connection) -> None:
-    """Wait until positions are told that lie behind everything so far, such as the enabling of the
-    tables, which is a gap to whoever resumes before it. Commits do not wait for the disk here."""
+    """Wait until the hub sends positions after everything so far, such as the enabling of the
+    tables: a client that resumes before it gets a gap. Commits do not wait for the disk here."""
     await hub.flushes.next_flush()
     present = hub.flushes.progress.position
     async with asyncio.timeout(30):
@@ -158,7 +158,7 @@ async def test_a_signal_brings_rows_as_they_are(hub: Hub, chats: Connection) -> 
 async def test_a_locked_table_is_not_asked_for_by_every_flush(
     hub: Hub, chats: Connection, url: str
 ) -> None:
-    """Its topics get gaps; flushes that come soon after one that waited in vain do not wait."""
+    """Its topics get gaps; flushes soon after one that waited without success do not wait."""
     viewer = await follow(hub, "chat:1")
     async with await connect(url, purpose="test", application_path=True) as locker:
         await run(locker, "begin", "lock table messages in access exclusive mode")
@@ -196,7 +196,7 @@ async def test_signals_of_a_transaction_arrive_together_and_in_order(
                 await signal(chats, "chat:1", id)
     await viewer.until(lambda: len(viewer.ops) == 100)
     assert [id for _, id in viewer.ops] == list(range(1, 101))
-    assert all(len(message.ops) % 10 == 0 for message in viewer.told)
+    assert all(len(message.ops) % 10 == 0 for message in viewer.updates)
 
 
 async def test_pokes_are_one_a_flush(hub: Hub, chats: Connection) -> None:
@@ -207,10 +207,10 @@ async def test_pokes_are_one_a_flush(hub: Hub, chats: Connection) -> None:
     await viewer.until(lambda: viewer.pokes)
     await signal(chats, "org:7", "ignored")
     await viewer.until(lambda: viewer.pokes == 2)
-    assert not viewer.told
+    assert not viewer.updates
 
 
-async def test_ids_that_no_key_can_be_are_left_out(hub: Hub, chats: Connection) -> None:
+async def test_ids_that_cannot_be_keys_are_left_out(hub: Hub, chats: Connection) -> None:
     viewer = await follow(hub, "chat:1")
     await run(chats, "insert into messages values (1, 1, 'a')")
     await signal(chats, "chat:1", "x", "1; drop table messages", 2**31, "", "1.5", "[1]", "01")
@@ -254,8 +254,8 @@ async def test_keys_of_several_columns(hub: Hub, connection: Connection) -> None
     await run(connection, "insert into pairs values (1, 'x', 7), (1, 'y', 8)")
     viewer = await follow(hub, "pair:1", TopicDefinition("pair:{id}", entity="pairs"))
     await signal(connection, "pair:1", '[1,"x"]', '["1","z"]', "[1]", "1", '{"a":1}')
-    await viewer.until(lambda: viewer.told)
-    (message,) = viewer.told
+    await viewer.until(lambda: viewer.updates)
+    (message,) = viewer.updates
     assert [(type(op).__name__, tuple(op.key)) for op in message.ops] == [
         ("Upsert", (1, "x")),
         ("Remove", (1, "z")),
@@ -292,11 +292,11 @@ async def test_a_signal_cannot_bring_rows_of_another_topic(hub: Hub, chats: Conn
     assert viewer.ops[1:] == [("upsert", 1), ("remove", 2)]
 
 
-async def test_parents_come_along(hub: Hub, chats: Connection) -> None:
+async def test_parents_are_sent_with_their_rows(hub: Hub, chats: Connection) -> None:
     viewer = await follow(hub, "tree:1", PARENTS)
     await run(chats, "insert into messages values (1, 1, 'a'), (2, 1, 'b')")
-    await viewer.until(lambda: viewer.told)
-    (message,) = viewer.told
+    await viewer.until(lambda: viewer.updates)
+    (message,) = viewer.updates
     assert [(op.entity, tuple(op.key)) for op in message.ops] == [
         ("chats", (1,)),
         ("messages", (1,)),
@@ -312,7 +312,7 @@ async def test_an_altered_table(hub: Hub, chats: Connection) -> None:
     await signal(chats, "chat:1", 1)
     await signalled.until_ops(1)
     assert signalled.table["messages", (1,)]["extra"] == 5
-    await derived.until(lambda: derived.gaps)  # the default is in rows that nobody wrote
+    await derived.until(lambda: derived.gaps)  # the default is in rows that were not written
     await run(chats, "insert into messages values (2, 1, 'b')")
     await derived.until_ops(1)
     assert derived.table["messages", (2,)]["extra"] == 5
@@ -326,7 +326,7 @@ async def test_an_altered_table(hub: Hub, chats: Connection) -> None:
 # ------------------------------------------------------------------------ the database's work
 
 
-async def test_one_statement_a_flush_whatever_the_viewers(
+async def test_one_statement_per_flush_for_any_number_of_viewers(
     url: str, postgres: EmbeddedPostgres, chats: Connection
 ) -> None:
     """Counted in the log of PostgreSQL itself."""
@@ -446,7 +446,7 @@ _KILL = (
 )
 
 
-async def test_the_listener_is_killed_again_and_again(hub: Hub, chats: Connection) -> None:
+async def test_the_listener_is_killed_repeatedly(hub: Hub, chats: Connection) -> None:
     viewer = await follow(hub, "chat:1")
     await run(chats, "insert into messages values (1, 1, '')")
     for step in range(40):
@@ -538,8 +538,8 @@ async def test_resuming_from_a_position(hub: Hub, chats: Connection) -> None:
 
 @pytest.mark.parametrize("window", ["adaptive", "16 ms"])
 async def test_resuming_while_others_write(url: str, chats: Connection, window: str) -> None:
-    """Again and again cut off and resumed, at another hub too, or paused: exact, and no text ever
-    shrinks."""
+    """Viewers are cut off and resumed many times, also at another hub, or paused: they are exact,
+    and no text ever shrinks."""
     settings = Settings(live=LiveSettings(topic_window=window))
     await run(chats, "insert into messages select i, 1, '' from generate_series(1, 5) i")
 
@@ -593,7 +593,7 @@ async def test_more_than_can_be_sent_is_a_gap(
     viewer = await follow(hub, "room:1", DERIVED)
     await run(chats, "insert into messages select i, 1, 'x' from generate_series(1, 11) i")
     await viewer.until(lambda: viewer.gaps == 1)
-    assert not viewer.told
+    assert not viewer.updates
     resumed = await follow(hub, "room:1", DERIVED, viewer.messages[0].position)
     await resumed.until(lambda: resumed.gaps == 1)
 
@@ -616,8 +616,8 @@ async def test_pausing(hub: Hub, chats: Connection) -> None:
     await hub.flushes.next_flush()
     await run(chats, "insert into messages values (2, 1, 'b')")
     await hub.flushes.next_flush()
-    assert not viewer.told
-    # Resumed with no room yet: the frame that it missed is refused once more.
+    assert not viewer.updates
+    # Resumed while there is no room: the frame that it missed is refused once more.
     viewer.subscription.resume()
     async with asyncio.timeout(30):
         while viewer.subscription.state != "paused":
@@ -643,30 +643,30 @@ async def test_a_window_collects(url: str, chats: Connection) -> None:
             await hub.flushes.next_flush()
         await viewer.until(lambda: viewer.bodies() == {1: "x" * 20})
         await other.until(lambda: other.bodies() == {1: "x" * 20})
-        assert len(viewer.told) < 20
-        assert len(other.told) < 20
+        assert len(viewer.updates) < 20
+        assert len(other.updates) < 20
 
 
-async def test_positions_do_not_pass_what_is_collected(url: str, chats: Connection) -> None:
-    """One is told a position while the signals of another are being collected: whoever resumes both
-    from it misses nothing."""
+async def test_positions_do_not_pass_collected_signals(url: str, chats: Connection) -> None:
+    """A position is sent to one topic while the signals of another are being collected: a client
+    that resumes both from it misses nothing."""
     async with Hub(url, settings=Settings(live=LiveSettings(topic_window="200 ms"))) as hub:
         await on_disk(hub, chats)
         first, second = await follow(hub, "room:1", DERIVED), await follow(hub, "room:2", DERIVED)
         await run(chats, "insert into messages values (1, 1, 'a')")
         await hub.flushes.next_flush()
-        # Its window begins later, so it is still open when the first is told.
+        # Its window begins later, so it is still open when the first topic gets its message.
         await run(chats, "insert into messages values (2, 2, 'b')")
         await hub.flushes.next_flush()
-        await first.until(lambda: first.told)
-        if not second.told:
+        await first.until(lambda: first.updates)
+        if not second.updates:
             assert first.position is not None
             resumed = await follow(hub, "room:2", DERIVED, first.position)
             await resumed.until(lambda: resumed.bodies() == {2: "b"})
         await second.until(lambda: second.bodies() == {2: "b"})
 
 
-async def test_the_place_moves_while_there_is_always_something_collected(
+async def test_the_position_moves_while_signals_are_always_collected(
     url: str, chats: Connection
 ) -> None:
     async with Hub(url, settings=Settings(live=LiveSettings(topic_window="200 ms"))) as hub:
@@ -682,7 +682,7 @@ async def test_the_place_moves_while_there_is_always_something_collected(
             await viewer.until_ops(15)
 
 
-async def test_who_resumes_while_a_flush_reads_rows_misses_nothing(
+async def test_resuming_while_a_flush_reads_rows_misses_nothing(
     url: str, chats: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The flush was gathered for the topics that were followed when it began."""

@@ -1,4 +1,4 @@
-"""Rights: row-level security, the authorisation hook's filter, privileges that come and go."""
+"""Rights: row-level security, the filter of the authorize hook, privileges that come and go."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def assert_true_at_every_position(
     owner: int,
     limit: int | None,
 ) -> None:
-    """What it held as of each position is what the log says that the table was then."""
+    """Its rows at each position are those of the table then, according to the log."""
     assert recorder.fault is None
     history = TableHistory(initial, await logged(connection, "notes"))
     for position, held in recorder.history:
@@ -131,8 +131,8 @@ async def test_a_guarded_table_needs_a_role(url: str, notes: Connection) -> None
         with pytest.raises(Forbidden, match="no database role") as caught:
             await hub.live(live("notes"), Recorder())
         assert "[auth] role" in (caught.value.hint or "")
-        with pytest.raises(Forbidden, match="there is no database role nobody"):
-            await hub.live(live("notes"), Recorder(), access=Access(role="nobody"))
+        with pytest.raises(Forbidden, match="there is no database role unknown"):
+            await hub.live(live("notes"), Recorder(), access=Access(role="unknown"))
         with pytest.raises(Forbidden, match="may not read notes"):
             await hub.live(live("notes"), Recorder(), access=Access(role=STRANGER))
 
@@ -182,7 +182,9 @@ async def test_a_table_guarded_later_ends_a_feed_of_everything(
         assert not any("secrets" in str(message) for message in recorder.messages)
 
 
-async def test_what_nobody_announces_is_noticed_in_time(url: str, notes: Connection) -> None:
+async def test_a_lost_right_without_a_log_entry_is_noticed_in_time(
+    url: str, notes: Connection
+) -> None:
     """The policy consults a table that is not watched."""
     async with Hub(url, recheck=0.4) as hub:
         recorder = Recorder()
@@ -195,11 +197,11 @@ async def test_what_nobody_announces_is_noticed_in_time(url: str, notes: Connect
         await recorder.until(lambda: len(recorder.rows) == 20)
 
 
-async def test_what_was_hidden_meanwhile_is_not_told_to_newcomers(
+async def test_rows_hidden_meanwhile_are_not_sent_to_new_subscribers(
     url: str, notes: Connection
 ) -> None:
     async with Hub(url) as hub:
-        # Comparing finds the rows that can be seen again, too, and would hide what a resync does.
+        # Reconciling also finds rows that can be seen again, and would hide what a resync does.
         hub.reconciler.seconds = None
         recorder, late = Recorder(), Recorder()
         subscription = await hub.live(live("notes"), recorder, access=user(1))
@@ -255,14 +257,14 @@ async def test_other_rights_on_the_open_subscription(url: str, notes: Connection
         assert isinstance(recorder.error, Forbidden)
 
 
-async def test_a_policy_that_fails_harms_nobody_else(url: str, notes: Connection) -> None:
+async def test_a_policy_that_fails_does_not_affect_others(url: str, notes: Connection) -> None:
     await run(notes, "insert into notes values (500, 1, 1)")
     async with Hub(url) as hub:
         fine, broken = Recorder(), Recorder()
         await hub.live(live("notes", limit=100), fine, access=user(1))
         with pytest.raises(Forbidden, match="22P02"):
             await hub.live(
-                live("notes"), broken, access=Access(role=ROLE, claims='{"sub": "nobody"}')
+                live("notes"), broken, access=Access(role=ROLE, claims='{"sub": "unknown"}')
             )
         await run(notes, "update notes set rank = 7 where id = 500")
         await fine.until(lambda: (fine.replica.row((500,)) or {}).get("rank") == 7)

@@ -107,7 +107,7 @@ async def test_connections_killed(url: str, orders: Connection) -> None:
         assert keys(await feed.until(lambda c: len(c) >= 30)) == list(range(30))
 
 
-async def test_a_backlog_cut_short_goes_on_where_it_was(
+async def test_an_interrupted_backlog_continues_where_it_was(
     url: str, orders: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader_module, "_LOG_PAGE_CHANGES", 10)
@@ -139,11 +139,11 @@ async def test_the_log_was_trimmed(url: str, orders: Connection) -> None:
 
 async def test_the_first_connection_fails_at_once() -> None:
     with pytest.raises(DatabaseError, match="cannot reach the database"):
-        await anext(follow("postgresql://nobody@127.0.0.1:1/none"))
+        await anext(follow("postgresql://unknown@127.0.0.1:1/none"))
 
 
 async def test_postgresql_restarted() -> None:
-    """On a server of its own. Writes go on as soon as it is back; nothing is lost or doubled."""
+    """On a server of its own. Writes continue as soon as it is back; nothing is lost or doubled."""
     with passable_folder() as folder, EmbeddedPostgres(folder / "data") as server:
         from headwater.capture.postgres import schema
 
@@ -167,32 +167,32 @@ async def test_postgresql_restarted() -> None:
 class TestPolling:
     @pytest.fixture(autouse=True)
     def easily_woken(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One writer in Python is not the load that this is for."""
+        """One writer in Python makes too little load, so the thresholds are lower."""
         monkeypatch.setattr(pace, "_WAKES_PER_SECOND_MAX", 40)
 
     async def test_writers_stop_notifying_under_load_and_begin_again(
         self, url: str, orders: Connection, other: Connection
     ) -> None:
-        heard: list[str] = []
-        other.add_notify_handler(lambda notice: heard.append(notice.payload))
+        payloads: list[str] = []
+        other.add_notify_handler(lambda notice: payloads.append(notice.payload))
         await run(other, "listen headwater")
         async with following(url, await now(orders)) as feed:
             count = await self._write_until_polling(orders)
-            heard.clear()
+            payloads.clear()
             await run(other, "select 1")
-            heard.clear()
+            payloads.clear()
             # One statement per round trip, so each would be a NOTIFY of its own.
             for i in range(count, count + 200):
                 await run(orders, f"insert into orders values ({i}, 0)")
             await feed.until(lambda c: len(c) >= count + 200)
             await run(other, "select 1")
-            assert [payload for payload in heard if payload != "v1:poll"] == []
-            assert "v1:poll" in heard, "the poller tells the other readers"
+            assert [payload for payload in payloads if payload != "v1:poll"] == []
+            assert "v1:poll" in payloads, "the poller notifies the other readers"
             await self._wait_for_lock(orders, held=False)
-            heard.clear()
+            payloads.clear()
             await run(orders, f"insert into orders values ({count + 200}, 0)")
             await run(other, "select 1")
-            from_writers = [p.split("#")[0] for p in heard if p != "v1:poll"]
+            from_writers = [p.split("#")[0] for p in payloads if p != "v1:poll"]
             assert from_writers == [f"v1:orders:INSERT:{count + 200}"]
             assert keys(await feed.until(lambda c: len(c) >= count + 201)) == list(
                 range(count + 201)
@@ -213,7 +213,7 @@ class TestPolling:
     async def test_a_transaction_that_skipped_its_notify_is_not_forgotten(
         self, url: str, orders: Connection, other: Connection
     ) -> None:
-        """It writes while somebody polls, and commits long after the poller has given up."""
+        """It writes while another session polls, and commits long after the poller has stopped."""
         async with following(url, await now(orders)) as feed:
             count = await self._write_until_polling(orders)
             await run(other, "begin", "insert into orders values (-1, 0)")
@@ -223,7 +223,7 @@ class TestPolling:
             assert found[-1].key == (-1,)
 
     async def test_two_followers(self, url: str, orders: Connection) -> None:
-        """One polls, the other is told; both get everything."""
+        """One polls, the other is notified; both get everything."""
         start = await now(orders)
         async with following(url, start) as first, following(url, start) as second:
             count = await self._write_until_polling(orders)

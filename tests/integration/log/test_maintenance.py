@@ -1,4 +1,4 @@
-"""Retention under load, consumers behind it, and cursors that are about to fall off."""
+"""Retention under load, consumers that are too slow for it, and cursors about to be lost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def age(connection: Connection, period: str) -> None:
 
 async def test_retention_under_load(url: str, orders: Connection, probe: LogProbe) -> None:
     """Slots of 1/30 of a second are emptied while writers write; none of them fails or waits long,
-    a reader that keeps up misses nothing, and one that does not is told."""
+    a reader that keeps up misses nothing, and one that does not gets an error."""
     await run(orders, "select headwater.set_retention('1 second')")
     behind = probe.position
     stop = asyncio.Event()
@@ -80,7 +80,7 @@ async def test_retention_under_load(url: str, orders: Connection, probe: LogProb
     assert "retention" in (caught.value.hint or "")
 
 
-async def test_only_what_is_old_goes(orders: Connection, probe: LogProbe) -> None:
+async def test_only_old_changes_are_removed(orders: Connection, probe: LogProbe) -> None:
     await run(orders, "insert into orders (note) values ('old')")
     await age(orders, "31 days")
     await run(orders, "insert into orders (note) values ('young')")
@@ -103,7 +103,7 @@ async def test_a_slot_in_use_is_left_for_later(
 async def test_a_slot_emptied_behind_a_snapshot_is_noticed(
     orders: Connection, other: Connection, probe: LogProbe
 ) -> None:
-    """TRUNCATE does not heed snapshots: the reader's transaction is older and sees no rows."""
+    """TRUNCATE ignores snapshots: the reader's transaction is older and sees no rows."""
     await run(orders, "insert into orders (note) values ('old')")
     await age(orders, "31 days")
     await run(probe.connection, "begin isolation level repeatable read", "select 1")
@@ -122,7 +122,9 @@ async def test_a_write_never_lacks_a_partition(orders: Connection) -> None:
     assert found == [(12001, 0, 31)]
 
 
-async def test_another_process_is_at_it(orders: Connection, other: Connection) -> None:
+async def test_maintenance_does_nothing_while_another_process_runs_it(
+    orders: Connection, other: Connection
+) -> None:
     await other.execute("select pg_advisory_lock(%s, %s)", maintenance.MAINTENANCE_LOCK)
     await run(orders, "alter table orders add column x int")
     assert await maintenance.once(orders) == maintenance.MaintenanceRound()
@@ -149,7 +151,7 @@ class TestCursors:
         assert await cursors.delete(orders, "billing")
         assert not await cursors.delete(orders, "billing")
 
-    async def test_how_it_stands(self, orders: Connection, probe: LogProbe) -> None:
+    async def test_the_status_of_a_cursor(self, orders: Connection, probe: LogProbe) -> None:
         reader = await LogReader.open(probe.connection)
         await cursors.save(orders, "billing", await reader.now(probe.connection))
         (cursor,) = await cursors.list_all(orders)
@@ -162,10 +164,10 @@ class TestCursors:
         assert timedelta(days=20) <= cursor.lag < timedelta(days=21)
         assert timedelta(days=9) <= cursor.left <= timedelta(days=10)
 
-    async def test_a_warning_before_it_falls_off(
+    async def test_a_warning_before_a_cursor_is_lost(
         self, orders: Connection, probe: LogProbe, caplog: pytest.LogCaptureFixture
     ) -> None:
-        # To age the rows is another history, which a mark would tell.
+        # Older rows are another history, which a mark would detect.
         await cursors.save(orders, "billing", msgspec.structs.replace(probe.position, mark=None))
         await run(orders, "insert into orders (note) values ('x')")
         await age(orders, "25 days")

@@ -1,5 +1,5 @@
-"""The server's files are put back as they were, on the same timeline: what was given positions of
-the history that is gone. Random histories are in tests/simulation/test_rollback.py."""
+"""The server's files are replaced by an older copy, on the same timeline. Clients have positions of
+the history that is gone. Random histories are in tests/simulation/test_restored_files.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from headwater.pipeline.lake import gaps
 from headwater.pipeline.reading.lake import Lake
 from headwater.pipeline.stream.offsets import Offset
 from headwater.pipeline.stream.planning import Planner
-from headwater.protocol import Gap, Reset
+from headwater.protocol import Gap, ResetMessage
 from headwater.queries.context import Context
 from headwater.queries.functions import Query
 from headwater.topics.definitions import TopicDefinition
@@ -90,7 +90,7 @@ async def session(url: str) -> AsyncIterator[Connection]:
 
 
 async def put_back(cluster: Cluster, count: int, first: int = 0) -> None:
-    """Orders are written before anybody can connect again."""
+    """Orders are written before any client can connect again."""
     cluster.stop()
     cluster.put_back("ten")
     cluster.start(hidden=True)
@@ -99,9 +99,9 @@ async def put_back(cluster: Cluster, count: int, first: int = 0) -> None:
     cluster.start()
 
 
-async def test_of_another_history_nothing_is_skipped(cluster: Cluster, url: str) -> None:
+async def test_a_position_of_another_history_is_refused(cluster: Cluster, url: str) -> None:
     async with Headwater(url) as hw:
-        kept = await hw.position()
+        saved = await hw.position()
         await write(url, 10, 100)
         lost = await hw.position()
     await put_back(cluster, 40, 200)
@@ -110,14 +110,14 @@ async def test_of_another_history_nothing_is_skipped(cluster: Cluster, url: str)
         with pytest.raises(ResyncRequired, match="history that this database no longer has"):
             await anext(hw.changes(since=lost))
         seen = []
-        async for transaction in hw.changes(since=Position.parse(str(kept))):
+        async for transaction in hw.changes(since=Position.parse(str(saved))):
             seen += [change.after["n"] for change in transaction.changes if change.after]
             if len(seen) == 40:
                 break
         assert seen == list(range(200, 240))
 
 
-async def test_a_position_without_a_mark_is_taken_as_it_is(cluster: Cluster, url: str) -> None:
+async def test_a_position_without_a_mark_is_accepted(cluster: Cluster, url: str) -> None:
     async with Headwater(url) as hw:
         position = await hw.position()
         plain = f"{position.log}-{position.snapshot}"
@@ -127,9 +127,7 @@ async def test_a_position_without_a_mark_is_taken_as_it_is(cluster: Cluster, url
         assert transaction.position.mark is not None
 
 
-async def test_a_lost_transaction_is_noticed_below_rows_that_are_there(
-    cluster: Cluster, url: str
-) -> None:
+async def test_a_lost_transaction_is_noticed_among_later_rows(cluster: Cluster, url: str) -> None:
     """It had the lowest id and number, and ended last: the newest rows are in the copy."""
     async with session(url) as long, session(url) as reading:
         reader = await LogReader.open(reading)
@@ -137,17 +135,17 @@ async def test_a_lost_transaction_is_noticed_below_rows_that_are_there(
         await write(url, 1)
         begun = await reader.now(reading)
         await write(url, 3)
-        kept = (await reader.read(reading, begun)).position
-        assert kept.xip
+        saved = (await reader.read(reading, begun)).position
+        assert saved.xip
         cluster.stop()
     cluster.copy("open")
     cluster.start()
     async with session(url) as reading:
         reader = await LogReader.open(reading)
         await run(reading, "commit prepared 'long'")
-        lost = (await reader.read(reading, kept)).position, await reader.now(reading)
+        lost = (await reader.read(reading, saved)).position, await reader.now(reading)
         assert lost[0].mark is not None
-        assert lost[0].mark.late == kept.xip
+        assert lost[0].mark.late == saved.xip
         cluster.stop()
     cluster.put_back("open")
     cluster.start()
@@ -155,13 +153,13 @@ async def test_a_lost_transaction_is_noticed_below_rows_that_are_there(
         reader = await LogReader.open(reading)
         await run(reading, "rollback prepared 'long'")
         await write(url, 3)
-        await reader.check(reading, kept)
+        await reader.check(reading, saved)
         for position in lost:
             with pytest.raises(ResyncRequired, match="no longer has"):
                 await reader.check(reading, position)
 
 
-async def test_a_hub_that_is_connected_tells_everybody(cluster: Cluster, url: str) -> None:
+async def test_a_connected_hub_notifies_its_subscribers(cluster: Cluster, url: str) -> None:
     async with Hub(url) as hub:
         viewer, feed, topic, query = Recorder(), Recorder(), Recorder(), Recorder()
         await hub.live(LIVE, viewer)
@@ -178,11 +176,11 @@ async def test_a_hub_that_is_connected_tells_everybody(cluster: Cluster, url: st
         await query.until(lambda: query.value == 25)
         await feed.until(lambda: any(isinstance(each, Gap) for each in feed.messages))
         await topic.until(lambda: any(isinstance(each, Gap) for each in topic.messages))
-        resets = [each.reason for each in viewer.messages if isinstance(each, Reset)]
+        resets = [each.reason for each in viewer.messages if isinstance(each, ResetMessage)]
         assert "resync" in resets
 
 
-async def test_who_returns_to_another_hub_is_told(cluster: Cluster, url: str) -> None:
+async def test_a_client_that_returns_to_another_hub_is_notified(cluster: Cluster, url: str) -> None:
     async with Hub(url) as hub:
         viewer, feed, topic, query = Recorder(), Recorder(), Recorder(), Recorder()
         await hub.live(LIVE, viewer)
@@ -228,7 +226,7 @@ async def test_a_cursor_from_elsewhere_is_lost(cluster: Cluster, url: str) -> No
             await anext(hw.changes(cursor="mail"))
 
 
-async def test_a_stream_stops_and_says_the_way_out(
+async def test_a_stream_stops_with_a_hint(
     cluster: Cluster, url: str, request: pytest.FixtureRequest
 ) -> None:
     planner = Planner(url)
@@ -269,8 +267,10 @@ async def test_rows_that_were_trimmed_are_remembered(cluster: Cluster, url: str)
             await reader.check(connection, lost)
 
 
-async def test_a_lake_goes_on_with_another_log(cluster: Cluster, url: str, tmp_path: Path) -> None:
-    """It tells transactions by log and id: those of the history that is gone stay what they are."""
+async def test_a_lake_continues_with_another_log(
+    cluster: Cluster, url: str, tmp_path: Path
+) -> None:
+    """It identifies transactions by log and id: those of the history that is gone do not change."""
     lake = Lake(str(tmp_path))
     list(resnapshot(lake, url))
     await write(url, 10)
@@ -279,17 +279,17 @@ async def test_a_lake_goes_on_with_another_log(cluster: Cluster, url: str, tmp_p
     assert same.since.log == same.until.log
     await put_back(cluster, 5)
     async with session(url) as connection, Hub(url) as hub:
-        kept, viewer = hub.position, Recorder()
+        saved, viewer = hub.position, Recorder()
         await hub.live(LIVE, viewer)
         replaced, *_ = resnapshot(lake, url)
         assert isinstance(replaced, gaps.LakeGap)
         assert replaced.since.log != replaced.until.log
-        # What is connected notices, and who returns with the old name does.
+        # Connected readers notice it, and so do clients that return with the old log id.
         await write(url, 1)
         await viewer.until_rows(await answer(connection, ALL))
         assert Position.parse(viewer.position or "").log == replaced.until.log
         with pytest.raises(ResyncRequired, match="another log"):
-            await hub.feed(FeedQuery(("orders",), since=kept), Recorder())
+            await hub.feed(FeedQuery(("orders",), since=saved), Recorder())
     again, *_ = resnapshot(lake, url)
     assert isinstance(again, gaps.LakeGap)
     assert again.since.log == again.until.log

@@ -92,7 +92,7 @@ async def test_the_same_with_a_read_in_between(
 async def test_transactions_come_whole(
     orders: Connection, other: Connection, probe: LogProbe
 ) -> None:
-    """However their statements interleave."""
+    """In any interleaving of their statements."""
     await run(orders, "begin", "insert into orders values (1, 1)")
     await run(other, "begin", "insert into orders values (2, 2)")
     await run(orders, "insert into orders values (3, 3)")
@@ -200,7 +200,7 @@ class TestPositions:
 
 
 class TestBacklog:
-    """More is new than a page holds."""
+    """More changes since the position than a page holds."""
 
     @pytest.fixture(autouse=True)
     def small_pages(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +276,7 @@ async def _admin(probe: LogProbe) -> Connection:
 
 
 async def test_the_retention_changes_under_a_reader(orders: Connection, probe: LogProbe) -> None:
-    """Slots are numbered anew: the reader must notice before it passes over a row."""
+    """Slots are numbered again: the reader must notice before it skips a row."""
     for i, period in enumerate(["90 days", "60 days", "7 days", "31 days", "2 hours", "30 days"]):
         await run(orders, f"insert into orders values ({i}, 0)")
         await run(orders, f"select headwater.set_retention('{period}')")

@@ -62,7 +62,7 @@ async def signals(url: str) -> AsyncIterator[Signals]:
         yield signals
 
 
-async def test_it_is_a_row_of_the_log(connection: Connection, signals: Signals) -> None:
+async def test_a_signal_is_a_row_of_the_log(connection: Connection, signals: Signals) -> None:
     await run(connection, "set headwater.user_id = 'ann'")
     await run(connection, "select headwater.signal('chat:42', array['1', 'a b', 'ä'])")
     await run(connection, "select headwater.signal('org:7')", "select headwater.signal('x', null)")
@@ -73,7 +73,9 @@ async def test_it_is_a_row_of_the_log(connection: Connection, signals: Signals) 
     assert await rows(connection, "select * from headwater.signals") == []
 
 
-async def test_it_goes_with_its_transaction(connection: Connection, signals: Signals) -> None:
+async def test_a_signal_commits_with_its_transaction(
+    connection: Connection, signals: Signals
+) -> None:
     async with connection.transaction(force_rollback=True):
         await run(connection, "select headwater.signal('a')")
     async with connection.transaction():
@@ -114,25 +116,25 @@ async def test_transactions_at_the_same_time(
         ("signal('a', array['1', null])", "is null"),
     ],
 )
-async def test_what_is_refused(connection: Connection, call: str, reason: str) -> None:
+async def test_signals_that_are_refused(connection: Connection, call: str, reason: str) -> None:
     with pytest.raises(psycopg.errors.InvalidParameterValue, match=reason):
         await run(connection, f"select headwater.{call}")
 
 
-async def test_names_are_data(connection: Connection, signals: Signals) -> None:
+async def test_names_of_signals_are_data(connection: Connection, signals: Signals) -> None:
     for name in ("%", "'; drop table headwater.log; --", "x" * 200, '"', "\\", "ä"):
         await connection.execute("select headwater.signal(%s, %s)", (name, [name]))
         assert await signals() == [(name, [name])]
 
 
-async def test_any_number_of_bytes(connection: Connection, signals: Signals) -> None:
+async def test_a_signal_of_any_size(connection: Connection, signals: Signals) -> None:
     """Beyond what NOTIFY can carry."""
     ids = [f"{n:036}" for n in range(10_000)]
     await connection.execute("select headwater.signal('a', %s)", (ids,))
     assert await signals() == [("a", ids)]
 
 
-async def test_it_wakes_on_its_own_channel(url: str, connection: Connection) -> None:
+async def test_a_signal_notifies_on_its_own_channel(url: str, connection: Connection) -> None:
     other = await connect(url, purpose="test", application_path=True)
     await run(other, f'listen "{channel_of("chat:ä")}"', "listen headwater")
     await run(connection, "select headwater.signal('chat:b')", "select headwater.signal('chat:ä')")
@@ -142,7 +144,7 @@ async def test_it_wakes_on_its_own_channel(url: str, connection: Connection) -> 
 
 
 async def test_roles(connection: Connection, signals: Signals) -> None:
-    """Those may signal who may write to a captured table, and no others."""
+    """Roles that may write to a captured table may signal, and no others."""
     await run(connection, "drop role if exists signaller", "create role signaller")
     await run(connection, "create table orders (id int primary key, note text)")
     await enable(connection, "orders")
@@ -168,14 +170,15 @@ async def test_roles(connection: Connection, signals: Signals) -> None:
             " where relnamespace = 'headwater'::regnamespace and relkind in ('r', 'p', 'v')"
             " and has_table_privilege('signaller', oid, 'select, insert, update, delete')",
         )
-        # Beside it what every partition and every reader of the log needs (test_rights.py).
+        # Beside it what every partition and every reader of the log needs
+        # (tests/integration/capture/test_privileges.py).
         needed = {"capture_row", "note_move", "pass_row", "trimmed"}
         assert {name for (name,) in usable} == {"signal", *needed}
     finally:
         await run(connection, "reset role", "drop owned by signaller", "drop role signaller")
 
 
-async def test_signals_are_no_changes(url: str, connection: Connection) -> None:
+async def test_signals_are_not_sent_as_changes(url: str, connection: Connection) -> None:
     await run(connection, "create table orders (id int primary key)")
     await enable(connection, "orders")
     recorder = Recorder()
@@ -186,12 +189,12 @@ async def test_signals_are_no_changes(url: str, connection: Connection) -> None:
         await run(connection, "select headwater.signal('a')")
         await hub.flushes.next_flush()
         assert await probe.story() == [("insert", 1)]
-        told = [each for message in recorder.messages for each in message.transactions]
-        assert [change["table"] for each in told for change in each.changes] == ["orders"]
+        transactions = [each for message in recorder.messages for each in message.transactions]
+        assert [change["table"] for each in transactions for change in each.changes] == ["orders"]
 
 
 async def test_signals_by_name(url: str, connection: Connection) -> None:
-    """Whoever enables the table of signals may follow them like any other."""
+    """A role that enables the table of signals may follow them like any other table."""
     await run(connection, "create table orders (id int primary key)")
     hw = Headwater(url)
     hw.table("headwater.signals")
@@ -258,10 +261,10 @@ async def hw(url: str) -> AsyncIterator[Headwater]:
 
 async def test_in_a_mutation(hw: Headwater, signals: Signals) -> None:
     await hw.mutations["write"](id=1)
-    (insert, *told) = await signals.changes()
-    assert {each.xid for each in told} == {insert.xid}
-    assert {each.actor.function_name for each in told} == {"write"}
-    assert [each.after for each in told] == [
+    (insert, *sent) = await signals.changes()
+    assert {each.xid for each in sent} == {insert.xid}
+    assert {each.actor.function_name for each in sent} == {"write"}
+    assert [each.after for each in sent] == [
         {"topic": "chat:1", "ids": ["1"]},
         {"topic": "chat:2", "ids": ["1", '[1,"b"]']},
     ]
@@ -275,7 +278,7 @@ async def test_in_a_mutation(hw: Headwater, signals: Signals) -> None:
 
 
 async def test_in_a_task_that_a_mutation_started(hw: Headwater, signals: Signals) -> None:
-    """What it began goes on by itself when the mutation is over."""
+    """A task that it started continues by itself when the mutation is over."""
     await hw.mutations["start"](id=5)
     await STARTED.pop()
     assert await signals() == [("chat:5", ["5"])]
@@ -293,7 +296,7 @@ async def test_outside_of_mutations(hw: Headwater, signals: Signals) -> None:
         hw.topic("late", poke=True)
 
 
-async def test_who_may_follow(hw: Headwater) -> None:
+async def test_which_users_may_follow_a_topic(hw: Headwater) -> None:
     ann, bob = Identity(user="ann"), Identity(user="bob")
     chat, places = hw.topics.find("chat:1")
     await hw.topics.check(chat, places, ann)

@@ -1,4 +1,4 @@
-"""The table that tests with a Spark have, too."""
+"""The same table as in the tests with a Spark."""
 
 from __future__ import annotations
 

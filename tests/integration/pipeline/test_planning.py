@@ -173,7 +173,7 @@ def test_a_gap_in_the_numbers_is_crossed_at_once(
     assert len(stream.planner.parts(Offset(stream.planner.beginning()), stream.at)) <= 5
 
 
-def test_what_a_change_is(url: str, orders: psycopg.Connection) -> None:
+def test_the_row_of_a_change(url: str, orders: psycopg.Connection) -> None:
     stream = Stream(url)
     with orders.transaction():
         orders.execute("set local headwater.user_id = 'ann'")
@@ -184,8 +184,8 @@ def test_what_a_change_is(url: str, orders: psycopg.Connection) -> None:
     orders.execute(
         "insert into headwater.log (op, shape) select 'R', shape from headwater.log limit 1"
     )
-    told = [(row["op"], row["key"], row["user_id"]) for row in stream.take_all()]
-    assert told == [
+    found = [(row["op"], row["key"], row["user_id"]) for row in stream.take_all()]
+    assert found == [
         ("insert", '{"id":1}', "ann"),
         ("delete", '{"id":1}', None),
         ("insert", '{"id":2}', None),
@@ -257,7 +257,7 @@ def test_many_transactions_have_their_times(
     looks: int,
     tracked: bool,
 ) -> None:
-    """Looked for one by one or all together: also of one that others come between."""
+    """Looked up one by one or all together, also for a transaction with others in between."""
     monkeypatch.setattr("headwater.pipeline.stream.worker._SPARK_LOOKS_MAX", looks)
     monkeypatch.setattr(Planner, "has_commit_times", lambda _: tracked)
     with psycopg.connect(url) as other:
@@ -363,7 +363,7 @@ def end_sessions(connection: psycopg.Connection) -> None:
     )
 
 
-def test_lost_connections_are_made_anew(url: str, orders: psycopg.Connection) -> None:
+def test_lost_connections_are_opened_again(url: str, orders: psycopg.Connection) -> None:
     stream = Stream(url)
     for number in range(2):
         orders.execute("insert into orders values (%s, 1)", (number,))
@@ -383,7 +383,7 @@ def name_of(url: str) -> str:
     return url.split("?")[0].rsplit("/", 1)[1]
 
 
-def test_patience_has_an_end(closed_to_others: str, server_url: str) -> None:
+def test_a_lost_database_is_an_error_after_a_while(closed_to_others: str, server_url: str) -> None:
     planner = planner_of(closed_to_others, patience=0.5)
     planner.now()
     with psycopg.connect(server_url, autocommit=True) as connection:
@@ -397,7 +397,7 @@ def test_patience_has_an_end(closed_to_others: str, server_url: str) -> None:
         planner.now()
 
 
-def test_what_never_was_is_an_error_at_once(empty_url: str) -> None:
+def test_an_unknown_database_is_an_error_at_once(empty_url: str) -> None:
     with pytest.raises(NotInstalled):
         planner_of(empty_url).now()
     with pytest.raises(DatabaseError, match="cannot reach"):

@@ -1,4 +1,5 @@
-"""`headwater serve --with-pipeline`: a child that is kept running and ends with its parent."""
+"""`headwater serve --with-pipeline`: a child process that is restarted when it ends, and that ends
+with its parent."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_a_reserved_schema_is_refused(database: Database, name: str, said: str) 
     assert "--into" in str(caught.value.hint)
 
 
-def test_a_bare_name_is_never_headwaters(url: str) -> None:
+def test_a_bare_name_is_never_a_table_of_headwater(url: str) -> None:
     """Also for a role that is called as the schema: it comes first in such a role's path."""
     with psycopg.connect(url, autocommit=True) as owner:
         owner.execute("drop role if exists headwater")

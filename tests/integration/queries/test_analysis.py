@@ -1,4 +1,4 @@
-"""What a statement reads, as the database itself tells: tables, columns, predicates, and doubts."""
+"""What a statement reads, according to the database: tables, columns, predicates, and doubts."""
 
 from __future__ import annotations
 
@@ -175,9 +175,7 @@ async def test_tables_and_columns(shop: Analyst, sql: str, expected: dict[str, s
         ("select $1", "reads nothing"),
     ],
 )
-async def test_whatever_is_not_clear_counts_as_everything(
-    shop: Analyst, sql: str, reason: str
-) -> None:
+async def test_unclear_statements_read_everything(shop: Analyst, sql: str, reason: str) -> None:
     analysis = await shop.analyse(Statement(sql))
     if reason == "reads nothing":
         assert not analysis.everything
@@ -188,7 +186,7 @@ async def test_whatever_is_not_clear_counts_as_everything(
     assert (await shop.analyse(Statement("select * from audit"))).uncaptured == ("audit",)
 
 
-async def test_nothing_is_left_behind(shop_url: str, shop: Analyst) -> None:
+async def test_analysis_leaves_nothing_behind(shop_url: str, shop: Analyst) -> None:
     for sql in ("select total($1)", "select line_count(1)", "sel"):
         await shop.analyse(Statement(sql))
     with psycopg.connect(shop_url) as connection:
@@ -208,7 +206,7 @@ async def test_nothing_is_left_behind(shop_url: str, shop: Analyst) -> None:
         ("select * from orders, audit", ("audit",), "not enabled"),
     ],
 )
-async def test_what_nobody_captures_is_named(
+async def test_tables_without_capture_are_named(
     shop: Analyst, sql: str, uncaptured: tuple[str, ...], way_out: str
 ) -> None:
     analysis = await shop.analyse(Statement(sql))
@@ -307,8 +305,8 @@ async def test_predicates(
 
 
 async def test_types_that_the_driver_names(shop: Analyst) -> None:
-    """7 as smallint, 2.5 as double precision (which the numeric column is cast to), a text as it
-    comes."""
+    """7 as smallint, 2.5 as double precision (which the numeric column is cast to), a text without
+    a type."""
     sql = "select * from orders where region = $1 and amount > $2 and status = $3"
     analysis = await shop.analyse(Statement(sql, (21, 701, 0)))
     assert predicates(analysis, 7, 2.5, "x") == {
@@ -331,7 +329,7 @@ async def test_times_count_only_as_the_driver_sends_them(shop: Analyst) -> None:
     assert predicates(written) == predicates(analysis, noon, day)
 
 
-async def test_what_passes_is_noted(shop: Analyst) -> None:
+async def test_a_query_that_depends_on_the_time_gets_a_note(shop: Analyst) -> None:
     for sql in ("select * from orders where at > now()", "select current_date, id from orders"):
         (note,) = (await shop.analyse(Statement(sql))).notes
         assert "without a change in a table" in note
@@ -431,7 +429,7 @@ async def test_a_role_has_its_own_search_path(db: Connection, analyst: Analyst, 
     assert await analyst.recheck() == {statement}
     assert columns(await analyst.analyse(statement, role)) == {f"{role}.orders": "id"}
     assert columns(await analyst.analyse(statement)) == {"orders": "id"}
-    assert (await analyst.analyse(statement, "nobody at all")).everything
+    assert (await analyst.analyse(statement, "unknown role")).everything
 
 
 async def test_functions_with_a_search_path(db: Connection, analyst: Analyst) -> None:
@@ -472,7 +470,7 @@ async def test_functions_that_call_themselves(db: Connection, analyst: Analyst) 
     assert columns(await analyst.analyse(Statement("select ping(3)"))) == {"lines": "quantity"}
 
 
-# ------------------------------------------------------------------------ what is kept
+# ------------------------------------------------------------------------ the cache
 
 
 CHANGES = [
@@ -504,22 +502,22 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("sql", "change"), CHANGES)
-async def test_recheck_finds_what_no_longer_holds(
+async def test_recheck_finds_outdated_analyses(
     db: Connection, analyst: Analyst, sql: str, change: str
 ) -> None:
     statement, other = Statement(sql), Statement('select * from "Order Notes"')
     await analyst.analyse(statement)
-    kept = await analyst.analyse(other)
+    cached = await analyst.analyse(other)
     assert await analyst.recheck() == set()
     assert analyst.known(statement) is not None
     await run(db, change)
     assert await analyst.recheck() == {statement}
     assert analyst.known(statement) is None
-    assert analyst.known(other) is kept
+    assert analyst.known(other) is cached
     assert await analyst.recheck() == set()
 
 
-async def test_what_was_refused_is_asked_again_after_a_recheck(
+async def test_refused_statements_are_analysed_again_after_a_recheck(
     db: Connection, analyst: Analyst
 ) -> None:
     statement = Statement("select * from later")
@@ -555,7 +553,7 @@ async def until_waiting(db: Connection) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_one_who_leaves_and_one_who_stays(
+async def test_one_caller_leaves_and_another_stays(
     db: Connection, other: Connection, analyst: Analyst
 ) -> None:
     statement = Statement("select id from orders")
@@ -569,7 +567,7 @@ async def test_one_who_leaves_and_one_who_stays(
     assert columns(await staying) == {"orders": "id"}
 
 
-async def test_what_is_forgotten_meanwhile_is_not_kept(
+async def test_an_analysis_forgotten_meanwhile_is_not_cached(
     db: Connection, other: Connection, analyst: Analyst
 ) -> None:
     statement = Statement("select id from orders")
@@ -582,7 +580,7 @@ async def test_what_is_forgotten_meanwhile_is_not_kept(
     assert analyst.known(statement) is None
 
 
-async def test_closing_tells_those_who_wait(
+async def test_closing_fails_waiting_callers(
     db: Connection, other: Connection, analyst: Analyst
 ) -> None:
     async with db.transaction():
@@ -594,7 +592,7 @@ async def test_closing_tells_those_who_wait(
             await asking
 
 
-async def test_the_number_kept_is_bounded(shop: Analyst, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_cache_is_bounded(shop: Analyst, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwater.queries.analysis.analyst._ANALYSES_MAX", 2)
     statements = [Statement(f"select {n} from orders") for n in range(3)]
     for statement in statements[:2]:

@@ -142,7 +142,8 @@ async def test_a_statement_that_comes_often_is_prepared(shop: Connection) -> Non
 
 
 async def test_prepared_statements_outlive_the_drivers(shop: Connection) -> None:
-    """Which removes all of them when a transaction is rolled back, if it has any of its own."""
+    """The driver removes all of them when a transaction is rolled back, if it has any of its
+    own."""
     for _ in range(3):
         async with context(shop) as ctx:
             for _ in range(10):
@@ -150,7 +151,7 @@ async def test_prepared_statements_outlive_the_drivers(shop: Connection) -> None
                 await ctx.fetch("select id from orders where id = %s", 1)
 
 
-async def test_a_prepared_statement_that_somebody_removed(shop: Connection) -> None:
+async def test_a_prepared_statement_that_was_deallocated(shop: Connection) -> None:
     async with context(shop) as ctx:
         for _ in range(5):
             await ctx.fetch("select id from orders where id = %s", 1)
@@ -190,8 +191,8 @@ async def test_a_prepared_statement_outlives_an_altered_table(shop: Connection) 
     for _ in range(4):
         async with context(shop) as ctx:
             await ctx.fetch(sql, 1)
-            kept = await rows(shop, "select statement from pg_prepared_statements")
-            assert len(kept) <= 1
+            prepared = await rows(shop, "select statement from pg_prepared_statements")
+            assert len(prepared) <= 1
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ async def test_a_context_is_good_for_one_call(shop: Connection) -> None:
         await ctx.fetch("select 1")
 
 
-async def test_closing_gives_up_what_is_under_way(shop: Connection) -> None:
+async def test_closing_cancels_running_calls(shop: Connection) -> None:
     async with context(shop) as ctx:
         work = asyncio.create_task(ctx.fetch("select pg_sleep(600)"))
         assert await becomes(lambda: shop.info.transaction_status.name == "ACTIVE")
@@ -233,17 +234,17 @@ async def becomes(condition: Callable[[], bool]) -> bool:
 
 
 class Shop:
-    """A program with functions; `heard` is what it was told."""
+    """A program with functions; `received` has the events that its handlers got."""
 
     def __init__(self, url: str) -> None:
         self.hw = Headwater(url, query_timeout="5 seconds")
-        self.heard: list[Any] = []
+        self.received: list[Any] = []
         self.hw.table("orders")
-        self.hw.on("query", self.heard.append)
-        self.hw.on("error", self.heard.append)
+        self.hw.on("query", self.received.append)
+        self.hw.on("error", self.received.append)
 
     def events(self, kind: type[Any]) -> list[Any]:
-        return [event for event in self.heard if isinstance(event, kind)]
+        return [event for event in self.received if isinstance(event, kind)]
 
 
 @pytest.fixture
@@ -292,7 +293,7 @@ async def test_a_text_that_postgresql_cannot_hold(app: Shop) -> None:
             await echo(text="a\0b")
 
 
-async def test_too_late(app: Shop) -> None:
+async def test_registering_after_the_start(app: Shop) -> None:
     async with app.hw:
         with pytest.raises(ConfigError, match="query orders_of is registered too late"):
             app.hw.query(orders_of)
@@ -309,7 +310,7 @@ async def test_queries_do_not_write(app: Shop) -> None:
     assert isinstance(caught.value.__cause__, psycopg.errors.ReadOnlySqlTransaction)
 
 
-async def test_who_calls(app: Shop) -> None:
+async def test_the_identity_of_the_caller(app: Shop) -> None:
     @app.hw.query
     async def whoami(ctx: Context) -> Any:
         return [ctx.user, ctx.tenant, ctx.claims, len(ctx.trace_id), ctx.function]
@@ -418,7 +419,7 @@ class Counter:
         return len(await orders_of(ctx, region))
 
 
-async def test_functions_in_wrappings(app: Shop) -> None:
+async def test_wrapped_functions(app: Shop) -> None:
     @functools.wraps(orders_of)
     def logged(*args: Any, **named: Any) -> Any:
         return orders_of(*args, **named)
@@ -506,7 +507,7 @@ async def test_errors_of_the_application_reach_the_caller(app: Shop) -> None:
     )
 
 
-async def test_unforeseen_errors_are_told_to_the_log_only(
+async def test_unforeseen_errors_are_written_to_the_log_only(
     app: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
     query = app.hw.query("q")(raising(ValueError("the password is 1234")))
@@ -573,7 +574,7 @@ async def test_a_lost_connection_is_unavailable_and_the_next_call_works(
 # Events ------------------------------------------------------------------------------------------
 
 
-async def test_statements_are_told_without_their_values(app: Shop) -> None:
+async def test_query_events_have_no_values(app: Shop) -> None:
     whole: list[QueryEvent] = []
     query = app.hw.query(orders_of)
     app.hw.on("query", parameters=True)(whole.append)
@@ -586,11 +587,11 @@ async def test_statements_are_told_without_their_values(app: Shop) -> None:
     async with app.hw:
         await query.call(Identity(user="ann"), region=5)
         await add()
-    told = [
+    statements = [
         (e.function, e.kind, e.operation, e.rows, e.parameters, e.user_id, e.error)
         for e in app.events(QueryEvent)
     ]
-    assert told == [
+    assert statements == [
         ("orders_of", "query", "select", 2, ("int",), "ann", None),
         ("add", "mutation", "insert", 2, ("int", "int"), None, None),
         ("add", "mutation", "delete", 1, ("int",), None, None),
@@ -600,7 +601,7 @@ async def test_statements_are_told_without_their_values(app: Shop) -> None:
     assert len({event.trace_id for event in whole}) == 2
 
 
-async def test_a_statement_that_fails_is_told(app: Shop) -> None:
+async def test_a_failing_statement_emits_an_event(app: Shop) -> None:
     query = app.hw.query("q", sql="select 1 / %(n)s", args={"n": int})
     async with app.hw:
         with pytest.raises(InvalidQuery, match="division by zero"):

@@ -1,4 +1,4 @@
-"""Mutations with an idempotency key: each runs once for its user, whatever is repeated."""
+"""Mutations with an idempotency key: each runs once for its user, however often it is repeated."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from headwater.queries.execution import idempotent_requests as requests_module
 from headwater.queries.execution.mutations import MutationRunner
 from headwater.queries.functions import Mutation
 from headwater.settings.groups import MutationSettings, Settings
-from headwater.testing.link import Cutter
+from headwater.testing.proxies import Cutter
 from tests.support.databases import passable_folder
 from tests.support.generators.sizes import size
 from tests.support.log_probe import enable, rows, run
@@ -56,7 +56,7 @@ def server_url(request: pytest.FixtureRequest) -> str:
 
 
 class Site:
-    """Two gateways' worth of mutations over one table."""
+    """The mutations of two gateways over one table."""
 
     def __init__(self, url: str) -> None:
         settings = Settings(url=url, mutation=MutationSettings(connections=8))
@@ -158,7 +158,7 @@ def test_the_scope_is_the_whole_identity() -> None:
     assert Request.of(renewed, "k", "f", {}) == Request.of(ANN, "k", "f", {})
 
 
-async def test_what_was_refused_runs_again(site: Site, connection: Connection) -> None:
+async def test_a_refused_mutation_runs_again(site: Site, connection: Connection) -> None:
     fails = True
 
     async def moody(ctx: MutationContext) -> int:
@@ -238,7 +238,7 @@ async def isolate(connection: Connection, isolation: str) -> None:
 async def test_a_repetition_waits_for_the_first(
     site: Site, connection: Connection, isolation: str
 ) -> None:
-    """Also where its snapshot is from before the first has committed."""
+    """Also if its snapshot is from before the first has committed."""
     await isolate(connection, isolation)
     began, go, fail = asyncio.Event(), asyncio.Event(), False
 
@@ -295,8 +295,8 @@ async def test_a_first_that_takes_too_long(site: Site, connection: Connection) -
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 async def test_races_over_two_gateways(site: Site, connection: Connection, isolation: str) -> None:
-    """Many at once with the same key, of which some fail at first: each key runs once, and all
-    that succeed have the same answer."""
+    """Many requests at once with the same key, of which some fail at first: each key runs once, and
+    all that succeed have the same answer."""
     await isolate(connection, isolation)
     chance = Random(15)
 
@@ -361,7 +361,7 @@ async def test_a_role_neither_reads_nor_forges_requests(
     assert len(await rows(connection, "select * from headwater.requests")) == 2
 
 
-async def test_what_a_function_leaves_behind_does_not_matter(
+async def test_session_state_left_by_a_function_does_not_matter(
     site: Site, connection: Connection, clerk: Identity
 ) -> None:
     """It may have any role, search path or timeouts when it returns."""
@@ -410,7 +410,7 @@ AT_COMMIT = {
 
 
 @pytest.mark.parametrize("what", AT_COMMIT)
-async def test_what_runs_at_the_commit_has_the_users_rights(
+async def test_triggers_at_the_commit_have_the_rights_of_the_user(
     site: Site, connection: Connection, clerk: Identity, what: str
 ) -> None:
     await run(
@@ -464,7 +464,7 @@ async def test_a_search_path_that_stays_behind_is_not_used(
     assert await count(connection) == 2
 
 
-async def test_what_is_deferred_and_fails_writes_nothing(
+async def test_a_deferred_constraint_that_fails_writes_nothing(
     site: Site, connection: Connection
 ) -> None:
     await run(
@@ -483,7 +483,7 @@ async def test_what_is_deferred_and_fails_writes_nothing(
     assert await count(connection) == 1
 
 
-async def test_what_is_deferred_may_take_longer_than_the_mutation(
+async def test_deferred_triggers_may_take_longer_than_the_mutation(
     site: Site, connection: Connection
 ) -> None:
     """With a key as without one: only the commit itself is bounded."""
@@ -592,7 +592,7 @@ async def test_the_database_knows_what_was_committed(
 async def test_the_database_is_lost_at_any_byte(
     url: str, site: Site, connection: Connection
 ) -> None:
-    """Callers repeat what may be repeated, and what succeeds has happened once."""
+    """Callers repeat what may be repeated, and a mutation that succeeds has happened once."""
     answered: dict[int, int] = {}
     found: Counter[str] = Counter()
     with passable_folder() as folder:
@@ -692,8 +692,8 @@ def _asked(scope: bytes, key: str | None, digest: bytes, *texts: str) -> _Queued
 
 
 async def test_messages_with_a_key_are_sent_once(connection: Connection, url: str) -> None:
-    heard = await connect(url, purpose="test", application_path=True)
-    await run(heard, 'listen "headwater:bus"')
+    listening = await connect(url, purpose="test", application_path=True)
+    await run(listening, 'listen "headwater:bus"')
     async with Bus(url) as bus:
         batch = [
             _asked(b"s", "k", b"1", "1a", "1b"),
@@ -705,17 +705,17 @@ async def test_messages_with_a_key_are_sent_once(connection: Connection, url: st
         assert _once(batch)[4] == [1, 1, 2, 3, 4, 5]
         assert await bus._execute(batch) == [True, True, True, False, True]
         assert await bus._execute(batch) == [True, True, True, False, True]
-    notices = heard.notifies(timeout=20, stop_after=5)
+    notices = listening.notifies(timeout=20, stop_after=5)
     payloads = [notice.payload async for notice in notices]
     assert [payload.split(" ")[-1] for payload in payloads] == ["1a", "1b", "2", "5", "2"]
-    await heard.close()
+    await listening.close()
 
 
 async def test_gateways_that_send_the_same_keys_at_once(connection: Connection, url: str) -> None:
     """In any order, and never in a circle."""
     chance = Random(3)
-    heard = await connect(url, purpose="test", application_path=True)
-    await run(heard, 'listen "headwater:bus"')
+    listening = await connect(url, purpose="test", application_path=True)
+    await run(listening, 'listen "headwater:bus"')
     keys = [f"k{number}" for number in range(20)]
     rounds = max(1, RACES // 5)
     async with Bus(url) as one, Bus(url) as other:
@@ -727,6 +727,6 @@ async def test_gateways_that_send_the_same_keys_at_once(connection: Connection, 
             ]
             sent = await asyncio.gather(one._execute(batches[0]), other._execute(batches[1]))
             assert all(map(all, sent))
-    notices = heard.notifies(timeout=20, stop_after=rounds * 20)
+    notices = listening.notifies(timeout=20, stop_after=rounds * 20)
     assert len({notice.payload async for notice in notices}) == rounds * 20
-    await heard.close()
+    await listening.close()

@@ -225,7 +225,7 @@ async def test_a_question_url_that_cannot_be_used_is_named_at_the_start(
     right = roles.settings.question_url or ""
     for wrong, said in (
         (right.replace(f"/{connection.info.dbname}", "/postgres"), "is another database than url"),
-        (right.replace(f"{roles.questions}@", "hw_nobody@"), "cannot reach the database"),
+        (right.replace(f"{roles.questions}@", "hw_unknown@"), "cannot reach the database"),
     ):
         hw = Headwater(url, question_url=wrong)
         hw.asgi()

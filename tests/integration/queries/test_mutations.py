@@ -90,23 +90,23 @@ async def add(ctx: MutationContext) -> int:
 # The actor ----------------------------------------------------------------------------------------
 
 
-async def test_every_mutation_says_who_made_it(bench: Bench, probe: LogProbe) -> None:
+async def test_every_mutation_has_its_actor_in_the_log(bench: Bench, probe: LogProbe) -> None:
     async def both(ctx: MutationContext) -> None:
         await add(ctx)
         await ctx.connection.execute("insert into pears values (1)")
 
-    async def nobody(ctx: MutationContext) -> None:
+    async def anonymous(ctx: MutationContext) -> None:
         await add(ctx)
 
     await bench.run(both, ANN, trace="t1")
     await bench.run(add, BOB, trace="t2")
-    await bench.run(nobody, trace="t3")
+    await bench.run(anonymous, trace="t3")
     actors = [c.actor for c in await probe.changes()]
     assert [(a.user_id, a.function_name, a.trace_id) for a in actors] == [
         ("ann", "both", "t1"),
         ("ann", "both", "t1"),
         ("bob", "add", "t2"),
-        (None, "nobody", "t3"),
+        (None, "anonymous", "t3"),
     ]
 
 
@@ -167,7 +167,7 @@ async def test_nothing_of_one_user_stays_for_the_next(
 
 
 async def test_actors_among_many_who_fail_and_leave(url: str, probe: LogProbe) -> None:
-    """Each row holds who wrote it, and the log must say the same."""
+    """Each row has the name of its writer, and the log must have the same."""
     bench, random = Bench(url, mutation_connections=4), Random(8123)
     numbers = itertools.count(1)
 
@@ -274,7 +274,7 @@ async def test_an_answer_is_json(bench: Bench) -> None:
     assert isinstance(position, Position)
 
 
-async def test_a_function_that_goes_on_after_a_failed_statement(
+async def test_a_function_that_continues_after_a_failed_statement(
     bench: Bench, tables: Connection
 ) -> None:
     async def careless(ctx: MutationContext) -> None:
@@ -407,7 +407,7 @@ async def test_one_users_slow_mutations_leave_places_for_others(
         return await bench.mutations.answer(mutation, mutation.bind({}), identity, owner=owner)
 
     held = [asyncio.create_task(answer(holds, "ann")) for _ in range(10)]
-    for user in ("bob", "eve") * 5:  # they pass what waits, and give their places back
+    for user in ("bob", "eve") * 5:  # they run before what waits, and release their places
         await answer(add, user, timeout=10)
     assert began == 2
     with pytest.raises(LimitExceeded, match="this user has 2 running mutations") as caught:
@@ -474,7 +474,7 @@ async def test_a_connection_lost_while_committing(bench: Bench, tables: Connecti
     assert not caught.value.retryable
 
 
-async def test_who_goes_away_while_committing_does_not_stop_it(
+async def test_a_caller_that_leaves_does_not_stop_a_commit(
     bench: Bench, tables: Connection
 ) -> None:
     await run(
@@ -496,7 +496,7 @@ async def test_who_goes_away_while_committing_does_not_stop_it(
     assert await rows(tables, "select id from orders") == [(1,)]
 
 
-async def test_a_database_that_is_away_is_not_described(url: str) -> None:
+async def test_an_unreachable_database_is_not_described_to_clients(url: str) -> None:
     bench = Bench("postgresql://ann:secret@127.0.0.1:1/shop")
     with pytest.raises(HeadwaterError) as caught:
         await bench.run(add)

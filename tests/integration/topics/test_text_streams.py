@@ -1,4 +1,4 @@
-"""Text streams: what is written while a text comes, and how it ends."""
+"""Text streams: what is written while a text arrives, and how it ends."""
 
 from __future__ import annotations
 
@@ -86,25 +86,27 @@ async def test_tokens_are_collected_and_never_taken_back(
     assert 6 <= len(seen) < 100
 
 
-async def test_an_exception_keeps_what_there_is(hw: Headwater, connection: Connection) -> None:
-    async def speak() -> None:
+async def test_an_exception_leaves_the_text_written_so_far(
+    hw: Headwater, connection: Connection
+) -> None:
+    async def write_text() -> None:
         async with hw.text_stream("messages", id=1, every=60) as out:
             out.append("Half of ")
             out.append("it")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await speak()
+        await write_text()
     assert await written(connection) == ("Half of it", "error")
 
 
 @pytest.mark.parametrize("times", [1, 3])
-async def test_a_cancelled_one_keeps_what_there_is(
+async def test_cancelling_leaves_the_text_written_so_far(
     hw: Headwater, connection: Connection, times: int
 ) -> None:
     begun = asyncio.Event()
 
-    async def speak() -> None:
+    async def write_text() -> None:
         async with hw.text_stream("messages", id=1, every=60) as out:
             out.append("first ")
             await out.flush()
@@ -112,7 +114,7 @@ async def test_a_cancelled_one_keeps_what_there_is(
             begun.set()
             await asyncio.Event().wait()
 
-    speaking = asyncio.create_task(speak())
+    speaking = asyncio.create_task(write_text())
     await begun.wait()
     for _ in range(times):
         speaking.cancel()
@@ -136,7 +138,7 @@ async def test_a_row_that_is_not_there(hw: Headwater, connection: Connection) ->
 
 
 async def test_a_row_that_goes_away(hw: Headwater, connection: Connection) -> None:
-    async def speak() -> None:
+    async def write_text() -> None:
         async with hw.text_stream("messages", id=1, every=0.01) as out:
             await connection.execute("delete from messages")
             while True:
@@ -144,7 +146,7 @@ async def test_a_row_that_goes_away(hw: Headwater, connection: Connection) -> No
                 await asyncio.sleep(0)
 
     with pytest.raises(NotFound):
-        await speak()
+        await write_text()
 
 
 async def test_other_columns_and_keys(hw: Headwater, connection: Connection) -> None:
@@ -172,7 +174,7 @@ async def test_other_columns_and_keys(hw: Headwater, connection: Connection) -> 
         ({"every": 0}, "is not more than 0"),
     ],
 )
-async def test_what_does_not_fit(hw: Headwater, options: dict[str, Any], said: str) -> None:
+async def test_options_that_do_not_fit(hw: Headwater, options: dict[str, Any], said: str) -> None:
     given: dict[str, Any] = {"table": "messages", "id": 1} | options
     with pytest.raises(ConfigError, match=said):
         async with hw.text_stream(given.pop("table"), **given):
@@ -185,7 +187,7 @@ async def test_an_id_of_another_type(hw: Headwater) -> None:
             pass
 
 
-async def test_what_no_text_can_hold(
+async def test_a_text_that_postgresql_cannot_store(
     hw: Headwater, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "TEXT_STREAM_CHARS_MAX", 10)
@@ -230,9 +232,12 @@ async def test_the_signal_is_in_the_same_transaction(hw: Headwater, connection: 
     assert set(together) == {(2,)}
 
 
-async def test_the_database_is_away_for_a_while(tmp_path: Path) -> None:
-    kept = FAST | {"synchronous_commit": "on"}
-    with passable_folder() as folder, EmbeddedPostgres(folder / "data", settings=kept) as server:
+async def test_the_database_is_down_for_a_while(tmp_path: Path) -> None:
+    settings = FAST | {"synchronous_commit": "on"}
+    with (
+        passable_folder() as folder,
+        EmbeddedPostgres(folder / "data", settings=settings) as server,
+    ):
         async with Headwater(server.url) as hw:
             connection = await connect(server.url, purpose="test", application_path=True)
             await run(connection, MESSAGES, "insert into messages values (1)")

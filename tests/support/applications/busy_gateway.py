@@ -12,7 +12,7 @@ from typing import Any
 from headwater import connect as connect_client
 from headwater.client.subscriptions.subscription import Feed
 from headwater.database import Connection, connect
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 
 TABLES = """
     create table orders (
@@ -52,7 +52,7 @@ STREAMS = ("events", "view revenue_by_region")
 
 @asynccontextmanager
 async def busy(url: str, folder: Path, **settings: Any) -> AsyncIterator[Served]:
-    """A gateway that many use, inside the block. Clients show the token `user_token`, where one is
+    """A gateway with many clients, inside the block. Clients send the token `user_token`, if one is
     given."""
     token = settings.pop("user_token", None)
     (folder / "busy_shop.py").write_text(PROGRAM)
@@ -118,7 +118,7 @@ async def _write(connection: Connection, turn: int) -> None:
 
 
 async def _report(connection: Connection, turn: int) -> None:
-    """What a pipeline says of itself, as it says it."""
+    """Write the reports of a pipeline, as a pipeline does."""
     if turn % 10:
         return
     for number, name in enumerate(STREAMS):

@@ -1,5 +1,5 @@
-"""A chat: tables, an application with topics as `headwater serve` runs it, and viewers over SSE,
-EventSource-like, and over WebSocket, who notice text that shrinks."""
+"""A chat: tables, an application with topics as `headwater serve` runs it, and viewers over SSE
+(as an EventSource) and over WebSocket. A viewer records text that shrinks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def open_chat(connection: Connection, folder: Path) -> None:
 
 
 class Table:
-    """The rows a viewer has, folded from what it was told."""
+    """The rows of a viewer, folded from the operations that it received."""
 
     def __init__(self) -> None:
         self.rows: dict[Any, Any] = {}
@@ -106,7 +106,7 @@ class Client(Table):
 
 class EventSource(Table):
     """Follows topics as a browser's EventSource does: over SSE, with `Last-Event-ID` when it
-    connects again, and nothing else that it knows of."""
+    connects again, and no other state."""
 
     def __init__(self, url: str, topics: str, **headers: str) -> None:
         super().__init__()
@@ -142,9 +142,9 @@ class EventSource(Table):
                 if line.startswith("id: "):
                     self.last_id = line.removeprefix("id: ")
                 elif line.startswith("data: "):
-                    self._hear(json.loads(line.removeprefix("data: ")))
+                    self._receive(json.loads(line.removeprefix("data: ")))
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _receive(self, message: dict[str, Any]) -> None:
         match message["type"]:
             case "hello":
                 self.session = message["session"]

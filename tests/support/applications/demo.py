@@ -20,7 +20,7 @@ from headwater.embedded import EmbeddedPostgres
 
 
 class Demo:
-    """A shop that is open."""
+    """A demo that is running."""
 
     def __init__(self, folder: Path, *options: str, port: int | None = 0) -> None:
         self.data = folder / "shop"
@@ -50,7 +50,7 @@ class Demo:
         self.port = int(self.home.rpartition(":")[2])
 
     def wait_for(self, pattern: str) -> str:
-        """What it says at that place, once it has."""
+        """The text at that place of the page, once it is there."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.said.append(line.rstrip())
@@ -63,14 +63,14 @@ class Demo:
         return EmbeddedPostgres(self.data)
 
     def write(self, statement: LiteralString, *values: Any) -> Any:
-        """From another connection; what the first row returns, if there is one."""
+        """Run a statement on another connection; returns the first row, if there is one."""
         with psycopg.connect(self.postgres.url, autocommit=True) as connection:
             cursor = connection.execute(statement, values)
             row = cursor.fetchone() if cursor.description else None
         return row and row[0]
 
     def psql(self, statement: str) -> str:
-        """What psql answers, run as the page says."""
+        """The output of psql, run as the page says."""
         about = httpx.get(f"{self.home}/demo/about", trust_env=False).json()
         options = ["--quiet", "--no-align", "--tuples-only", "--command", statement]
         command = [*shlex.split(about["psql"]), *options]
@@ -85,7 +85,7 @@ class Demo:
         )
 
     def close(self, number: signal.Signals = signal.SIGINT) -> int:
-        """Have it stop, and wait until it has."""
+        """Stop it, and wait until it has ended."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         assert self.process.stderr is not None

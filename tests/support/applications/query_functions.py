@@ -1,5 +1,5 @@
-"""An application of queries and mutations in front of a database, served as it would be, in this
-process: what its functions wait for is up to the test."""
+"""An application with queries and mutations over a database, served in this process. The test
+decides when the functions that wait may continue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GENEROUS = {"limits_requests_per_second": 100_000, "limits_subscriptions_per_use
 
 
 class Application:
-    """Its functions, a gate that some of them wait at, and how many do."""
+    """Its functions, a gate that some of them wait at, and how many wait."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -136,7 +136,7 @@ class Site:
         return await self.http.post(path, **content, **options)
 
     async def place(self, id: int, **args: Any) -> str:
-        """Have a mutation place an order; its position."""
+        """Place an order with a mutation; returns its position."""
         answer = await self.post("/v1/mutation/place", {"id": id, **args})
         assert answer.status_code == 200, answer.text
         return str(answer.json()["position"])
@@ -168,16 +168,16 @@ class Socket:
     async def send(self, **message: Any) -> None:
         await self.connection.send(json.dumps(message))
 
-    async def heard(self) -> dict[str, Any]:
-        """The next message that says something."""
+    async def receive(self) -> dict[str, Any]:
+        """The next message that is not a keepalive."""
         async with asyncio.timeout(60):
             while (message := json.loads(await self.connection.recv()))["type"] == "keepalive":
                 pass
         return dict(message)
 
-    async def heard_of(self, type: str) -> dict[str, Any]:
+    async def receive_type(self, type: str) -> dict[str, Any]:
         """The next message of that type."""
-        while (message := await self.heard())["type"] != type:
+        while (message := await self.receive())["type"] != type:
             pass
         return message
 
@@ -189,7 +189,7 @@ class EventStream:
         self._lines = response.aiter_lines()
         self.ids: list[str | None] = []
 
-    async def heard(self) -> dict[str, Any]:
+    async def receive(self) -> dict[str, Any]:
         id = None
         async with asyncio.timeout(60):
             async for line in self._lines:
@@ -200,15 +200,15 @@ class EventStream:
                     return dict(json.loads(line.removeprefix("data: ")))
         raise AssertionError("the stream has ended")
 
-    async def heard_of(self, type: str) -> dict[str, Any]:
-        while (message := await self.heard())["type"] != type:
+    async def receive_type(self, type: str) -> dict[str, Any]:
+        while (message := await self.receive())["type"] != type:
             pass
         return message
 
 
 @asynccontextmanager
 async def running(url: str, **settings: Any) -> AsyncIterator[Site]:
-    """The application over that database."""
+    """Serve the application over that database, inside the block."""
     application = Application()
     chosen = make_settings(GENEROUS | settings)
     events = Events()

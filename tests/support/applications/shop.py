@@ -1,5 +1,5 @@
-"""A shop under load: a table, writers who do all that writers do, random live queries over it, and
-the database's own answer to each of them."""
+"""A shop under load: a table, writers with every kind of statement, random live queries over it,
+and the database's own answer to each of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headwater.live.statements import page
 from headwater.log.images import ImageDecoder
 from headwater.model import Table
 from headwater.protocol import Wire
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.support.databases import finish, fresh_database, passable_folder
 
 REGIONS = 5
@@ -51,7 +51,7 @@ async def open_shop(connection: Connection, *, rows: int = 200) -> None:
 
 @contextmanager
 def shop_served(server_url: str, *, rows: int, **settings: Any) -> Iterator[Served]:
-    """A gateway with a shop of its own: for all tests of a file that leave it as it is."""
+    """A gateway with a shop of its own, shared by the tests of a file that do not change it."""
 
     async def opened() -> None:
         connection = await connect(url, purpose="test", application_path=True)
@@ -116,7 +116,7 @@ class Writer:
                     await self._transact(connection)
                     await asyncio.sleep(pause)
             except (psycopg.OperationalError, psycopg.Rollback):
-                pass  # the second comes out where the connection was lost while rolling back
+                pass  # the second is raised when the connection was lost during the rollback
             finally:
                 await connection.close()
 

@@ -1,9 +1,9 @@
 """Generated catalogs: tables of one name in several schemas, functions of every kind that call each
 other, types that hide things, and statements that write, alter and regrant all of it.
 
-Nothing here judges. `Catalog.statements` is what a test executes first, `Queries` writes what is
-followed, and `Writer` what happens to it: rows, values that differ only where an image does not
-show it, and DDL.
+Nothing here checks results. `Catalog.statements` is what a test executes first, `Queries` writes
+the queries that are followed, and `Writer` the changes: rows, values that differ only where an
+image does not show it, and DDL.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "z": ("1.0", "1.00", "2", "null"),
     "b": ("true", "false", "null"),
 }  # fmt: skip
-# What a query makes of a column, mostly so that everything about it shows.
+# Expressions over a column; most of them show every difference of its values.
 EXPRESSIONS: dict[str, tuple[str, ...]] = {
     "n": ("{0}::text", "h({0})::text", "({0} === 1)::text", "abs({0})::text"),
     "s": ("{0}", "length({0})::text", "upper({0})", '({0} collate odd < \'b\')::text'),
@@ -75,7 +75,7 @@ CONDITIONS = (
 
 @dataclass
 class Catalog:
-    """What there is, as it was made."""
+    """The tables, functions, views and types that were made."""
 
     random: random.Random
     tables: list[str] = field(default_factory=list)
@@ -318,7 +318,7 @@ class Queries:
 
 
 class Writer:
-    """What happens to the tables and to the catalog, one statement at a time."""
+    """Changes to the tables and to the catalog, one statement at a time."""
 
     def __init__(self, catalog: Catalog, database: str) -> None:
         self.catalog = catalog

@@ -1,8 +1,8 @@
-"""DDL on a captured table, and a follower of its log that must end in the table's rows.
+"""DDL on a captured table, and a follower of its log that must end with the table's rows.
 
 `statements(rng, table, version)` is a list of what may be altered while programs write; `Follower`
 does what every reader of the log does: it applies changes, and reads the table again where the log
-says `reset` or tells of another shape.
+has a `reset` or another shape.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def write(rng: random.Random, table: str) -> str:
 
 
 class LogFollower:
-    """The rows of a table by key, as the log tells them."""
+    """The rows of a table by key, according to the log."""
 
     def __init__(self, connection: Connection, table: str) -> None:
         self._connection = connection
@@ -161,7 +161,7 @@ class LogFollower:
         await self._connection.close()
 
     async def catch_up(self) -> None:
-        """Take what is new, in one snapshot of the database."""
+        """Apply the changes since the position, in one snapshot of the database."""
         await self._ask("begin isolation level repeatable read")
         known = self._snapshot
         ((snapshot,),) = await self._ask("select pg_current_snapshot()::text")
@@ -202,13 +202,13 @@ class LogFollower:
         ((shape,),) = await self._ask(f"select headwater.shape_id('{self._table}'::regclass)")
         return int(shape)
 
-    async def expect_the_tables_rows(self, told: str) -> None:
+    async def expect_the_tables_rows(self, story: str) -> None:
         """What is known is what the table has; of another shape, it says so itself."""
         await self.catch_up()
         if await self.current_shape() != self._shape:
             return
         known = dict(self.rows)
-        assert known == await self.table_rows(), told
+        assert known == await self.table_rows(), story
 
     async def _ask(self, statement: str) -> list[tuple[Any, ...]]:
         cursor = await self._connection.execute(statement.encode())

@@ -1,10 +1,10 @@
-"""Random faults between a JavaScript client and two gateways, and the judge of what it then says.
+"""Random faults between a JavaScript client and two gateways, and the check of what the client saw.
 
 A storm is a number of faults from a seed: connections that are cut at any moment of a request, that
-fall silent or are slow, gateways that are killed or take each other's place. Each kind comes at
-least once, however few faults a storm has. The judge is the database: each mutation happened once,
-whatever was repeated on the way, and its caller has its result; every subscription ends equal to
-its tables, and none has ever gone back.
+lose bytes silently or are slow, gateways that are killed or replace each other. Each kind comes at
+least once, also in a short storm. The database is the judge: each mutation happened once, also if
+it was repeated, and its caller has its result; every subscription ends equal to its tables, and
+none has ever gone back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from headwater.database import Connection
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.support.generators.sizes import first_seed, size
 from tests.support.proxy import HOWS, MOMENTS, FaultProxy, How, Moment, proxying
 
@@ -69,7 +69,7 @@ NETWORK = {"connection", "unavailable", "limit", "behind", "session_unknown"}
 
 
 class Gateways:
-    """Two gateways on one database. Each may be killed, and comes back at its port."""
+    """Two gateways on one database. Each may be killed, and is started again at its port."""
 
     def __init__(self, database: str, folder: Path) -> None:
         self._database = database
@@ -85,7 +85,7 @@ class Gateways:
         return [served.url for _, served in self._served]
 
     async def kill(self, number: int) -> None:
-        """Kill a gateway; it comes back."""
+        """Kill a gateway, and start it again."""
         stack, served = self._served[number]
         await asyncio.to_thread(served.kill)
         stack.close()
@@ -137,8 +137,8 @@ async def storm(
     seed: int = SEED,
     faults: int = FAULTS,
 ) -> None:
-    """Faults for the clients of these names. Each waits until all have got on after the one
-    before."""
+    """Faults for the clients of these names. Each fault waits until all clients have recovered from
+    the one before."""
     chance = random.Random(seed)
     calls = _calls(chance)
     happened = Counter[str]()
@@ -146,7 +146,7 @@ async def storm(
     for kind in _plan(chance, faults):
         before = await executed(connection)
         if kind in ("switch", "kill"):
-            await asyncio.gather(*restarts)  # One of the two has to be there.
+            await asyncio.gather(*restarts)  # One of the two must be running.
             present, proxy.present = proxy.present, 1 - proxy.present
         match kind:
             case "call":

@@ -1,4 +1,4 @@
-"""Random schemas, triggers and statements for capture, from a seed, and the judge of their log.
+"""Random schemas, triggers and statements for capture, from a seed, and the check of their log.
 
 A history is a list of SQL steps; everything random is decided when it is made, so a step can be
 left out and the rest played again. The database judges: after every step the log of the
@@ -144,7 +144,7 @@ class Maker:
             add("alter table t attach partition t_3 for values in (3)")
             self.relations += ["t_1", "t_2", "t_2_1", "t_3"]
         if self.shape == INHERITED:
-            # Keys are not unique across children. What shares one cannot be distinguished, so the
+            # Keys are not unique across children. Rows with one key cannot be distinguished, so the
             # player takes a statement back that leaves such rows.
             add("create table t_1 (more int, primary key (id)) inherits (t)")
             self.relations += ["t_1"]

@@ -36,6 +36,7 @@ from headwater.protocol import (
     Deltas,
     Frame,
     Gap,
+    ResetMessage,
     ServerMessage,
     Snapshot,
     Subscribed,
@@ -43,7 +44,6 @@ from headwater.protocol import (
     WireTransaction,
     result_hash,
 )
-from headwater.protocol import Reset as ResetMessage
 from headwater.testing.oracle import SAMPLES, Connection, History, Player, ask
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -51,7 +51,7 @@ STEPS = 8
 
 
 def record(connection: Connection, seed: int, streams: int) -> Iterator[bytes]:
-    """So many vectors, a fifth of them feeds, each as a line of JSON."""
+    """`streams` vectors, a fifth of them feeds, each as a line of JSON."""
     for number in range(streams):
         chance = random.Random(f"{seed}:{number}")
         vector = _Feed(chance).run() if number % 5 == 4 else _Live(connection, chance).run()
@@ -132,17 +132,17 @@ class _Live:
         self._snapshot()
 
     def _flush(self) -> None:
-        self._tell(self._frame(self._change()))
+        self._send(self._frame(self._change()))
 
     def _resume(self) -> None:
-        """The connection is lost; what happened meanwhile follows."""
+        """The connection is lost; the changes since then follow."""
         self._steps.lose()
         self._steps.subscribed(self._position, resumed=True, key=self._player.table.key)
         for _ in range(self._chance.randint(0, 2)):
             self._flush()
 
     def _reconnect(self) -> None:
-        """The connection is lost; all of it comes anew."""
+        """The connection is lost; the whole result is sent again."""
         self._steps.lose()
         if self._chance.random() < 0.5:
             self._change()
@@ -151,18 +151,18 @@ class _Live:
     def _overflow(self) -> None:
         for _ in range(self._chance.randint(1, 3)):
             self._change()
-        self._tell(self._reset("overflow"))
+        self._send(self._reset("overflow"))
 
     def _diverge(self) -> None:
-        """Something is wrong: a delta that does not fit, or a hash. It is asked for anew."""
+        """A delta does not fit, or a hash is wrong. The client subscribes again."""
         if self._diverged == 2:
             return
         wrong = self._frame(self._change())
         if self._verify and isinstance(wrong, Deltas) and self._chance.random() < 0.5:
             wrong = msgspec.structs.replace(wrong, hash=(wrong.hash or 0) ^ 1)
         else:
-            nobody: Key = (999,) * len(self._player.table.key)
-            step = Unmatch(nobody) if isinstance(self._state, Streamed) else Leave(nobody, 0)
+            unknown: Key = (999,) * len(self._player.table.key)
+            step = Unmatch(unknown) if isinstance(self._state, Streamed) else Leave(unknown, 0)
             wrong = Deltas(self._steps.view, self._next(), AT, (step,))
         self._steps.receive(wrong)
         self._diverged += 1
@@ -180,7 +180,7 @@ class _Live:
         self._state = Window(self._query, cushion=self._cushion)
         self._settle(Outcome((), self._state.needs))
         self._steps.move(after)
-        self._tell(self._reset("window"))
+        self._send(self._reset("window"))
 
     def _change(self) -> list[Delta]:
         """Transactions happen; the deltas that follow from them."""
@@ -192,7 +192,7 @@ class _Live:
         return deltas + self._settle(Outcome((), self._state.needs))
 
     def _settle(self, outcome: Outcome) -> list[Delta]:
-        """Answer what a view asks, as the database does."""
+        """Answer the questions of a view, as the database does."""
         deltas = list(outcome.deltas)
         while outcome.needs:
             (need,) = outcome.needs
@@ -206,7 +206,7 @@ class _Live:
 
     # -------------------------------------------------------------------- what is sent
 
-    def _tell(self, message: Snapshot | Deltas | ResetMessage) -> None:
+    def _send(self, message: Snapshot | Deltas | ResetMessage) -> None:
         """Send it; from here on the client shows what the database has."""
         self._position = message.position
         self._steps.receive(message, rows=[(key, row) for key, row in self._true()])
@@ -214,7 +214,7 @@ class _Live:
     def _snapshot(self) -> None:
         if isinstance(self._state, Window):
             rows = self._entering()
-            self._tell(Snapshot(self._steps.view, self._next(), rows, hash=self._hash()))
+            self._send(Snapshot(self._steps.view, self._next(), rows, hash=self._hash()))
             return
         # In parts; what changes in between may be in them already, or come on top.
         before = self._frame(self._change()) if self._chance.random() < 0.5 else None
@@ -229,9 +229,9 @@ class _Live:
                 self._steps.receive(between)
         if isinstance(after, ResetMessage):
             self._steps.receive(last)
-            self._tell(after)
+            self._send(after)
             return
-        self._tell(last)
+        self._send(last)
         if after is not None:
             self._position = after.position
 
@@ -308,7 +308,7 @@ class _Feed:
         self._expected: list[int] = []
         self._known: str | None = None
         self._reached = 0
-        """How far in the log the client was told."""
+        """How far in the log the client has received changes."""
         self._resumes = 0
         """Where in the log its position is."""
 
@@ -321,36 +321,37 @@ class _Feed:
 
     def run(self) -> dict[str, Any]:
         self._steps.subscribed(None, resumed=False)
-        self._tell([], 0)
+        self._send([], 0)
         for _ in range(STEPS):
-            self._chance.choice([self._news, self._news, self._lose, self._gap])()
+            self._chance.choice([self._more, self._more, self._lose, self._gap])()
         return {"changes": {"tables": ["t"]}, "steps": self._steps.taken}
 
     def _position(self, place: int) -> str:
-        """That contains the first so many of the log, and nothing else."""
+        """The position that contains the first `place` transactions of the log, and no others."""
         ended = {transaction.xid for transaction in self._log[:place]}
         xmax = max(ended, default=9) + 1
         running = [xid for xid in range(10, xmax) if xid not in ended]
         xmin = min(running, default=xmax)
         return f"ab-{xmin}:{xmax}:{','.join(map(str, running))}"
 
-    def _tell(self, transactions: Iterable[WireTransaction], place: int) -> None:
+    def _send(self, transactions: Iterable[WireTransaction], place: int) -> None:
         """Send transactions, with the position of that place in the log."""
-        told = tuple(transactions)
+        sent = tuple(transactions)
         known = set(self._expected)
-        seqs = [change["seq"] for each in told for change in each.changes]
+        seqs = [change["seq"] for each in sent for change in each.changes]
         self._expected += [seq for seq in seqs if seq not in known]
         if self._known is None or place > self._resumes:
             self._known, self._resumes = self._position(place), place
-        message = Changes(self._steps.view, self._position(place), told)
+        message = Changes(self._steps.view, self._position(place), sent)
         self._steps.receive(message, seqs=list(self._expected))
 
-    def _news(self) -> None:
-        """A few more; the position is sometimes behind, as it is on disk only later."""
+    def _more(self) -> None:
+        """Send a few more transactions. The position is sometimes behind: they are on disk only
+        later."""
         begin = self._reached
         self._reached = min(begin + self._chance.randint(1, 3), len(self._log))
         place = self._chance.randint(self._resumes, self._reached)
-        self._tell(self._log[begin : self._reached], place)
+        self._send(self._log[begin : self._reached], place)
 
     def _lose(self) -> None:
         """The connection is lost, perhaps amid a large transaction; what the position does not
@@ -358,12 +359,12 @@ class _Feed:
         if self._reached < len(self._log) and self._chance.random() < 0.5:
             cut = self._log[self._reached]
             part = msgspec.structs.replace(cut, changes=cut.changes[:1], complete=False)
-            self._tell([part], self._resumes)
+            self._send([part], self._resumes)
         self._steps.lose()
         self._again()
 
     def _gap(self) -> None:
-        """Some were left out, and are asked for."""
+        """Some transactions were left out, and the client asks for them."""
         skipped = min(self._reached + 2, len(self._log))
         self._resumes, since = self._reached, self._position(self._reached)
         self._known = since
@@ -374,4 +375,4 @@ class _Feed:
     def _again(self) -> None:
         self._steps.subscribed(self._known, resumed=True)
         self._reached = max(self._reached, self._resumes)
-        self._tell(self._log[self._resumes : self._reached], self._resumes)
+        self._send(self._log[self._resumes : self._reached], self._resumes)

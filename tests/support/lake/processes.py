@@ -1,4 +1,4 @@
-"""The pipeline as it is run: `headwater pipeline run` in a process of its own."""
+"""The pipeline as users run it: `headwater pipeline run` in a process of its own."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def logged(url: str) -> list[tuple[Any, ...]]:
 
 
 def in_lake(lake: Lake) -> list[tuple[Any, ...]]:
-    """The events, as somebody else's program reads them."""
+    """The events, read by another program than Headwater."""
     with duckdb.connect() as connection:
         files = files_of(lake.events_path)
         if not files:

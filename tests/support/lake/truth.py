@@ -1,4 +1,4 @@
-"""Copies of a table taken at known positions, and the lake that should say the same."""
+"""Copies of a table taken at known positions, and the state of the lake to compare with them."""
 
 from __future__ import annotations
 

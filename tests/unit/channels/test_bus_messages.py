@@ -1,4 +1,4 @@
-"""Notes between gateways: in parts, in order, whatever the database's encoding is."""
+"""Messages between gateways: in parts, in order, in any encoding of the database."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def said(data: object) -> Published:
     return Published("room:1", msgspec.Raw(msgspec.json.encode(data)), AT, "ann", "m1")
 
 
-NOTES: list[BusMessage] = [
+MESSAGES: list[BusMessage] = [
     said({"text": 'Zoë 😀 \u2028 \\ " \n \x00'}),
     said("ü" * 20_000),
     MembersChanged(
@@ -49,17 +49,17 @@ NOTES: list[BusMessage] = [
 ]
 
 
-@pytest.mark.parametrize("note", NOTES, ids=lambda n: type(n).__name__)
-def test_what_is_written_is_read(note: BusMessage) -> None:
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda n: type(n).__name__)
+def test_a_message_is_read_as_it_was_written(message: BusMessage) -> None:
     reader = PayloadReader()
-    parts = payloads(note, "a", 1)
+    parts = payloads(message, "a", 1)
     assert all(part.isascii() and len(part) <= _BUS_PAYLOAD_BYTES_MAX for part in parts)
     *first, last = [reader.read(part) for part in parts]
     assert first == [None] * (len(parts) - 1)
     assert last is not None
     assert (last.sender, last.id) == ("a", "a:1")
     assert msgspec.json.decode(msgspec.json.encode(last.message)) == msgspec.json.decode(
-        msgspec.json.encode(note)
+        msgspec.json.encode(message)
     )
 
 
@@ -69,17 +69,17 @@ def test_the_longest_head_leaves_room() -> None:
 
 
 def test_senders_do_not_mix() -> None:
-    reader, heard = PayloadReader(), []
+    reader, received = PayloadReader(), []
     ours, theirs = payloads(said("x" * 20_000), "a", 1), payloads(said("y" * 20_000), "b", 1)
     for one, other in zip(ours, theirs, strict=True):
-        heard += [reader.read(one), reader.read(other)]
-    assert [(each.sender, bytes(each.message.data)[1:2]) for each in heard if each] == [  # type: ignore[union-attr]
+        received += [reader.read(one), reader.read(other)]
+    assert [(each.sender, bytes(each.message.data)[1:2]) for each in received if each] == [  # type: ignore[union-attr]
         ("a", b"x"),
         ("b", b"y"),
     ]
 
 
-def test_what_comes_again_is_left_out() -> None:
+def test_a_repeated_message_is_dropped() -> None:
     reader = PayloadReader()
     (first,), (second,) = payloads(Heartbeat(1), "a", 1), payloads(Heartbeat(2), "a", 2)
     assert all(map(reader.read, (first, second)))
@@ -87,14 +87,14 @@ def test_what_comes_again_is_left_out() -> None:
     assert reader.read(second) is None
 
 
-def test_without_a_number_nothing_is_left_out() -> None:
+def test_messages_without_a_number_are_never_dropped() -> None:
     reader = PayloadReader()
     (first,), (late,) = payloads(Heartbeat(1), "a", 5), payloads(Heartbeat(2), "a", 0)
     assert all(map(reader.read, (first, late, late)))
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_lost_part_loses_the_note_and_not_the_next(lost: int) -> None:
+def test_a_lost_part_loses_its_message_but_not_the_next(lost: int) -> None:
     reader = PayloadReader()
     parts = payloads(said("x" * 20_000), "a", 1)
     assert len(parts) == 3
@@ -103,7 +103,7 @@ def test_a_lost_part_loses_the_note_and_not_the_next(lost: int) -> None:
     assert reader.read(payloads(Heartbeat(1), "a", 2)[0])
 
 
-def test_after_a_loss_nothing_is_put_together_wrongly() -> None:
+def test_after_a_loss_parts_are_not_joined_wrongly() -> None:
     reader = PayloadReader()
     first, *rest = payloads(said("x" * 20_000), "a", 1)
     reader.read(first)
@@ -127,11 +127,11 @@ def test_an_invalid_payload_is_an_error(payload: str) -> None:
         PayloadReader().read(payload)
 
 
-def test_another_version_is_not_ours() -> None:
+def test_a_payload_of_another_version_is_ignored() -> None:
     assert PayloadReader().read("2 a 1 1 1 whatever") is None
 
 
-def test_random_payloads_are_nothing_worse_than_an_error() -> None:
+def test_random_payloads_raise_only_value_errors() -> None:
     chance = random.Random(7)
     alphabet = '1 a2{}[]":,note beat'
     reader = PayloadReader()

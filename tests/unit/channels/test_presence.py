@@ -1,4 +1,4 @@
-"""Presence, with a clock: who is there, who is gone, and what is asked for."""
+"""Presence, with a clock: which members are present, which are gone, and which are requested."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def joined(version: int, *members: str) -> MembersChanged:
 
 
 class TestOwn:
-    def test_who_comes_changes_and_goes(self) -> None:
+    def test_members_join_change_and_leave(self) -> None:
         a = gateway("a")
         assert a.join(ROOM, Member("m", "ann", 1)) == MembersChanged(
             1, (PlacedMember(ROOM, Member("m", "ann", 1)),)
@@ -50,7 +50,7 @@ class TestOwn:
         assert (a.members(ROOM), a.take(ROOM), a.take(ROOM)) == ((), ((), ("m",)), ((), ()))
         assert a._channels == {}
 
-    def test_who_came_and_went_meanwhile_was_never_there(self) -> None:
+    def test_a_member_that_joined_and_left_between_two_reads_is_not_sent(self) -> None:
         a = gateway("a")
         a.join(ROOM, Member("m"))
         a.join(ROOM, Member("n"))
@@ -72,7 +72,7 @@ class TestOwn:
         a.join(ROOM, Member("7", state="another"))
         a.join("room:2", Member("one more"))
 
-    def test_all_of_ours_in_parts(self) -> None:
+    def test_the_snapshot_of_our_members_is_sent_in_parts(self) -> None:
         a, b = gateway("a"), gateway("b")
         assert a.whole() == [MembersSnapshot(0, 1, 1)]
         for number in range(100):
@@ -92,7 +92,7 @@ class TestOthers:
         assert ids(a) == set()
         assert a.gateways == ("b",)
 
-    def test_a_missed_step_has_us_ask_for_all_but_not_again_at_once(self) -> None:
+    def test_a_missed_step_requests_a_snapshot_once_per_period(self) -> None:
         a = gateway("a")
         a.receive("b", joined(1, "m1"), 0.0)
         a.take(ROOM)
@@ -110,7 +110,7 @@ class TestOthers:
         assert a.receive("b", Heartbeat(4), 8.0) == []
         assert set(a.take(ROOM)[1]) == {"m1"}
 
-    def test_a_missed_part_of_all_changes_nothing(self) -> None:
+    def test_a_missed_part_of_a_snapshot_changes_nothing(self) -> None:
         a = gateway("a")
         a.receive("b", joined(1, "m1"), 0.0)
         a.receive("b", MembersSnapshot(2, 2, 2, (PlacedMember(ROOM, Member("m2")),)), 0.0)
@@ -122,7 +122,7 @@ class TestOthers:
     def test_a_new_gateway_without_members_is_not_asked(self) -> None:
         assert gateway("a").receive("b", Heartbeat(0), 0.0) == []
 
-    def test_who_is_answered_by_those_who_are_meant(self) -> None:
+    def test_only_the_addressed_gateway_answers_a_request(self) -> None:
         a = gateway("a")
         a.join(ROOM, Member("m"))
         whole: list[BusMessage] = [MembersSnapshot(1, 1, 1, (PlacedMember(ROOM, Member("m")),))]
@@ -136,15 +136,15 @@ class TestOthers:
         a.receive("b", Goodbye(), 0.0)
         assert (ids(a), a.gateways) == (set(), ())
 
-    def test_all_that_is_the_same_is_no_news(self) -> None:
+    def test_an_equal_snapshot_is_no_change(self) -> None:
         a = gateway("a")
         a.receive("b", joined(1, "m"), 0.0)
         a.take(ROOM)
         a.receive("b", MembersSnapshot(1, 1, 1, (PlacedMember(ROOM, Member("m")),)), 0.0)
         assert a.changed() == ()
 
-    def test_members_of_two_gateways_that_bear_one_name(self) -> None:
-        """Nobody of ours does that; but nothing may break."""
+    def test_two_gateways_may_have_members_with_one_name(self) -> None:
+        """Our gateways do not do that; but nothing may break."""
         a = gateway("a")
         a.receive("b", joined(1, "m"), 0.0)
         a.receive("c", joined(1, "m"), 0.0)
@@ -154,62 +154,62 @@ class TestOthers:
 
 
 class TestSilence:
-    def hears_itself(self, presence: PresenceTable, *times: float) -> None:
+    def receives_its_own(self, presence: PresenceTable, *times: float) -> None:
         for time in times:
             presence.receive(presence.id, presence.beat(), time)
 
-    def test_one_that_is_not_heard_is_gone_within_the_timeout(self) -> None:
+    def test_a_silent_gateway_is_gone_within_the_timeout(self) -> None:
         a = gateway("a")
-        self.hears_itself(a, 0.0)
+        self.receives_its_own(a, 0.0)
         a.receive("b", joined(1, "m"), 0.1)
-        self.hears_itself(a, 5.0, 10.0)
+        self.receives_its_own(a, 5.0, 10.0)
         assert ids(a) == {"m"}
         a.take(ROOM)
-        self.hears_itself(a, 15.0)
+        self.receives_its_own(a, 15.0)
         assert ids(a) == set()
         assert a.take(ROOM) == ((), ("m",))
 
-    def test_one_that_beats_stays(self) -> None:
+    def test_a_gateway_that_sends_heartbeats_stays(self) -> None:
         a = gateway("a")
         a.receive("b", joined(1, "m"), 0.0)
         for turn in range(100):
-            self.hears_itself(a, turn * PERIOD)
+            self.receives_its_own(a, turn * PERIOD)
             a.receive("b", Heartbeat(1), turn * PERIOD + 4.9)
         assert ids(a) == {"m"}
 
-    def test_a_bus_that_is_away_makes_nobody_look_gone(self) -> None:
+    def test_no_gateway_is_gone_while_the_bus_is_down(self) -> None:
         a = gateway("a")
-        self.hears_itself(a, 0.0, 5.0)
+        self.receives_its_own(a, 0.0, 5.0)
         a.receive("b", joined(1, "m"), 5.1)
-        self.hears_itself(a, 605.0)
+        self.receives_its_own(a, 605.0)
         assert ids(a) == {"m"}
         a.receive("b", Heartbeat(1), 609.0)
-        self.hears_itself(a, 610.0, 615.0)
+        self.receives_its_own(a, 610.0, 615.0)
         assert ids(a) == {"m"}
 
-    def test_one_that_died_while_the_bus_was_away_is_gone_soon_after(self) -> None:
+    def test_a_gateway_that_died_while_the_bus_was_down_is_gone_soon_after(self) -> None:
         a = gateway("a")
-        self.hears_itself(a, 0.0, 5.0)
+        self.receives_its_own(a, 0.0, 5.0)
         a.receive("b", joined(1, "m"), 5.1)
-        self.hears_itself(a, 605.0, 610.0)
+        self.receives_its_own(a, 605.0, 610.0)
         assert ids(a) == set()
 
-    def test_who_does_not_hear_itself_does_not_judge(self) -> None:
+    def test_a_gateway_that_gets_no_message_of_its_own_removes_no_other(self) -> None:
         a = gateway("a")
-        self.hears_itself(a, 0.0)
+        self.receives_its_own(a, 0.0)
         a.receive("b", joined(1, "m"), 0.0)
         a.receive("c", Heartbeat(0), 1000.0)
         assert ids(a) == {"m"}
 
-    def test_one_that_was_taken_for_gone_comes_back_with_all(self) -> None:
+    def test_a_gateway_that_was_removed_by_mistake_comes_back_with_its_members(self) -> None:
         a, b = gateway("a"), gateway("b")
         b.join(ROOM, Member("m"))
         a.receive("b", b.whole()[0], 0.0)
-        self.hears_itself(a, 0.0, 5.0, 10.0, 15.0)
+        self.receives_its_own(a, 0.0, 5.0, 10.0, 15.0)
         assert ids(a) == set()
-        (asked,) = a.receive("b", b.beat(), 20.0)
-        (told,) = b.receive("a", asked, 20.0)
-        a.receive("b", told, 20.0)
+        (request,) = a.receive("b", b.beat(), 20.0)
+        (reply,) = b.receive("a", request, 20.0)
+        a.receive("b", reply, 20.0)
         assert ids(a) == {"m"}
 
 
@@ -217,8 +217,8 @@ class TestSilence:
 
 
 class Bus:
-    """Gateways that hear each other in one order, each as late as chance wants; some notes are lost
-    for some, and gateways die and are born."""
+    """Gateways that receive each other's messages in one order, with random delays. Some messages
+    are lost for some gateways, and gateways stop and start."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -242,18 +242,18 @@ class Bus:
     def kill(self, id: str, *, politely: bool) -> None:
         if politely:
             self.send(id, Goodbye())
-        for kept in (self.alive, self.inbox, self.truth):
-            del kept[id]
+        for of_gateway in (self.alive, self.inbox, self.truth):
+            del of_gateway[id]
 
-    def send(self, sender: str, note: BusMessage) -> None:
+    def send(self, sender: str, message: BusMessage) -> None:
         for id, inbox in self.inbox.items():
             if id == sender or self.chance.random() >= self.loss:
-                inbox.append((sender, note))
+                inbox.append((sender, message))
 
     def deliver(self, id: str, count: int) -> None:
         for _ in range(min(count, len(self.inbox[id]))):
-            sender, note = self.inbox[id].popleft()
-            for reply in self.alive[id].receive(sender, note, self.now):
+            sender, message = self.inbox[id].popleft()
+            for reply in self.alive[id].receive(sender, message, self.now):
                 self.send(id, reply)
 
     def period(self) -> None:
@@ -325,6 +325,6 @@ def fold(bus: Bus, views: dict[str, dict[str, dict[str, Member]]]) -> None:
             seen = views.setdefault(id, {}).setdefault(channel, {})
             seen |= {member.member: member for member in joined}
             for name in left:
-                del seen[name]  # nobody leaves who was not there
+                del seen[name]  # only members that were present leave
     for id in bus.alive:
         views.setdefault(id, {})

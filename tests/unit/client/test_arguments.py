@@ -31,12 +31,12 @@ def test_an_argument_given_twice() -> None:
         call_arguments({"region": 1}, {"region": 2})
 
 
-def test_too_much_for_one_request() -> None:
+def test_arguments_that_are_too_large_for_one_request() -> None:
     with pytest.raises(LimitExceeded) as caught:
         call_arguments({"text": "x" * REQUEST_BYTES_MAX}, {})
     assert (caught.value.code, caught.value.retryable) == ("too_large", False)
 
 
-def test_a_position_that_is_none() -> None:
+def test_an_invalid_position() -> None:
     with pytest.raises(InvalidQuery, match="after: 'yesterday' is not a position"):
         position_of("yesterday", "after")

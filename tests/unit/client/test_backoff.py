@@ -22,7 +22,7 @@ def test_the_server_may_ask_for_more() -> None:
     assert backoff.failed(chance=1.0, at_least=0.1) == 2
 
 
-def test_whatever_is_heard_begins_the_count_again() -> None:
+def test_any_received_message_resets_the_backoff() -> None:
     backoff = Backoff(failures_max=3)
     assert [backoff.failed(1.0), backoff.failed(1.0)] == [1, 2]
     backoff.succeeded()

@@ -1,4 +1,4 @@
-"""What a gateway says went wrong becomes the error that a program can catch."""
+"""An error from a gateway becomes an exception that a program can catch."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ CODES: list[tuple[str, int, type[HeadwaterError]]] = [
 
 
 @pytest.mark.parametrize(("code", "status", "kind"), CODES)
-def test_kinds(code: str, status: int, kind: type[HeadwaterError]) -> None:
+def test_the_class_of_each_error(code: str, status: int, kind: type[HeadwaterError]) -> None:
     error = error_of(Error(code, "where: no", hint="Do.", retryable=True), status)
     assert type(error) is kind
     assert (error.code, str(error), error.hint, error.retryable) == (code, "where: no", "Do.", True)
 
 
-def test_an_unknown_code_about_one_thing_is_the_applications_own() -> None:
+def test_an_unknown_code_is_an_error_of_the_application() -> None:
     error = error_of(Error("sold_out", "none is left", hint="Wait.", id="r1"))
     assert type(error) is Refused
     assert (error.code, error.hint, error.retryable) == ("sold_out", "Wait.", False)
@@ -93,7 +93,7 @@ def test_a_page_of_a_proxy(status: int, retryable: bool) -> None:
         (503, b'{"error": {"code": "unavailable", "message": "starting"}}', "unavailable", False),
     ],
 )
-def test_what_a_proxy_says_of_a_mutation(
+def test_an_error_of_a_proxy_leaves_the_outcome_of_a_mutation_unknown(
     status: int, body: bytes, code: str, retryable: bool
 ) -> None:
     error = error_of_mutation(status, body)

@@ -1,4 +1,4 @@
-"""What is asked once is answered once, whatever becomes of the connection in between."""
+"""A request gets one answer, also when the connection is lost in between."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_an_answer_and_a_refusal() -> None:
 
 
 @pytest.mark.parametrize("message", [Error("limit", "no"), Error("limit", "no", id="1")])
-def test_what_is_about_others(message: Error) -> None:
+def test_messages_for_other_requests_are_ignored(message: Error) -> None:
     requests = Requests(Clock())
     requests.add(ASK)
     assert requests.receive(message) is None
 
 
-def test_after_a_lost_connection_all_are_sent_again_that_may_be() -> None:
+def test_after_a_lost_connection_repeatable_requests_are_sent_again() -> None:
     requests = Requests(Clock())
     sent = [requests.add(call) for call in (ASK, MUTATE, WAIT, Mutate("", "no key"))]
     assert all(map(requests.sending, sent))
@@ -70,7 +70,7 @@ def test_after_a_lost_connection_all_are_sent_again_that_may_be() -> None:
 
 
 REFUSALS = [
-    # What refuses a repetition before it is looked up says nothing about the attempt before.
+    # A refusal before the key is looked up does not say how the first attempt ended.
     (Error("rate", "too often", retryable=True, retry_after_secs=1), "outcome_unknown", True),
     (Error("stopping", "in a moment", retryable=True), "outcome_unknown", True),
     (Error("still_running", "wait", retryable=True), "outcome_unknown", True),
@@ -79,7 +79,7 @@ REFUSALS = [
     (Error("invalid_query", "args: a new release"), "outcome_unknown", False),
     (Error("forbidden", "no role of that name"), "outcome_unknown", False),
     (Error("internal", "a fault"), "outcome_unknown", False),
-    # What it is refused with when it runs says that no attempt has succeeded.
+    # A refusal by the mutation itself says that no attempt has succeeded.
     (Error("sold_out", "none is left"), "sold_out", False),
     (Error("function_failed", "under 7"), "function_failed", False),
     (Error("conflict", "others write", retryable=True), "conflict", True),
@@ -113,7 +113,7 @@ def test_a_mutation_that_was_not_sent_is_sent_on_the_next_connection() -> None:
     assert requests.connected() == [mutation]
 
 
-def test_what_is_forgotten_is_not_sent() -> None:
+def test_a_forgotten_request_is_not_sent() -> None:
     requests = Requests(Clock())
     mutation = requests.add(MUTATE)
     requests.forget(mutation.id)
@@ -129,7 +129,7 @@ def test_what_is_forgotten_is_not_sent() -> None:
         (MUTATE, CLIENT_MUTATION_ATTEMPTS_MAX, "outcome_unknown"),
     ],
 )
-def test_a_call_that_costs_the_connection_each_time_is_given_up(
+def test_a_call_that_breaks_every_connection_is_given_up(
     call: Ask | Mutate, most: int, code: str
 ) -> None:
     requests = Requests(Clock())
@@ -144,7 +144,7 @@ def test_a_call_that_costs_the_connection_each_time_is_given_up(
     assert requests.connected() == []
 
 
-def test_the_end() -> None:
+def test_closing_fails_every_open_request() -> None:
     requests = Requests(Clock())
     sent, waiting = requests.add(MUTATE), requests.add(ASK)
     requests.sending(sent)
@@ -161,7 +161,9 @@ def test_the_end() -> None:
 @pytest.mark.parametrize(
     ("call", "most"), [(MUTATE, CLIENT_MUTATION_SECONDS), (PUBLISH, CLIENT_PUBLISH_SECONDS)]
 )
-def test_what_was_sent_long_ago_is_not_repeated(call: Mutate | Publish, most: float) -> None:
+def test_a_request_that_was_sent_long_ago_is_not_repeated(
+    call: Mutate | Publish, most: float
+) -> None:
     for seconds in (most - 1, most):
         clock, attempts = Clock(), Attempts()
         requests = Requests(clock)
@@ -183,7 +185,7 @@ def test_what_was_sent_long_ago_is_not_repeated(call: Mutate | Publish, most: fl
         assert not requests.sending(again)
 
 
-def test_what_was_not_sent_or_was_refused_may_be_sent_at_any_time() -> None:
+def test_a_request_that_was_not_sent_or_was_refused_may_be_sent_at_any_time() -> None:
     clock, attempts = Clock(), Attempts()
     requests = Requests(clock)
     mutation = requests.add(MUTATE, attempts)

@@ -1,8 +1,8 @@
 """What holds for every command: `--json`, an example in the help, and errors as JSON.
 
 The commands come from the command line itself, so a command that is added is tested here. Those
-that need a database are run in tests/integration/commands; the others are run here, with stand-ins
-for Spark and for the files of a lake.
+that need a database are run in tests/integration/commands; the others are run here, with fakes
+of Spark and of the files of a lake.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ WITHOUT_A_DATABASE: dict[str, tuple[list[str], list[Any]]] = {
 
 
 @pytest.fixture
-def stand_ins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In place of Spark, and of a lake with tables."""
+def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Fakes of Spark, and of a lake with tables."""
     (tmp_path / "archive").write_text("classes")
     trimmed = Trimmed(date(2026, 8, 17), 2, 1, ("orders",))
     monkeypatch.setattr(queries, "_answer", lambda *_: ROWS)
@@ -147,7 +147,7 @@ def test_every_other_command_needs_a_database() -> None:
 
 @pytest.mark.parametrize("command", WITHOUT_A_DATABASE)
 def test_it_prints_json_and_nothing_else(
-    command: str, run: Run, stand_ins: None, tmp_path: Path
+    command: str, run: Run, fakes: None, tmp_path: Path
 ) -> None:
     arguments, expected = WITHOUT_A_DATABASE[command]
     done = run(*command.split(), *arguments, "--json")
@@ -157,7 +157,7 @@ def test_it_prints_json_and_nothing_else(
 
 
 @pytest.mark.parametrize("command", ["asof", "history", "audit"])
-def test_rows_go_to_a_file(command: str, run: Run, stand_ins: None, tmp_path: Path) -> None:
+def test_rows_go_to_a_file(command: str, run: Run, fakes: None, tmp_path: Path) -> None:
     arguments, file = WITHOUT_A_DATABASE[command][0], tmp_path / "rows"
     done = run(command, *arguments, "--json", "--output", str(file))
     assert (done.code, done.out) == (0, [])

@@ -48,13 +48,13 @@ def test_json() -> None:
     )
 
 
-def test_what_is_new_is_marked_for_a_moment() -> None:
+def test_changed_rows_are_marked_for_a_moment() -> None:
     marks = ChangeMarks()
     marks.note(batch(Reset((ENTER,))), 0.0)
     assert (marks.styles(0.0), marks.fades_in(0.0)) == ({}, None)
     marks.note(batch(Enter((2,), {}, 0, ()), Update((1,), {}, 0, ())), 10.0)
     assert marks.styles(10.0) == {(2,): "green", (1,): "yellow"}
-    # A row that has just come stays green, whatever happens to it.
+    # A row that has just come stays green, also when it changes.
     marks.note(batch(Move((2,), {}, 0, 1, ())), 10.5)
     assert marks.styles(10.5) == {(2,): "green", (1,): "yellow"}
     assert marks.fades_in(10.5) == _WATCH_HIGHLIGHT_SECONDS - 0.5

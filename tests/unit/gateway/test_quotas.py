@@ -1,4 +1,5 @@
-"""The one too many, and that nothing is remembered of those who hold nothing."""
+"""The first request above each limit is refused, and nothing stays in memory for clients that hold
+nothing."""
 
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ def test_a_user_named_like_an_address_is_not_that_address() -> None:
     quotas.subscription(HERE, HERE)
 
 
-def test_a_refused_session_counts_for_nobody() -> None:
+def test_a_refused_session_is_not_counted() -> None:
     quotas = Quotas(LimitSettings(sessions_per_user=1, sessions_per_ip=2))
     quotas.session("ann", HERE)
     for _ in range(5):
@@ -104,16 +105,16 @@ def test_a_refused_session_counts_for_nobody() -> None:
 
 def test_a_lease_is_given_back_once() -> None:
     quotas = Quotas(LimitSettings(sessions_per_user=2))
-    kept, closed = quotas.session("ann", HERE), quotas.session("ann", HERE)
+    open_one, closed = quotas.session("ann", HERE), quotas.session("ann", HERE)
     for _ in range(3):
         closed.close()
     with quotas.session("ann", HERE), pytest.raises(LimitExceeded):
         quotas.session("ann", HERE)
-    kept.close()
+    open_one.close()
     assert quotas.entries == 0
 
 
-def test_nothing_is_kept_of_those_who_have_gone() -> None:
+def test_nothing_is_stored_for_clients_that_have_gone() -> None:
     quotas = Quotas(LimitSettings(requests_per_second=10))
     for number in range(10_000):
         user, address = f"user {number}", f"10.0.{number // 250}.{number % 250}"
@@ -127,8 +128,8 @@ def test_nothing_is_kept_of_those_who_have_gone() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["ann", "bob", None]), st.booleans()), max_size=60))
-def test_the_books_balance(steps: list[tuple[str | None, bool]]) -> None:
-    """Whatever is opened and closed, as many are open as the quota says, and in the end none."""
+def test_the_count_is_right_after_any_sequence(steps: list[tuple[str | None, bool]]) -> None:
+    """After any sequence of opening and closing, the count is right, and in the end it is 0."""
     quotas, held = (
         Quotas(LimitSettings(sessions_per_user=3, sessions_per_ip=5)),
         list[tuple[str | None, Lease]](),

@@ -30,11 +30,12 @@ from headwater.protocol import (
     Gap,
     Message,
     Presence,
-    Reset,
+    ResetMessage,
     ResetReason,
     Result,
     Snapshot,
     Subscribed,
+    type_of,
 )
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -42,7 +43,7 @@ KEY = ("id",)
 
 
 class Client:
-    """Takes what it is sent, as long as it reads."""
+    """Records the frames that it is sent, as long as it reads."""
 
     def __init__(self) -> None:
         self.got: list[str] = []
@@ -54,7 +55,7 @@ class Client:
         message = frame.message
         self.frames.append(frame)
         self.messages.append(message)
-        name = type(message).__name__.lower()
+        name = type_of(message)
         self.got.append(f"{name} {frame.position}" if frame.position else name)
 
     def stops_reading(self) -> None:
@@ -64,27 +65,27 @@ class Client:
         self.buffered = 0
 
 
-class Around:
-    """What the session tells its connection."""
+class Reports:
+    """Records what the session reports to its connection."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def fell_behind(self, subscription: SessionSubscription) -> None:
-        self.told.append(f"{subscription.id} fell behind")
+        self.calls.append(f"{subscription.id} fell behind")
 
     def caught_up(self, subscription: SessionSubscription) -> None:
-        self.told.append(f"{subscription.id} caught up")
+        self.calls.append(f"{subscription.id} caught up")
 
     def forgotten(self, subscription: SessionSubscription) -> None:
-        self.told.append(f"{subscription.id} forgotten")
+        self.calls.append(f"{subscription.id} forgotten")
 
     def room(self) -> Awaitable[None]:
         raise NotImplementedError
 
 
 class Handle:
-    """The hub's side of a subscription: answers as the hub does."""
+    """A fake of the hub's handle: answers as the hub does."""
 
     def __init__(self, subscription: SessionSubscription, position: str = "now") -> None:
         self.subscription = subscription
@@ -99,7 +100,7 @@ class Handle:
         self.subscription.deliver(self.state(reason))
 
     def state(self, reason: ResetReason) -> Frame:
-        return Frame(Reset(self.subscription.view, self.position, reason))
+        return Frame(ResetMessage(self.subscription.view, self.position, reason))
 
     def settled(self, position: Position) -> Awaitable[None]:
         raise NotImplementedError
@@ -133,13 +134,13 @@ def client() -> Client:
 
 
 @pytest.fixture
-def around() -> Around:
-    return Around()
+def reports() -> Reports:
+    return Reports()
 
 
 @pytest.fixture
-def session(client: Client, around: Around) -> Session:
-    session = Session("s", ANONYMOUS, around)
+def session(client: Client, reports: Reports) -> Session:
+    session = Session("s", ANONYMOUS, reports)
     session.attach(client)
     return session
 
@@ -214,31 +215,31 @@ def changes(position: str) -> Frame:
 
 
 class TestSending:
-    def test_what_is_said_before_there_is_a_connection_waits(self, client: Client) -> None:
-        session = Session("s", ANONYMOUS, Around())
+    def test_messages_before_the_connection_are_queued(self, client: Client) -> None:
+        session = Session("s", ANONYMOUS, Reports())
         live(session)
         session.attach(client)
         assert client.got == ["subscribed", "snapshot p0"]
 
     def test_an_error_ends_a_subscription(
-        self, session: Session, client: Client, around: Around
+        self, session: Session, client: Client, reports: Reports
     ) -> None:
         subscription, _ = live(session)
         subscription.failed(Forbidden("no more"))
         assert client.got[-1] == "error"
-        assert around.told == ["a forgotten"]
+        assert reports.calls == ["a forgotten"]
         assert not session.subscriptions
 
 
 class TestALiveQueryThatFallsBehind:
     def test_gets_its_present_state_when_the_client_reads_again(
-        self, session: Session, client: Client, around: Around
+        self, session: Session, client: Client, reports: Reports
     ) -> None:
         subscription, handle = live(session)
         client.stops_reading()
         for position in ("p1", "p2", "p3"):
             subscription.deliver(deltas(position))
-        assert around.told == ["a fell behind"]
+        assert reports.calls == ["a fell behind"]
         client.reads_again()
         session.drained()
         subscription.deliver(deltas("p4"))
@@ -257,18 +258,20 @@ class TestALiveQueryThatFallsBehind:
         session.drained()
         assert client.got[2:] == ["reset now"]
 
-    def test_does_not_lose_a_reset_for_want_of_room(self, session: Session, client: Client) -> None:
+    def test_sends_its_reset_later_when_the_queue_is_full(
+        self, session: Session, client: Client
+    ) -> None:
         subscription, _ = live(session)
         client.stops_reading()
-        subscription.deliver(Frame(Reset(1, "p1", "table")))
+        subscription.deliver(Frame(ResetMessage(1, "p1", "table")))
         client.reads_again()
         session.drained()
         assert client.got[2:] == ["reset now"]
 
     def test_falls_behind_again_while_it_recovers(
-        self, session: Session, client: Client, around: Around
+        self, session: Session, client: Client, reports: Reports
     ) -> None:
-        """Where the hub reads its state anew, the reset comes later, and may find no room."""
+        """If the hub must read the state again, the reset comes later; the queue may be full."""
         subscription, handle = live(session)
         handle.resync = lambda reason: handle.asked.append("later")  # type: ignore[method-assign]
         client.stops_reading()
@@ -276,11 +279,11 @@ class TestALiveQueryThatFallsBehind:
         client.reads_again()
         session.drained()
         client.stops_reading()
-        subscription.deliver(Frame(Reset(1, "p2", "overflow")))
+        subscription.deliver(Frame(ResetMessage(1, "p2", "overflow")))
         client.reads_again()
         session.drained()
         assert handle.asked == ["later", "later"]
-        subscription.deliver(Frame(Reset(1, "p3", "overflow")))
+        subscription.deliver(Frame(ResetMessage(1, "p3", "overflow")))
         assert client.got[2:] == ["reset p3"]
 
     def test_recovers_from_before_it_was_open(self, session: Session, client: Client) -> None:
@@ -308,7 +311,7 @@ class TestALiveQueryThatFallsBehind:
         session.drained()
         assert client.got[2:] == ["reset now"]
 
-    def test_others_wait_their_turn_when_the_first_fills_the_queue(
+    def test_others_wait_when_the_first_fills_the_queue(
         self, session: Session, client: Client
     ) -> None:
         one, _ = live(session, "a", 1)
@@ -333,7 +336,7 @@ class TestALiveQueryThatFallsBehind:
         assert not session.is_behind
 
     def test_a_snapshot_that_does_not_fit_comes_later(self, client: Client) -> None:
-        session = Session("s", ANONYMOUS, Around())
+        session = Session("s", ANONYMOUS, Reports())
         session.attach(client)
         client.stops_reading()
         live(session)
@@ -355,7 +358,7 @@ class TestAFeedThatFallsBehind:
         subscription.deliver(changes("p4"))
         assert client.got == ["subscribed", "changes p1", "gap p3", "changes p4"]
 
-    def test_pause_asks_the_hub_to_go_on_later(self, session: Session, client: Client) -> None:
+    def test_pause_asks_the_hub_to_resume_later(self, session: Session, client: Client) -> None:
         subscription, handle = feed(session, "pause")
         client.stops_reading()
         subscription.deliver(changes("p1"))
@@ -382,7 +385,7 @@ class TestAFeedThatFallsBehind:
 
 class TestAQueryThatFallsBehind:
     def test_gets_its_present_result_when_the_client_reads_again(
-        self, session: Session, client: Client, around: Around
+        self, session: Session, client: Client, reports: Reports
     ) -> None:
         subscription, handle = query(session)
         client.stops_reading()
@@ -393,9 +396,9 @@ class TestAQueryThatFallsBehind:
         subscription.deliver(result("p3"))
         assert client.got == ["subscribed", "result p0", "result now", "result p3"]
         assert handle.asked == ["resync overflow"]
-        assert around.told == ["q fell behind", "q caught up"]
+        assert reports.calls == ["q fell behind", "q caught up"]
 
-    def test_a_whole_result_that_fits_is_as_good(self, session: Session, client: Client) -> None:
+    def test_a_later_result_that_fits_catches_up(self, session: Session, client: Client) -> None:
         subscription, _ = query(session)
         client.stops_reading()
         subscription.deliver(result("p1"))
@@ -404,7 +407,7 @@ class TestAQueryThatFallsBehind:
         assert not subscription.behind
         assert client.got[2:] == ["result p2"]
 
-    def test_a_failure_is_no_state(self, session: Session, client: Client) -> None:
+    def test_a_failure_does_not_catch_up(self, session: Session, client: Client) -> None:
         subscription, handle = query(session)
         client.stops_reading()
         subscription.deliver(result("p1"))
@@ -417,8 +420,8 @@ class TestAQueryThatFallsBehind:
         assert client.got[3:] == ["result now"]
         assert handle.asked == ["resync overflow"]
 
-    def test_while_it_fails_that_is_its_present_state(
-        self, session: Session, client: Client, around: Around
+    def test_the_failure_is_the_present_state_while_the_query_fails(
+        self, session: Session, client: Client, reports: Reports
     ) -> None:
         subscription, handle = query(session)
         handle.state = lambda reason: failure("p2")  # type: ignore[method-assign]
@@ -429,28 +432,28 @@ class TestAQueryThatFallsBehind:
         client.reads_again()
         session.drained()
         assert client.got[2:] == ["failed"]
-        # It has been told all there is; but deltas it could not take.
+        # It has everything that there is; but it could not apply deltas.
         assert (subscription.behind, subscription.has_unsent) == (True, False)
-        assert around.told[-1] == "q caught up"
+        assert reports.calls[-1] == "q caught up"
         subscription.deliver(deltas("p3", view=5))
         subscription.deliver(result("p4"))
         assert client.got[3:] == ["result p4"]
 
     def test_of_many_failures_the_last_waits(
-        self, session: Session, client: Client, around: Around
+        self, session: Session, client: Client, reports: Reports
     ) -> None:
         subscription, _ = query(session)
         client.stops_reading()
         for position in ("p1", "p2", "p3"):
             subscription.deliver(failure(position))
         assert client.got[2:] == []
-        assert around.told == ["q fell behind"]
+        assert reports.calls == ["q fell behind"]
         client.reads_again()
         session.drained()
         assert client.got[2:] == ["result now", "failed"]
         assert client.messages[-1].message == "at p3"
 
-    def test_a_failure_that_is_over_is_not_told(self, session: Session, client: Client) -> None:
+    def test_a_failure_that_is_over_is_not_sent(self, session: Session, client: Client) -> None:
         subscription, _ = query(session)
         client.stops_reading()
         subscription.deliver(failure("p1"))
@@ -479,7 +482,9 @@ class TestAQueryThatFallsBehind:
         assert not session.is_behind
         assert handle.asked == ["resync overflow"]
 
-    def test_where_its_result_must_be_had_again(self, session: Session, client: Client) -> None:
+    def test_a_result_that_must_be_read_again_comes_later(
+        self, session: Session, client: Client
+    ) -> None:
         subscription, handle = query(session)
         handle.resync = lambda reason: handle.asked.append("later")  # type: ignore[method-assign]
         client.stops_reading()
@@ -491,13 +496,15 @@ class TestAQueryThatFallsBehind:
         subscription.deliver(result("p3"))
         assert client.got[2:] == ["result p3"]
 
-    def test_a_second_has_frames_of_its_own(self, session: Session, client: Client) -> None:
+    def test_a_second_subscription_has_frames_of_its_own(
+        self, session: Session, client: Client
+    ) -> None:
         query(session, "a")
         other, _ = query(session, "b")
         other.deliver(failure("p1"))
         assert [m.view for m in client.messages] == [5, 5, -1, -1, -1]
 
-    def test_nothing_is_told_when_it_is_over(self, session: Session, client: Client) -> None:
+    def test_nothing_is_sent_after_unsubscribing(self, session: Session, client: Client) -> None:
         subscription, _ = query(session)
         session.remove("q")
         subscription.deliver(failure("p1"))
@@ -505,12 +512,14 @@ class TestAQueryThatFallsBehind:
 
 
 class TestTheSameViewTwice:
-    """Each has a number of its own: what one is told is not for the other."""
+    """Each has a number of its own: a message to one is not for the other."""
 
     def views(self, client: Client) -> list[tuple[str, int]]:
-        return [(type(m).__name__.lower(), m.view) for m in client.messages if hasattr(m, "view")]
+        return [(type_of(m), m.view) for m in client.messages if hasattr(m, "view")]
 
-    def test_the_second_has_frames_of_its_own(self, session: Session, client: Client) -> None:
+    def test_the_second_subscription_has_frames_of_its_own(
+        self, session: Session, client: Client
+    ) -> None:
         one, _ = live(session, "a")
         other, _ = live(session, "b")
         frame = deltas("p1")
@@ -556,7 +565,7 @@ class TestTheSameViewTwice:
 
 
 class TestAStreamThatBeganWithASubscription:
-    """Its `Last-Event-ID` resumes that one: a position of another is not how far it is."""
+    """Its `Last-Event-ID` resumes that subscription; positions of others do not count."""
 
     @pytest.fixture
     def session(self, session: Session) -> Session:
@@ -587,30 +596,34 @@ class TestAStreamThatBeganWithASubscription:
             (1, True), (2, False), (1, True), (2, False), (9, False), (9, False),
         ]  # fmt: skip
 
-    def test_another_one_of_that_id_is_another(self, session: Session, client: Client) -> None:
+    def test_a_later_subscription_with_that_id_has_no_event_ids(
+        self, session: Session, client: Client
+    ) -> None:
         live(session, "a")
         session.remove("a")
         live(session, "a", view=3)
         assert self.ids(client) == [(1, True), (3, False)]
 
 
-def test_an_id_is_given_once(session: Session) -> None:
+def test_an_id_is_used_once(session: Session) -> None:
     live(session, "a")
     with pytest.raises(InvalidQuery, match="already"):
         session.add(SessionLive(session, "a"))
 
 
-def test_what_is_not_there_cannot_be_ended(session: Session) -> None:
+def test_an_unknown_subscription_cannot_be_removed(session: Session) -> None:
     with pytest.raises(NotFound) as refused:
         session.remove("a")
     assert refused.value.code == "subscription_unknown"
 
 
-def test_closing_tells_the_hub(session: Session, around: Around) -> None:
+def test_closing_a_session_closes_its_subscriptions_in_the_hub(
+    session: Session, reports: Reports
+) -> None:
     _, handle = live(session)
     session.close()
     assert handle.asked == ["close"]
-    assert around.told == ["a forgotten"]
+    assert reports.calls == ["a forgotten"]
 
 
 def test_an_error_says_when_to_try_again() -> None:
@@ -619,12 +632,12 @@ def test_an_error_says_when_to_try_again() -> None:
 
 
 class TestChannels:
-    def test_the_client_is_told_which_member_it_is(self, session: Session, client: Client) -> None:
+    def test_the_client_receives_its_member_id(self, session: Session, client: Client) -> None:
         channel(session)
         assert client.messages == [Subscribed("c", 7, member="m1")]
 
-    def test_one_that_is_slow_misses_messages_and_then_gets_the_present_state(
-        self, session: Session, client: Client, around: Around
+    def test_a_slow_client_misses_messages_and_then_gets_the_present_state(
+        self, session: Session, client: Client, reports: Reports
     ) -> None:
         subscription, handle = channel(session)
         subscription.deliver(said(1))
@@ -633,16 +646,16 @@ class TestChannels:
             subscription.deliver(said(number))
         subscription.deliver(Frame(Presence(7, left=("m2",))))
         client.reads_again()
-        # Who was left out of something is told nothing that rests on it.
+        # A subscription that missed a message gets no later one that depends on it.
         subscription.deliver(said(4))
         assert client.got == ["subscribed", "message"]
         session.drained()
         subscription.deliver(said(5))
         assert handle.asked == ["resync overflow"]
         assert client.got[2:] == ["presence", "message"]
-        assert around.told == ["c fell behind", "c caught up"]
+        assert reports.calls == ["c fell behind", "c caught up"]
 
-    def test_one_that_is_slow_again_at_once(self, session: Session, client: Client) -> None:
+    def test_a_client_that_is_slow_again_at_once(self, session: Session, client: Client) -> None:
         subscription, handle = channel(session)
         client.stops_reading()
         subscription.deliver(said(1))
@@ -655,7 +668,7 @@ class TestChannels:
         session.drained()
         assert handle.asked == ["resync overflow", "resync overflow"]
 
-    def test_one_that_is_over_before_it_is_open_is_closed(self, session: Session) -> None:
+    def test_a_channel_removed_before_it_is_open_is_closed(self, session: Session) -> None:
         subscription = ChannelSubscription(session, "c")
         session.add(subscription)
         session.remove("c")

@@ -1,4 +1,4 @@
-"""A flush over parts that fail anywhere: each part knows of everything, and positions never lie."""
+"""A flush over parts that fail anywhere: each part gets every change, and positions are right."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HISTORIES = size("flush histories", 300, large=20_000)
 
 
 class Counted(Part):
-    """Sums up what it was sent. Where it was not sent something, it reads it again, as parts do."""
+    """Counts what it was sent. What it was not sent, it reads again, as parts do."""
 
     def __init__(self, world: World) -> None:
         self.world = world

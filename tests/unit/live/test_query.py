@@ -80,7 +80,7 @@ def test_order_as_text(text: str, by: OrderBy) -> None:
         ({"mode": "streamed"}, "mode", "no order and no cursor"),
     ],
 )
-def test_what_is_wrong_is_named(change: dict[str, Any], path: str, says: str) -> None:
+def test_an_error_names_the_mistake(change: dict[str, Any], path: str, says: str) -> None:
     with pytest.raises(InvalidQuery) as caught:
         BoundQuery(LiveQuery.from_json({**WHOLE, **change}), ORDERS)
     assert caught.value.path == path
@@ -119,7 +119,7 @@ SAME = [
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)
-def test_what_means_the_same_has_one_canonical_form(one: LiveQuery, other: LiveQuery) -> None:
+def test_equal_queries_have_one_canonical_form(one: LiveQuery, other: LiveQuery) -> None:
     assert BoundQuery(one, ORDERS).canonical == BoundQuery(other, ORDERS).canonical
 
 
@@ -134,7 +134,7 @@ def test_what_means_the_same_has_one_canonical_form(one: LiveQuery, other: LiveQ
         LiveQuery("orders", mode="streamed"),
     ],
 )
-def test_what_means_something_else_has_not(other: LiveQuery) -> None:
+def test_different_queries_have_different_canonical_forms(other: LiveQuery) -> None:
     default = BoundQuery(LiveQuery("orders"), ORDERS)
     assert BoundQuery(other, ORDERS).canonical != default.canonical
 

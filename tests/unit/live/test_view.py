@@ -1,4 +1,4 @@
-"""Views: who shares what, who is told what."""
+"""Views: which queries share one, and which changes each gets."""
 
 from __future__ import annotations
 

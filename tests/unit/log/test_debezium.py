@@ -62,6 +62,6 @@ def test_an_envelope_of_debezium_itself() -> None:
     assert change.at == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
 
 
-def test_what_is_no_operation() -> None:
+def test_an_unknown_operation() -> None:
     with pytest.raises(InvalidQuery, match="not an operation"):
         from_debezium({"op": "x"}, TABLE)

@@ -1,4 +1,4 @@
-"""The check that the log reaches back to a position, against answers made up."""
+"""The check that the log reaches back to a position, with invented answers of the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose files a pipeline reads, makes and removes."""
+"""Which files a pipeline reads, makes and removes, by owner and mode."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.databases import passable_folder
 
 ROOT = os.geteuid() == 0
 only_root = pytest.mark.skipif(not ROOT, reason="gives files to another user")
-NOBODY = 65534
+OTHER_USER = 65534
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def plant(lake: Path, service: PipelineService) -> Path:
     return path
 
 
-def test_a_lake_is_for_its_owner(lake: Path) -> None:
+def test_a_lake_is_readable_by_its_owner_only(lake: Path) -> None:
     assert (mode(lake), mode(lake / "_lock")) == (0o700, 0o600)
     with LakeLock(str(lake / "a" / "b")):
         assert (mode(lake / "a"), mode(lake / "a" / "b")) == (0o700, 0o700)
@@ -93,7 +93,7 @@ def test_a_folder_that_was_there_keeps_its_mode_and_doctor_says_so(shared: Path)
         (shared / "_lock").unlink()
 
 
-def test_what_is_created_is_no_more_open_than_the_lake(lake: Path) -> None:
+def test_files_are_created_with_the_permissions_of_the_lake(lake: Path) -> None:
     for given, file in ((0o700, 0o600), (0o750, 0o640), (0o755, 0o644)):
         lake.chmod(given)
         with permissions.umask_of(lake):
@@ -121,7 +121,7 @@ def test_a_service_of_this_user_is_found(lake: Path, service: PipelineService) -
     assert shared_session.find(str(lake)) is None
 
 
-def test_a_file_that_others_can_write_is_not_believed(lake: Path, service: PipelineService) -> None:
+def test_a_file_that_others_can_write_is_not_trusted(lake: Path, service: PipelineService) -> None:
     path = plant(lake, service)
     assert shared_session.find(str(lake)) == service
     path.chmod(0o664)
@@ -133,7 +133,7 @@ def test_a_file_that_others_can_write_is_not_believed(lake: Path, service: Pipel
     assert shared_session.find(str(lake)) == service
 
 
-def test_neither_a_link_nor_a_long_file_is_believed(
+def test_neither_a_link_nor_a_long_file_is_trusted(
     lake: Path, service: PipelineService, tmp_path: Path
 ) -> None:
     path = plant(lake, service)
@@ -151,21 +151,21 @@ def test_neither_a_link_nor_a_long_file_is_believed(
 
 
 @only_root
-def test_a_file_or_socket_of_another_user_is_not_believed(
+def test_a_file_or_socket_of_another_user_is_not_trusted(
     lake: Path, service: PipelineService
 ) -> None:
     path = plant(lake, service)
-    os.chown(path, NOBODY, NOBODY)
+    os.chown(path, OTHER_USER, OTHER_USER)
     assert shared_session.find(str(lake)) is None
     os.chown(path, 0, 0)
-    os.chown(service.socket, NOBODY, NOBODY)
+    os.chown(service.socket, OTHER_USER, OTHER_USER)
     assert shared_session.find(str(lake)) is None
     os.chown(service.socket, 0, 0)
-    os.chown(Path(service.socket).parent, NOBODY, NOBODY)
+    os.chown(Path(service.socket).parent, OTHER_USER, OTHER_USER)
     assert shared_session.find(str(lake)) is None
 
 
-def test_a_socket_that_others_may_reach_is_not_believed(
+def test_a_socket_that_others_may_reach_is_not_trusted(
     lake: Path, service: PipelineService
 ) -> None:
     plant(lake, service)

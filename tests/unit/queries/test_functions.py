@@ -1,4 +1,4 @@
-"""Functions as they are registered: their arguments, and what tells calls apart."""
+"""Functions as they are registered: their arguments, and when two calls are the same."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_arguments(name: str, given: Any, bound: Any) -> None:
     assert type(value) is type(bound)
 
 
-def test_defaults_are_kept_and_equal_to_the_same_value_given() -> None:
+def test_a_default_equals_the_same_value_given() -> None:
     short, long = EVERYTHING.bind({"number": 1}), EVERYTHING.bind({"number": 1, "flag": False})
     assert short.values["state"] == "open"
     assert short.key == long.key
@@ -156,13 +156,13 @@ DIFFERENT: list[Any] = [
 ]  # fmt: skip
 
 
-def test_what_differs_in_value_or_type_never_collides() -> None:
+def test_values_of_different_value_or_type_have_different_keys() -> None:
     assert len({key_of(value) for value in DIFFERENT}) == len(DIFFERENT)
     assert len({key_of([value]) for value in DIFFERENT}) == len(DIFFERENT)
 
 
 @pytest.mark.parametrize("make", [lambda: [*DIFFERENT], lambda: {"b": 1, "a": [2]}])
-def test_what_is_equal_has_one_key(make: Callable[[], Any]) -> None:
+def test_equal_values_have_one_key(make: Callable[[], Any]) -> None:
     assert key_of(make()) == key_of(make())
     assert hash(key_of(make())) == hash(key_of(make()))
 
@@ -237,7 +237,7 @@ def test_a_name_is_registered_once_of_each_kind() -> None:
     assert list(functions.queries) == list(functions.mutations) == ["plain"]
 
 
-def test_something_else_than_a_function() -> None:
+def test_a_value_that_is_not_a_function() -> None:
     register = Functions().query("name")
     assert not isinstance(register, Query)
     with pytest.raises(ConfigError, match="5 is not a function"):
@@ -291,13 +291,13 @@ ANN = Identity(user="ann", tenant="acme", role="clerk", claims={"sub": "ann", "e
         ({"share": "everyone", "trusted": True}, Identity()),
     ],
 )
-def test_what_a_query_knows_of_its_caller(options: dict[str, Any], known: Identity) -> None:
+def test_which_claims_a_query_sees_of_its_caller(options: dict[str, Any], known: Identity) -> None:
     assert Query("q", plain, **options).identity(ANN) == known
 
 
 def test_a_way_of_sharing_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="share='nobody' is unknown"):
-        Query("q", plain, share="nobody")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="share='everything' is unknown"):
+        Query("q", plain, share="everything")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])

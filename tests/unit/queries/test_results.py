@@ -93,7 +93,7 @@ def test_encoding(declared: Any, value: Any, json: str) -> None:
         (list[Customer], [{}], "$[0]: name: Field required"),
     ],
 )
-def test_what_does_not_fit_its_type(declared: Any, value: Any, reason: str) -> None:
+def test_a_result_that_does_not_fit_its_type(declared: Any, value: Any, reason: str) -> None:
     with pytest.raises(ResultError) as caught:
         Returns("query q", declared).encode(value)
     assert str(caught.value) == f"query q returned what it does not declare: {reason}"
@@ -110,20 +110,20 @@ def test_what_does_not_fit_its_type(declared: Any, value: Any, reason: str) -> N
         ([1 + 2j], "$[0]: complex"),
     ],
 )
-def test_what_json_cannot_hold(value: Any, place: str) -> None:
+def test_a_result_that_json_cannot_hold(value: Any, place: str) -> None:
     with pytest.raises(ResultError) as caught:
         Returns("query q").encode(value)
     assert str(caught.value).startswith(f"query q returned what cannot be sent: {place}:")
 
 
-def test_what_contains_itself() -> None:
+def test_a_result_that_contains_itself() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(ResultError, match="nested too deeply"):
         Returns("query q").encode(endless)
 
 
-def test_what_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwater.queries.results.QUERY_RESULT_BYTES_MAX", 100)
     Returns("query q").encode("a" * 98)
     with pytest.raises(ResultError) as caught:

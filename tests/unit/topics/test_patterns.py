@@ -1,4 +1,4 @@
-"""Names and patterns: what matches, and that nothing clever does."""
+"""Names and patterns: which names match, and that patterns have no other syntax."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_match(pattern: str, name: str, places: dict[str, str] | None) -> None:
     ],
 )
 def test_fill(values: dict[str, Any], name: str | None) -> None:
-    """What stands in a row cannot name a topic beyond its own place."""
+    """A value of a row fills only its own place in the name of a topic."""
     assert Pattern("chat:{id}").fill(values) == name
 
 
@@ -75,7 +75,7 @@ def test_fill(values: dict[str, Any], name: str | None) -> None:
         "chat:{a}-{b}", "chat,{id}", "chat {id}", "chat:{id}\n", "x" * 201, "chat:{{id}}", "%",
     ],
 )  # fmt: skip
-def test_what_is_no_pattern(text: str) -> None:
+def test_invalid_patterns(text: str) -> None:
     with pytest.raises(ConfigError, match="not a valid pattern"):
         Pattern(text)
 
@@ -88,7 +88,7 @@ def test_names(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", "x" * 201, "a,b", "a\nb", "a\x00", "\x85", "\u2028", "\ud800", "x" * 10_000]
 )
-def test_what_is_no_name(name: str) -> None:
+def test_invalid_names(name: str) -> None:
     with pytest.raises(InvalidQuery) as caught:
         check_name(name)
     assert caught.value.path == "topic"
@@ -102,7 +102,7 @@ async def chat(ctx: Any, id: int) -> bool:
     return id == 42
 
 
-def test_the_first_that_matches_counts() -> None:
+def test_the_first_pattern_that_matches_counts() -> None:
     topics = Topics()
     special = topics.add(TopicDefinition("chat:all", poke=True))
     general = topics.add(TopicDefinition("chat:{id}", entity="messages", access=chat))
@@ -131,7 +131,7 @@ def test_the_first_that_matches_counts() -> None:
         ({"entity": "a", "access": lambda: True}, "takes no context"),
     ],
 )
-def test_what_cannot_be_declared(options: dict[str, Any], reason: str) -> None:
+def test_invalid_declarations(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         TopicDefinition("chat:{id}", **options)
     with pytest.raises(ConfigError, match="no parameter"):

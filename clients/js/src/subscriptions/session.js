@@ -44,7 +44,7 @@ export class Session {
   /** @type {Set<Source>} */
   #sources = new Set();
   /** By the text of the request. @type {Map<string, Source>} */
-  #shared = new Map();
+  #byRequest = new Map();
   /** Those that were subscribed on this connection. @type {Map<string, Source>} */
   #byWireId = new Map();
   /** @type {Map<number, Source>} */
@@ -77,10 +77,10 @@ export class Session {
    */
   share(request, newState) {
     const text = stringify(request, true);
-    const known = this.#shared.get(text);
+    const known = this.#byRequest.get(text);
     if (known && !known.isOver) return known;
     const source = new Source(newState(), this.#newBackoff, text);
-    this.#shared.set(text, source);
+    this.#byRequest.set(text, source);
     return this.#begin(source);
   }
 
@@ -137,8 +137,8 @@ export class Session {
       return moved;
     }
     // Its query changes, so that requests for the old one no longer find it.
-    if (source.sharedAs) this.#shared.delete(source.sharedAs);
-    source.sharedAs = undefined;
+    if (source.requestText) this.#byRequest.delete(source.requestText);
+    source.requestText = undefined;
     const slide = source.slides.then(() => this.#slide(source, state, after));
     source.slides = slide.catch(() => {});
     await slide;
@@ -298,8 +298,8 @@ export class Session {
   /** @param {Source} source */
   #drop(source) {
     this.#sources.delete(source);
-    if (source.sharedAs && this.#shared.get(source.sharedAs) === source) {
-      this.#shared.delete(source.sharedAs);
+    if (source.requestText && this.#byRequest.get(source.requestText) === source) {
+      this.#byRequest.delete(source.requestText);
     }
     this.#unsubscribe(source);
     this.#notifyWaiters();

@@ -47,12 +47,12 @@ export class Source extends Store {
   /**
    * @param {State} state
    * @param {() => Backoff} newBackoff for the time after it has begun
-   * @param {string} [sharedAs] the text of its request, if it is shared
+   * @param {string} [requestText] the text of its request, if it is shared
    */
-  constructor(state, newBackoff, sharedAs) {
+  constructor(state, newBackoff, requestText) {
     super();
     this.state = state;
-    this.sharedAs = sharedAs;
+    this.requestText = requestText;
     this.#newBackoff = newBackoff;
     this.ready = new Promise((resolve, reject) => {
       this.#resolve = resolve;

@@ -16,13 +16,12 @@ from headwater import limits
 from headwater.client.state.positions import is_older
 from headwater.client.state.replica import Replica
 from headwater.errors import Diverged, HeadwaterError
-from headwater.model import Cursor, Delta, Enter, Key, Match, Row
-from headwater.model import Reset as ResetDelta
+from headwater.model import Cursor, Delta, Enter, Key, Match, Reset, Row
 from headwater.protocol import (
     Deltas,
     QueryCall,
     Reanchor,
-    Reset,
+    ResetMessage,
     Snapshot,
     Subscribe,
     Subscribed,
@@ -100,22 +99,22 @@ class RowsState:
         # Parts of another view's result do not belong to this one.
         self._parts, self._meanwhile = None, []
 
-    def receive(self, message: Snapshot | Reset | Deltas) -> Iterator[RowsBatch]:
+    def receive(self, message: Snapshot | ResetMessage | Deltas) -> Iterator[RowsBatch]:
         """Fold a frame; the batch it completes, if any. Raises Diverged."""
         match message:
             case Deltas():
                 yield from self._fold(message)
-            case Reset():
+            case ResetMessage():
                 self._waiting, self._parts = True, []
                 yield from self._collect(message, moved=self._has_moved(message))
             case Snapshot() if self._waiting:
                 yield from self._collect(message, moved=self._has_moved(message))
 
-    def _has_moved(self, message: Snapshot | Reset) -> bool:
+    def _has_moved(self, message: Snapshot | ResetMessage) -> bool:
         """Whether these are rows of another window than before."""
         return False
 
-    def _collect(self, message: Snapshot | Reset, *, moved: bool) -> Iterator[RowsBatch]:
+    def _collect(self, message: Snapshot | ResetMessage, *, moved: bool) -> Iterator[RowsBatch]:
         self._parts = [*(self._parts or ()), *message.rows]
         if message.more:
             return
@@ -159,7 +158,7 @@ class RowsState:
 def _replacing(rows: list[Enter | Match] | list[Enter] | list[Match]) -> tuple[Delta, ...]:
     entering = tuple(row for row in rows if isinstance(row, Enter))
     matching = tuple(row for row in rows if isinstance(row, Match))
-    return ResetDelta(entering), *matching
+    return Reset(entering), *matching
 
 
 class LiveState(RowsState):
@@ -200,8 +199,10 @@ class LiveState(RowsState):
             query, since = self._moving, None
         return Subscribe(self.wire_id, live=query, since=since, verify=self._verify)
 
-    def _has_moved(self, message: Snapshot | Reset) -> bool:
-        if self._moving is None or (isinstance(message, Reset) and message.reason != "window"):
+    def _has_moved(self, message: Snapshot | ResetMessage) -> bool:
+        if self._moving is None or (
+            isinstance(message, ResetMessage) and message.reason != "window"
+        ):
             return False
         self._query, self._moving = self._moving, None
         return True
@@ -229,7 +230,7 @@ class QueryRowsState(RowsState):
         if message.resumed:
             self.error = None
 
-    def receive(self, message: Snapshot | Reset | Deltas) -> Iterator[RowsBatch]:
+    def receive(self, message: Snapshot | ResetMessage | Deltas) -> Iterator[RowsBatch]:
         yield from super().receive(message)
         if not self._waiting:
             self.error = None

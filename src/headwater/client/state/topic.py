@@ -16,7 +16,7 @@ import msgspec
 from headwater import limits
 from headwater.errors import ConfigError
 from headwater.model import Key, Row
-from headwater.protocol import Gap, Poke, Remove, Subscribe, Subscribed, Topic, Upsert
+from headwater.protocol import Gap, Poke, Remove, Subscribe, Subscribed, TopicMessage, Upsert
 
 RowOp: TypeAlias = Upsert | Remove
 RowId: TypeAlias = tuple[str, Key]
@@ -76,11 +76,11 @@ class TopicState:
         self._lost = False
         return self._mark_stale(None)
 
-    def receive(self, message: Topic | Poke | Gap) -> Ops | None:
+    def receive(self, message: TopicMessage | Poke | Gap) -> Ops | None:
         """The ops in the message; None if it has only a position."""
         self.position = message.position
         match message:
-            case Topic(_, position, at, ops):
+            case TopicMessage(_, position, at, ops):
                 self.rows.take(ops)
                 return Ops(ops, position, at) if ops else None
             case Poke(_, position, at):

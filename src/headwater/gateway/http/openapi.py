@@ -27,13 +27,13 @@ from headwater.protocol import (
     Poke,
     Presence,
     Publish,
-    Reset,
+    ResetMessage,
     Result,
     SetState,
     Snapshot,
     Subscribe,
     Subscribed,
-    Topic,
+    TopicMessage,
     Unsubscribed,
     Wait,
 )
@@ -41,8 +41,8 @@ from headwater.queries.functions import Function, Mutation, Query
 
 _BODIES = (LiveBody, Subscribe, ReanchorBody, Wait, Authenticate, Publish, SetState)
 _MESSAGES = (
-    Hello, Subscribed, Unsubscribed, Snapshot, Deltas, Reset, Gap, Changes, Result, Failed, Answer,
-    Error, Authenticated, Topic, Poke, Message, Presence,
+    Hello, Subscribed, Unsubscribed, Snapshot, Deltas, ResetMessage, Gap, Changes, Result, Failed,
+    Answer, Error, Authenticated, TopicMessage, Poke, Message, Presence,
 )  # fmt: skip
 _REF = "#/components/schemas/{name}"
 

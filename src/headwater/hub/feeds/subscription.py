@@ -32,7 +32,7 @@ from headwater.protocol import Frame
 _FEED_FRAME_CHANGES = 500
 """Changes in one message of a feed that catches up. Transactions are not split."""
 
-_FEED_KEPT_CHANGES_MAX = 10_000
+_FEED_STORED_CHANGES_MAX = 10_000
 """Changes stored for a feed while it catches up. If there are more, it reads them from the log."""
 
 
@@ -258,7 +258,7 @@ class FeedSubscription(CatchUp):
             return
         self._stored += transactions
         self._stored_changes += sum(len(each.changes) for each in transactions)
-        if self._stored_changes > _FEED_KEPT_CHANGES_MAX:
+        if self._stored_changes > _FEED_STORED_CHANGES_MAX:
             self._stored = None
 
     # -------------------------------------------------------------------- catching up

@@ -30,7 +30,7 @@ from headwater.hub.reading.snapshot_queries import UNLOCK, SnapshotQuery, ask, r
 from headwater.hub.reading.tables import FORMATS
 from headwater.live.query import BoundQuery
 from headwater.model import Delta, Match, Position
-from headwater.protocol import Frame, Reset, Snapshot
+from headwater.protocol import Frame, ResetMessage, Snapshot
 from headwater.queries.execution.pool import CLEAN
 
 _OPENING_CONNECTIONS = 4
@@ -240,7 +240,7 @@ class InitialSnapshots:
                 frames[reason] = Frame(
                     Snapshot(*message, matches, more)  # type: ignore[arg-type]
                     if reason is None
-                    else Reset(*message, reason, matches, more)  # type: ignore[arg-type]
+                    else ResetMessage(*message, reason, matches, more)  # type: ignore[arg-type]
                 )
                 # A client that missed a part must not take the next one for the whole result.
                 frames[reason].is_step = not first

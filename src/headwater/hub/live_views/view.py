@@ -31,8 +31,7 @@ from headwater.live.state.window import Window
 from headwater.live.view import View, new_state
 from headwater.memory import Holding
 from headwater.model import Change, Delta, Enter, Match, Position, Reset, Unmatch, Update
-from headwater.protocol import Deltas, Frame, ResetReason, Snapshot, result_hash
-from headwater.protocol import Reset as ResetMessage
+from headwater.protocol import Deltas, Frame, ResetMessage, ResetReason, Snapshot, result_hash
 
 _VIEW_QUERY_FACTOR = 6
 """The memory of a query is this many times its text: parsed, bound, compiled and routed."""
@@ -63,7 +62,7 @@ class ViewInfo(msgspec.Struct, frozen=True):
 
 
 class LiveView(View):
-    """The shared state behind identical live queries."""
+    """The state that identical live queries share."""
 
     __slots__ = (
         "_base_bytes",

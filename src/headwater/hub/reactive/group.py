@@ -27,7 +27,7 @@ from headwater.identity import Identity
 from headwater.live.state.sizes import size_of
 from headwater.memory import Holding
 from headwater.model import Position
-from headwater.protocol import Deltas, Failed, Frame, Reset, ResetReason, Result, Snapshot
+from headwater.protocol import Deltas, Failed, Frame, ResetMessage, ResetReason, Result, Snapshot
 from headwater.queries.analysis.statements import Read, Statement
 from headwater.queries.functions import Arguments, Query
 from headwater.queries.row_deltas import Rows, entering, rows_of, steps
@@ -231,7 +231,7 @@ class QueryGroup:
         return Frame(
             Snapshot(self.id, position, rows)
             if reason is None
-            else Reset(self.id, position, reason, rows)
+            else ResetMessage(self.id, position, reason, rows)
         )
 
     def rows(self) -> Rows:

@@ -175,7 +175,7 @@ class ReactiveQueries(Part):
         Later errors are `failed` frames, and it continues."""
         if delta and not query.key:
             raise InvalidQuery(
-                f"query {query.name} has no key to tell its rows apart by",
+                f"query {query.name} has no key that identifies its rows",
                 path="delta",
                 hint='Declare one: @hw.query(key="id"), or subscribe without delta.',
             )

@@ -107,7 +107,7 @@ class TopicRegistry(Part):
         access: Access = Access(),  # noqa: B008
     ) -> TopicSubscription:
         """Follow a topic, from now on or from a position. Returns when the subscriber was sent that
-        it is subscribed. The frames are `Topic`, `Poke` and `Gap`; a `Topic` without
+        it is subscribed. The frames are `TopicMessage`, `Poke` and `Gap`; a `TopicMessage` without
         `ops` only says where to resume. The caller has checked that the application allows it;
         `access` has the database role that must be allowed to read the rows."""
         if not self._flushes.ready:

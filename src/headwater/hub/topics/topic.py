@@ -18,7 +18,7 @@ from headwater.hub.subscriptions.costs import Cost
 from headwater.hub.topics.rows import KeyReader
 from headwater.log.signals import channel_of, is_signals
 from headwater.model import Change, Key, Position, Row, Table
-from headwater.protocol import Frame, Gap, Poke, Remove, Topic, Upsert, Wire, plain
+from headwater.protocol import Frame, Gap, Poke, Remove, TopicMessage, Upsert, Wire, plain
 from headwater.topics.definitions import TopicDefinition
 
 _RECONCILE_TOPIC_ROWS = 8
@@ -134,7 +134,7 @@ class TopicView(Generic[SubscriptionT]):
         if update.poked:
             return Frame(Poke(self.id, position, at))
         ops = tuple(op for op in update.ops.values() if op is not None)
-        return Frame(Topic(self.id, position, at, (*parents, *ops)))
+        return Frame(TopicMessage(self.id, position, at, (*parents, *ops)))
 
 
 def upsert(table: Table, wire: Wire, row: Row) -> Upsert:

@@ -1,8 +1,7 @@
 """Checks a filter against a table and gives its constants the types of their columns.
 
-After this a filter holds no surprises: every column exists and may be used, every constant is a
-value its column could be compared with, every pattern is well formed. What is wrong is named by
-its path, `where[2].value`.
+After this, every column exists and may be used, every constant can be compared with its column, and
+every pattern is valid. Errors have the path of the part that is wrong: `where[2].value`.
 """
 
 from __future__ import annotations
@@ -150,12 +149,11 @@ class _Check:
 
 
 def _check_hashes(values: tuple[Value, ...], path: str) -> None:
-    """Refuse numbers chosen to have the same hash: finding one among them takes as long as there
-    are many."""
+    """Refuse many numbers with the same hash: looking one up among them would take long."""
     numbers = {str(value): hash(value) for value in values if isinstance(value, int | Decimal)}
     if len(numbers) - len(set(numbers.values())) > limits.FILTER_HASHES_MAX:
         raise InvalidQuery(
-            f"more than {limits.FILTER_HASHES_MAX} numbers that cannot be told apart quickly",
+            f"more than {limits.FILTER_HASHES_MAX} numbers with the same hash",
             path=path,
             hint="Ask for them with 'between', or in several queries.",
         )

@@ -1,12 +1,11 @@
-"""Compiles a filter into a Python function of a row: true exactly where SQL's WHERE would be.
+"""Compiles a filter into a Python function of a row: true exactly if SQL's WHERE is true.
 
-For every node there are two expressions: where it is surely true, and where it is surely false.
-NOT swaps them, AND and OR are each other's mirror image, and NULL is in neither; that is all of
-three-valued logic, and nothing is left of it when the function runs. A condition that memory cannot
-decide, or a value that Python cannot compare, raises `Undecided` when, and only when, the row's
-outcome depends on it.
+Every node has two expressions: one for true, one for false. NULL is neither. NOT swaps them, and
+AND and OR mirror each other. So three-valued logic costs nothing when the function runs. A
+condition that memory cannot decide, or a value that Python cannot compare, raises `Undecided`, but
+only if the result for the row depends on it.
 
-The source is compiled once per shape of filter: queries that differ in their constants share it.
+The source is compiled once for each form of filter: queries that differ only in constants share it.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from headwater.live.needs import Undecided, undecided
 from headwater.model import Column, Row, Table, Value
 
 _LIKE_TEXT_CHARS_MAX = 2_000_000
-"""Characters of one row that all patterns of a filter read in memory, each its part of it. With a
-longer text the database is asked."""
+"""Characters of one row that all patterns of a filter read in memory together. For a longer text,
+the database decides."""
 
 
 Matches: TypeAlias = Callable[[Row], bool]
@@ -47,14 +46,14 @@ _PYTHON: dict[Operator, str] = {
 
 
 def compile_filter(where: Filter, table: Table) -> Matches:
-    """The function for a checked filter. It raises Undecided where the database must be asked."""
+    """The function for a checked filter. It raises Undecided if the database must decide."""
     writer = _SourceWriter(where, table)
     source = writer.true(where)
     names = "".join(f"k{i}," for i in range(len(writer.constants)))
     return _factory(_SOURCE.format(names=names, source=source))(*writer.constants)  # type: ignore[no-any-return]
 
 
-# A value that Python cannot compare is for the database to compare.
+# If Python cannot compare a value, the database must.
 _SOURCE = """
 def make({names}):
     def matches(row):

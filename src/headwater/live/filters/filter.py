@@ -6,9 +6,9 @@
     {'and': [['region', '=', 7],
              {'or': [['status', 'in', ['open', 'held']], ['note', 'is not null']]}]}
 
-The tree is closed: four conditions and three groups. What SQL spells in two ways is one node here:
-`not in` is NOT of IN, `between` is two comparisons. The meaning is SQL's, three-valued logic
-included; columns and values are checked against a table in `filter_check`.
+There are four conditions and three groups. `not in` is NOT of IN, and `between` is two comparisons.
+The meaning is that of SQL, with three-valued logic. Columns and values are checked against a table
+in `check`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Operator: TypeAlias = Literal["=", "!=", "<", "<=", ">", ">="]
 NEGATED: dict[Operator, Operator] = {
     "=": "!=", "!=": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">",
 }  # fmt: skip
-"""The operator that is true exactly where the other is false; on NULL neither is."""
+"""The operator that is true exactly if the other is false. Neither is true for NULL."""
 
 
 class _Node(msgspec.Struct, frozen=True):
@@ -196,7 +196,7 @@ def from_json(value: Any, path: str = "where") -> Filter:
 
 
 class _JsonReader:
-    """Reads one filter, and stops at what is too large before it makes anything of the rest."""
+    """Reads one filter, and stops as soon as it is too large."""
 
     def __init__(self) -> None:
         self._conditions = self._groups = 0

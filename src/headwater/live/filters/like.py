@@ -1,12 +1,11 @@
-"""LIKE and ILIKE: the pattern taken apart, and the cheapest test that decides it.
+"""LIKE and ILIKE: parses a pattern, and finds the cheapest test for it.
 
-LIKE compares characters and is exact in memory under every deterministic collation. ILIKE lowers
-both sides as the column's collation does, and there memory knows less; see `fold_guard`.
+LIKE compares characters, and memory is exact under every deterministic collation. ILIKE lowers both
+sides as the column's collation does, and memory cannot always do that; see `fold_guard`.
 
-A test reads the text once. Between two `%` the first place that fits is as good as any later one,
-and `str.find` finds a literal in linear time. A part that has a `_` between literals can fit almost
-everywhere and nowhere: the places that are tried are counted, and beyond `_LIKE_STEPS_MAX` the
-database decides.
+A test reads the text once. Between two `%` the first match is as good as any later one, and
+`str.find` finds a literal in linear time. A part with a `_` between literals may need many
+attempts: they are counted, and after `_LIKE_STEPS_MAX` the database decides.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from headwater.live.needs import Undecided
 from headwater.model import Column
 
 _LIKE_STEPS_MAX = 20_000
-"""Places in a text where a pattern is tried whose literals have a `_` between them. Beyond, the
-database is asked."""
+"""Attempts to match a pattern with a `_` between literals. After that, the database decides."""
 
 
 Wildcard = Literal["%", "_"]
@@ -61,8 +59,8 @@ def tokens(pattern: str) -> list[Token]:
 
 
 def test_of(pattern: str) -> tuple[str, object]:
-    """Python source over `{v}` with one constant `{k}`, and the constant. `{lower}` is where the
-    text is to be lowered for ILIKE: no more of it than is looked at.
+    """Python source over `{v}` with one constant `{k}`, and the constant. `{lower}` marks the part
+    of the text to be lowered for ILIKE: only the part that is compared.
 
     >>> test_of("asset-%")
     ('{v}[:6]{lower} == {k}', 'asset-')
@@ -89,7 +87,7 @@ def reads_whole_text(template: str) -> bool:
 
 
 class Segment:
-    """What stands between two `%`: literals at fixed places."""
+    """The part between two `%`: literals at fixed places."""
 
     __slots__ = ("_anchor", "_others", "_place", "length")
 
@@ -100,7 +98,7 @@ class Segment:
             if part.literal:
                 literals.append((self.length, part.literal))
             self.length += len(part.literal) or 1
-        # The longest is looked for first: it fits in the fewest places.
+        # The longest literal is searched first: it occurs at the fewest places.
         literals.sort(key=lambda each: -len(each[1]))
         self._place, self._anchor = literals[0] if literals else (0, "")
         self._others = literals[1:]
@@ -136,8 +134,8 @@ class Segment:
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:
-    """The function that decides whether a text matches. It raises Undecided where that would take
-    more than `_LIKE_STEPS_MAX` steps.
+    """The function that decides whether a text matches. It raises Undecided after
+    `_LIKE_STEPS_MAX` attempts.
 
     >>> matches = matcher("a_c%e%")
     >>> matches("abcde"), matches("abde")
@@ -180,18 +178,18 @@ def prefix(pattern: str) -> str:
     return found[0].literal if found else ""
 
 
-# KELVIN SIGN and LATIN CAPITAL LETTER I WITH DOT ABOVE lower to ASCII letters, or do not, depending
-# on who is asked; no other character outside ASCII does.
+# KELVIN SIGN and LATIN CAPITAL LETTER I WITH DOT ABOVE lower to ASCII letters in some libraries and
+# not in others. No other character outside ASCII does.
 _LOWERS_TO_ASCII = re.compile("[\u212a\u0130]")
 
 
 def fold_guard(column: Column, pattern: str) -> str | None:
     """Source of the condition on `{v}` under which memory folds case as the database does.
 
-    None when it never can: a pattern with letters outside ASCII is the database's to judge. The
-    condition calls `undecided()` rather than being false. Collations that order by code point fold
-    ASCII alike and map nothing else onto ASCII but two characters; of other collations we only know
-    ASCII, and not even the letter I, which is special in Turkish.
+    None if it never does: for a pattern with letters outside ASCII, the database decides. The
+    condition calls `undecided()` instead of being false. Collations that order by code point fold
+    ASCII in the same way, and map only two other characters to ASCII. Of other collations we only
+    know ASCII without the letter I, which is special in Turkish.
     """
     if not pattern.isascii():
         return None

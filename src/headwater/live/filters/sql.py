@@ -1,8 +1,8 @@
 """Writes a filter as SQL: identifiers quoted, every value bound.
 
 Placeholders are psycopg's `%s`. A constant is cast to its column's type, so that PostgreSQL
-compares what memory compares; where only PostgreSQL knows the type, it infers it from the column.
-Types and operators have their schema: without it, one that a user made might fit better.
+compares the same values as memory; if only PostgreSQL knows the type, it infers it from the column.
+Types and operators have their schema: without it, PostgreSQL might choose one that a user made.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _SqlWriter:
             case In(column, values):
                 return one_of(self._columns[column], values)
             case Like(column, pattern, fold):
-                name = "~~*" if fold else "~~"  # what ILIKE and LIKE stand for
+                name = "~~*" if fold else "~~"  # the operators of ILIKE and LIKE
                 like = f"{identifier(column)} operator(pg_catalog.{name}) %s::pg_catalog.text"
                 return Sql(like, (pattern,))
             case IsNull(column):
@@ -98,8 +98,8 @@ def compare(column: Column, sign: str, value: Value) -> Sql:
 
 
 def one_of(column: Column, values: Sequence[Value]) -> Sql:
-    """Whether a column equals one of the constants, of which there is at least one. `in` would not
-    say which operator."""
+    """Whether a column equals one of the constants, of which there is at least one. Not `in`, which
+    cannot name the operator."""
     if not kinds.kind_of(column).cast:  # the type of an array could not be inferred
         return join(" or ", (compare(column, "=", value) for value in values)).wrapped("(", ")")
     listed = join(", ", (_constant(column, value) for value in values))
@@ -114,9 +114,9 @@ def _constant(column: Column, value: Value) -> Sql:
 
 
 def enum_type(column: Column) -> str:
-    """The type of a column, where it is an enumeration; else empty. A constant is cast to it:
-    beside one of no type, an implicit cast to text that the type's owner made would be called, with
-    our rights. With it, PostgreSQL refuses to choose.
+    """The type of a column, if it is an enumeration; else empty. A constant is cast to it.
+    Otherwise PostgreSQL would use an implicit cast to text that the type's owner made, and call it
+    with our rights.
 
     >>> enum_type(Column("mood", "public.mood", "public.mood", enum=True))
     'public.mood'

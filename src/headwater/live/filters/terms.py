@@ -1,8 +1,8 @@
-"""Index terms: what must be true of a row for a filter to be true, in a form that can be looked up.
+"""Index terms: necessary conditions of a filter, in a form that can be looked up.
 
-A filter is true only for rows that meet at least one of its terms. `None` stands for "could be any
-row". Terms may be too wide, never too narrow: bounds count as inclusive, and of a conjunction only
-the part that promises the fewest rows is kept.
+A filter is true only for rows that meet at least one of its terms. `None` means any row. Terms may
+be too wide, never too narrow: bounds are inclusive, and of a conjunction only the part with the
+fewest expected rows is used.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Reader:
         self._kinds = {column.name: kinds.kind_of(column) for column in table.columns}
 
     def of(self, where: Filter, truth: bool) -> Terms:
-        """Terms for the rows where the filter is surely true, or surely false."""
+        """Terms for the rows for which the filter is true, or false."""
         match where:
             case And(parts):
                 found = [self.of(part, truth) for part in parts]
@@ -136,7 +136,7 @@ def _narrowest(found: list[Terms]) -> Terms:
 
 
 def _intersect(found: list[Term]) -> list[tuple[Term]]:
-    """`a > 1 and a < 5` is one range, far narrower than either."""
+    """`a > 1 and a < 5` is one range, which is narrower than both."""
     ranges: dict[str, Between] = {}
     for term in found:
         if isinstance(term, Between):
@@ -147,7 +147,7 @@ def _intersect(found: list[Term]) -> list[tuple[Term]]:
 
 
 def _width(terms: tuple[Term, ...]) -> int:
-    """A guess at how many rows the terms let through: only its order matters."""
+    """A rough estimate of the number of rows, to compare terms."""
     return sum(_width_of(term) for term in terms)
 
 

@@ -1,8 +1,8 @@
-"""Conditions as people type them on a command line: `region = 7`, `note is null`.
+"""Conditions as text on a command line: `region = 7`, `note is null`.
 
-One condition a text; several of them are all of them. Values are texts, which checking the filter
-against its table turns into what the columns hold. JSON is taken too, for what this cannot say.
-`in_words` is for people to read: a whole filter as SQL would spell it.
+Each text is one condition, and all of them must be true. Values are texts; checking the filter
+against its table converts them to the types of the columns. JSON is also accepted, for filters that
+this form cannot express. `in_words` writes a whole filter as in SQL.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CONDITION = re.compile(
 
 
 def parse_conditions(texts: Iterable[str]) -> Filter:
-    """All of the conditions. InvalidQuery names the one that cannot be read.
+    """All of the conditions as one filter. InvalidQuery names the condition that is not valid.
 
     >>> parse_conditions(["region = 7", "status in open, held"])  # doctest: +NORMALIZE_WHITESPACE
     And(parts=(Compare(column='region', operator='=', value='7'),
@@ -72,7 +72,7 @@ def _from_json_text(text: str) -> Filter:
 
 
 def _bare(value: str) -> str:
-    """The value without the quotes that it may be put in."""
+    """The value without its quotes, if it has any."""
     value = value.strip()
     quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
     return value[1:-1] if quoted else value
@@ -112,7 +112,7 @@ def _within(part: Filter) -> str:
 
 
 def _values(values: Any) -> str:
-    """The values as a list. A placeholder for values that are not known yet prints itself."""
+    """The values as a list. A placeholder for unknown values prints itself."""
     if not isinstance(values, tuple):
         return str(values)
     return f"({', '.join(map(_value, values))})"

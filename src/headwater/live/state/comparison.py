@@ -1,8 +1,8 @@
 """Compares a maintained state with one that was read from the database in the same snapshot. Pure.
 
-Rows are compared as they are sent, so that 5.0 is not 5.00. A window knows the first rows of an
-order up to its horizon, and two of them may know a different number: what both know must be equal,
-and a window that knows the end of the order must have every row.
+Rows are compared as they are sent, so 5.0 differs from 5.00. A window has the first rows of an
+order up to its horizon, and two windows may have a different number of rows: the rows before both
+horizons must be equal, and a complete window must have every row.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ ResultState: TypeAlias = Window | Streamed
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One row in which two states differ, of those that do the first found."""
+    """The first row in which two states differ."""
 
     key: Key
     ours: Row | None
-    """None where it is not there. Empty for a member of a streamed result: its row is not held."""
+    """None if the state lacks the row. Empty for a streamed result, which has keys only."""
     theirs: Row | None
     in_both: bool
-    """Whether both have the row, with other values or at another place."""
+    """Whether both have the row, with different values or at different places."""
     visible: bool
-    """Whether subscribers see a difference, and not only the cushion behind their rows has one."""
+    """Whether subscribers see the difference. Otherwise it is in the cushion of a window."""
 
 
 def difference(
     ours: ResultState, theirs: ResultState, sent: Callable[[Row], Row]
 ) -> Difference | None:
-    """How our state differs from the true one; None if it does not. `sent` makes a row as it is on
-    the wire."""
+    """The difference of our state from the database's; None if they are equal. `sent` converts a
+    row to its form on the wire."""
     if isinstance(ours, Window) and isinstance(theirs, Window):
         return _of_windows(ours, theirs, sent)
     assert isinstance(ours, Streamed)
@@ -67,7 +67,7 @@ def _rows(window: Window) -> dict[Key, Row]:
 
 
 def _first(one: dict[Key, Row], other: dict[Key, Row], sent: Callable[[Row], Row]) -> Key | None:
-    """The first row that both have with other values."""
+    """The first row that both have with different values."""
     for key, row in one.items():
         true = other.get(key)
         if true is not None and _text(row, sent) != _text(true, sent):
@@ -76,7 +76,7 @@ def _first(one: dict[Key, Row], other: dict[Key, Row], sent: Callable[[Row], Row
 
 
 def _first_place(ours: Window, keys: list[Key], theirs: Window, true: list[Key]) -> Key | None:
-    """The first row that is missing, too many, or at another place."""
+    """The first row that is missing, surplus, or at another place."""
     for key, true_key in zip(keys, true, strict=False):
         if key != true_key:
             return key if key not in true else true_key

@@ -1,8 +1,8 @@
-"""How a window stores a row: one flat tuple, the sort key first and the row's values behind it.
+"""How a window stores a row: one flat tuple, first the sort key, then the row's values.
 
-Sort keys are unique, so that comparing two entries never reaches the values. A row costs one tuple
-instead of a dict and a key. Only the selected columns, those of the order and the primary key are
-stored. Where only the database knows the order, the sort key ends with a rank.
+Sort keys are unique, so comparing two entries never compares the values. A row is one tuple instead
+of a dict and a key. Only the selected columns, those of the order and the primary key are stored.
+If only the database knows the order, the sort key ends with a rank.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Layout:
     width: int
     """How many elements the sort key has."""
     places: dict[str, int]
-    """Where in an entry a column's value is: in the sort key, if that has it unchanged."""
+    """The index of a column's value in an entry: in the sort key, if that has it unchanged."""
     sort: Callable[..., Entry]
-    """The entry of a row; where the database has the last word in the order, with its rank."""
+    """The entry of a row; with its rank if the database decides the order."""
     key: Callable[[Entry], Key]
     cursor: Callable[[Entry], Cursor]
     row: Callable[[Entry], Row]
@@ -63,14 +63,14 @@ class Layout:
         return [self.places[name] for name in names]
 
     def _sizes(self, by: tuple[str, ...], table: Table) -> Callable[[Entry], int]:
-        # What the sort key has in another form is there twice.
+        # A value that the sort key has in another form is stored twice.
         twice = {name for name in by if self.places[name] >= self.width}
         places = {name: (self.places[name], 1 + (name in twice)) for name in self.held}
         fixed = ENTRY_BYTES + VALUE_BYTES * (self.width + len(self.held))
         return sizes(table, fixed, self.held, places)
 
     def _sameness(self, seen: tuple[str, ...], table: Table) -> Callable[[Entry, Entry], bool]:
-        """Python calls 1.0 and 1.00 equal, and 1 and true in JSON; a reader tells them apart."""
+        """In Python 1.0 equals 1.00, and 1 equals true in JSON; subscribers see a difference."""
         of_column = {column.name: kinds.kind_of(column) for column in table.columns}
         strict = self._places(tuple(name for name in seen if of_column[name].strict))
         loose = self._places(tuple(name for name in seen if not of_column[name].strict))

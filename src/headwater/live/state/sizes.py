@@ -1,7 +1,8 @@
-"""How much memory a value takes: an estimate that is fast, and always the same for a value.
+"""Estimates the memory of a value: quickly, and always with the same result for a value.
 
-That matters more than the last byte: the size that was added for a row is subtracted when it
-leaves, so sums never drift. `sys.getsizeof` does not do: a text grows when it is first encoded.
+The same result is more important than an exact one: the size that was added for a row is subtracted
+when it leaves, so sums stay right. `sys.getsizeof` does not have this property: a text grows when
+it is first encoded.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import msgspec
 from headwater.model import Key, Table
 
 VALUE_BYTES = 64
-"""Of any value, with its place in a tuple: what an object takes beside what it contains."""
+"""Bytes of any value with its place in a tuple, without its content."""
 
 ENTRY_BYTES = 200
-"""Of a row in a window beside its values: two tuples and a place in a dict."""
+"""Bytes of a row in a window without its values: two tuples and a place in a dict."""
 
 MEMBER_BYTES = 120
-"""Of a key in a set beside its values."""
+"""Bytes of a key in a set without its values."""
 
 _JSON_FACTOR = 8
-"""How many times its text a JSON document takes as Python objects, in the middle of the usual."""
+"""A JSON document takes about this many times its text as Python objects."""
 
 _FIXED = frozenset(
     (
@@ -65,14 +66,14 @@ def size_of(value: Any) -> int:
 def sizes(
     table: Table, fixed: int, columns: Iterable[str], places: Mapping[str, tuple[int, int]]
 ) -> Callable[[tuple[Any, ...]], int]:
-    """A function that gives the size of tuples: `fixed`, and for each of these columns whose size
-    varies, that of the value at its place, as many times as it is there."""
+    """A function for the size of entries: `fixed`, plus the sizes of the values of these columns
+    whose sizes vary. `places` has the index of a value, and how often it is stored."""
     of_column = {column.name: column.type for column in table.columns}
     parts = [str(fixed)]
     for name in columns:
         if of_column[name] not in _FIXED:
             at, times = places[name]
-            # The usual text without a call: every change of a row comes here twice.
+            # No call for ASCII texts: this runs twice for every change of a row.
             usual = f"len(v) if type(v := entry[{at}]) is str and v.isascii() else size_of(v)"
             parts.append(f"({usual})" if times == 1 else f"{times} * ({usual})")
     source = f"lambda entry: {' + '.join(parts)}"

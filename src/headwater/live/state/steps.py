@@ -1,8 +1,8 @@
-"""The steps that turn one list of keys into another, each right at the moment it is taken.
+"""The steps from one list of keys to another. Each index is that of the moment of its step.
 
-Leaves come first, from the back, so that no index is spoilt by an earlier step and the list never
-outgrows its limit; then moves, each row going right behind the one it follows; then enters and
-updates from front to back, when everything before them is in place.
+Leaves come first, from the back, so that no index is changed by an earlier step, and the list never
+exceeds its limit. Then come moves, each to the place after its new predecessor. Then come enters
+and updates from front to back, when everything before them is in place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Enters(NamedTuple):
 
 
 class Stays(NamedTuple):
-    """The row was touched, and is where it was."""
+    """The row changed, and stays at its place."""
 
     key: Key
     at: int
@@ -40,7 +40,7 @@ ListStep: TypeAlias = Leaves | Moves | Enters | Stays
 
 
 def steps(old: list[Key], new: list[Key], touched: Container[Key]) -> Iterator[ListStep] | None:
-    """The steps from old to new; only touched rows move. None if others would have to, too.
+    """The steps from old to new, in which only touched rows move. None if that is not possible.
 
     >>> list(steps([(1,), (2,), (3,)], [(3,), (1,), (4,)], {(2,), (3,), (4,)}))
     [Leaves(key=(2,), at=1), Moves(key=(3,), source=1, at=0), Enters(key=(4,), at=2)]

@@ -1,7 +1,7 @@
-"""A streamed query: which rows belong to the result, without order and without holding them.
+"""A streamed query: the keys of the rows in its result, without order and without the rows.
 
-The state is a set of keys. A new query reads its members page by page in primary-key order, all in
-one snapshot; a change that arrives before the last page makes it begin again.
+A new query reads its members page by page in primary-key order, all in one snapshot. If a change
+arrives before the last page, it starts over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headwater.live.state.sizes import key_sizes
 from headwater.model import Change, Cursor, Delta, Key, Match, Reset, Row, Unmatch, Update
 
 _STREAMED_PAGE_ROWS = 5_000
-"""Rows read at a time while a streamed query learns its members."""
+"""Rows of one page, while a streamed query reads its members."""
 
 
 class Streamed:
@@ -31,7 +31,7 @@ class Streamed:
         self._filled = False
         self._size = key_sizes(query.table)
         self.bytes = 0
-        """Of memory that the members take."""
+        """Memory of the members."""
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -40,7 +40,7 @@ class Streamed:
         return (Check(tuple(self._doubt)),) if self._doubt else ()
 
     def apply(self, changes: Sequence[Change]) -> Outcome:
-        """Take the changes of one transaction."""
+        """Apply the changes of one transaction."""
         deltas: list[Delta] = []
         before: dict[Key, Row | None] = {}
         final: dict[Key, Row | None] = {}
@@ -62,7 +62,7 @@ class Streamed:
         return Outcome(tuple(deltas), self.needs)
 
     def answer(self, need: Need, rows: Sequence[Row]) -> Outcome:
-        """Take the database's answer to one of `needs`."""
+        """Apply the database's answer to one of `needs`."""
         match need:
             case Refill(after, count):
                 return self._fill(rows, first=after is None, last=len(rows) < count)

@@ -1,15 +1,14 @@
 """A window: the true first N rows of a filtered, ordered table, after every transaction.
 
-The rule. A window *knows* every matching row between its anchor (the cursor it starts behind) and
-its horizon, and nothing beyond: `buffer == matching rows in (anchor, horizon]`. A row that comes to
-stand within is placed; a row beyond is dropped, however near, because unknown rows may stand
-before it. Only a complete window, whose horizon is the end of the table, grows at its
-tail. The buffer holds a cushion behind the N visible rows; when rows leave until fewer than N are
-known, one bounded `Refill` behind the horizon extends the knowledge again. A new window knows
-nothing, so its first need is a refill too.
+The rule: a window has every matching row between its anchor (the cursor it starts after) and its
+horizon, and no others: `buffer == matching rows in (anchor, horizon]`. A row in this range is
+inserted. A row after the horizon is dropped, because unknown rows may come before it. Only a
+complete window, whose horizon is the end of the table, grows at its end. The buffer has a cushion
+after the N visible rows. When fewer than N rows are left, one bounded `Refill` reads rows after the
+horizon. A new window is empty, so its first need is a refill, too.
 
-Where memory cannot decide the filter, or which of two rows comes first, the keys in doubt become
-one `Order` question, and until its answer comes every further change only joins the doubt.
+If memory cannot decide the filter, or which of two rows comes first, the keys in doubt become one
+`Order` need. Until its answer arrives, the keys of further changes are added to the doubt.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from headwater.live.state.steps import Enters, Leaves, ListStep, Moves, Stays, s
 from headwater.model import Change, Cursor, Delta, Enter, Key, Leave, Move, Reset, Row, Update
 
 _WINDOW_CUSHION_ROWS_MIN = 5
-"""Rows kept beyond a window, at least: so many may leave before the database is asked again."""
+"""Rows of the cushion, at least: this many may leave before the database is read again."""
 
 _WINDOW_CUSHION_ROWS_MAX = 100
-"""Rows kept beyond a window, at most. Between the two bounds it is a quarter of the window."""
+"""Rows of the cushion, at most. Between the two bounds it is a quarter of the window."""
 
 
 class _Beyond:
-    """Greater than anything: a sort key followed by it stands right behind its row."""
+    """Greater than anything: a sort key with it appended sorts directly after its row."""
 
     def __gt__(self, other: object) -> bool:
         return True
@@ -48,15 +47,15 @@ _END: Entry = (_BEYOND,)
 
 
 def cushion_for(limit: int) -> int:
-    """Rows kept beyond a window of this size."""
+    """Rows of the cushion of a window of this size."""
     return min(max(limit // 4, _WINDOW_CUSHION_ROWS_MIN), _WINDOW_CUSHION_ROWS_MAX)
 
 
 class Window:
     """The maintained result of one bound query.
 
-    `apply` takes the changes of a transaction, `answer` the rows for a need; both return the deltas
-    that lead from the last result to the new one. What is outstanding is in `needs`.
+    `apply` applies the changes of a transaction, `answer` the rows for a need. Both return the
+    deltas from the last result to the new one. `needs` has what must be read.
     """
 
     __slots__ = (
@@ -80,11 +79,11 @@ class Window:
         self._settled = False
         self.refills = 0
         self.bytes = 0
-        """Of memory that the rows in the buffer take."""
+        """Memory of the rows in the buffer."""
         self._start_over()
 
     def _bind(self, query: BoundQuery) -> None:
-        """Keep at hand what every change needs."""
+        """Copy what every change needs to attributes, for speed."""
         self._query = query
         self._matches = query.matches
         self._exact = query.order.exact
@@ -96,7 +95,7 @@ class Window:
         self._size = query.layout.size
         self._select = query.select
 
-    # -------------------------------------------------------------------- what it holds
+    # -------------------------------------------------------------------- contents
 
     @property
     def rows(self) -> list[Row]:
@@ -114,7 +113,7 @@ class Window:
 
     @property
     def keys(self) -> list[Key]:
-        """Of all rows in the buffer, in no order."""
+        """The keys of all rows in the buffer, in no order."""
         return list(self._at)
 
     @property
@@ -129,27 +128,27 @@ class Window:
 
     @property
     def complete(self) -> bool:
-        """Whether every matching row behind the anchor is in the buffer."""
+        """Whether every matching row after the anchor is in the buffer."""
         return self._horizon is _END
 
     def snapshot(self) -> Reset:
-        """The visible rows for a subscriber who has none of them."""
+        """The visible rows, for a new subscriber."""
         visible = enumerate(self._visible())
         return Reset(tuple(self._enter(entry, index) for index, entry in visible))
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        """What must be asked before the window is whole. An empty tuple most of the time."""
+        """What must be read from the database. Usually empty."""
         if self._doubt is not None:
             return (self._order(self._doubt),)
         if self._horizon is _END or len(self._entries) >= self._limit:
             return ()
         return (Refill(self._bound(), self._room - len(self._entries)),)
 
-    # -------------------------------------------------------------------- what happens to it
+    # -------------------------------------------------------------------- changes and answers
 
     def apply(self, changes: Sequence[Change]) -> Outcome:
-        """Take the changes of one transaction."""
+        """Apply the changes of one transaction."""
         try:
             if len(changes) == 1 and self._settled:
                 change = changes[0]
@@ -163,7 +162,7 @@ class Window:
             return self._leave_order_to_database()
 
     def answer(self, need: Need, rows: Sequence[Row]) -> Outcome:
-        """Take the database's answer to one of `needs`."""
+        """Apply the database's answer to one of `needs`."""
         try:
             match need:
                 case Refill(_, count):
@@ -187,7 +186,7 @@ class Window:
         return self._replace(key, old, new, row)
 
     def _place(self, row: Row | None, old: Entry | None) -> Entry | None:
-        """Where the row belongs among what is known; None for nowhere. May raise Undecided."""
+        """The entry of a row in the range of the window; None if it is not. May raise Undecided."""
         if row is None or not self._matches(row):
             return None
         entry = self._sort(row)
@@ -294,13 +293,13 @@ class Window:
         return self._outcome(self._deltas(shown, placed))
 
     def _tied_among(self, placed: Iterable[Entry | None]) -> bool:
-        """Whether two rows of one transaction have a rank between them."""
+        """Whether only a rank decides between two rows of one transaction."""
         width = self._layout.width - 1
         prefixes = [entry[:width] for entry in placed if entry is not None]
         return len(set(prefixes)) < len(prefixes)
 
     def _put(self, placed: dict[Key, Entry | None]) -> None:
-        """Sorted once at the end: a transaction may bring a hundred thousand rows."""
+        """Sort once at the end: a transaction may have a hundred thousand rows."""
         for key, entry in placed.items():
             old = self._at.pop(key, None)
             if old is not None:
@@ -314,7 +313,7 @@ class Window:
         if len(self._entries) > self._room:
             self._trim()
 
-    # -------------------------------------------------------------------- asking the database
+    # -------------------------------------------------------------------- doubt and refills
 
     def _doubt_all(self, keys: Iterable[Key], shown: list[Entry]) -> Outcome:
         if self._doubt is None:
@@ -325,7 +324,7 @@ class Window:
         return self._outcome(())
 
     def _order(self, doubt: dict[Key, None]) -> Order:
-        """Where memory orders, only the filter is in doubt, and only for these keys."""
+        """If memory decides the order, only the filter is in doubt, and only for these keys."""
         keys = doubt if self._exact else {**self._at, **doubt}
         return Order(tuple(keys), self._bound() if self._horizon is not _END else None)
 
@@ -371,7 +370,7 @@ class Window:
     # -------------------------------------------------------------------- anchor and horizon
 
     def _start_over(self) -> None:
-        """Know nothing. The next refill begins at the anchor and is announced as a reset."""
+        """Drop all rows. The next refill begins at the anchor, and is sent as a reset."""
         self._anchor = self._anchor_of(self._query.after)
         self._empty()
         self._horizon = _START
@@ -387,7 +386,7 @@ class Window:
         return _START if after is None else _behind(self._query.order.key(after))
 
     def _empty(self) -> None:
-        """Know that there are no rows at all."""
+        """The table is empty: a complete window without rows."""
         self._entries = []
         self._at = {}
         self.bytes = 0
@@ -407,7 +406,7 @@ class Window:
         self._horizon, self._edge = _behind(last[: self._layout.width]), last
 
     def _bound(self) -> Cursor | None:
-        """The cursor behind which nothing is known."""
+        """The cursor after which rows are not known; None for the start of the table."""
         return self._query.after if self._edge is None else self._cursor(self._edge)
 
     # -------------------------------------------------------------------- deltas
@@ -421,7 +420,7 @@ class Window:
         return self._entries[: self._limit]
 
     def _deltas(self, shown: list[Entry], touched: Collection[Key]) -> tuple[Delta, ...]:
-        """The net steps from the rows shown before to those visible now."""
+        """The deltas from the rows shown before to the rows visible now."""
         if not self._stale:
             before = {self._key(entry): entry for entry in shown}
             now = [self._key(entry) for entry in self._visible()]
@@ -432,7 +431,7 @@ class Window:
         return (self.snapshot(),)
 
     def _idle(self, step: ListStep, before: dict[Key, Entry]) -> bool:
-        """Whether a touched row looks the same as before, where it was before."""
+        """Whether a touched row has the same values and place as before."""
         return isinstance(step, Stays) and self._same(before[step.key], self._at[step.key])
 
     def _delta(self, step: ListStep) -> Delta:

@@ -80,7 +80,7 @@ class Waker:
             self._listening.result()
 
     def notified(self) -> None:
-        """A writer sent NOTIFY on another channel, which a `Listener` received."""
+        """A writer sent NOTIFY on another channel, which a `NotifyListener` received."""
         self.pace.woken(time.monotonic())
         self._event.set()
 

@@ -1,10 +1,10 @@
-"""Whether an update may have altered a column, judged by its two images. May say yes too often;
-must never say no wrongly.
+"""Whether an update may have altered a column, by its two images. May say yes too often; must never
+say no wrongly.
 
-An image is JSON, and JSON does not show all that a query can see. An array in it has no lower
-bound, a composite no difference between NULL and a null in JSON, a JSON text inside of it no
-spaces, and `-0` in it is read as `0`. So only for types of a list do equal values in images mean
-equal values in the table. A column of any other type may have been altered by every update.
+An image is JSON, and JSON does not show everything that a query can see: the lower bound of an
+array, the difference between NULL and a null in JSON, the spaces in a JSON text, the sign of `-0`.
+So only for certain types do equal values in images mean equal values in the table. A column of any
+other type may have been altered by every update.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _FAITHFUL = frozenset(
         "circle",
     }
 )  # fmt: skip
-"""Types of which two different values always have different texts, as capture writes them."""
+"""Types whose different values always have different texts in images."""
 
 
 def may_differ(before: Value, after: Value, column: Column | None) -> bool:
-    """Whether the table may have held two values where the images have these."""
+    """Whether the table may have had different values for these values of two images."""
     if column is None or differ(before, after):
         return True
     if column.type in ("real", "double precision"):
         return bool(before == 0)  # an image has -0, which is read as 0
     if column.type == "jsonb":
-        # NULL and a null in JSON have the same image, and a fraction loses digits when it is read.
+        # NULL and a null in JSON have the same image, and a fraction loses digits in Python.
         return before is None or _has_fraction(before)
     return column.type not in _FAITHFUL and not column.enum
 

@@ -1,10 +1,9 @@
-"""Asks the database what a statement reads: tables through views and functions, columns, and the
-row predicate where the statement is simple. Widened when in doubt, never narrowed.
+"""Finds what a statement reads: tables through views and functions, columns, and the row predicate
+if the statement is simple. When in doubt, it reports more rows, never fewer.
 
-`catalog` follows the statement and `predicate` reads its conditions; here the two become an
-`Analysis`, which is cached until an object that it depends on is altered. Its tables are those of
-the log: a partition counts as the table that is enabled, and tables that are not captured are
-named.
+`catalog` follows the statement and `predicate` reads its conditions. Both become an `Analysis`,
+which is cached until an object that it depends on is altered. Its tables are those of the log: a
+partition counts as the table that is enabled. Tables that are not captured are listed.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ T = TypeVar("T")
 
 
 class TableRead(msgspec.Struct, frozen=True):
-    """One captured table as a statement reads it, whatever its parameters are."""
+    """One captured table as a statement reads it, for any values of its parameters."""
 
     table: Table
     columns: frozenset[str] | None = None
     """The columns it uses; None for any."""
     conditions: tuple[Filter, ...] = ()
-    """What must be true of a row that counts; `predicate.Parameter` stands for a parameter."""
+    """Conditions that a row must meet. `predicate.StatementParameter` stands for a parameter."""
     through: tuple[str, ...] = ()
-    """The views, functions and policies on the way to it."""
+    """The views, functions and policies through which it is read."""
 
 
 class Analysis(msgspec.Struct, frozen=True):
@@ -66,13 +65,13 @@ class Analysis(msgspec.Struct, frozen=True):
     everything: bool = False
     uncaptured: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """For people: where and why it was widened."""
+    """For people: why it may read more than the statement says."""
     tables: tuple[TableRead, ...] = ()
     refused: str | None = None
-    """Why the database refused it: it is invalid, or does not read."""
+    """Why the database refused it: it is invalid, or is not a query."""
 
     def reads(self, executed: Executed) -> tuple[Read, ...]:
-        """What it read with these values."""
+        """What the statement read with these values."""
         return tuple(
             Read(each.table, each.columns, bind(each.conditions, each.table, executed.values))
             for each in self.tables
@@ -87,7 +86,7 @@ class _CachedAnalysis(msgspec.Struct, frozen=True):
 
 
 class _Key(msgspec.Struct, frozen=True):
-    """A statement, and how the session that executes it finds names: None for our own."""
+    """A statement, its role, and how its session finds names (None for our own session)."""
 
     statement: Statement
     role: str | None = None
@@ -95,7 +94,8 @@ class _Key(msgspec.Struct, frozen=True):
 
 
 class Analyst:
-    """Analyses statements over a connection of its own; each once, until the catalog changes."""
+    """Analyses statements over a connection of its own. Analyses are cached until the catalog
+    changes."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -109,8 +109,8 @@ class Analyst:
     async def analyse(
         self, statement: Statement, role: str | None = None, session: NameLookup | None = None
     ) -> Analysis:
-        """What the statement reads when that role executes it (None for the session's own) in such
-        a session (None for one like ours)."""
+        """What the statement reads if that role executes it (None for the session's own role) in
+        such a session (None for one like ours)."""
         known = self.known(statement, role, session)
         if known is not None:
             return known
@@ -132,7 +132,7 @@ class Analyst:
     def known(
         self, statement: Statement, role: str | None = None, session: NameLookup | None = None
     ) -> Analysis | None:
-        """The same, if it need not be asked for."""
+        """The same, if it is cached."""
         key = _Key(statement, role, session)
         cached = self._cache.get(key)
         if cached is None:
@@ -141,9 +141,9 @@ class Analyst:
         return cached.analysis
 
     async def recheck(self) -> set[Statement]:
-        """Look again at everything that analyses rest on (views, functions, types, policies,
-        tables, roles, search paths, what is captured): the statements of analyses that no longer
-        hold, which are forgotten."""
+        """Check everything that analyses depend on (views, functions, types, policies, tables,
+        roles, search paths, captured tables). Analyses that are no longer valid are forgotten.
+        Returns their statements."""
         cached = dict(self._cache)
         objects = {item for each in cached.values() for item in each.prints}
         prints = await self._in_transaction(lambda connection: prints_of(connection, objects))
@@ -155,7 +155,7 @@ class Analyst:
         )
 
     async def note_settings(self) -> None:
-        """Called before a session begins: what is set from here on will be noticed."""
+        """Call this before a session begins: later changes of settings are then noticed."""
         if not self._settings:
             self._settings = await self._in_transaction(_settings)
 
@@ -173,14 +173,14 @@ class Analyst:
         return True
 
     def forget(self, table_oids: Iterable[int]) -> set[Statement]:
-        """Tables were altered: forget what rests on them. Which statements that was."""
+        """Tables were altered: forget analyses that depend on them. Returns their statements."""
         self._epoch += 1
         altered = set(table_oids)
         return self._forget(
             [
                 key
                 for key, each in self._cache.items()
-                # One of them may be captured now, or a partition of it.
+                # The table, or a partition of it, may be captured now.
                 if each.analysis.uncaptured
                 or any(read.table.oid in altered for read in each.analysis.tables)
                 or any(oid in altered for kind, oid in each.prints if kind == "relation")
@@ -188,12 +188,12 @@ class Analyst:
         )
 
     def forget_all(self) -> None:
-        """Any table may have been altered."""
+        """Any table may have been altered: forget all analyses."""
         self._epoch += 1
         self._cache.clear()
 
     def forget_statements(self, statements: frozenset[Statement]) -> None:
-        """Have these analysed again."""
+        """Forget the analyses of these statements."""
         self._epoch += 1
         self._forget([key for key in self._cache if key.statement in statements])
 
@@ -225,7 +225,7 @@ class Analyst:
         return cached.analysis
 
     async def _walk(self, connection: Connection, key: _Key) -> tuple[_CachedAnalysis, int]:
-        """The analysis, and how often something had been forgotten when it was begun."""
+        """The analysis, and the epoch in which it began."""
         statement, epoch = key.statement, self._epoch
         await connection.execute("savepoint headwater_walk")
         try:
@@ -241,8 +241,8 @@ class Analyst:
     # ---- the connection
 
     async def _in_transaction(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Do the work in a transaction that is rolled back. If the open connection turns out to be
-        lost, the work is done once more over a new one."""
+        """Do the work in a transaction that is rolled back. If the open connection was lost, the
+        work is done once more over a new one."""
         async with self._lock:
             if self._connection is not None:
                 try:
@@ -297,7 +297,7 @@ async def _rolled_back(connection: Connection, work: Callable[[Connection], Awai
     await connection.execute("begin isolation level repeatable read read write")
     given_up = False
     try:
-        # The first question: what is altered from here on differs from what is remembered.
+        # This takes the snapshot: later alterations differ from the stored fingerprints.
         cursor = await connection.execute("select to_regclass('headwater.captures') is not null")
         if await cursor.fetchone() != (True,):
             raise NotInstalled(
@@ -305,7 +305,7 @@ async def _rolled_back(connection: Connection, work: Callable[[Connection], Awai
             )
         return await work(connection)
     except asyncio.CancelledError:
-        given_up = True  # and so is the connection, which may not answer any more
+        given_up = True  # the connection may not answer any more
         raise
     finally:
         if not given_up and not connection.closed:
@@ -313,19 +313,19 @@ async def _rolled_back(connection: Connection, work: Callable[[Connection], Awai
 
 
 _ANYTHING: tuple[Object, ...] = (WHOLE_CATALOG, ALL_MEMBERSHIPS)
-"""What a statement rests on that the server refuses: after any change it may be accepted."""
+"""What a refused statement depends on: after any change it may be accepted."""
 
 
 _OF_ALL, _OF_US = "", " "
 
 
 async def _settings(connection: Connection) -> dict[str, str]:
-    """The settings that sessions begin with, by the role they are for."""
+    """The settings of new sessions, by role."""
     cursor = await connection.execute(_SETTINGS)
     return dict(await cursor.fetchall())
 
 
-# A path of the server's configuration is that of every session, of ours too.
+# A search path in the server's configuration applies to every session, also to ours.
 _SETTINGS = """
     select ' ', session_user::text || s.reset_val
     from pg_catalog.pg_settings s where s.name = 'search_path'
@@ -338,11 +338,11 @@ _SETTINGS = """
     group by 1
 """
 
-# ------------------------------------------------------------------------ what was found, in words
+# ------------------------------------------------------------------------ the analysis
 
 
 def _analysis(statement: Statement, found: Reads) -> Analysis:
-    """An analysis from what the catalog returned."""
+    """The analysis, from what was found in the catalog."""
     notes = [*(f"any change may concern it: {why}" for why in found.widened), *found.notes]
     uncaptured: dict[str, None] = {}
     reads: dict[int, list[tuple[Relation, Use]]] = {}
@@ -403,7 +403,7 @@ def _table_read(
     through = {label: None for _, use in uses for label in use.through}
     columns: set[str] | None = set()
     for relation, use in uses:
-        # A row that goes to another partition gets another key, so that it is no update.
+        # A row that moves to another partition gets another key, so it is not an update.
         hidden = relation.generated | relation.recast
         if use.whole or use.columns & hidden or len(relation.roots) > 1:
             columns = None
@@ -420,7 +420,7 @@ def _table_read(
 def _conditions(
     statement: Statement, found: Reads, reads: dict[int, list[tuple[Relation, Use]]]
 ) -> dict[int, tuple[Filter, ...]]:
-    """The conditions on each table that is read in one place only: the statement itself."""
+    """The conditions on each table that is read only once, by the statement itself."""
     plain: dict[Name, tuple[int, Table]] = {}
     for root, uses in reads.items():
         relation, use = uses[0]

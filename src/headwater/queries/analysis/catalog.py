@@ -1,16 +1,16 @@
 """Follows a statement through the catalog: what it reads, through views, functions and policies.
 
 The server itself parses the statement: it becomes the body of a function in a transaction that is
-rolled back, and `pg_depend` then says which columns, views and functions it uses. From there views
-lead to their rules, functions to their bodies, tables under row-level security to their policies,
-types to what the server calls for their values by itself. The node trees have what `pg_depend` does
-not record: whole rows, types, system tables, built-in functions.
+rolled back, and `pg_depend` then has the columns, views and functions that it uses. From there,
+views lead to their rules, functions to their bodies, tables under row-level security to their
+policies, and types to the functions that the server calls for their values. The node trees have
+what `pg_depend` does not record: whole rows, types, system tables, built-in functions.
 
-A body that is stored as a text is read as it would be when it runs: with the search path of its
-function or of its caller, as the role that it runs as.
+A body that is stored as text is parsed as it would be when it runs: with the search path of its
+function or of its caller, and as the role that it runs as.
 
-All questions are put in one snapshot that is older than the parsing. Whatever is altered meanwhile
-differs from the `fingerprints` taken here, and is noticed at the next look.
+All queries run in one snapshot that is older than the parsing. An object that is altered in between
+differs from its fingerprint (`fingerprints`), which the next recheck notices.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from headwater.queries.analysis.search_path import NameLookup, resolve, session_
 
 
 class UnknownReads(Exception):
-    """The server does not take the statement as the body of a function; the text says why."""
+    """The server does not accept the statement as the body of a function. The text has why."""
 
 
 @dataclass(slots=True)
@@ -78,14 +78,14 @@ class Relation(msgspec.Struct, frozen=True):
     columns: dict[int, str]
     generated: frozenset[int]
     recast: frozenset[int]
-    """The columns whose image is made by a cast to JSON of the application: equal images may hide
-    different values."""
+    """The columns whose images are made by a cast to JSON of the application: different values may
+    have equal images."""
     roots: tuple[int, ...]
     captured: bool
 
     @property
     def is_read(self) -> bool:
-        """Whether it has rows of its own, or is a view whose inside is the server's business."""
+        """Whether it has rows of its own, or is a view of the server."""
         return self.kind in "rpmfS" or (self.kind == "v" and self.oid < FIRST_OF_USERS)
 
     @property
@@ -94,7 +94,7 @@ class Relation(msgspec.Struct, frozen=True):
 
 
 class Reads(msgspec.Struct, frozen=True):
-    """All that was found out about a statement."""
+    """Everything that was found about a statement."""
 
     uses: dict[int, Use]
     relations: dict[int, Relation]
@@ -116,13 +116,13 @@ class _CodeBody:
     kind: Literal["pg_proc", "pg_rewrite", "pg_policy", "pg_constraint"]
     oid: int
     session: NameLookup
-    """How texts in it, and in what it calls, find names."""
+    """How names are found in it, and in what it calls."""
     through: tuple[str, ...] = ()
     about: int = 0
     """The table that a policy is about."""
 
 
-# Built-in functions that read whatever a text or a name says, or change what names mean.
+# Built-in functions that read what a text or a name says, or change what names mean.
 _OPAQUE = re.compile(
     r"(query|table|schema|database|cursor)_to_xml.*|ts_stat|ts_rewrite|set_config|lo_.*|loread"
     r"|pg_read_.*|pg_ls_.*|pg_stat_file|pg_logical_slot_.*|pg_get_viewdef|dblink.*"
@@ -162,8 +162,8 @@ class Walk:
         session: NameLookup | None = None,
         role: str | None = None,
     ) -> Reads:
-        """What the statement reads when names are found as that session finds them (None for our
-        own), acting as that role; Refused where the server does not say."""
+        """What the statement reads if names are found as in that session (None for our own), as
+        that role. Refused if the server does not accept it."""
         session = session or await session_of(self._connection)
         if role is not None:
             session = msgspec.structs.replace(session, user=role)
@@ -198,7 +198,7 @@ class Walk:
     # ---- the statement
 
     async def _find_names_as(self, session: NameLookup) -> None:
-        """Refused where we cannot: a schema that we may not use would be passed over."""
+        """Refused if we cannot: PostgreSQL would skip a schema that we may not use."""
         self._objects.add(("role", session.user))
         if session not in self._schemas:
             self._schemas[session] = await resolve(self._connection, session)
@@ -213,11 +213,11 @@ class Walk:
             raise UnknownReads(f"Headwater's own role may not use the schema {missing}")
 
     async def _find_names_as_usual(self) -> None:
-        """For our own queries: in another path a name may be that of another owner's function."""
+        """For our own queries: in another path, a name may mean a function of another owner."""
         await self._set_path("pg_catalog, pg_temp")
 
     async def _set_path(self, path: str) -> list[str]:
-        """The schemas that are then searched."""
+        """Set the path. Returns the schemas that are searched."""
         (found,) = await self._one(
             "with made as materialized (select pg_catalog.set_config('search_path', %s, true))"
             " select pg_catalog.current_schemas(false)::pg_catalog.text[] from made",
@@ -248,13 +248,13 @@ class Walk:
         return list(found)
 
     async def _check_types(self, *, only_of_columns: bool) -> None:
-        """Refused where parsing a text could run code of a type's owner with our rights. Of the
-        application's own statements, only constants beside columns count."""
+        """Refused if parsing a text could run code of a type's owner with our rights. For the
+        application's own statements, only constants that are compared with columns count."""
         for (label,) in await self._query(CODE_IN_DOMAINS, only_of_columns):
             raise UnknownReads(f"the condition of domain {label} is code of another owner")
 
     async def _probe(self, arguments: str, body: str) -> int:
-        """A function with that body; its oid."""
+        """Make a function with that body. Returns its oid."""
         self._probes += 1
         name = f"headwater_probe_{self._pid}_{self._probes}"
         await self._raw(
@@ -297,10 +297,10 @@ class Walk:
     def _use_relations(
         self, body: _CodeBody, tree: str, references: list[tuple[str, int, int]]
     ) -> set[int]:
-        """Note which relations the body uses, and how; which they are."""
+        """Store which relations the body uses, and how. Returns them."""
         whole = _WHOLE_ROW.search(tree) is not None
         used = [(oid, column) for class_, oid, column in references if class_ == "pg_class"]
-        # Objects of the server's own are not in pg_depend, but everything is in the tree.
+        # Built-in objects are not in pg_depend, but everything is in the tree.
         used += [(int(oid), 0) for oid in set(_RELATION.findall(tree)) - {"0"}]
         own_row = body.about if "{SUBLINK" not in tree else 0
         for oid, column in used:
@@ -337,8 +337,8 @@ class Walk:
         ]
 
     async def _behind_types(self, body: _CodeBody, tree: str) -> tuple[list[_CodeBody], set[int]]:
-        """What the server evaluates for values of a type by itself: conditions of domains, and the
-        functions that compare them or turn them into JSON."""
+        """What the server calls by itself for values of a type: conditions of domains, and the
+        functions that compare them or convert them to JSON."""
         made = _oids(_TYPE_MADE, tree)
         named = made | _oids(_TYPE_READ, tree)
         self._objects |= {("type", oid) for oid in named}
@@ -382,7 +382,7 @@ class Walk:
             else:
                 behind.append(_CodeBody("pg_proc", found, within, through))
         if function.is_opaque:
-            # Of what it calls we know nothing, not even where it reads no table.
+            # What it calls is not known, not even if it reads no table.
             self._objects |= {WHOLE_CATALOG, ALL_MEMBERSHIPS}
         if function.may_read:
             reason = f"{label}() is written in {function.language}: it may read anything"
@@ -390,7 +390,7 @@ class Walk:
         return [*behind, _CodeBody("pg_proc", oid, within, through)]
 
     async def _probe_text(self, arguments: str, text: str, session: NameLookup) -> int | None:
-        """The body of a function that is stored as text, as the body of one that is parsed."""
+        """The parsed body of a function whose body is stored as text."""
         await self._query("savepoint headwater_probe")
         try:
             await self._check_types(only_of_columns=False)
@@ -408,7 +408,7 @@ class Walk:
     async def _read_relations(self) -> dict[int, Relation]:
         found = await self._query(RELATIONS, sorted(self._relations))
         self._objects |= {("relation", oid) for oid in self._relations}
-        # What is behind a view is read with the rights of its owner.
+        # Tables of a view are read with the rights of its owner.
         self._objects |= {("role", owner) for *_, owner in found if owner is not None}
         return {oid: _relation(oid, *row) for oid, *row, _ in found}
 
@@ -448,8 +448,8 @@ class Walk:
         return row
 
     async def _raw(self, statement: str) -> None:
-        """Send a statement that contains SQL of the application: as one statement, whatever is in
-        it. With results in binary, the driver uses the protocol that takes only one."""
+        """Send SQL of the application so that it can only be one statement: with binary results,
+        the driver uses the protocol that accepts only one."""
         try:
             await AsyncRawCursor(self._connection).execute(statement.encode(), (), binary=True)
         except errors.LockNotAvailable as error:
@@ -466,7 +466,7 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A function of the application's, as the catalog has it."""
+    """A function of the application, from the catalog."""
 
     oid: int
     label: str
@@ -474,14 +474,14 @@ class _Function:
     volatility: str
     is_aggregate: bool
     text: str | None
-    """Its body, where it is one in SQL that is read when it runs."""
+    """Its body, if that is SQL stored as text, which is parsed when it runs."""
     arguments: str
     path: str | None
     """The search path that it sets."""
     moves: str | None
-    """What else it sets that gives names or texts in it another meaning."""
+    """Another setting of it that changes the meaning of names or texts."""
     owner: str | None
-    """Its owner, where it runs as that."""
+    """Its owner, if it runs as its owner."""
 
     @property
     def is_opaque(self) -> bool:
@@ -497,7 +497,7 @@ _RELATION = re.compile(r":relid (\d+)")
 _FUNCTION = re.compile(r":(?:funcid|opfuncid|aggfnoid|winfnoid) (\d+)")
 _OPERATOR = re.compile(r":(?:opno|eqop|sortop|opnos) (\d+|\(o [\d ]+\))")
 _COLLATION = re.compile(r":\w*coll(?:id|ation)s? (\d+|\(o [\d ]+\))")
-# A column that is only read has its value already; of all other types values are made.
+# A column that is only read has its value already. Values of all other types are made.
 _TYPE_READ = re.compile(r":vartype (\d+)")
 _TYPE_MADE = re.compile(r":(?!vartype)\w*[tT]ype\w* (\d+|\(o [\d ]+\))")
 _WRITES = re.compile(r":commandType [2-7]|:hasModifyingCTE true")
@@ -514,7 +514,7 @@ def _relation(
 
 
 def _oids(pattern: re.Pattern[str], tree: str) -> set[int]:
-    """The oids that a tree names in such places, one by one or as a list."""
+    """The oids in these fields of a tree, single or as a list."""
     found = set(pattern.findall(tree))
     return {int(oid) for text in found for oid in text.strip("()o ").split()} - {0}
 
@@ -524,7 +524,7 @@ def _passing(what: str) -> str:
 
 
 def table_of(oid: int, shape: int, described: Mapping[str, Any]) -> Table:
-    """A table out of what `headwater.describe` says of it."""
+    """A table, from the result of `headwater.describe`."""
     columns = msgspec.convert(described["columns"], tuple[Column, ...])
     return Table(
         shape, described["schema"], described["name"], columns, tuple(described["key"]), oid

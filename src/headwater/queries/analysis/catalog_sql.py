@@ -1,11 +1,10 @@
-"""The questions that `catalog` puts to the database. All are asked with only `pg_catalog` in the
-search path."""
+"""The queries of `catalog`. All run with only `pg_catalog` in the search path."""
 
 from __future__ import annotations
 
 from headwater.queries.analysis.fingerprints import FIRST_OF_USERS, LOGGED
 
-# A rule refers to its own view, which leads nowhere new. Operators stand for their functions.
+# A rule also refers to its own view. Operators stand for their functions.
 REFERENCES = """
     select b.n,
            coalesce(concat(
@@ -53,7 +52,7 @@ RULES_AND_POLICIES = f"""
     where u.relrowsecurity
 """
 
-# `made` are types of which values are made: only those lead on.
+# `made` are types whose values are made: only those are followed.
 TYPE_PARTS = f"""
     with recursive parts (oid, made) as (
       select t.oid, t.oid = any(asked.made)

@@ -1,4 +1,4 @@
-"""What a query reads, found as the hub finds it: by running it once and asking the database."""
+"""Explains what a query reads, as the hub finds it: it runs the query once and analyses it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What the objects look like that an analysis depends on, so that a later look finds what changed.
+"""Fingerprints of the objects that an analysis depends on, to notice later what has changed.
 
-A *print* is a short text of one object: its `xmin` and those of the catalog rows that belong to it,
-and the other objects of its name, because with a new one a statement may mean another. The same
-text means that nothing has changed: what is altered or made again has another `xmin`.
+A *print* is a short text of one object: its `xmin`, the `xmin` of the catalog rows that belong to
+it, and the other objects of its name, because a statement may mean a new one. The same text means
+that nothing has changed: an altered or recreated object has another `xmin`.
 
-Of what is not known object by object there is one print of all: the memberships of roles, where a
-statement asks for them, and the whole catalog, where it calls a function that we cannot look into.
+If the objects are not known one by one, there is one print of all: the memberships of roles, if a
+statement asks for them; and the whole catalog, if it calls a function whose code we cannot analyse.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ ObjectKind: TypeAlias = Literal[
     "role", "path", "memberships", "searches", "catalog",
 ]  # fmt: skip
 Object: TypeAlias = tuple[ObjectKind, int | str | NameLookup]
-"""An object by its oid, a role by its name, a path by its session; 0 where there is only one."""
+"""The kind of an object, and its oid, the name of a role, or the session of a search path; 0 if
+there is only one object of the kind."""
 Prints: TypeAlias = dict[Object, str | None]
-"""What each object looked like; None for one that is not there."""
+"""The print of each object; None for one that does not exist."""
 
 FIRST_OF_USERS = 16_384
 """Objects with a lower oid came with the server."""
@@ -34,7 +35,7 @@ WHOLE_CATALOG: Object = ("catalog", 0)
 
 
 async def prints_of(connection: Connection, objects: Iterable[Object]) -> Prints:
-    """What these objects look like now."""
+    """The present prints of these objects."""
     prints: Prints = dict.fromkeys(objects)
     by_kind: dict[ObjectKind, list[Any]] = {}
     for kind, which in prints:
@@ -54,12 +55,12 @@ async def prints_of(connection: Connection, objects: Iterable[Object]) -> Prints
 
 
 def path_print(schemas: tuple[str, ...] | None) -> str | None:
-    """Of a search path, by the schemas that are searched."""
+    """The print of a search path: the schemas that are searched."""
     return None if schemas is None else print_path(schemas)
 
 
-# Changes are logged under the enabled table that a relation is, or is below of. What is below it
-# may be logged under yet another, where one inherits from two.
+# Changes of a relation are logged under the enabled table that it is, or that it inherits from.
+# Relations below it may be logged under another table, if one inherits from two.
 LOGGED = """
     lateral (
       with recursive up (oid) as (
@@ -158,7 +159,7 @@ _COLLATIONS = """
     where c.oid = any(%s::oid[])
 """
 
-# A role with all that it is a member of.
+# A role and all roles that it is a member of.
 _ROLES = """
     with recursive held (name, oid) as (
       select r.rolname::text, r.oid from pg_catalog.pg_roles r where r.rolname = any(%s::text[])
@@ -196,14 +197,14 @@ _SEARCHES = """
 
 
 def _all_of(catalog: str, row: str = "o.oid", condition: str = "") -> str:
-    """One number for all rows of a catalog that came after the server."""
+    """One number for all rows of a catalog that users have made."""
     return (
         f"(select sum(hashtextextended(concat_ws('/', {row}, o.xmin), 0))"
         f" from pg_catalog.{catalog} o where {condition or f'o.oid >= {FIRST_OF_USERS}'})"
     )
 
 
-# Without our own schema, in which tables and functions come and go, and temporary tables.
+# Without our own schema, in which objects are often made and dropped, and temporary tables.
 _CATALOG = f"""
     with ours as materialized (
       select n.oid from pg_catalog.pg_namespace n

@@ -1,6 +1,6 @@
-"""Placeholders as psycopg has them (`%s`, `%(name)s`, `%%`) turned into the server's `$1`, `$2`, ….
+"""Converts psycopg's placeholders (`%s`, `%(name)s`, `%%`) to those of the server (`$1`, `$2`, …).
 
-So a statement is known by the very text that the server gets. Pure; each text is converted once.
+So a statement is identified by the text that the server gets. Pure; each text is converted once.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import msgspec
 
 from headwater.errors import ConfigError
 
-_STATEMENT_TEXTS_KEPT = 1_000
-"""Texts of statements whose placeholders are remembered. The one used longest ago goes first."""
+_STATEMENT_TEXTS_MAX = 1_000
+"""Statements whose converted texts are cached. The one used longest ago is dropped first."""
 
 
-# A sign at the end of a line stands for itself, as the driver has it.
+# As in the driver, a percent sign at the end of a line stands for itself.
 _PLACEHOLDER = re.compile(r"%(?:\(([^)]+)\)(.)|(.))")
 
 
@@ -31,9 +31,9 @@ class Converted(msgspec.Struct, frozen=True):
     count: int = 0
 
 
-@lru_cache(maxsize=_STATEMENT_TEXTS_KEPT)
+@lru_cache(maxsize=_STATEMENT_TEXTS_MAX)
 def convert(sql: str) -> Converted:
-    """The text with numbered parameters. A name that comes twice is one parameter.
+    """The text with numbered parameters. A name that is used twice is one parameter.
 
     >>> convert("select %(a)s, %(b)s, %(a)s, '5 %%'")
     Converted(sql="select $1, $2, $1, '5 %'", names=('a', 'b'), count=2)

@@ -1,10 +1,11 @@
-"""The row predicate out of a statement as the database prints it. May find less; never too much.
+"""The row predicate of a statement, from its text as the database prints it. May find fewer
+conditions; never too many.
 
-`find` reads the print of one plain SELECT over inner joins and keeps, for each table, conditions of
-WHERE and ON that speak of that table alone and that memory decides exactly as the database does.
-All of them must hold for a row to count, so each one that is left out only makes more rows count.
-Values of parameters are filled in later, by `bind`. Whatever looks odd is not understood, which is
-never an error: the print is the database's, the parser is another's, and the two may disagree.
+`find` parses one plain SELECT over inner joins. For each table, it returns the conditions of WHERE
+and ON that use only that table, and that memory decides exactly as the database does. A row counts
+only if it meets all of them, so leaving a condition out only makes more rows count. Values of
+parameters are filled in later, by `bind`. An unknown form is ignored, and is never an error: the
+parser is not the database's own, and may not know everything that the database prints.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def find(
     *,
     moments: bool = True,
 ) -> dict[Name, tuple[Filter, ...]]:
-    """What must be true of a row of each table, as far as that is understood.
+    """The conditions on the rows of each table, as far as they are known.
 
     `tables` are those of interest, by the names they are printed with, and `parameters` the types
     of the parameters. Without `moments`, dates and times in the text do not count: those of words
@@ -86,7 +87,7 @@ class _Named(NamedTuple):
 
 
 class _Select:
-    """One statement, and the tables that its aliases stand for."""
+    """One statement, and the tables of its aliases."""
 
     def __init__(
         self, printed: str, tables: Mapping[Name, Table], parameters: Sequence[str], moments: bool
@@ -171,7 +172,7 @@ class _Select:
     def _filter(
         self, node: exp.Expression, mentions: Callable[[Name], None], *, whole: bool
     ) -> Filter:
-        """The condition. Unless it is wanted `whole`, parts of AND may be left out."""
+        """The condition. Without `whole`, parts of AND may be left out."""
         match node:
             case exp.Paren():
                 return self._filter(node.this, mentions, whole=whole)
@@ -396,7 +397,7 @@ _MIRRORED: dict[Operator, Operator] = {
 
 
 def _type_name(node: exp.DataType) -> str:
-    """The type as the catalog calls it. One with a length or a precision is not understood."""
+    """The name of the type in the catalog. Types with a length or a precision are not supported."""
     text = node.sql(dialect="postgres")
     if node.this == exp.DataType.Type.USERDEFINED:
         return text
@@ -428,7 +429,7 @@ def _same(column: str, wanted: str) -> None:
 
 
 def _keeps_value(source: str, target: str) -> bool:
-    """Whether a cast leaves every value what it is (or fails)."""
+    """Whether a cast changes no value (it may fail)."""
     return (
         source == target
         or {source, target} <= _INTEGERS
@@ -472,8 +473,8 @@ def _conjuncts(node: exp.Expression) -> Iterator[exp.Expression]:
 
 
 def bind(conditions: Sequence[Filter], table: Table, values: Sequence[Any]) -> Filter:
-    """The conditions with the values of an execution, checked. One whose value memory does not
-    read as the database does is left out.
+    """The conditions with the values of an execution, checked. A condition is left out if memory
+    does not read its value as the database does.
 
     >>> region = Compare("region", "=", StatementParameter(1, "integer"))
     >>> columns = (Column("region", "integer", "integer"),)

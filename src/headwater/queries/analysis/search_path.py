@@ -1,9 +1,9 @@
 """How a session finds names: its search path, and the role it acts as.
 
-The setting alone does not say it. `"$user"` stands for a schema with the name of the current role,
-and a schema that the role may not use does not count. A function that runs as its owner, or has a
-path of its own, finds names in another way than its caller, and so does everything it calls. So a
-setting is always resolved together with a role.
+The setting alone is not enough. `"$user"` stands for a schema with the name of the current role,
+and schemas that the role may not use do not count. A function that runs as its owner, or has its
+own search path, finds names in another way than its caller, and so does everything that it calls.
+So a setting is always resolved together with a role.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class NameLookup(msgspec.Struct, frozen=True):
 
 
 async def session_of(connection: Connection) -> NameLookup:
-    """How that connection finds names now; of one that has our own path, how the application
-    would."""
+    """How that connection finds names now. If it has our own path, how the application's sessions
+    do."""
     cursor = await connection.execute(_SESSION)
     row = await cursor.fetchone()
     assert row is not None
@@ -31,8 +31,8 @@ async def session_of(connection: Connection) -> NameLookup:
 
 
 async def resolve(connection: Connection, session: NameLookup) -> tuple[str, ...] | None:
-    """The schemas in which it finds names, in their order. None where there is no such role, or
-    where the setting is not understood."""
+    """The schemas in which it finds names, in order. None if there is no such role, or if the
+    setting cannot be parsed."""
     names = split_path(session.path)
     if names is None:
         return None
@@ -50,7 +50,7 @@ _PATH = f"""
 
 _SESSION = f"select {_PATH}, current_user::pg_catalog.text"
 
-# `pg_temp` is no schema of that name, and no session that we look at has temporary tables.
+# There is no schema with the name `pg_temp`, and these sessions have no temporary tables.
 _RESOLVE = """
     select array(
       select n.nspname::text

@@ -1,4 +1,4 @@
-"""The SQL that a function ran, and what a statement reads: the words of dependencies."""
+"""The types of dependencies: the statements that a function ran, and what they read."""
 
 from __future__ import annotations
 

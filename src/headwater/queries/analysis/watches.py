@@ -1,9 +1,9 @@
-"""Decides which executions a change may concern. May say yes too often; must never say no wrongly.
+"""Finds the executions that a change may affect. May find too many; must never miss one.
 
-Pure. The cost of a change does not grow with the number of executions it does not concern: items
-are filed by table, then by the set of columns they use, then by their predicate. An update that
-alters none of a set's columns passes by all of its items at once; of the rest the router names
-those whose terms a row meets, and their exact filter decides. Items that read the same share one
+Pure. The cost of a change does not depend on the number of executions that it does not affect:
+items are stored by table, then by the set of columns they use, then by their predicate. An update
+that alters no column of a set skips all of its items at once. For the others, the router finds the
+items whose terms the row meets, and their exact filter decides. Items that read the same share one
 entry.
 """
 
@@ -21,8 +21,7 @@ from headwater.queries.analysis.alteration import may_differ
 from headwater.queries.analysis.statements import Read
 
 _READS_PER_TABLE_MAX = 16
-"""Ways in which one execution may read a table. With more, every row that alters a used column
-counts."""
+"""Ways in which one execution may read a table. With more, every change of a used column counts."""
 
 
 Item = TypeVar("Item", bound=Hashable)
@@ -54,7 +53,7 @@ class Watches(Generic[Item]):
         self._filed[item] = tuple(entries)
 
     def remove(self, item: Item) -> None:
-        """Remove the item. Safe for one that is not there."""
+        """Remove the item, if it is there."""
         self._everything.pop(item, None)
         for entry in self._filed.pop(item, ()):
             entry.items.discard(item)
@@ -62,7 +61,7 @@ class Watches(Generic[Item]):
                 self._drop(entry)
 
     def touched(self, changes: Iterable[Change]) -> set[Item]:
-        """The items that the changes may concern."""
+        """The items that the changes may affect."""
         found: set[Item] = set()
         any_change = False
         for change in changes:
@@ -74,7 +73,7 @@ class Watches(Generic[Item]):
         return found
 
     def _concerned(self, table: Table) -> Iterator[_TableWatches[Item]]:
-        """The table, and one whose name it has taken."""
+        """The table, and another one that had its name."""
         by_name = self._oids.get((table.schema, table.name), _NONE)
         for oid in by_name if table.oid in by_name else {table.oid, *by_name}:
             watches = self._tables.get(oid)
@@ -104,7 +103,7 @@ _NONE: frozenset[int] = frozenset()
 
 
 def _bounded(reads: Iterable[Read]) -> Iterable[Read]:
-    """Of a table that is read in very many ways, one read that covers them all."""
+    """For a table that is read in very many ways, one read that covers all of them."""
     by_table: dict[int, list[Read]] = {}
     for read in reads:
         by_table.setdefault(read.table.oid, []).append(read)
@@ -125,7 +124,7 @@ def _union(columns: Iterable[_Columns]) -> _Columns:
 
 
 class _Watch(Generic[Item]):
-    """One way of reading a table, and the items that read it so."""
+    """One way of reading a table, and the items that use it."""
 
     __slots__ = ("_matches", "columns", "items", "table", "where")
 
@@ -150,7 +149,7 @@ def _may_match(matches: Matches, row: Row | None) -> bool:
         return False
     try:
         return matches(row)
-    except (Undecided, KeyError, TypeError):  # an image may lack a column, or be of another time
+    except (Undecided, KeyError, TypeError):  # an image may lack a column, or have an older shape
         return True
 
 
@@ -243,12 +242,12 @@ def _altered(change: Change) -> frozenset[str] | None:
         for name, value in after.items()
         if name not in before or may_differ(before[name], value, columns.get(name))
     )
-    # It is in the log because something differed.
+    # It is in the log because something has changed.
     return altered or None
 
 
 def _names_no_rows(change: Change) -> bool:
-    """Whether the change does not name its rows, so that it may be about any row."""
+    """Whether the change has no rows, so that any row may have changed."""
     return (
         change.op in ("truncate", "reset")
         or (change.op != "insert" and change.before is None)
@@ -257,7 +256,7 @@ def _names_no_rows(change: Change) -> bool:
 
 
 def concerns(reads: Iterable[Read], changes: Iterable[Change]) -> bool:
-    """Whether the changes may concern an execution that is not in `Watches`."""
+    """Whether the changes may affect an execution that is not in `Watches`."""
     all_reads = tuple(reads)
     return any(_concerns(read, change) for change in changes for read in all_reads)
 

@@ -1,9 +1,8 @@
-"""Sends one statement and takes its rows a chunk at a time, so that no result fills the memory.
+"""Sends one statement and reads its rows in chunks, so that no result fills the memory.
 
-The driver's cursors either load a result whole or never prepare a statement; this does neither.
-A statement that comes again on the same connection is prepared there. The values are turned into
-what is sent once, before anything is: so the types of a statement's parameters are known when it
-is announced.
+The driver's cursors either load a whole result or never prepare a statement; this does neither. A
+statement that is repeated on a connection is prepared there. Values are converted once, before
+anything is sent: so the types of the parameters are known when the statement is observed.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from headwater.errors import ConfigError, ResultError
 from headwater.queries.analysis.statements import Statement
 
 _FETCH_CHUNK_ROWS = 200
-"""Rows that are taken from the database at a time."""
+"""Rows in one chunk."""
 
 _PREPARE_AFTER = 3
-"""A statement is prepared when it is sent for this many times on a connection."""
+"""A statement is prepared when it is sent this many times on a connection."""
 
 _PREPARED_STATEMENTS_MAX = 200
 """Prepared statements on a connection. The one used longest ago is removed first."""
@@ -38,11 +37,11 @@ _Status = pq.ExecStatus
 
 
 class StalePlan(psycopg.errors.FeatureNotSupported):
-    """A statement that was prepared does not fit its table any more; prepared again, it will."""
+    """A prepared statement no longer fits its table. It must be prepared again."""
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """What a statement brought: its rows, the command and how many rows it returned or wrote."""
+    """The result of a statement: its rows, the command, and the number of rows read or written."""
 
     rows: list[dict[str, Any]]
     command: str
@@ -61,13 +60,15 @@ class ChunkedFetch:
         self.statement = Statement(sql, self._transformer.types or ())
 
     async def fetch(self, most: int) -> Fetched:
-        """Send it and take its rows; ResultError if there are more than `most`."""
+        """Send it and read its rows. ResultError if there are more than `most`."""
         connection = self._connection
         async with connection.lock:
             try:
                 return await connection.wait(self._exchange(most))
             except ConfigError:
-                await connection.close()  # In the middle of a COPY it is of no further use.
+                await (
+                    connection.close()
+                )  # In the middle of a COPY, the connection cannot be used again.
                 raise
             except Exception:
                 if connection.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
@@ -100,7 +101,9 @@ class ChunkedFetch:
         except psycopg.errors.FeatureNotSupported as error:
             if name is None:
                 raise
-            prepared.remove(self.statement)  # It may no longer fit its table, and would never.
+            prepared.remove(
+                self.statement
+            )  # It may no longer fit its table, and would fail each time.
             raise StalePlan(*error.args, info=error.pgresult) from error
         except psycopg.errors.InvalidSqlStatementName:
             prepared.forget_all()  # Other code has removed them.
@@ -129,7 +132,7 @@ class ChunkedFetch:
                 size += _size(result)
                 _check(len(rows) + result.ntuples, most, size)
                 rows += self._transformer.load_rows(0, result.ntuples, make)
-            if result.command_status:  # The last has it, or where chunks are taken the last chunk.
+            if result.command_status:  # The last result has it; with chunks, the last chunk.
                 command, count = _command(result), result.command_tuples or 0
         if error is not None:
             raise error
@@ -160,7 +163,8 @@ def _check(rows: int, most: int, size: int) -> None:
 
 
 def _size(result: PGresult) -> int:
-    """Bytes in a chunk, by its first, middle and last row; 0 for one after which little follows."""
+    """An estimate of the bytes in a chunk, by its first, middle and last row; 0 for the last
+    chunk."""
     rows, columns = result.ntuples, range(result.nfields)
     if rows < _FETCH_CHUNK_ROWS:
         return 0
@@ -192,7 +196,7 @@ def _discard(pgconn: pq.abc.PGconn) -> PQGen[None]:
 
 
 class _Prepared:
-    """The statements that came on one connection, the latest last."""
+    """The statements that were sent on one connection, the latest last."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[Statement, int] = OrderedDict()
@@ -202,7 +206,7 @@ class _Prepared:
         self._number = 0
 
     def name_of(self, statement: Statement) -> bytes | None:
-        """The name it is, or is to be, prepared under; None for one that comes too rarely."""
+        """The name that it is prepared under; None for a statement that is too rare."""
         name = self._names.get(statement)
         if name is not None:
             self._names.move_to_end(statement)
@@ -260,6 +264,6 @@ def _prepared_on(connection: Connection) -> _Prepared:
     found = _prepared.get(connection)
     if found is None:
         found = _prepared[connection] = _Prepared()
-        # The driver removes all prepared statements, ours too, when it clears away its own.
+        # The driver removes all prepared statements, also ours, when it removes its own.
         connection.prepare_threshold = None
     return found

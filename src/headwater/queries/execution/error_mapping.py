@@ -92,9 +92,9 @@ def _expected(error: Exception, function: Function, identity: Identity) -> Headw
     """The error for a caller; None for an unexpected one."""
     match error:
         case ConfigError():
-            return None  # A mistake in the function: for those who wrote it, not for its caller.
+            return None  # A mistake in the function: its authors get it, not the caller.
         case DatabaseError(code=DatabaseError.code):
-            return _unreachable(function)  # Its message says where the database is.
+            return _unreachable(function)  # Its message contains the address of the database.
         case HeadwaterError():
             return error
         case psycopg.Error():
@@ -127,7 +127,7 @@ def _of_database(
                 hint=_RETRY_HINT[function.kind],
             )
         case errors.InvalidParameterValue() if reason.startswith("headwater: "):
-            # What headwater.signal was given; that may have come from the caller.
+            # An argument of headwater.signal, which may come from the caller.
             return InvalidQuery(reason.removeprefix("headwater: "), hint=error.diag.message_hint)
         case errors.InsufficientPrivilege() if identity.role is not None:
             return Forbidden(

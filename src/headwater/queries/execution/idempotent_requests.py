@@ -33,15 +33,15 @@ from headwater.queries.execution.impersonation import Setting, begin_as, set_set
 from headwater.queries.functions import Mutation
 
 _REQUESTS_TRIM_EVERY = 1_000
-"""After how many stored keys of one user a gateway looks whether there are too many, and how many
-more than that may be stored for each gateway until then."""
+"""After this many stored keys of one user, a gateway checks whether there are too many. Until then,
+each gateway may exceed the limit by this number."""
 
 _REQUESTS_COUNTED_USERS_MAX = 10_000
-"""Users whose stored keys a gateway counts. Beyond, it begins to count again."""
+"""Users whose stored keys a gateway counts. If there are more, all counts are reset."""
 
 
 class StoredResult(msgspec.Struct, frozen=True):
-    """What a mutation returned when it ran; None for a result that was too large."""
+    """The stored result of a mutation; None if it was too large."""
 
     result: bytes | None
 
@@ -53,8 +53,8 @@ async def begin_request(
     own: Sequence[Setting],
     settings: Sequence[Setting],
 ) -> StoredResult | None:
-    """Begin a transaction, in one round trip. What is stored for the request, or None if it is to
-    run now; waits while another transaction runs it. The `own` settings hold for that already."""
+    """Begin a transaction, in one round trip. Returns what is stored for the request, or None if it
+    must run now. Waits while another transaction runs it, with the `own` settings."""
     for _ in range(REQUEST_BEGIN_ATTEMPTS_MAX):
         try:
             async with begin_as(connection, settings):
@@ -88,12 +88,12 @@ async def store_request(
 ) -> None:
     """Store the result, as the last statement before the commit; inside a pipeline.
 
-    The role that the mutation left is put aside for this one statement. Its search path may name
-    any schema, so every name here has its own.
+    This statement runs with the login role, not with the role that the mutation has left. The
+    search path may contain any schema, so every name here has its schema.
     """
     stored = result if len(result) <= REQUEST_RESULT_BYTES_MAX else None
-    # What fails at the commit fails here already. Also, the first statement of a pipeline must
-    # return no rows: libpq would give them in chunks, as it did for the last `ctx.fetch`.
+    # Deferred constraints fail here already. Also, the first statement of a pipeline must
+    # return no rows: libpq would return them in chunks, as it did for the last `ctx.fetch`.
     await connection.execute("set local statement_timeout = 0")  # as for COMMIT itself
     await connection.execute("set constraints all immediate")
     await connection.execute(_PUT_ROLE_ASIDE)
@@ -123,11 +123,11 @@ REQUIRED_FUNCTIONS = (
     "headwater.store_request(bytea, text, bytea, bytea, interval)",
     "headwater.log_id()",
 )
-"""What the question role needs EXECUTE on for mutations."""
+"""The functions that the question role must be allowed to execute for mutations."""
 
 
 async def check_privileges(connection: Connection) -> None:
-    """Raise PermissionMissing unless this role may execute what a mutation needs beside its own."""
+    """Raise PermissionMissing unless this role may execute the functions that mutations need."""
     cursor = await connection.execute(
         "select f, session_user from pg_catalog.unnest(%s::pg_catalog.text[]) f"
         " where not pg_catalog.has_function_privilege(f, 'execute')",
@@ -144,7 +144,7 @@ async def check_privileges(connection: Connection) -> None:
 
 
 def result_of(stored: StoredResult, mutation: Mutation) -> msgspec.Raw:
-    """The stored result; ResultError if only the key is there."""
+    """The stored result. ResultError if only the key is stored."""
     if stored.result is None:
         raise ResultError(
             f"{mutation.label} ran before under this idempotency key; its result was larger than"
@@ -164,13 +164,13 @@ def _under_way(mutation: Mutation) -> HeadwaterError:
 
 
 class UserBound:
-    """Counts what is stored for each user, to know when too much may be."""
+    """Counts stored keys by user, to know when there may be too many."""
 
     def __init__(self) -> None:
         self._stored: Counter[bytes] = Counter()
 
     def stored(self, scope: bytes) -> bool:
-        """One more is stored; whether it is time to trim this user's requests."""
+        """Count one more. Returns whether it is time to trim this user's requests."""
         self._stored[scope] += 1
         if self._stored[scope] >= _REQUESTS_TRIM_EVERY:
             del self._stored[scope]

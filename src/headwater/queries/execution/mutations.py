@@ -1,9 +1,9 @@
 """Runs mutations: one transaction each, with its actor, on a pooled connection.
 
-What the function returned is checked before the commit, so an error means that nothing was written.
-The one exception says so: the connection was lost while committing (`outcome_unknown`). A mutation
-with an idempotency key has an answer there too: its key and result are stored in its transaction,
-so the database knows whether it happened.
+The result of the function is checked before the commit, so an error means that nothing was written.
+There is one exception, with its own code: the connection was lost during the commit
+(`outcome_unknown`). With an idempotency key, that is known too: the key and the result are stored
+in the transaction of the mutation, so the database knows whether it was committed.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class MutationRunner:
         *,
         trace_id: str | None = None,
     ) -> tuple[Any, Position]:
-        """What it returned, as its declared type, and a position that contains what it wrote."""
+        """The result as its declared type, and a position that contains what it wrote."""
         return await self._run(mutation, arguments, identity, trace_id, mutation.convert)
 
     async def answer(
@@ -93,9 +93,9 @@ class MutationRunner:
         request: Request | None = None,
         owner: Owner | None = None,
     ) -> tuple[msgspec.Raw, Position]:
-        """The same as JSON. What JSON cannot hold is an error before the commit. A `request` runs
-        once: with one that ran before, what it returned then. Of one `owner`, only some run at a
-        time."""
+        """The same as JSON. A result that is not possible in JSON is an error before the commit. A
+        `request` runs only once: if it ran before, its stored result is returned. Only some
+        mutations of one `owner` run at the same time."""
 
         def encoded(value: Any) -> msgspec.Raw:
             return msgspec.Raw(mutation.encode(value))
@@ -184,8 +184,8 @@ class MutationRunner:
     async def _outcome(
         self, mutation: Mutation, request: Request | None, lost: _CommitLost
     ) -> Position:
-        """A position that contains a mutation whose commit was not answered, if it happened. With a
-        key the database knows that; without one it is unknown."""
+        """A position that contains a mutation whose commit was not answered, if it was committed.
+        With a key the database knows that; without one it is unknown."""
         if request is None:
             raise _outcome_unknown(mutation, retryable=False) from lost.__cause__
         try:
@@ -258,7 +258,7 @@ _SIGNAL = Mutation("signal", _signal)
 
 
 class _CommitLost(Exception):
-    """The commit was not answered. `value` is what the mutation returned."""
+    """The commit was not answered. `value` is the result of the mutation."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -267,7 +267,7 @@ class _CommitLost(Exception):
 async def _commit(
     connection: Connection, mutation: Mutation, value: Any, request: Request | None, keep: timedelta
 ) -> Position:
-    """Commit, and a position that contains what was committed. A request is stored with it."""
+    """Commit. Returns a position that contains the transaction. A request is stored with it."""
     status = connection.info.transaction_status
     if status != TransactionStatus.INTRANS:
         raise RuntimeError(_NOT_WHOLE.get(status, _ENDED))
@@ -278,7 +278,7 @@ async def _commit(
                 if request is not None:
                     await store_request(connection, request, bytes(value), keep)
                 await commit.execute("commit")
-                # Whatever role the function may have left behind, it need not know the log.
+                # The role that the function has left may not be allowed to read the log.
                 await connection.execute("set session authorization default")
                 cursor = await connection.execute(_POSITION)
             return await _position(cursor)
@@ -289,7 +289,7 @@ async def _commit(
 
 
 async def _position_after_rollback(connection: Connection) -> Position:
-    """A position that contains what was committed before now, by Headwater's own rights."""
+    """A position that contains all transactions committed so far, read with Headwater's rights."""
     async with connection.pipeline():
         await connection.execute("rollback")
         await connection.execute("set session authorization default")

@@ -1,4 +1,4 @@
-"""Connections for those who need one for a transaction, opened when first wanted.
+"""A pool of connections for transactions, opened when they are needed.
 
 A connection is cleaned before its next use: settings, locks and temporary objects are undone. One
 that was lost while it was idle is replaced, without an error. Places are given out fairly
@@ -22,15 +22,15 @@ from headwater.log.reconnect import is_lost
 from headwater.queries.execution.impersonation import PREPARED_BY_OTHERS
 
 _CONNECTION_CLEAN_SECONDS = 5.0
-"""How long it may take to undo what a function left on its connection. Then that is closed."""
+"""How long it may take to undo the settings of a function. Then its connection is closed."""
 
 
 CLEAN = (
     b"set session authorization default; reset all; close all; unlisten *;"
     b" select pg_catalog.pg_advisory_unlock_all(); discard temp; discard sequences"
 )
-"""Outside a transaction: what DISCARD ALL does, but for prepared statements, which are worth
-keeping."""
+"""Outside a transaction: like DISCARD ALL, but without removing prepared statements, which are
+useful."""
 
 
 class PoolBusy(Exception):
@@ -41,9 +41,9 @@ class PoolBusy(Exception):
 
 
 class Pool:
-    """At most `size` connections to a database, and at most `share` of them, but one at least, for
-    one owner. `question_url` is the database as the role that what is `as_role` runs over, and
-    `check` looks at such a connection when it is opened."""
+    """At most `size` connections to a database. One owner may use at most `share` of them, and at
+    least one. With `as_role`, a connection to `question_url` is used, and `check` is called when it
+    is opened."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class Pool:
         owner: Owner | None = None,
         as_role: bool = False,
     ) -> AsyncIterator[Connection]:
-        """A connection on which `begin` has been done. PoolBusy if no place becomes free within
-        `wait` seconds. What is not committed when the block ends is rolled back."""
+        """A connection after `begin`. PoolBusy if no place becomes free within `wait` seconds. If
+        the transaction is not committed when the block ends, it is rolled back."""
         place = await self._place(owner, wait)
         url = self._question_url if as_role else self._url
         connection = None
@@ -132,7 +132,7 @@ class Pool:
                 if not is_lost(error):
                     raise
         if self._idle and self._queue.running + len(self._idle) > self.size:
-            # Those that are idle are of the other role.
+            # The idle ones have the other role.
             await self._idle.pop(0)[1].close()
         opened = await connect(url, purpose=self._purpose, prepares=False, application_path=True)
         if self._check is not None and url != self._url:
@@ -187,7 +187,7 @@ class Pool:
             self._leave(place)
 
     async def close(self) -> None:
-        """Close them all. Those in use are closed when they come back."""
+        """Close all connections. Those in use are closed when they are returned."""
         self._closed = True
         await asyncio.gather(*self._cleaning, return_exceptions=True)
         while self._idle:

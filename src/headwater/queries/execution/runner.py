@@ -39,14 +39,14 @@ async def run_with_timeout(
             raise timed_out(function, seconds) from error
         raise
     except QueryCanceled as error:
-        # The timeout of the database may fire first; or the function set another one.
+        # The timeout of the database may come first, or the function has set another one.
         if time.monotonic() - began > seconds * 0.9:
             raise timed_out(function, seconds) from error
         raise
     except BaseException as error:
         if _is_ours(error):
             raise
-        # The task that runs us would take it for its own cancellation and never answer.
+        # The calling task would take it for its own cancellation, and never answer.
         raise RuntimeError(f"{function.label} raised {type(error).__name__}") from error
     finally:
         context.close()
@@ -75,7 +75,7 @@ class QueryRunner:
         self._events = events
 
     async def run(self, query: Query, arguments: Arguments, identity: Identity) -> Any:
-        """What it returned, as its declared type."""
+        """The result, as its declared type."""
         trace_id, identity = trace_id_of(), query.identity(identity)
         with translated_errors(query, identity, trace_id, self._events):
             return query.convert(await self._run(query, arguments, identity, trace_id))

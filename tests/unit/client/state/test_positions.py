@@ -1,4 +1,5 @@
-"""What a client has seen, over all its subscriptions: nothing older is asked for, or taken."""
+"""The newest position that a client has seen, over all its subscriptions: it requests and accepts
+nothing older."""
 
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ from headwater.protocol import (
     Changes,
     ChangesQuery,
     QueryCall,
-    Reset,
+    ResetMessage,
     Result,
     Snapshot,
     Subscribe,
     Subscribed,
-    Topic,
+    TopicMessage,
     Unsubscribe,
 )
 
@@ -61,10 +62,10 @@ def session() -> ClientSession:
     return ClientSession()
 
 
-def test_what_one_subscription_has_seen_the_others_name(session: ClientSession) -> None:
+def test_every_subscription_names_the_newest_position_of_the_client(session: ClientSession) -> None:
     begun(session, LiveState(ORDERS), 5, snapshot(5, position(10), 1))
     count = begun(session, QueryState(CALL), 6, Result(6, position(12), 3))
-    begun(session, TopicState("chat"), 7, Topic(7, position(9), AT, ()))
+    begun(session, TopicState("chat"), 7, TopicMessage(7, position(9), AT, ()))
     begun(session, FeedState(ChangesQuery()), 8, Changes(8, position(11), ()))
     session.saw(position(14, 13))
     session.remove(count)
@@ -99,12 +100,12 @@ def test_an_older_snapshot_is_not_taken(session: ClientSession, older: str) -> N
 def test_an_older_reset_or_result_is_not_taken(session: ClientSession) -> None:
     live = begun(session, LiveState(ORDERS), 5, snapshot(5, position(10), 1))
     query = begun(session, QueryState(CALL), 6, Result(6, position(12), 3))
-    assert len(session.receive(Reset(5, position(9), "resync"))) == 2
+    assert len(session.receive(ResetMessage(5, position(9), "resync"))) == 2
     assert len(session.receive(Result(6, position(11), 2))) == 2
     assert (live.keys, query.value) == ([(1,)], 3)
 
 
-def test_what_the_database_has_lost_is_forgotten(session: ClientSession) -> None:
+def test_positions_that_the_database_has_lost_are_forgotten(session: ClientSession) -> None:
     """Its positions count for nothing any more, those of other subscriptions included."""
     live = begun(session, LiveState(ORDERS), 5, snapshot(5, position(10), 1))
     query = begun(session, QueryState(CALL), 6, Result(6, position(12), 3))
@@ -117,7 +118,7 @@ def test_what_the_database_has_lost_is_forgotten(session: ClientSession) -> None
     assert (live.keys, query.value, session.seen) == ([(4,)], 1, position(7))
 
 
-def test_a_restored_database_is_believed(session: ClientSession) -> None:
+def test_a_restored_database_is_accepted(session: ClientSession) -> None:
     state = begun(session, LiveState(ORDERS), 5, snapshot(5, position(10), 1))
     session.connected()
     session.receive(Subscribed("2", 6))

@@ -65,7 +65,7 @@ def test_deltas_cross_the_wire(delta: Delta) -> None:
         Unmatch((9,)),
     ],
 )
-def test_what_does_not_fit_is_divergence(delta: Delta) -> None:
+def test_a_delta_that_does_not_fit_is_divergence(delta: Delta) -> None:
     with pytest.raises(Diverged, match="does not fit"):
         three().apply([delta])
 
@@ -78,7 +78,7 @@ def test_a_hash_proves_the_result() -> None:
         replica.apply([Leave((3,), 1)], expected)
 
 
-def test_the_hash_knows_order_but_not_the_order_of_columns() -> None:
+def test_the_hash_depends_on_the_order_of_rows_but_not_of_columns() -> None:
     one, other = ((1,), {"a": 1, "b": 2}), ((2,), {"a": 1, "b": 2})
     assert result_hash([one, other]) != result_hash([other, one])
     assert result_hash([((1,), {"b": 2, "a": 1})]) == result_hash([one])

@@ -1,5 +1,4 @@
-"""A topic as a client knows it: rows folded from what it is told, and from what it was filled
-with."""
+"""The state of a topic in a client: rows from the operations it receives and from queries."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from headwater.client.session import (
 )
 from headwater.client.state.topic import Ops, TopicRows, TopicState, Waiting
 from headwater.errors import ConfigError, Forbidden
-from headwater.protocol import Error, Gap, Poke, Remove, Subscribe, Subscribed, Topic, Upsert
+from headwater.protocol import Error, Gap, Poke, Remove, Subscribe, Subscribed, TopicMessage, Upsert
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 P1, P2, P3, P4, P5 = (f"ab-{n}:{n}:" for n in range(1, 6))
@@ -51,9 +50,12 @@ def test_messages_become_ops() -> None:
     session = ClientSession()
     state = begun(session)
     said: list[tuple[Any, list[Event]]] = [
-        (Topic(5, P1, AT, ()), []),
-        (Topic(5, P2, AT, (put(1, "a"),)), [TopicUpdated(state, Ops((put(1, "a"),), P2, AT))]),
-        (Topic(6, P3, AT, (put(2, "b"),)), []),
+        (TopicMessage(5, P1, AT, ()), []),
+        (
+            TopicMessage(5, P2, AT, (put(1, "a"),)),
+            [TopicUpdated(state, Ops((put(1, "a"),), P2, AT))],
+        ),
+        (TopicMessage(6, P3, AT, (put(2, "b"),)), []),
         (Poke(5, P4, AT), [TopicUpdated(state, Ops((), P4, AT, pull=True))]),
         (Gap(5, P5, None, "resync"), [TopicUpdated(state, Ops((), P5, pull=True))]),
     ]
@@ -66,7 +68,7 @@ def test_messages_become_ops() -> None:
 def test_a_lost_connection_is_resumed_from_the_position() -> None:
     session = ClientSession()
     state = begun(session)
-    session.receive(Topic(5, P2, AT, (put(1, "a"),)))
+    session.receive(TopicMessage(5, P2, AT, (put(1, "a"),)))
     again = session.connected()
     assert again == [Send(Subscribe("2", topic="chat:1", since=P2))]
     assert session.receive(Subscribed("2", 9, resumed=True)) == [Ready(state)]
@@ -78,8 +80,8 @@ def test_two_on_the_same_topic_are_both_resumed() -> None:
     session.add(other)
     session.subscribe(other)
     session.receive(Subscribed("2", -1))
-    session.receive(Topic(5, P2, AT, ()))
-    session.receive(Topic(-1, P3, AT, ()))
+    session.receive(TopicMessage(5, P2, AT, ()))
+    session.receive(TopicMessage(-1, P3, AT, ()))
     assert session.connected() == [
         Send(Subscribe("3", topic="chat:1", since=P2, after=P3)),
         Send(Subscribe("4", topic="chat:1", since=P3)),
@@ -87,13 +89,13 @@ def test_two_on_the_same_topic_are_both_resumed() -> None:
     assert (one.position, other.position) == (P2, P3)
 
 
-def test_who_never_heard_a_position_must_pull() -> None:
+def test_without_a_position_a_reconnect_must_pull() -> None:
     session = ClientSession()
     state = begun(session)
     assert session.connected() == [Send(Subscribe("2", topic="chat:1"))]
-    told = TopicUpdated(state, Ops((), None, pull=True))
-    assert session.receive(Subscribed("2", 9)) == [Ready(state), told]
-    assert session.receive(Topic(9, P1, AT, ())) == []
+    updated = TopicUpdated(state, Ops((), None, pull=True))
+    assert session.receive(Subscribed("2", 9)) == [Ready(state), updated]
+    assert session.receive(TopicMessage(9, P1, AT, ())) == []
 
 
 def test_a_refusal_ends_it() -> None:
@@ -114,7 +116,7 @@ def test_rows_are_folded() -> None:
     assert rows.of("chats") == [{"id": 1}]
 
 
-def test_what_the_topic_told_counts_more_than_what_was_read() -> None:
+def test_rows_that_were_sent_replace_rows_that_were_read() -> None:
     rows = TopicRows()
     rows.take([put(2, "newer"), gone(3), put(4, "new"), Upsert("chats", (1,), {"id": 1})])
     read = [{"id": id, "body": "read"} for id in (1, 2, 3)]
@@ -124,15 +126,15 @@ def test_what_the_topic_told_counts_more_than_what_was_read() -> None:
     assert rows.of("chats") == [{"id": 1}]
 
 
-def test_after_a_gap_what_is_read_counts() -> None:
+def test_after_a_gap_rows_that_were_read_replace_older_ones() -> None:
     rows = TopicRows()
     rows.fill("messages", [{"id": 1, "body": "old"}], ("id",))
-    rows.take([put(2, "told"), put(3, "told")])
+    rows.take([put(2, "sent"), put(3, "sent")])
     rows.mark_stale()
-    assert bodies(rows) == {1: "old", 2: "told", 3: "told"}
-    rows.take([put(3, "told since")])
+    assert bodies(rows) == {1: "old", 2: "sent", 3: "sent"}
+    rows.take([put(3, "sent after")])
     rows.fill("messages", [{"id": id, "body": "read"} for id in (2, 3)], ("id",))
-    assert bodies(rows) == {2: "read", 3: "told since"}
+    assert bodies(rows) == {2: "read", 3: "sent after"}
 
 
 def test_a_key_that_rows_do_not_have() -> None:
@@ -168,7 +170,7 @@ def test_a_reader_gets_each_row_once_and_the_latest() -> None:
     assert waiting.take() == Ops((), P3, AT, pull=True)
 
 
-def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CLIENT_TOPIC_ROWS_MAX", 3)
     waiting = Waiting()
     waiting.add(Ops(tuple(put(id, "a") for id in range(4)), P1, AT))

@@ -1,4 +1,4 @@
-"""What the application's answer means, and that every failure means no."""
+"""What an answer of the authorize hook means. Every failure means a refusal."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_a_coroutine_function(answer: bool | Filter) -> None:
 
 
 async def refused(hook: Any, caplog: pytest.LogCaptureFixture) -> str:
-    """What the log says, under the number that the user is told."""
+    """What the gateway's log says under the number that is in the client's error."""
     with pytest.raises(Forbidden, match="could not be decided") as caught:
         await decide(hook, ANN, of("orders"))
     assert caught.value.code == "authorize_failed"
@@ -96,7 +96,7 @@ async def test_a_hook_that_never_answers(
     assert "TimeoutError" in await refused(authorize, caplog)
 
 
-async def test_whoever_leaves_is_not_denied() -> None:
+async def test_a_cancelled_request_is_not_denied() -> None:
     """A cancelled request is cancelled, not forbidden."""
     entered = asyncio.Event()
 
@@ -115,7 +115,7 @@ async def test_whoever_leaves_is_not_denied() -> None:
 HOUR = timedelta(hours=1)
 
 
-async def test_how_far_back_is_a_right_of_its_own() -> None:
+async def test_the_reach_of_the_history_has_a_hook_of_its_own() -> None:
     async def history(answer: Any, setting: timedelta | None) -> timedelta | None:
         return (await decide(lambda *_: answer, ANN, of("orders"), history=setting)).history
 

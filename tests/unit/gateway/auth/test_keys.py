@@ -55,7 +55,7 @@ def test_a_key_that_is_not_used(parameters: dict[str, Any], reason: str) -> None
         from_key_set(json.dumps({"keys": [parameters]}).encode())
 
 
-def test_one_bad_key_does_not_spoil_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_bad_key_does_not_affect_the_others(caplog: pytest.LogCaptureFixture) -> None:
     listed = [{"kty": "oct", "k": "c2VjcmV0"}, jwk(rsa_key(), kid="a"), {"kty": "new"}]
     assert [key.id for key in from_key_set(json.dumps({"keys": listed}).encode())] == ["a"]
     assert "key 0 of the key set is not used: it is symmetric" in caplog.text

@@ -1,4 +1,4 @@
-"""Which tokens hold, and what each of the others is told."""
+"""Which tokens are accepted, and the error of each of the others."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ async def refusal(verifier: Authenticator, text: str) -> str:
     with pytest.raises((Unauthorized, Forbidden)) as caught:
         await verifier.verify(text)
     error = caught.value
-    told = f"{error} {error.hint}"
+    message = f"{error} {error.hint}"
     for part in text.split("."):
-        assert len(part) < 8 or part not in told
+        assert len(part) < 8 or part not in message
     assert error.__cause__ is None
     assert not error.retryable
     return error.code
@@ -75,7 +75,7 @@ async def test_a_good_token(settings: dict[str, Any], key: Any, algorithm: str) 
     assert found == Identity("ann", None, None, CLAIMS, datetime.fromtimestamp(NOW + 600, UTC))
 
 
-async def test_who_the_bearer_is() -> None:
+async def test_the_identity_in_a_token() -> None:
     verifier = with_secret(
         user_claim="email", tenant_claim="org", role_claim="db",
         role="web", roles=("clerk",),
@@ -168,7 +168,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "code"), REFUSED)
-async def test_a_token_that_does_not_hold(text: str, code: str) -> None:
+async def test_a_token_that_is_refused(text: str, code: str) -> None:
     assert await refusal(with_secret(), text) == code
 
 
@@ -217,7 +217,7 @@ async def test_tenants_that_are_not_served(tenant: str | None) -> None:
     assert caught.value.code == "token_tenant"
 
 
-async def test_a_session_goes_on_with_a_new_token_of_the_same_user() -> None:
+async def test_a_session_continues_with_a_new_token_of_the_same_user() -> None:
     verifier = with_secret(roles=("clerk",))
     present = await verifier.verify(token(tenant="acme", exp=NOW + 5))
     renewed = await verifier.renew(token(tenant="acme", exp=NOW + 900, role="clerk"), present)

@@ -1,4 +1,4 @@
-"""Whose address a request counts for."""
+"""Which client address a request counts for."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from headwater.settings.groups import GatewaySettings
 TRUSTING = Proxies(GatewaySettings(trusted_proxies=("10.0.0.0/8", "2001:db8:1::/48", "127.0.0.1")))
 
 CLIENTS: list[tuple[str | None, list[str], str]] = [
-    # Nobody in between.
+    # No proxy.
     ("192.0.2.7", [], "192.0.2.7"),
     ("2001:db8::7", [], "2001:db8::7"),
     ("::ffff:192.0.2.7", [], "192.0.2.7"),
     ("fe80::1%eth0", [], "fe80::1"),
-    # A header from somebody who is not a proxy of ours.
+    # A header from a client that is not one of our proxies.
     ("192.0.2.7", ["198.51.100.1"], "192.0.2.7"),
     ("2001:db8::7", ["198.51.100.1"], "2001:db8::7"),
     # One proxy, and what its client wrote itself.
@@ -53,7 +53,7 @@ def test_client(peer: str | None, forwarded: list[str], client: str) -> None:
     assert TRUSTING.client(peer, forwarded) == client
 
 
-def test_nobody_is_trusted_unless_the_settings_say_so() -> None:
+def test_no_proxy_is_trusted_unless_the_settings_say_so() -> None:
     assert Proxies(GatewaySettings()).client("127.0.0.1", ["198.51.100.1"]) == "127.0.0.1"
 
 
@@ -77,5 +77,5 @@ def test_a_proxy_on_a_unix_socket() -> None:
         ("testclient", "testclient"),
     ],
 )
-def test_what_is_counted(address: str, key: str) -> None:
+def test_the_address_that_a_limit_counts(address: str, key: str) -> None:
     assert counted(address) == key

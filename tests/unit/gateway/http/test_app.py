@@ -1,4 +1,4 @@
-"""Errors as HTTP says them."""
+"""The HTTP status of every error."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_negotiation(header: str, encoding: str | None) -> None:
     assert negotiate(header, ENCODINGS) == encoding
 
 
-def test_what_is_not_offered_is_not_chosen() -> None:
+def test_an_encoding_that_is_not_offered_is_not_chosen() -> None:
     assert negotiate("br, gzip;q=0.1", ["gzip"]) == "gzip"
     assert negotiate("br, *", []) is None
 
@@ -113,7 +113,7 @@ def test_a_stream_with_nothing_in_it(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_later_events_profit_from_earlier_ones(encoding: str) -> None:
+def test_later_events_compress_better_than_earlier_ones(encoding: str) -> None:
     encoder = compressor(encoding)
     event = b'event: deltas\ndata: {"deltas":[{"key":[4711],"row":{"note":"a longer text"}}]}\n\n'
     first, second = encoder.add(event), encoder.add(event)

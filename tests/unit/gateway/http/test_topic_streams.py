@@ -1,4 +1,5 @@
-"""A stream of several topics says one position to resume from: never one that a topic lacks."""
+"""A stream of several topics sends one position to resume from, and only when every topic has
+reached it."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from headwater.hub.subscriptions.subscriber import Access
 from headwater.identity import ANONYMOUS
 from headwater.limits import SESSION_QUEUE_BYTES_MAX
 from headwater.model import Position
-from headwater.protocol import Frame, Gap, Hello, Keepalive, Mark, Remove, Topic
+from headwater.protocol import Frame, Gap, Hello, Keepalive, Mark, Remove, TopicMessage
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Stream:
-    """What an EventSource hears: `a 3` of topic a, and positions as `id: 3`."""
+    """What an EventSource receives: `a 3` of topic a, and positions as `id: 3`."""
 
     def __init__(self) -> None:
         self.got: list[str] = []
@@ -31,11 +32,11 @@ class Stream:
         match frame.message:
             case _ if isinstance(frame, Mark):
                 self.got.append(frame.event.decode().strip())
-            case Topic(view, position) | Gap(view, position):
+            case TopicMessage(view, position) | Gap(view, position):
                 self.got.append(f"{'_ab'[view]} {position}")
 
 
-class Around:
+class Reports:
     def fell_behind(self, subscription: SessionSubscription) -> None: ...
     def caught_up(self, subscription: SessionSubscription) -> None: ...
     def forgotten(self, subscription: SessionSubscription) -> None: ...
@@ -64,7 +65,7 @@ class Source:
     """Topics a and b on one stream."""
 
     def __init__(self) -> None:
-        self.session = Session("s", ANONYMOUS, Around())
+        self.session = Session("s", ANONYMOUS, Reports())
         self.stream = Stream()
         self.session.attach(self.stream)
         self.marks = TopicMarks(self.session, ["a", "b"])
@@ -74,20 +75,20 @@ class Source:
         subscription = SessionTopic(self.session, name, "pause", name)
         self.session.add(subscription)
         subscription.subscribed("_ab".index(name), key=(), resumed=False)
-        self.tell(name, position)
+        self.send(name, position)
         self.handles[name] = Handle()
         subscription.opened(self.handles[name])
         self.marks.decided(name)
         return subscription
 
-    def tell(self, name: str, position: str) -> None:
+    def send(self, name: str, position: str) -> None:
         ops = (Remove("t", (1,)),)
-        frame = Frame(Topic("_ab".index(name), position, AT, ops))
+        frame = Frame(TopicMessage("_ab".index(name), position, AT, ops))
         subscription = self.session.subscriptions.get(name)
         if subscription is not None:
             subscription.deliver(frame)
 
-    async def heard(self) -> list[str]:
+    async def received(self) -> list[str]:
         for _ in range(3):
             await asyncio.sleep(0)
         got, self.stream.got = self.stream.got, []
@@ -104,34 +105,34 @@ async def source() -> Source:
     source = Source()
     source.open("a", "1")
     source.open("b", "1")
-    assert await source.heard() == ["a 1", "b 1", "id: 1"]
+    assert await source.received() == ["a 1", "b 1", "id: 1"]
     return source
 
 
 async def test_no_position_before_all_have_begun() -> None:
     source = Source()
     source.open("a", "1")
-    assert await source.heard() == ["a 1"]
-    source.tell("a", "2")
-    assert await source.heard() == ["a 2"]
+    assert await source.received() == ["a 1"]
+    source.send("a", "2")
+    assert await source.received() == ["a 2"]
     source.open("b", "2")
-    assert await source.heard() == ["b 2", "id: 2"]
+    assert await source.received() == ["b 2", "id: 2"]
 
 
-async def test_one_that_is_refused_is_not_waited_for() -> None:
+async def test_a_refused_topic_does_not_hold_the_position() -> None:
     source = Source()
     source.open("a", "1")
-    assert await source.heard() == ["a 1"]
+    assert await source.received() == ["a 1"]
     source.marks.decided("b")
-    assert await source.heard() == ["id: 1"]
+    assert await source.received() == ["id: 1"]
 
 
-async def test_a_flush_is_marked_when_all_were_told(source: Source) -> None:
-    source.tell("a", "2")
-    source.tell("b", "2")
-    assert await source.heard() == ["a 2", "b 2", "id: 2"]
-    source.tell("b", "3")
-    assert await source.heard() == ["b 3", "id: 3"]
+async def test_a_position_is_sent_when_every_topic_has_the_flush(source: Source) -> None:
+    source.send("a", "2")
+    source.send("b", "2")
+    assert await source.received() == ["a 2", "b 2", "id: 2"]
+    source.send("b", "3")
+    assert await source.received() == ["b 3", "id: 3"]
 
 
 async def test_marks_are_not_sent_more_often_than_needed(
@@ -141,47 +142,47 @@ async def test_marks_are_not_sent_more_often_than_needed(
     source = Source()
     source.open("a", "1")
     source.open("b", "1")
-    assert await source.heard() == ["a 1", "b 1", "id: 1"]
+    assert await source.received() == ["a 1", "b 1", "id: 1"]
     for position in ("2", "3", "4"):
-        source.tell("a", position)
-        assert await source.heard() == [f"a {position}"]
+        source.send("a", position)
+        assert await source.received() == [f"a {position}"]
 
 
-async def test_one_that_catches_up_holds_the_position(source: Source) -> None:
+async def test_a_topic_that_catches_up_holds_the_position(source: Source) -> None:
     source.handles["b"].is_live = False
-    source.tell("a", "2")
-    assert await source.heard() == ["a 2"]
+    source.send("a", "2")
+    assert await source.received() == ["a 2"]
     source.handles["b"].is_live = True
-    source.tell("b", "3")
-    assert await source.heard() == ["b 3", "id: 3"]
+    source.send("b", "3")
+    assert await source.received() == ["b 3", "id: 3"]
 
 
-async def test_one_whose_client_is_slow_holds_the_position(source: Source) -> None:
+async def test_a_topic_with_unsent_messages_holds_the_position(source: Source) -> None:
     source.stream.buffered = SESSION_QUEUE_BYTES_MAX + 1
-    source.tell("b", "2")
+    source.send("b", "2")
     source.stream.buffered = 0
-    source.tell("a", "2")
-    assert await source.heard() == ["a 2"]
+    source.send("a", "2")
+    assert await source.received() == ["a 2"]
     source.session.drained()
-    assert await source.heard() == []
+    assert await source.received() == []
     source.handles["b"].is_live = True
-    source.tell("b", "3")
-    assert await source.heard() == ["b 3", "id: 3"]
+    source.send("b", "3")
+    assert await source.received() == ["b 3", "id: 3"]
 
 
-async def test_one_that_has_ended_is_not_waited_for(source: Source) -> None:
+async def test_a_topic_that_has_ended_does_not_hold_the_position(source: Source) -> None:
     source.handles["b"].is_live = False
     source.session.subscriptions["b"].failed(Forbidden("no longer"))
-    source.tell("a", "2")
-    assert await source.heard() == ["a 2", "id: 2"]
+    source.send("a", "2")
+    assert await source.received() == ["a 2", "id: 2"]
     source.session.subscriptions["a"].failed(Forbidden("no longer"))
-    source.tell("a", "3")
-    assert await source.heard() == []
+    source.send("a", "3")
+    assert await source.received() == []
 
 
-async def test_a_gap_counts_as_told(source: Source) -> None:
+async def test_a_gap_counts_as_sent(source: Source) -> None:
     source.session.subscriptions["a"].deliver(Frame(Gap(1, "5", None, "resync")))
-    assert await source.heard() == ["a 5", "id: 5"]
+    assert await source.received() == ["a 5", "id: 5"]
 
 
 def test_events_of_a_marked_stream_have_no_id() -> None:

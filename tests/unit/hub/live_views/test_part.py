@@ -19,7 +19,7 @@ from tests.support.fake_readers import FakeBackground, FakeSnapshots, LateAnswer
 from tests.support.generators.sizes import first_seed, size
 from tests.support.subscribers import Recorder, live
 
-HISTORIES = size("live part histories", 90, large=10_000)
+HISTORIES = size("live part histories", 40, large=10_000)
 
 
 class World:

@@ -1,4 +1,4 @@
-"""Which frames one who comes back has missed."""
+"""Which frames a client that reconnects has missed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def frames(count: int) -> list[Frame]:
 
 
 def after(recent: ReplayBuffer, position: str) -> list[Any] | None:
-    """What the frames say that are kept since then."""
-    kept = recent.after(position)
-    return None if kept is None else [frame.message for frame in kept]
+    """The messages of the stored frames since then."""
+    stored = recent.after(position)
+    return None if stored is None else [frame.message for frame in stored]
 
 
-def test_exactly_what_came_after() -> None:
+def test_the_frames_after_a_position() -> None:
     recent = ReplayBuffer()
     recent.mark("0")
     sent = frames(3)
@@ -36,7 +36,7 @@ def test_exactly_what_came_after() -> None:
     assert after(recent, "somewhere") is None
 
 
-def test_behind_a_dropped_frame_nothing_is_known() -> None:
+def test_positions_before_a_dropped_frame_cannot_be_replayed() -> None:
     recent = ReplayBuffer()
     recent.mark("0")
     for number, frame in enumerate(frames(3), 1):

@@ -23,7 +23,7 @@ from tests.support.fake_readers import FakePlacement, LateAnswers
 from tests.support.generators.sizes import first_seed, size
 from tests.support.subscribers import Recorder
 
-HISTORIES = size("reactive part histories", 90, large=10_000)
+HISTORIES = size("reactive part histories", 40, large=10_000)
 
 
 async def things(context: Any, least: int) -> list[Any]:

@@ -13,13 +13,13 @@ from headwater.hub.subscriptions.subscriber import Access
 from headwater.hub.topics.registry import TopicRegistry
 from headwater.hub.topics.subscription import TopicSubscription
 from headwater.model import Change
-from headwater.protocol import Frame, Gap, Poke, Remove, Topic, Upsert
+from headwater.protocol import Frame, Gap, Poke, Remove, TopicMessage, Upsert
 from headwater.topics.definitions import TopicDefinition
 from tests.support.fake_flush import AT, SIGNALS, THINGS, VALUES, FakeHistory, FakeHub
 from tests.support.fake_readers import FakeListener, FakeRows
 from tests.support.generators.sizes import first_seed, size
 
-HISTORIES = size("topic part histories", 90, large=10_000)
+HISTORIES = size("topic part histories", 40, large=10_000)
 
 DERIVED = TopicDefinition("of:{n}", table="things")
 """Each change of a row goes to the topic that its column n names."""
@@ -46,7 +46,7 @@ class Viewer:
 
     def deliver(self, frame: Frame) -> None:
         match frame.message:
-            case Topic(ops=ops):
+            case TopicMessage(ops=ops):
                 for op in ops:
                     match op:
                         case Upsert(_, (id,), row):

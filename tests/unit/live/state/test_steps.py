@@ -39,5 +39,5 @@ def test_steps_lead_from_old_to_new(old: list[Key], new: list[Key], extra: set[K
     assert now == new
 
 
-def test_what_was_not_touched_does_not_move() -> None:
+def test_untouched_rows_do_not_move() -> None:
     assert steps([(1,), (2,)], [(2,), (1,)], set()) is None

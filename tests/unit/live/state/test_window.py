@@ -1,4 +1,4 @@
-"""Windows, read aloud: what is in it, what happens, what is said, what is asked."""
+"""Windows as sentences: the rows in it, the change, the deltas, and what is asked for."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def window(
 ) -> Window:
     """The highest scores first. `more` says that the table has further rows."""
     order = query.pop("order", (OrderBy("score", desc=True),))
-    wish = LiveQuery("scores", order=order, limit=limit, **query)
-    made = Window(BoundQuery(wish, SCORES), cushion=cushion)
+    asked = LiveQuery("scores", order=order, limit=limit, **query)
+    made = Window(BoundQuery(asked, SCORES), cushion=cushion)
     (need,) = made.needs
     assert need == Refill(made._query.after, limit + cushion)
     assert more == (len(scores) == limit + cushion)
@@ -72,8 +72,8 @@ def window(
     return made
 
 
-def aloud(deltas: tuple[Delta, ...]) -> list[str]:
-    def say(delta: Delta) -> str:
+def as_text(deltas: tuple[Delta, ...]) -> list[str]:
+    def text_of(delta: Delta) -> str:
         match delta:
             case Enter(key, _, index):
                 return f"{key[0]} enters at {index}"
@@ -87,7 +87,7 @@ def aloud(deltas: tuple[Delta, ...]) -> list[str]:
                 return "now: " + "".join(enter.key[0] for enter in rows)
         raise AssertionError(delta)
 
-    return [say(delta) for delta in deltas]
+    return [text_of(delta) for delta in deltas]
 
 
 FULL = {"a": 90, "b": 80, "c": 70, "d": 60}
@@ -106,7 +106,7 @@ ONE_ROW: list[tuple[str, Change, list[str]]] = [
     ("… and wins the tie by its key", put("B", 70), ["c leaves from 2", "B enters at 2"]),
     ("a row arrives in the cushion", put("x", 65), []),
     ("a row arrives beyond what is known", put("x", 5), []),
-    ("a row nobody knows goes", delete("x"), []),
+    ("an unknown row goes", delete("x"), []),
     ("a row of the cushion goes", delete("d"), []),
     ("a row goes", delete("a"), ["a leaves from 0", "d enters at 2"]),
     (
@@ -123,12 +123,12 @@ ONE_ROW: list[tuple[str, Change, list[str]]] = [
 def test_one_row(change: Change, deltas: list[str]) -> None:
     made = window(FULL, more=True)
     outcome = made.apply([change])
-    assert aloud(outcome.deltas) == deltas
+    assert as_text(outcome.deltas) == deltas
     assert outcome.needs == ()
 
 
 MANY_ROWS: list[tuple[str, list[Change], list[str]]] = [
-    ("what is undone is not said", [put("x", 95), delete("x")], []),
+    ("what is undone is not sent", [put("x", 95), delete("x")], []),
     ("the last word counts", [put("b", 80, "one"), put("b", 80, "two")], ["b changes at 1"]),
     ("a row passes through", [put("a", 65), put("a", 90)], []),
     ("no row flickers", [delete("a"), put("x", 99)], ["a leaves from 0", "x enters at 0"]),
@@ -148,12 +148,12 @@ MANY_ROWS: list[tuple[str, list[Change], list[str]]] = [
 @pytest.mark.parametrize(
     ("changes", "deltas"), [each[1:] for each in MANY_ROWS], ids=[each[0] for each in MANY_ROWS]
 )
-def test_a_transaction_says_its_net_effect(changes: list[Change], deltas: list[str]) -> None:
+def test_a_transaction_sends_its_net_effect(changes: list[Change], deltas: list[str]) -> None:
     made = window(FULL, more=True)
     replica = Replica()
     replica.apply([made.snapshot()])
     outcome = made.apply(changes)
-    assert aloud(outcome.deltas) == deltas
+    assert as_text(outcome.deltas) == deltas
     replica.apply(outcome.deltas)
     assert replica.rows == made.rows
 
@@ -163,25 +163,25 @@ def test_a_bulk_load_takes_no_longer_than_its_rows() -> None:
     started = time.perf_counter()
     outcome = made.apply([put(f"x{n}", n) for n in range(50_000)])
     assert time.perf_counter() - started < 5
-    assert aloud(outcome.deltas) == [
+    assert as_text(outcome.deltas) == [
         "a leaves from 0", "x49999 enters at 0", "x49998 enters at 1", "x49997 enters at 2",
     ]  # fmt: skip
     assert made.buffered == 4
 
 
-def test_a_window_that_runs_short_asks_behind_its_horizon() -> None:
+def test_a_window_that_runs_short_asks_for_rows_after_its_last_known_row() -> None:
     made = window(FULL, more=True)
     made.apply([delete("d")])
     outcome = made.apply([delete("a")])
-    assert aloud(outcome.deltas) == ["a leaves from 0"]
+    assert as_text(outcome.deltas) == ["a leaves from 0"]
     # It still knows that nothing stands between c and where d stood.
     assert outcome.needs == (Refill((60, "d"), 2),)
     outcome = made.answer(outcome.needs[0], [row("e", 50), row("f", 40)])
-    assert aloud(outcome.deltas) == ["e enters at 2"]
+    assert as_text(outcome.deltas) == ["e enters at 2"]
     assert (made.complete, outcome.needs) == (False, ())
 
 
-def test_a_need_stands_until_it_is_answered() -> None:
+def test_a_need_stays_until_it_is_answered() -> None:
     made = window(FULL, more=True)
     made.apply([delete("a"), delete("b")])
     (need,) = made.apply([put("c", 70, "new")]).needs
@@ -192,7 +192,7 @@ def test_a_need_stands_until_it_is_answered() -> None:
 
 def test_only_a_complete_window_grows_at_its_tail() -> None:
     complete = window({"a": 90, "b": 80})
-    assert aloud(complete.apply([put("x", 5)]).deltas) == ["x enters at 2"]
+    assert as_text(complete.apply([put("x", 5)]).deltas) == ["x enters at 2"]
     incomplete = window(FULL, more=True)
     incomplete.apply([delete("d")])
     assert incomplete.apply([put("x", 5)]) == Outcome()
@@ -204,14 +204,14 @@ def test_a_reset_is_announced_even_when_nothing_is_left() -> None:
     made = window(FULL, more=True)
     outcome = made.apply([put("x", 95), reset(), put("y", 99)])
     assert outcome == Outcome((), (Refill(None, 4),))
-    assert aloud(made.answer(outcome.needs[0], []).deltas) == ["now: "]
+    assert as_text(made.answer(outcome.needs[0], []).deltas) == ["now: "]
 
 
-def test_the_filter_decides_who_is_in() -> None:
+def test_the_filter_decides_which_rows_are_in() -> None:
     made = window({"a": 90}, where=c.note != "hidden")
-    assert aloud(made.apply([put("b", 95, "hidden")]).deltas) == []
-    assert aloud(made.apply([put("b", 95, "shown")]).deltas) == ["b enters at 0"]
-    assert aloud(made.apply([put("b", 95, "hidden")]).deltas) == ["b leaves from 0"]
+    assert as_text(made.apply([put("b", 95, "hidden")]).deltas) == []
+    assert as_text(made.apply([put("b", 95, "shown")]).deltas) == ["b enters at 0"]
+    assert as_text(made.apply([put("b", 95, "hidden")]).deltas) == ["b leaves from 0"]
 
 
 def test_a_change_outside_the_selected_columns_is_no_delta() -> None:
@@ -225,7 +225,7 @@ def test_a_change_outside_the_selected_columns_is_no_delta() -> None:
 def test_a_cursor_hides_what_is_before_it() -> None:
     made = window({"c": 70}, after=(80, "b"))
     assert made.apply([put("x", 90), put("b", 80), put("a", 80)]).deltas == ()
-    assert aloud(made.apply([put("bb", 80)]).deltas) == ["bb enters at 0"]
+    assert as_text(made.apply([put("bb", 80)]).deltas) == ["bb enters at 0"]
 
 
 def by_mood(scores: dict[str, str]) -> Window:
@@ -237,23 +237,23 @@ def by_mood(scores: dict[str, str]) -> Window:
     return made
 
 
-def test_where_memory_cannot_order_the_database_is_asked() -> None:
+def test_the_database_orders_what_memory_cannot() -> None:
     made = by_mood({"a": "sad", "b": "ok", "d": "happy"})
-    assert aloud(made.apply([put("b", 5, mood="ok")]).deltas) == ["b changes at 1"]
+    assert as_text(made.apply([put("b", 5, mood="ok")]).deltas) == ["b changes at 1"]
     outcome = made.apply([put("b", 5, mood="sad")])
     assert outcome == Outcome((), (Order((("a",), ("b",), ("d",)), ("happy", "d")),))
-    # Until the answer comes, whatever happens joins the question.
+    # Until the answer comes, further changes are added to the question.
     (need,) = made.apply([delete("a")]).needs
     answer = [row("b", 5, mood="sad"), row("d", 0, mood="happy")]
-    assert aloud(made.answer(need, answer).deltas) == [
+    assert as_text(made.answer(need, answer).deltas) == [
         "a leaves from 0", "b changes at 0", "d enters at 1",
     ]  # fmt: skip
 
 
 def test_the_database_is_only_asked_about_ties() -> None:
     made = window({"a": 90, "b": 80}, order=(OrderBy("score", desc=True), OrderBy("mood")))
-    assert aloud(made.apply([put("x", 85, mood="ok")]).deltas) == ["x enters at 1"]
-    assert aloud(made.apply([put("x", 95, mood="ok")]).deltas) == ["x moves from 1 to 0"]
+    assert as_text(made.apply([put("x", 85, mood="ok")]).deltas) == ["x enters at 1"]
+    assert as_text(made.apply([put("x", 95, mood="ok")]).deltas) == ["x moves from 1 to 0"]
     assert made.apply([put("y", 5), put("z", 5)]).needs != ()
     assert made.answer(made.needs[0], [row("x", 95), row("a", 90), row("b", 80)]).needs == ()
     assert made.apply([put("y", 80, mood="sad")]).needs == (
@@ -261,21 +261,21 @@ def test_the_database_is_only_asked_about_ties() -> None:
     )
 
 
-def test_where_memory_cannot_filter_only_the_keys_in_doubt_are_asked() -> None:
+def test_the_database_filters_only_the_keys_that_memory_cannot() -> None:
     made = window({"a": 90, "b": 80}, where=c.note.ilike("É%"))
     outcome = made.apply([put("x", 85, "été")])
     assert outcome.needs == (Order((("x",),), None),)
     outcome = made.answer(outcome.needs[0], [row("x", 85, "été")])
-    assert aloud(outcome.deltas) == ["x enters at 1"]
+    assert as_text(outcome.deltas) == ["x enters at 1"]
 
 
-def test_too_much_doubt_is_a_new_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_undecided_rows_read_the_window_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwater.limits.WINDOW_ASK_KEYS_MAX", 2)
     made = by_mood({"a": "sad", "b": "ok", "d": "happy"})
     outcome = made.apply([put(id, 0, mood="ok") for id in "wxyz"])
     assert outcome.needs == (Refill(None, 3),)
     answer = [row("a", 0, mood="sad"), row("b", 0, mood="ok"), row("d", 0, mood="ok")]
-    assert aloud(made.answer(outcome.needs[0], answer).deltas) == ["now: ab"]
+    assert as_text(made.answer(outcome.needs[0], answer).deltas) == ["now: ab"]
 
 
 def test_a_numeric_that_only_prints_differently_is_an_update() -> None:

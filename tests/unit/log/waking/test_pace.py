@@ -1,4 +1,4 @@
-"""When a reader sleeps and when it polls, on a clock we hold in our hands."""
+"""When a reader sleeps and when it polls, with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_polls_when_woken_too_often(busy: Pace) -> None:
     assert (busy.mode, busy.pause) == ("polling", _POLL_SECONDS)
 
 
-def test_goes_on_sleeping_when_woken_now_and_then() -> None:
+def test_keeps_sleeping_when_woken_seldom() -> None:
     pace = Pace()
     for i in range(1000):
         pace.woken(i * 0.01)
@@ -36,7 +36,7 @@ def test_goes_on_sleeping_when_woken_now_and_then() -> None:
     assert pace.mode == "asleep"
 
 
-def test_polls_on_while_there_are_changes(busy: Pace) -> None:
+def test_keeps_polling_while_there_are_changes(busy: Pace) -> None:
     for second in range(1, 10):
         busy.have_read(second * _POLL_QUIET_SECONDS * 0.9, has_changes=True, position=at(1, 1))
     assert busy.mode == "polling"
@@ -45,7 +45,7 @@ def test_polls_on_while_there_are_changes(busy: Pace) -> None:
 def test_drains_until_every_transaction_of_that_moment_has_ended(busy: Pace) -> None:
     busy.have_read(10.0, has_changes=False, position=at(100, 110))
     assert (busy.mode, busy.pause) == ("draining", _POLL_SECONDS)
-    # The lock is given up; the next read says which transactions could have skipped NOTIFY.
+    # The lock is released; the next read says which transactions could have skipped NOTIFY.
     busy.have_read(10.1, has_changes=False, position=at(100, 120))
     modes = []
     for position in (at(119, 130), at(120, 131)):
@@ -68,7 +68,7 @@ def test_a_lost_lock_is_drained_too(busy: Pace) -> None:
     assert busy.mode == "draining"
 
 
-def test_never_sleeps_where_nobody_wakes_it() -> None:
+def test_never_sleeps_without_a_waker() -> None:
     pace = Pace()
     pace.never_sleep()
     pace.have_read(100.0, has_changes=False, position=at(100, 110))
@@ -76,7 +76,7 @@ def test_never_sleeps_where_nobody_wakes_it() -> None:
     assert (pace.mode, pace.pause) == ("polling", _POLL_SECONDS)
 
 
-def test_polls_when_a_look_of_its_own_brought_something() -> None:
+def test_polls_when_a_safety_poll_found_changes() -> None:
     pace = Pace()
     pace.unannounced(5.0)
     pace.have_read(5.0, has_changes=True, position=at(1, 1))

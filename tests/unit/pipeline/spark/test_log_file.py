@@ -26,7 +26,7 @@ def printed(path: Path, *chunks: str) -> None:
             thread.join(10)
 
 
-def test_what_a_program_prints_is_in_the_file(tmp_path: Path) -> None:
+def test_the_output_of_a_program_is_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "_spark.log"
     printed(path, "WARN this\n", "and that\n \n")
     assert path.read_text() == "WARN this\nand that\n \n"

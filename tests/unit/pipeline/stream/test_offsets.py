@@ -60,6 +60,6 @@ def test_offsets_that_do_not_follow_each_other(start: Offset, end: Offset) -> No
 @pytest.mark.parametrize(
     "fields", [{}, {"snap": "a-5:5:", "open": "", "seq": None}, {"snap": "x", "open": "", "seq": 0}]
 )
-def test_what_is_no_offset(fields: dict[str, object]) -> None:
+def test_an_invalid_offset(fields: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="is not"):
         Offset.from_dict(fields)

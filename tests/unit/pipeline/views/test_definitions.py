@@ -1,4 +1,4 @@
-"""What a view is, read from functions and schemas, without a session."""
+"""What a view is, read from functions and schemas, without a Spark session."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_an_aggregate(kind: str, value: DataType, column: str, needs: tuple[str,
         ),
     ],
 )
-def test_what_cannot_be_a_result(fields: dict[str, DataType], message: str) -> None:
+def test_schemas_that_cannot_be_a_result(fields: dict[str, DataType], message: str) -> None:
     schema = StructType([StructField(name, kind) for name, kind in fields.items()])
     with pytest.raises(ConfigError, match=message) as error:
         read_result("revenue", ("region",), schema)
@@ -112,7 +112,7 @@ def revenue(orders: Any, lines: Any) -> Any:
         ),
     ],
 )
-def test_what_cannot_be_a_view(options: dict[str, Any], message: str) -> None:
+def test_functions_that_cannot_be_a_view(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         define(revenue, **options)
     with pytest.raises(ConfigError, match="must be tables"):
@@ -121,8 +121,10 @@ def test_what_cannot_be_a_view(options: dict[str, Any], message: str) -> None:
 
 def test_registering() -> None:
     hw = Headwater("postgresql://nowhere/shop")
-    kept = hw.view(key="region", tables={"lines": "sales.lines"}, name="reports.revenue")(revenue)
-    assert kept is revenue
+    returned = hw.view(key="region", tables={"lines": "sales.lines"}, name="reports.revenue")(
+        revenue
+    )
+    assert returned is revenue
     view = hw.views["reports.revenue"]
     assert view.tables == (("orders", "orders"), ("lines", "sales.lines"))
     assert (view.schema, view.table, view.key) == ("reports", "revenue", ("region",))
@@ -131,7 +133,7 @@ def test_registering() -> None:
         hw.view(key="region", name="reports.revenue")(revenue)
 
 
-def test_what_a_batch_adds() -> None:
+def test_the_groups_that_a_batch_adds() -> None:
     key = (ResultField("region", "text"),)
     aggregates = (Aggregate("n", "count"), Aggregate("most", "max", "numeric", 2))
     result = type(read_result("v", ("k",), one_column()))(key, aggregates)

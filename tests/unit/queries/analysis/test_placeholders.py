@@ -67,7 +67,7 @@ def test_placed(
         ("select %d", (1,), {}, "'%d' is not a placeholder"),
     ],
 )
-def test_what_does_not_fit(
+def test_parameters_that_do_not_fit(
     sql: str, args: tuple[Any, ...], named: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -269,7 +269,7 @@ def test_null_is_neither_true_nor_false() -> None:
     assert bind([Like("status", pattern)], ORDERS, [None]) == In("status", (None,))  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_bound_is_left_out() -> None:
+def test_conditions_that_cannot_be_bound_are_left_out() -> None:
     region = Compare("region", "=", StatementParameter(1, "smallint"))
     status = Compare("status", "=", StatementParameter(2, "text"))
     assert bind([region, status], ORDERS, [7]) == Compare("region", "=", 7)

@@ -1,4 +1,4 @@
-"""Whom a change concerns: by table, columns and predicate."""
+"""Which queries a change concerns: by table, columns and predicate."""
 
 from __future__ import annotations
 
@@ -82,12 +82,14 @@ CASES: list[tuple[str, Read, Change, bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "watched", "told", "expected"), CASES, ids=[c[0] for c in CASES])
-def test_whom_a_change_concerns(name: str, watched: Read, told: Change, expected: bool) -> None:
+@pytest.mark.parametrize(("name", "watched", "event", "expected"), CASES, ids=[c[0] for c in CASES])
+def test_which_queries_a_change_concerns(
+    name: str, watched: Read, event: Change, expected: bool
+) -> None:
     watches: Watches[str] = Watches()
     watches.put("query", [watched])
-    assert watches.touched([told]) == ({"query"} if expected else set())
-    assert concerns([watched], [told]) == expected
+    assert watches.touched([event]) == ({"query"} if expected else set())
+    assert concerns([watched], [event]) == expected
 
 
 DOCUMENTS = Table(
@@ -136,28 +138,30 @@ FIRST: dict[str, Any] = {
         ("price", Decimal("NaN"), Decimal("NaN"), False),
     ],
 )
-def test_what_may_have_been_altered(column: str, before: Any, after: Any, expected: bool) -> None:
-    """Beside another column that surely was."""
+def test_which_columns_an_update_may_have_changed(
+    column: str, before: Any, after: Any, expected: bool
+) -> None:
+    """In an update that certainly changed another column."""
     rows = {**FIRST, column: before}, {**FIRST, column: after, "id": 2}
-    told = change("update", *rows, DOCUMENTS)
-    assert concerns([Read(DOCUMENTS, frozenset({column}))], [told]) == expected
+    event = change("update", *rows, DOCUMENTS)
+    assert concerns([Read(DOCUMENTS, frozenset({column}))], [event]) == expected
 
 
-def test_an_update_in_the_log_altered_something() -> None:
+def test_an_update_without_visible_changes_may_have_changed_any_column() -> None:
     """If no column shows it, it may have been any; else it was one of those that may hide it."""
     plain = Table(
         32, "public", "prices", DOCUMENTS.columns[:1] + DOCUMENTS.columns[-1:], ("id",), 4
     )
     same = {"id": 1, "price": Decimal("1.0")}
-    told = change("update", same, same, plain)
-    assert concerns([Read(plain, frozenset({"price"}))], [told])
-    assert not concerns([Read(plain, frozenset({"price"}), Or())], [told])
-    told = change("update", FIRST, FIRST, DOCUMENTS)
-    assert concerns([Read(DOCUMENTS, frozenset({"prices"}))], [told])
-    assert not concerns([Read(DOCUMENTS, frozenset({"price"}))], [told])
+    event = change("update", same, same, plain)
+    assert concerns([Read(plain, frozenset({"price"}))], [event])
+    assert not concerns([Read(plain, frozenset({"price"}), Or())], [event])
+    event = change("update", FIRST, FIRST, DOCUMENTS)
+    assert concerns([Read(DOCUMENTS, frozenset({"prices"}))], [event])
+    assert not concerns([Read(DOCUMENTS, frozenset({"price"}))], [event])
 
 
-def test_one_of_several_is_enough() -> None:
+def test_one_matching_read_of_several_is_enough() -> None:
     watches: Watches[str] = Watches()
     reads = [read(c.region == 7, "region"), read(c.region == 8, "region"), read(table=LINES)]
     watches.put("query", reads)
@@ -205,7 +209,7 @@ def test_very_many_reads_of_a_table_are_one() -> None:
     assert watches.touched([change("update", row(), row(amount=1))]) == set()
 
 
-def test_what_is_not_concerned_is_not_visited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_reads_that_may_match_are_visited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many items, only those in question have their filter compiled."""
     compiled: list[Filter] = []
     compile_filter = compile.compile_filter

@@ -1,4 +1,4 @@
-"""The links that tests cut: nothing of them is left when they are closed."""
+"""The links that tests cut: closing one ends all of its connections."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headwater.testing.link import Cutter, cutting
+from headwater.testing.proxies import Cutter, cutting
 
 
 async def test_a_connection_that_is_being_made_ends_with_the_link(

@@ -1,4 +1,4 @@
-"""Mutations and messages that are repeated with their idempotency key, as clients meet it."""
+"""Mutations and messages that clients repeat with their idempotency key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from websockets.asyncio.client import connect as connect_websocket
 
 from headwater.database import Connection
-from headwater.testing.served import serving
+from headwater.testing.gateway_process import serving
 from tests.gateway.auth.test_tokens import SECRET, token
 from tests.support.applications.query_functions import Site, running
 from tests.support.applications.shop import open_shop, until
@@ -52,14 +52,14 @@ async def test_over_http(site: Site, connection: Connection) -> None:
 async def test_a_subscription_is_added_once(site: Site) -> None:
     """A browser repeats a request by itself when its connection was cut before the answer."""
     async with site.events("/v1/stream") as stream:
-        session = (await stream.heard())["session"]
+        session = (await stream.receive())["session"]
         path = f"/v1/sessions/{session}/subscriptions"
-        wish = {"id": "a", "live": {"table": "orders"}}
-        answers = await asyncio.gather(*(site.post(path, wish) for _ in range(3)))
-        answers.append(await site.post(path, wish))
+        request = {"id": "a", "live": {"table": "orders"}}
+        answers = await asyncio.gather(*(site.post(path, request) for _ in range(3)))
+        answers.append(await site.post(path, request))
         assert [answer.status_code for answer in answers] == [201] * 4
         (view,) = {answer.json()["view"] for answer in answers}
-        assert (await stream.heard_of("snapshot"))["view"] == view
+        assert (await stream.receive_type("snapshot"))["view"] == view
         other = await site.post(path, {"id": "a", "live": {"table": "orders", "limit": 3}})
         assert (other.status_code, other.json()["error"]["code"]) == (400, "invalid_query")
         wrong = {"id": "b", "live": {"table": "nowhere"}}
@@ -67,7 +67,7 @@ async def test_a_subscription_is_added_once(site: Site) -> None:
         assert len({(answer.status_code, answer.text) for answer in refused}) == 1
         assert refused[0].status_code == 404
         await site.place(1, region=1)
-        assert (await stream.heard())["type"] == "deltas"
+        assert (await stream.receive())["type"] == "deltas"
 
 
 async def test_over_websocket(site: Site, connection: Connection) -> None:
@@ -76,19 +76,19 @@ async def test_over_websocket(site: Site, connection: Connection) -> None:
     for number in range(2):
         async with site.socket() as socket:
             await socket.send(id=f"r{number}", **call)
-            answers.append(await socket.heard_of("answer"))
+            answers.append(await socket.receive_type("answer"))
     assert [answer["value"] for answer in answers] == [7, 7]
     answer = await site.post("/v1/mutation/place", {"id": 7}, headers=key("k"))
     assert answer.json()["value"] == 7
     assert await orders(connection) == [7]
     async with site.socket() as socket:
         await socket.send(id="r9", **(call | {"args": {"id": 9}}))
-        error = await socket.heard_of("error")
+        error = await socket.receive_type("error")
     assert (error["id"], error["code"]) == ("r9", "idempotency_key_reused")
 
 
 async def test_a_client_that_has_gone_meanwhile(site: Site, connection: Connection) -> None:
-    """The first is still at work when it is repeated."""
+    """The first request is still running when it is repeated."""
     first = asyncio.create_task(site.post("/v1/mutation/place_gated", {"id": 7}, headers=key("k")))
     await until(lambda: site.application.waiting == 1)
     first.cancel()
@@ -98,7 +98,7 @@ async def test_a_client_that_has_gone_meanwhile(site: Site, connection: Connecti
         )
         await until(lambda: _waits(connection))
         site.application.gate.set()
-        answer = await socket.heard_of("answer")
+        answer = await socket.receive_type("answer")
     assert answer["value"] == 7
     assert site.application.waiting == 1
     assert await orders(connection) == [7]
@@ -121,12 +121,12 @@ async def test_keys_that_are_refused(site: Site, connection: Connection) -> None
             await socket.send(
                 type="mutate", id="r1", name="place", args={"id": 7}, idempotency_key=wrong
             )
-            error = await socket.heard_of("error")
+            error = await socket.receive_type("error")
             assert (error["id"], error["code"]) == ("r1", "invalid_query")
     assert await orders(connection) == []
 
 
-async def test_what_failed_is_not_stored(site: Site, connection: Connection) -> None:
+async def test_a_failure_is_not_stored(site: Site, connection: Connection) -> None:
     for _ in range(2):
         answer = await site.post("/v1/mutation/closed", {}, headers=key("k"))
         assert (answer.status_code, answer.json()["error"]["code"]) == (422, "closed")
@@ -192,7 +192,7 @@ async def test_a_message_is_published_once(url: str, folder: Path) -> None:
     ):
         wheres = [f"{each.url.replace('http', 'ws')}/v1/ws" for each in (one, other)]
         async with connect_websocket(wheres[0]) as first, connect_websocket(wheres[1]) as second:
-            heard: list[Any] = []
+            received: list[Any] = []
             for socket in (first, second):
                 channel = {"type": "subscribe", "id": "c", "channel": {"name": "room:1"}}
                 await socket.send(json.dumps(channel))
@@ -204,7 +204,7 @@ async def test_a_message_is_published_once(url: str, folder: Path) -> None:
                 await socket.send(json.dumps(message | {"idempotency_key": key}))
                 while (said := json.loads(await socket.recv())).get("id") != "p":
                     if said["type"] == "message" and socket is second:
-                        heard.append(said["data"])
+                        received.append(said["data"])
                 return dict(said)
 
             for socket in (first, second, first):
@@ -214,9 +214,9 @@ async def test_a_message_is_published_once(url: str, folder: Path) -> None:
             await publish(second, "no key")
             await publish(second, "no key")
             await publish(second, "last", "k2")
-            while heard[-1:] != ["last"]:
-                heard.append(json.loads(await second.recv()).get("data"))
-            assert heard == ["hello", "no key", "no key", "last"]
+            while received[-1:] != ["last"]:
+                received.append(json.loads(await second.recv()).get("data"))
+            assert received == ["hello", "no key", "no key", "last"]
 
 
 async def test_pages_of_other_origins_may_send_the_header(url: str, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""How the console writes values: its module of words, run by Node."""
+"""How the console formats values: its module `format.js`, run by Node."""
 
 from __future__ import annotations
 
@@ -77,5 +77,5 @@ def test_words(tmp_path: Path) -> None:
         [str(node()), "ask.js"], cwd=tmp_path, input=asked, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    told = zip(SAID, json.loads(done.stdout), strict=True)
-    assert [(name, given, said) for (name, given, _), said in told] == SAID
+    results = zip(SAID, json.loads(done.stdout), strict=True)
+    assert [(name, given, said) for (name, given, _), said in results] == SAID

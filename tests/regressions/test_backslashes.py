@@ -1,4 +1,4 @@
-"""A database or a writer for whom a backslash in a text is no backslash."""
+"""Databases and writers in which a backslash in a string literal is an escape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.integration.hub.test_reactive import Follower
 from tests.support.log_probe import enable, probing, run
 
 OLD = "standard_conforming_strings = off"
-# With names that must be quoted in every way there is.
+# With names that need every kind of quoting.
 TABLE = r'''"we'ird\t""x\'"'''
 NAMES = (r'"a\"', r""""b'\"""", r'"c""\n"', r'"$$"', r'''"d\'"''')
 
@@ -28,7 +28,7 @@ def server_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def old_url(empty_url: str) -> str:
-    """The URL of a database in which texts are read the old way, without Headwater."""
+    """The URL of a database with `standard_conforming_strings = off`, without Headwater."""
     connection = await connect(empty_url, purpose="test", application_path=True)
     await run(connection, f"alter database {connection.info.dbname} set {OLD}")
     await connection.close()
@@ -52,7 +52,7 @@ async def backslashes(ctx: Context) -> Any:
     return await ctx.fetch(r"select id, s from t where s = 'a\b' order by id")
 
 
-async def test_queries_mean_what_they_say(old_url: str) -> None:
+async def test_queries_with_backslashes_are_exact(old_url: str) -> None:
     connection = await connect(old_url, purpose="test", application_path=True)
     await schema.install(connection)
     await run(connection, "create table t (id int primary key, s text)")
@@ -72,7 +72,7 @@ async def writer(other: Connection) -> Connection:
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
-async def test_a_writer_with_old_texts(
+async def test_a_writer_with_escape_strings(
     url: str, connection: Connection, writer: Connection, partitioned: bool
 ) -> None:
     columns = ", ".join(f"{name} text" for name in NAMES)
@@ -93,16 +93,16 @@ async def test_a_writer_with_old_texts(
                 f"update {TABLE} set {NAMES[1]} = 'b' where {NAMES[0]} = '{step}'",
                 f"delete from {TABLE} where {NAMES[0]} = '{step}'",
             )
-            told = await probe.story()
-            assert told == [("insert", f"{step}"), ("update", f"{step}"), ("delete", f"{step}")]
-            # From here on no function fits, and each statement is written when it is needed.
+            story = await probe.story()
+            assert story == [("insert", f"{step}"), ("update", f"{step}"), ("delete", f"{step}")]
+            # From here on no function fits, and each statement is built when it is needed.
             await run(connection, rf'alter table {TABLE} add column "e\{step}" text')
         await run(writer, f"truncate {TABLE}")
         assert await probe.story() == [("truncate",)]
     assert notices == []
 
 
-async def test_a_writer_with_old_texts_may_enable_and_synchronise(
+async def test_a_writer_with_escape_strings_may_enable_and_synchronise(
     connection: Connection, writer: Connection
 ) -> None:
     await run(connection, f"create table {TABLE} ({NAMES[0]} text primary key)")
@@ -114,7 +114,7 @@ async def test_a_writer_with_old_texts_may_enable_and_synchronise(
     assert await cursor.fetchall() == [({NAMES[0].strip('"'): "1", "e\\'": None},)]
 
 
-async def test_every_function_with_a_backslash_pins_what_it_means(connection: Connection) -> None:
+async def test_every_function_with_a_backslash_sets_its_meaning(connection: Connection) -> None:
     cursor = await connection.execute(
         "select oid::regprocedure::text from pg_proc where pronamespace = 'headwater'::regnamespace"
         " and strpos(prosrc, chr(92)) > 0 and not coalesce(proconfig, '{}')"

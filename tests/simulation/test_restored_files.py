@@ -1,11 +1,11 @@
-"""Files of the server that are put back, as a volume snapshot is: the same cluster, the same
-timeline, another history.
+"""The files of the server are replaced by an older copy, like a volume snapshot: the same cluster,
+the same timeline, another history.
 
 Random writers that overlap, roll back, prepare and commit without waiting for the disk; positions
-of every kind collected on the way; copies of the files, and the return to one of them. After each
-return every position that was ever given out is used. The rows that were in it when it was given
-out, and the rows that are in it now, decide: if they are the same it is accepted and brings exactly
-the rest, otherwise it is refused. `make fuzz` has more histories, `SEED=…` others.
+of every kind collected meanwhile; copies of the files, and the return to one of them. After each
+return every position that was ever issued is used. The rows that it contained when it was issued
+are compared with the rows that it contains now: if they are the same it is accepted and gives
+exactly the rest, otherwise it is refused. `make fuzz` has more histories, `SEED=…` others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Row = tuple[int, int, str]
 
 
 class Given(NamedTuple):
-    """A position that was given out, with the rows that were in it."""
+    """A position that was issued, with the rows that it contained."""
 
     source: str
     position: str
@@ -59,7 +59,7 @@ class Writer:
 
 
 class History:
-    """One server through several rollbacks."""
+    """One server through several restores."""
 
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self.cluster = cluster
@@ -95,7 +95,7 @@ class History:
         await self._stack.aclose()
 
     async def stop(self) -> None:
-        """As a power cut or as an operator would."""
+        """Stop it like a power cut or like an operator."""
         mode: StopMode = self.chance.choice(["immediate", "immediate", "fast"])
         if mode == "fast":
             await self.disconnect()
@@ -121,7 +121,7 @@ class History:
         await self.connect()
 
     async def look(self) -> None:
-        """What the log holds; what it held before and does not any more was trimmed."""
+        """Read the rows of the log; rows that it had before and has no more were trimmed."""
         found = {
             (int(xid), seq, at)
             for xid, seq, at in await rows(
@@ -158,7 +158,7 @@ class History:
             await run(writer.connection, f"begin isolation level {level}")
             waits = self.chance.choice(["on", "off", "off"])
             await run(writer.connection, f"set local synchronous_commit = {waits}")
-            # What is prepared keeps its rows locked.
+            # A prepared transaction keeps its rows locked.
             await run(writer.connection, "set local lock_timeout = 20")
             writer.is_open = True
         return writer
@@ -213,12 +213,12 @@ class History:
             await run(self.other, f"{how} prepared '{gid}'")
 
     async def burn(self) -> None:
-        """Transaction ids that leave nothing."""
+        """Use transaction ids without writing."""
         for _ in range(self.chance.randint(1, 12)):
             await run(self.other, "begin", "select pg_current_xact_id()", "rollback")
 
     async def trim(self) -> None:
-        """What is not in the log after it and was before: known to have been trimmed."""
+        """Trim the log. Rows that were in it before and are not after are known as trimmed."""
         await self.look()
         before = set(self.present)
         await run(self.other, "select headwater.trim_log()")
@@ -226,7 +226,7 @@ class History:
         self.trimmed |= before - self.present
 
     async def read(self) -> None:
-        """One of several readers goes on: each has its own steps through the history."""
+        """One of several readers continues: each has its own steps through the history."""
         if len(self.readers) < READERS:
             self.readers.append(await self.reader.now(self.reading))
         number = self.chance.randrange(READERS) % len(self.readers)

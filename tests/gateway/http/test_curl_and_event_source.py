@@ -1,4 +1,4 @@
-"""Real clients that are not ours: EventSource, curl; and nginx in between with its defaults."""
+"""Clients of other authors: EventSource and curl, also through nginx with its defaults."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from headwater.database import Connection
-from headwater.testing.link import Cutter, cutting
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
+from headwater.testing.proxies import Cutter, cutting
 from tests.support.applications.shop import open_shop
 from tests.support.node import node
 
@@ -28,7 +28,7 @@ PATH = f"/v1/live?q={quote(json.dumps(QUERY))}"
 
 @contextmanager
 def nginx(target_url: str, folder: Path) -> Iterator[str]:
-    """nginx before a gateway, as it comes: nothing is set but where to pass requests."""
+    """nginx in front of a gateway, with its defaults: only the address of the gateway is set."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     target = urlsplit(target_url).netloc
@@ -138,7 +138,7 @@ async def test_an_event_source_resumes_by_itself(
     )  # fmt: skip
     assert process.stdout is not None
 
-    async def heard(name: str) -> dict[str, Any]:
+    async def received(name: str) -> dict[str, Any]:
         assert process.stdout is not None
         async with asyncio.timeout(30):
             while line := await process.stdout.readline():
@@ -149,14 +149,14 @@ async def test_an_event_source_resumes_by_itself(
         raise AssertionError("the stream has ended")
 
     try:
-        snapshot = await heard("snapshot")
+        snapshot = await received("snapshot")
         assert [row["row"]["id"] for row in snapshot["data"]["rows"]] == [16, 11, 6]
         await connection.execute("update orders set note = 'seen' where id = 16")
-        deltas = await heard("deltas")
+        deltas = await received("deltas")
         assert deltas["id"] == deltas["data"]["position"]
         link.cut_some(random.Random(0), 1.1)
         await connection.execute("update orders set note = 'missed' where id = 16")
-        missed = await heard("deltas")
+        missed = await received("deltas")
         assert missed["data"]["deltas"][0]["row"]["note"] == "missed"
     finally:
         process.kill()

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 from psycopg.conninfo import conninfo_to_dict
 
 
-class _Link(ABC):
+class _Proxy(ABC):
     """Accepts connections, and ends them all when it is closed."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class _Link(ABC):
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Cutter(_Link):
+class Cutter(_Proxy):
     """Forwards connections, and cuts them on demand."""
 
     def __init__(
@@ -126,7 +126,7 @@ async def cutting(
         await cutter.close()
 
 
-class Holder(_Link):
+class Holder(_Proxy):
     """Forwards connections to a database. While held, it forwards nothing in either direction, and
     loses nothing: a gateway that reads through it falls behind."""
 
