@@ -17,7 +17,7 @@ import pytest
 
 from headwater import Headwater, Position
 from headwater.capture.postgres.schema import LATEST
-from headwater.testing.served import Served, serving
+from headwater.testing.gateway_process import Served, serving
 from tests.integration.commands.test_cli import documents, headwater
 from tests.support.lake.tables import execute
 from tests.support.upgrade import restore, shop
