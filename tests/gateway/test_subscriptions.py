@@ -93,7 +93,7 @@ REQUESTS = {
 
 def held(gateway: Gateway) -> int:
     """Subscriptions that the hub or the quotas still count."""
-    views = sum(view.subscribers for view in gateway.hub.describe())
+    views = sum(view.followers for view in gateway.hub.live_views)
     feeds = sum(len(feed.subscribers) for feed in gateway.hub.feeds)
     return views + feeds + sum(gateway.quotas._subscriptions.values())
 

@@ -238,7 +238,7 @@ async def test_a_subscriber_with_a_part_of_a_result_gets_the_failure(
         assert isinstance(recorder.error, Forbidden)
         recorder.reads.set()
         await hub.flushes.next_flush()
-        assert hub.describe() == []
+        assert list(hub.live_views) == []
 
 
 async def test_members_of_a_guarded_stream(url: str, notes: Connection) -> None:

@@ -34,7 +34,7 @@ from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.flush import Flusher
 from headwater.hub.flush_state import FlushState
 from headwater.hub.live_views.part import LivePart
-from headwater.hub.live_views.view import LiveSubscription, ViewInfo
+from headwater.hub.live_views.view import LiveSubscription
 from headwater.hub.part import Part, call_each
 from headwater.hub.positions import Positions
 from headwater.hub.reactive.registry import ReactiveQueries
@@ -298,10 +298,6 @@ class Hub:
         reach back to there; ResyncRequired if it does not. `known` are its tables, if the caller
         has looked them up."""
         return await self.feeds.follow(query, subscriber, access, known)
-
-    def describe(self) -> list[ViewInfo]:
-        """Every live query of this hub."""
-        return [view.info() for view in self.live_views]
 
 
 def _everything(table: Table) -> bool:

@@ -80,8 +80,8 @@ async def test_identical_queries_share_a_view_and_its_frames(url: str, orders: C
         await one.until(lambda: one.rows[0]["id"] == 999)
         await other.until(lambda: other.rows[0]["id"] == 999)
         assert one.frames[-1] is other.frames[-1]
-        (info,) = hub.describe()
-        assert (info.table, info.subscribers, info.live) == ("orders", 2, True)
+        (view,) = hub.live_views
+        assert (view.query.table.label, view.followers, view.live) == ("orders", 2, True)
         b.close()
         await run(orders, "delete from orders where id = 999")
         await one.until(lambda: one.rows[0]["id"] != 999)
@@ -106,7 +106,7 @@ async def test_queries_that_do_not_fit_are_refused(
     async with Hub(url, rules=rules) as hub:
         with pytest.raises(error):
             await hub.live(query, Recorder())
-        assert hub.describe() == []
+        assert list(hub.live_views) == []
 
 
 async def test_the_row_filter_of_the_hook_may_use_any_column(url: str, orders: Connection) -> None:
@@ -305,10 +305,10 @@ async def test_a_view_lingers_for_returning_subscribers(
     async with Hub(url) as hub:
         subscription = await hub.live(live("orders", **TOP), Recorder())
         subscription.close()
-        assert len(hub.describe()) == 1
+        assert len(list(hub.live_views)) == 1
         await run(orders, "insert into orders values (900, 2, 900, 'a')")
         async with asyncio.timeout(10):
-            while hub.describe():  # noqa: ASYNC110 - the loop sweeps
+            while list(hub.live_views):  # noqa: ASYNC110 - the loop sweeps
                 await asyncio.sleep(0.01)
 
 
@@ -367,9 +367,7 @@ async def test_a_row_read_equals_the_row_in_the_log(url: str, connection: Connec
         )
         await from_log.until(lambda: len(from_log.rows) == 2)
         await hub.live(live("things", limit=11), read, verify=True)
-        held = {
-            info.id: view for info, view in zip(hub.describe(), hub.live_views.views, strict=True)
-        }
+        held = {view.id: view for view in hub.live_views}
         one, other = (held[each.views[-1]].state for each in (from_log, read))
         assert isinstance(one, Window)
         assert isinstance(other, Window)

@@ -114,7 +114,7 @@ async def test_a_column_added_and_one_dropped(url: str, orders: Connection, mode
         await picky.until(lambda: picky.error)
         assert picky.error is not None
         assert picky.error.code == "invalid_query"
-        assert [info.subscribers for info in hub.describe()] == [1]
+        assert [view.followers for view in hub.live_views] == [1]
 
 
 async def test_renamed(url: str, orders: Connection) -> None:
@@ -183,7 +183,7 @@ async def test_a_first_result_that_takes_too_long(
                 await hub.live(live("slow"), Recorder(), access=Access(role=role))
         assert caught.value.code == "slow_query"
         assert "index" in (caught.value.hint or "")
-        assert hub.describe() == []
+        assert list(hub.live_views) == []
     await run(orders, "drop table slow", f"drop role {role}")
 
 
@@ -208,7 +208,7 @@ async def test_the_error_names_the_lock(
         # What the other session does is for the log of the server only.
         assert "lock table" not in f"{error} {error.hint}"
         assert "lock table slow" in caplog.text
-        assert hub.describe() == []
+        assert list(hub.live_views) == []
         await run(locker, "rollback")
         await hub.live(live("slow"), Recorder())
     await locker.close()
@@ -290,7 +290,7 @@ async def test_abandoned_results_do_not_pile_up_behind_a_lock(
         await run(locker, "begin", "lock table slow in access exclusive mode")
         for i in range(200):
             opening = asyncio.create_task(hub.live(live("slow", limit=1 + i), Recorder()))
-            while not hub.describe():  # noqa: ASYNC110
+            while not list(hub.live_views):  # noqa: ASYNC110
                 await asyncio.sleep(0)
             opening.cancel()
             await asyncio.gather(opening, return_exceptions=True)

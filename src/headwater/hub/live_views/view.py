@@ -13,8 +13,6 @@ from datetime import datetime
 from itertools import chain
 from typing import Any, Protocol
 
-import msgspec
-
 from headwater import limits
 from headwater.fair_queue import Owner
 from headwater.hub.flush_state import FlushState
@@ -45,20 +43,6 @@ _OPENING_CHANGES_MAX = 50_000
 
 
 logger = logging.getLogger(__name__)
-
-
-class ViewInfo(msgspec.Struct, frozen=True):
-    """A view as the console and `status` show it."""
-
-    id: int
-    table: str
-    query: dict[str, Any]
-    mode: str
-    scope: str | None
-    """The role that it is read with; None for Headwater's own."""
-    subscribers: int
-    rows: int
-    live: bool
 
 
 class LiveView(View):
@@ -102,18 +86,6 @@ class LiveView(View):
         self._whole: dict[ResetReason | None, Frame] = {}
 
     # -------------------------------------------------------------------- what it shows
-
-    def info(self) -> ViewInfo:
-        return ViewInfo(
-            self.id,
-            self.query.table.label,
-            self.request.to_json(),
-            self.query.mode,
-            None if self.scope is None else self.scope.role,
-            self.followers,
-            self.held,
-            self.live,
-        )
 
     @property
     def followers(self) -> int:
