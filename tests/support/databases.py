@@ -51,6 +51,7 @@ def fresh_database(server_url: str, *, installed: bool) -> Iterator[str]:
 
 
 _NEW_IDENTITY = (
+    "delete from headwater.shapes",
     "update headwater.secret set key = headwater.new_secret()",
     "update headwater.installation set home = headwater.home(), id = left(md5(random()::text), 16)",
 )
