@@ -32,7 +32,7 @@ from headwater.limits import (
     EMBEDDED_STOP_SECONDS,
 )
 
-_EMBEDDED_LEAVING_SECONDS = 2.0
+_EMBEDDED_LEAVING_SECONDS = 5.0
 """How long closing connections may take to end. Connections that are open after that count as
 clients, and the server keeps running for them."""
 
