@@ -34,7 +34,7 @@ def url() -> Iterator[str]:
         yield url
 
 
-def test_status_and_doctor_have_nothing_to_complain_about(url: str) -> None:
+def test_status_and_doctor_report_no_problem(url: str) -> None:
     (status,) = documents(headwater("status", "--url", url, "--json"))
     (cursor,) = status["cursors"]
     assert cursor["name"] == restore.facts()["cursor"]["name"]

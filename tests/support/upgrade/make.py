@@ -167,10 +167,10 @@ class Release:
         return [sys.executable, "-m", "headwater", *arguments]
 
     def _environment(self, **variables: str) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_")}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("HEADWATER_")}
         if self.url:
-            kept["HEADWATER_URL"] = self.url
-        return {**kept, "PYTHONPATH": f"{self._source}:{HERE}", **variables}
+            environment["HEADWATER_URL"] = self.url
+        return {**environment, "PYTHONPATH": f"{self._source}:{HERE}", **variables}
 
 
 def _output(*command: str) -> str:
@@ -211,7 +211,7 @@ def _one(database: psycopg.Connection, statement: str) -> Any:
 
 
 def subscribed_position(release: Release, facts: dict[str, Any]) -> None:
-    """What clients of a gateway have in their hands: positions, and the answer of a mutation."""
+    """What clients of a gateway have: positions, and the answer of a mutation."""
     with release.running("serve", "shop:hw", "--port", "0", "--json") as gateway:
         assert gateway.stdout is not None
         url = json.loads(gateway.stdout.readline())["url"]

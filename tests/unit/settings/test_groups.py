@@ -1,4 +1,4 @@
-"""Wrong values, and what is derived from the right ones."""
+"""Wrong values, and values that are derived from others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DURATIONS = (
 
 
 @pytest.mark.parametrize("name", DURATIONS)
-def test_what_is_not_a_length_of_time(name: str) -> None:
+def test_invalid_lengths_of_time(name: str) -> None:
     for value, problem in (("soon", "is not a length of time"), ("200000 days", "is too long")):
         with pytest.raises(ConfigError) as caught:
             make_settings({name: value})

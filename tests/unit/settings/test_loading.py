@@ -155,7 +155,7 @@ def test_a_value_of_another_type(setting: Setting, tmp_path: Path) -> None:
         assert caught.value.hint
 
 
-def test_a_message_about_a_secret_does_not_tell_it(tmp_path: Path) -> None:
+def test_a_message_about_a_secret_does_not_contain_it(tmp_path: Path) -> None:
     for name in ("auth_secret", "gateway_metrics_token"):
         with pytest.raises(ConfigError) as caught:
             load_settings(overrides={name: "hunter2"}, environment={}, folder=tmp_path)

@@ -1,4 +1,4 @@
-"""What settings are called; old names are refused, and the new one is said."""
+"""The names of settings; old names are refused, and the error has the new name."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def new_names(old: str) -> list[str]:
 
 
 def refused(error: ConfigError, given: str, old: str) -> bool:
-    """Whether an error refuses what is given by an old name, and says the new one."""
+    """Whether an error refuses an old name, and has the new one."""
     new = [SETTINGS[name] for name in new_names(old)]
     if not new:
         return str(error).startswith(f"{given}: this is no setting any more: ")
@@ -75,7 +75,7 @@ def test_one_rule_gives_every_name() -> None:
 
 
 @pytest.mark.parametrize("old", sorted({*BEFORE, *BARE}))
-def test_an_old_name_is_refused_and_the_new_one_said(old: str, tmp_path: Path) -> None:
+def test_an_old_name_is_refused_with_the_new_one(old: str, tmp_path: Path) -> None:
     if old not in SETTINGS:  # as a keyword and in the environment, which are flat
         with pytest.raises(ConfigError) as in_call:
             load_settings(overrides={old: "closed"}, environment={}, folder=tmp_path)
@@ -113,7 +113,7 @@ def test_a_setting_of_another_group(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("section", ["log", "gateway", "auth"])
-def test_a_group_is_no_setting(section: str, tmp_path: Path) -> None:
+def test_a_group_is_not_a_setting(section: str, tmp_path: Path) -> None:
     (tmp_path / "headwater.toml").write_text(f'{section} = "on"')
     with pytest.raises(ConfigError, match=f"^{section}: this is a group of settings$") as caught:
         load_settings(environment={}, folder=tmp_path)

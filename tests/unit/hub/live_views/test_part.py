@@ -132,7 +132,7 @@ async def test_a_step_that_fails_is_read_again() -> None:
     assert client.messages[-1].reason == "resync"
 
 
-async def test_who_waits_is_refused_when_the_hub_ends() -> None:
+async def test_waiting_clients_are_refused_when_the_hub_ends() -> None:
     world = World(0)
     await world.hub.commit()
     world.join()

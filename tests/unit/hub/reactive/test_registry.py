@@ -126,7 +126,7 @@ async def test_a_change_that_does_not_concern_a_query_does_not_execute_it() -> N
     assert world.executions.executed == executed
 
 
-async def test_who_waits_is_refused_when_the_database_is_lost() -> None:
+async def test_waiting_clients_are_refused_when_the_database_is_lost() -> None:
     world = World(0)
     await world.hub.commit()
     call = world.part.call(QUERY, QUERY.bind({"least": 1}), ANONYMOUS)

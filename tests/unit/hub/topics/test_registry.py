@@ -28,7 +28,7 @@ SIGNALLED = TopicDefinition("all", entity="things")
 
 
 class Viewer:
-    """Has the rows of a topic, as a client does: it reads them, and then again after each gap."""
+    """Has the rows of a topic, as a client does: it reads them, and again after each gap."""
 
     def __init__(self, hub: FakeHub, n: int | None) -> None:
         self._hub = hub
@@ -112,7 +112,7 @@ class World:
             self.viewers.pop(self.chance.randrange(len(self.viewers)))[1].close()
 
     def pause(self) -> None:
-        """Or let one continue that is paused."""
+        """Pause a viewer, or let a paused one continue."""
         if self.viewers:
             _, subscription = self.chance.choice(self.viewers)
             if subscription.state == "paused":
