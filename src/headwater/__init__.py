@@ -20,10 +20,12 @@ def _read_public_names() -> dict[str, str]:
 
 _MODULES = _read_public_names()
 
-__all__ = [*sorted(_MODULES), "__version__"]
+_PIPELINE = "headwater.pipeline."
 
 
 def __getattr__(name: str) -> object:
+    if name == "__all__":
+        return _available_names()
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(_import(_MODULES[name]), name)
@@ -32,7 +34,7 @@ def __getattr__(name: str) -> object:
 
 
 def _import(module: str) -> object:
-    if not module.startswith("headwater.pipeline."):
+    if not module.startswith(_PIPELINE):
         return import_module(module)
     from headwater.pipeline.packages import spark_needed
 
@@ -40,5 +42,14 @@ def _import(module: str) -> object:
         return import_module(module)
 
 
+def _available_names() -> list[str]:
+    """All public names. If packages of `headwater[spark]` are not installed, those of the pipeline
+    are left out: a program that reads every name, as `import *` does, must not fail."""
+    from headwater.pipeline.packages import missing
+
+    left_out = _PIPELINE if missing() else "none"
+    return [*sorted(n for n in _MODULES if not _MODULES[n].startswith(left_out)), "__version__"]
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_available_names()})

@@ -53,9 +53,16 @@ from headwater.live.filters.filter import c as c
 from headwater.model import Actor as Actor
 from headwater.model import Change as Change
 from headwater.model import Column as Column
+from headwater.model import Enter as Enter
+from headwater.model import Leave as Leave
+from headwater.model import Match as Match
+from headwater.model import Move as Move
 from headwater.model import Position as Position
+from headwater.model import Reset as Reset
 from headwater.model import Table as Table
 from headwater.model import Transaction as Transaction
+from headwater.model import Unmatch as Unmatch
+from headwater.model import Update as Update
 from headwater.pipeline.reading.lake import Lake as Lake
 from headwater.pipeline.spark.session import spark_session as spark_session
 from headwater.pipeline.stream.source import HeadwaterSource as HeadwaterSource

@@ -33,8 +33,10 @@ def test_names_are_imported_when_they_are_used() -> None:
 
 def test_without_the_packages_of_the_pipeline() -> None:
     program = (
-        "import sys; sys.modules['pyarrow'] = None\n"
-        "from headwater import ConfigError\n"
+        "import sys, headwater; sys.modules['pyarrow'] = None\n"
+        "from headwater.pipeline import packages; packages.missing = lambda: ['pyarrow']\n"
+        "from headwater import *\n"
+        "assert 'Lake' not in {*globals(), *dir(headwater)}\n"
         "try: from headwater import Lake\n"
         "except ConfigError as error: print(error, error.hint, sep=': ')\n"
     )

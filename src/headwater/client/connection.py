@@ -438,8 +438,8 @@ class Connection:
             turn, tried = turn + 1, 1 if lasted else tried + 1
             if tried < len(self._urls):
                 continue
-            tried, subscribe_count = 0, error.retry_after or 0.0
-            pause = backoff.failed(random.random(), at_least=subscribe_count)
+            tried = 0
+            pause = backoff.failed(random.random(), at_least=error.retry_after or 0.0)
             if pause is None:
                 raise _given_up(backoff.failures, error) from error
             logger.warning("%s; trying again in %.1f s", error, pause)

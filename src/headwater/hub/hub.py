@@ -248,7 +248,7 @@ class Hub:
             try:
                 await part.recheck(seconds)
             except Unavailable:
-                return  # the next round checks again
+                continue  # the next round checks this part again
             except Exception:
                 logger.exception("rights could not be checked again")
 

@@ -79,10 +79,14 @@ GROUPS: dict[str, type[Group]] = {
     setting.group.section: setting.group for setting in SETTINGS.values() if setting.group
 }
 
-OLD_NAMES = {setting.name for setting in SETTINGS.values()} | _RENAMED.keys() | _DERIVED.keys()
+_NEW_GROUPS = ("log", "live", "gateway", "limits")
+"""Groups whose settings had no prefix before there were groups."""
+
+OLD_NAMES = {name for section in _NEW_GROUPS for name in GROUPS[section].__struct_fields__}
+OLD_NAMES |= {"admin_claim", *_RENAMED, *_DERIVED}
 OLD_NAMES -= SETTINGS.keys()
-"""Names without their group, and names of earlier versions. To give one of them is an error,
-because it would have no effect."""
+"""Names of earlier versions. A variable with one of them is an error, because it would have no
+effect."""
 
 
 def unknown(given: str, name: str) -> ConfigError:

@@ -81,9 +81,12 @@ def test_an_old_name_is_refused_with_the_new_one(old: str, tmp_path: Path) -> No
             load_settings(overrides={old: "closed"}, environment={}, folder=tmp_path)
         assert refused(in_call.value, old, old)
         name = f"HEADWATER_{old.upper()}"
-        with pytest.raises(ConfigError) as in_environment:
-            load_settings(environment={name: "closed"}, folder=tmp_path)
-        assert refused(in_environment.value, name, old)
+        if old in BEFORE:
+            with pytest.raises(ConfigError) as in_environment:
+                load_settings(environment={name: "closed"}, folder=tmp_path)
+            assert refused(in_environment.value, name, old)
+        else:  # it never was a setting, so it may be a variable of another program
+            assert load_settings(environment={name: "closed"}, folder=tmp_path) == Settings()
         assert load_settings(environment={name: ""}, folder=tmp_path) == Settings()
     if old not in ("url", "question_url", "data_dir"):
         (tmp_path / "headwater.toml").write_text(f'{old} = "closed"')

@@ -359,10 +359,10 @@ class FeedSubscription(CatchUp):
             return
         await self._flushes.between()
         self._task = None
-        if self._may_deliver.is_set():
+        # If it was paused since, it is sent the gap when it continues.
+        self.missed_gap = not self._may_deliver.is_set()
+        if not self.missed_gap:
             self._deliver(self._home.gap_frame(self.feed, self._durable))
-        else:
-            self.missed_gap = True  # it was paused since, and is sent the gap when it continues
         self._flushes.announce()
 
     def _explain(self, error: Exception) -> HeadwaterError:

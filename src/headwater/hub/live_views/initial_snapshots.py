@@ -297,6 +297,8 @@ class SnapshotReaders:
         for connection in begun:
             if connection is not None:
                 self._spawn(self._work(connection, number))
+        if None in begun:
+            self._connect_more()
         self._look_later()
 
     def _new_share(self) -> list[InitialSnapshot]:

@@ -9,13 +9,16 @@ period. Their subscribers are sent something only if the result differs.
 from __future__ import annotations
 
 import asyncio
+import logging
 
-from headwater.errors import CaptureError, Forbidden, HeadwaterError
+from headwater.errors import CaptureError, Forbidden, HeadwaterError, Unavailable
 from headwater.hub.live_views.registry import LiveViews
 from headwater.hub.live_views.view import LiveView
 from headwater.hub.live_views.visibility import guarded
 from headwater.hub.reading.row_security import scope_of
 from headwater.hub.reading.tables import KnownTable, Tables
+
+logger = logging.getLogger(__name__)
 
 
 async def recheck(views: LiveViews, tables: Tables, seconds: float) -> None:
@@ -25,18 +28,29 @@ async def recheck(views: LiveViews, tables: Tables, seconds: float) -> None:
         by_name.setdefault(view.request.table, []).append(view)
     for name, its in by_name.items():
         try:
-            known = await tables.find(name)
-        except CaptureError as error:
-            await _end_if_dropped(views, tables, its, error)
-            continue
-        for view in its:
-            if not view.removed:
-                await _recheck_view(views, tables, view, known)
+            await _recheck_table(views, tables, name, its)
+        except Unavailable:
+            raise
+        except Exception:
+            logger.exception("the rights of live queries on %s could not be checked again", name)
     secured = [view for view in views if guarded(view)]
     for view in secured:
         if not view.removed and view.live:
             views.open(view, quiet=True)
         await asyncio.sleep(seconds / len(secured))
+
+
+async def _recheck_table(
+    views: LiveViews, tables: Tables, name: str, its: list[LiveView]
+) -> None:
+    try:
+        known = await tables.find(name)
+    except CaptureError as error:
+        await _end_if_dropped(views, tables, its, error)
+        return
+    for view in its:
+        if not view.removed:
+            await _recheck_view(views, tables, view, known)
 
 
 async def _end_if_dropped(

@@ -50,7 +50,13 @@ class QueryPool:
     more."""
 
     def __init__(
-        self, url: str, size: int, changed: Callable[[], None], execution: Execution
+        self,
+        url: str,
+        size: int,
+        changed: Callable[[], None],
+        execution: Execution,
+        *,
+        unreachable: Callable[[HeadwaterError], None] | None = None,
     ) -> None:
         self._url = url
         self._size = size
@@ -66,7 +72,7 @@ class QueryPool:
             lambda: execution.open(url),
             self._start_or_look,
             purpose="queries",
-            unreachable=self._unreachable,
+            unreachable=unreachable,
             usable=execution.is_current,
         )
         self._tasks: dict[asyncio.Task[None], int | None] = {}
@@ -153,11 +159,6 @@ class QueryPool:
         is_stuck = self._begun == self._begun_before
         most = self._size if is_stuck else min(self._size, _QUERY_CONNECTIONS_QUICK)
         self._pool.grow(len(self._queue), most)
-
-    def _unreachable(self, error: HeadwaterError) -> None:
-        logger.warning("cannot connect for queries: %s", error)
-        loop = asyncio.get_running_loop()
-        loop.call_later(limits.RECONNECT_SECONDS[1], self._start_or_look)
 
     def _drop(self, connection: Connection) -> None:
         self._pool.drop(connection)

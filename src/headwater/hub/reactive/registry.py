@@ -392,8 +392,8 @@ class ReactiveQueries(Part):
         self.read_all_again()
 
     def resync(self) -> None:
-        self.read_all_again()
         self.restarted()
+        self.read_all_again()
 
     def read_all_again(self) -> None:
         """Changes were lost: any result may be wrong."""

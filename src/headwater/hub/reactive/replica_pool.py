@@ -51,7 +51,9 @@ class ReplicaPool(QueryPool):
         patience: float,
         fall_back: Callable[[QueryGroup], None],
     ) -> None:
-        super().__init__(url, size, changed, execution)
+        super().__init__(
+            url, size, changed, execution, unreachable=lambda error: self._give_up(str(error))
+        )
         self._fall_back = fall_back
         self._patience = patience
         self._moment: FlushMoment | None = None
@@ -125,9 +127,6 @@ class ReplicaPool(QueryPool):
                     raise Unavailable(f"it is more than {self._patience:g} s behind")
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, longest)
-
-    def _unreachable(self, error: HeadwaterError) -> None:
-        self._give_up(str(error))
 
     def _lost(self, connection: Connection, group: QueryGroup | None, moment: FlushMoment) -> None:
         """The replica may be the cause: it ends queries that block the replay."""

@@ -34,9 +34,10 @@ Open: TypeAlias = Callable[[], Awaitable[Connection]]
 
 
 class SnapshotPool:
-    """Connections to one URL, opened by `open`. `changed` is called when one is free. When one
-    cannot be opened, `unreachable` is called if there is one, else `changed`. A connection that is
-    not `usable` is dropped when it is free. `purpose` is its name in the gateway's log."""
+    """Connections to one URL, opened by `open`. `changed` is called when one is free. If one cannot
+    be opened, `unreachable` is called if it is given; else it counts for a pause, in which no other
+    is opened in its place, and then `changed` is called. A connection that is not `usable` is
+    dropped when it is free. `purpose` is its name in the gateway's log."""
 
     def __init__(
         self,

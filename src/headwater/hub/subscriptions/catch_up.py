@@ -109,7 +109,6 @@ class CatchUp(HubSubscription):
     def _since(self) -> Position:
         """The position to read from. After a restart of the server, the durable one."""
         if self.missed_gap:
-            self.missed_gap = False
             raise ResyncRequired(f"the log was lost while the {self.kind} was paused")
         assert self._place is not None
         if self._restarts != self._flushes.restarts:

@@ -220,5 +220,6 @@ class TopicSubscription(CatchUp):
 
     async def _cannot_resume(self, error: ResyncRequired) -> None:
         await self._flushes.between()
+        self.missed_gap = False
         self._introduce_once(resumed=False)
         self.lose(self._home.place.durable)

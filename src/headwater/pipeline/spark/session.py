@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from headwater.errors import PipelineError
 from headwater.limits import EMBEDDED_SOCKET_PATH_BYTES_MAX
-from headwater.pipeline.packages import spark_needed
+from headwater.pipeline.packages import require, spark_needed
 from headwater.pipeline.permissions import make_private
 from headwater.pipeline.spark import class_archive, log_file
 from headwater.pipeline.spark.connect_server import missing
@@ -61,7 +61,7 @@ LOCAL_MASTER = "local[*,4]"
 
 
 def spark_session(
-    folder: Path,
+    folder: str | Path,
     *,
     master: str = LOCAL_MASTER,
     name: str = "headwater",
@@ -71,6 +71,8 @@ def spark_session(
     """A session with the source `headwater` registered. The folder is for Spark's files on this
     machine: a script that starts Java, temporary files. Its output is written to the file `log`, if
     given. PipelineError if it does not start."""
+    require()
+    folder = Path(folder)
     make_private(folder)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -82,10 +84,9 @@ def spark_session(
     java = find_java(folder)
     os.environ["JAVA_HOME"] = str(java.home)
 
-    with spark_needed():
-        from pyspark.sql import SparkSession
+    from pyspark.sql import SparkSession
 
-        from headwater.pipeline.stream.source import HeadwaterSource
+    from headwater.pipeline.stream.source import HeadwaterSource
 
     chosen = ALWAYS | (LOCAL | _folders(folder) if is_local else {}) | dict(settings or {})
     if is_local:
