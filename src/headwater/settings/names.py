@@ -83,6 +83,7 @@ _NEW_GROUPS = ("log", "live", "gateway", "limits")
 """Groups whose settings had no prefix before there were groups."""
 
 OLD_NAMES = {name for section in _NEW_GROUPS for name in GROUPS[section].__struct_fields__}
+OLD_NAMES -= {SETTINGS[keyword].name for keyword in _RENAMED.values()}
 OLD_NAMES |= {"admin_claim", *_RENAMED, *_DERIVED}
 OLD_NAMES -= SETTINGS.keys()
 """Names of earlier versions. A variable with one of them is an error, because it would have no

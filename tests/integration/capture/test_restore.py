@@ -61,8 +61,8 @@ def restored(request: pytest.FixtureRequest, empty_url: str, server_url: str) ->
         load = [program, "--quiet", "--set=ON_ERROR_STOP=1", "--dbname", copy]
         subprocess.run(load, input=dump, capture_output=True, check=True)
         yield copy.replace("postgres@", f"{ours}@")
-    for url in (copy, empty_url, database_url(server_url, "postgres")):
-        psql(url, f"drop owned by {ours}, {maker} cascade")
+        for url in (copy, empty_url, database_url(server_url, "postgres")):
+            psql(url, f"drop owned by {ours}, {maker} cascade")
     psql(empty_url, f"drop role {ours}, {maker}")
 
 
