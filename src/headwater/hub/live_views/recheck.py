@@ -40,9 +40,7 @@ async def recheck(views: LiveViews, tables: Tables, seconds: float) -> None:
         await asyncio.sleep(seconds / len(secured))
 
 
-async def _recheck_table(
-    views: LiveViews, tables: Tables, name: str, its: list[LiveView]
-) -> None:
+async def _recheck_table(views: LiveViews, tables: Tables, name: str, its: list[LiveView]) -> None:
     try:
         known = await tables.find(name)
     except CaptureError as error:
