@@ -74,6 +74,11 @@ class Headwater:
     def __init__(
         self, url: str | None = None, *, settings: Settings | None = None, **overrides: Any
     ) -> None:
+        if settings is not None and (url is not None or overrides):
+            raise ConfigError(
+                "Headwater: settings are given twice, as `settings` and one by one",
+                hint="Leave out `settings`, or put everything into it.",
+            )
         self.settings = settings or load_settings(overrides={"url": url, **overrides})
         self.gateway: Gateway | None = None
         """The running gateway, if `asgi` was called."""

@@ -14,7 +14,6 @@ import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from psycopg import AsyncConnection, errors
@@ -332,7 +331,8 @@ def translate(error: psycopg.Error, url: str = "") -> HeadwaterError:
                 hint="Run: headwater init",
             )
         case psycopg.ProgrammingError() if not error.sqlstate:
-            return ConfigError(f"the database URL is not usable: {message}", hint=_URL_HINT)
+            # Not with libpq's text, which repeats parts of the URL, such as the password.
+            return ConfigError("the database URL is not usable", hint=_URL_HINT)
         case psycopg.OperationalError() if not error.sqlstate:
             return DatabaseError(
                 f"cannot reach the database {without_password(url)}: {message}", hint=_REACH_HINT
@@ -372,9 +372,8 @@ def without_password(url: str) -> str:
 
     >>> without_password("postgresql://ann:secret@db:5432/shop")
     'postgresql://ann:***@db:5432/shop'
+    >>> without_password("postgresql://ann:se/cr@t@db?password=secret&user=ann")
+    'postgresql://ann:***@db?password=***&user=ann'
     """
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    netloc = parts.netloc.replace(f":{parts.password}@", ":***@", 1)
-    return urlunsplit(parts._replace(netloc=netloc))
+    masked = re.sub(r"(?<=://)([^:/@]*):.*@", r"\1:***@", url)
+    return re.sub(r"(?i)(password=)[^&\s]*", r"\1***", masked)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -19,9 +20,10 @@ from headwater.hub.feeds.view import FeedQuery
 from headwater.hub.hub import Hub
 from headwater.hub.reading.tables import KnownTable
 from headwater.identity import ANONYMOUS, Identity
-from headwater.protocol import ChangesQuery, Frame, Subscribe, type_of
+from headwater.protocol import ChangesQuery, Frame, Snapshot, Subscribe, type_of
 from headwater.settings import Settings
 from tests.support.applications.shop import open_shop, until
+from tests.support.log_probe import run
 
 LIVE = {"table": "orders", "limit": 3}
 
@@ -206,17 +208,60 @@ async def test_a_token_that_arrives_while_opening_decides(gateway: Gateway, gate
 
 @pytest.mark.parametrize("subscribe", REQUESTS.values(), ids=REQUESTS)
 async def test_a_table_is_looked_up_once(
-    gateway: Gateway, gate: Gate, subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch
+    url: str, connection: Connection, subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate.open.set()
-    tables, found = gateway.hub.tables, list[str]()
-    find = tables.find
+    """If no hook decides, between the lookup and the first result."""
+    await open_shop(connection, rows=20)
+    found = list[str]()
 
     async def counted(name: str, *, captured: bool = True) -> KnownTable:
         found.append(name)
         return await find(name, captured=captured)
 
-    monkeypatch.setattr(tables, "find", counted)
-    async with client(gateway) as (it, _):
-        await gateway.subscribe(it, subscribe)
+    async with Hub(url) as hub, Gateway(hub, Settings(), url=url) as gateway:
+        find = hub.tables.find
+        monkeypatch.setattr(hub.tables, "find", counted)
+        async with client(gateway) as (it, _):
+            await gateway.subscribe(it, subscribe)
     assert found == ["orders"]
+
+
+HIDDEN = [
+    # Row-level security without a policy hides every row from a role.
+    ["alter table orders enable row level security"],
+    # Another table takes the name, and the role has no right on it.
+    [
+        "create table hidden (like orders including all)",
+        "insert into hidden select * from orders",
+        "alter table orders rename to shown",
+        "alter table hidden rename to orders",
+        "select headwater.enable_reactivity('orders')",
+    ],
+]
+
+
+@pytest.mark.parametrize("subscribe", REQUESTS.values(), ids=REQUESTS)
+@pytest.mark.parametrize("statements", HIDDEN, ids=["guarded", "replaced"])
+async def test_a_table_that_is_closed_while_the_hook_decides(
+    gateway: Gateway,
+    gate: Gate,
+    connection: Connection,
+    subscribe: Subscribe,
+    statements: list[str],
+) -> None:
+    role = f"reader_{uuid4().hex}"
+    await run(connection, f"create role {role}", f"grant select on orders to {role}")
+    async with client(gateway) as (it, sink):
+        it.session.identity = Identity(role=role)
+        opening = asyncio.create_task(gateway.subscribe(it, subscribe))
+        await until(lambda: gate.asked)
+        await run(connection, *statements)
+        gate.open.set()
+        with suppress(Forbidden):
+            await opening
+        await run(connection, "insert into orders (id) values (77)")
+        await gateway.hub.flushes.next_flush()
+        rows = [row for each in sink.got if isinstance(each, Snapshot) for row in each.rows]
+        assert rows == []
+        assert "changes" not in sink.names
+    await run(connection, f"drop owned by {role}", f"drop role {role}")

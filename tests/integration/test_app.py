@@ -22,6 +22,7 @@ from headwater import (
 from headwater.capture.postgres import schema
 from headwater.database import Connection, connect
 from headwater.model import Change
+from headwater.settings import Settings
 from tests.support.databases import passable_folder
 from tests.support.log_probe import rows, run
 
@@ -278,3 +279,10 @@ class TestMoved:
             await run(writer, "insert into orders values (2)")
             assert keys(await first(restored, 1, since=start)) == [2]
             assert await rows(writer, "select count(*) from headwater.changes") == [(2,)]
+
+
+def test_settings_are_given_once() -> None:
+    with pytest.raises(ConfigError, match="settings are given twice"):
+        Headwater("postgresql://db", settings=Settings())
+    with pytest.raises(ConfigError, match="settings are given twice"):
+        Headwater(settings=Settings(), gateway_tables="closed")

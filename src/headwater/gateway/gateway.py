@@ -399,7 +399,7 @@ class Gateway:
         handle = await self.hub.live(
             query,
             subscription,
-            known=known,
+            known=None if self._authorization.has_hook else known,  # it may have been replaced
             access=accesses[query.table],
             since=message.since,
             verify=message.verify,
@@ -457,7 +457,9 @@ class Gateway:
         tables = await self.hub.tables.find_each(query.tables)
         accesses = await self._authorization.of_feed(connection, tables, access_request)
         access = combined_access(accesses)
-        handle = await self.hub.feed(query, subscription, known=tables.values(), access=access)
+        # While a hook decides, tables can be altered or replaced: then they are looked up again.
+        known = () if self._authorization.has_hook else tables.values()
+        handle = await self.hub.feed(query, subscription, known=known, access=access)
         self._opened_with(connection, subscription, accesses, identity, access_request)
         subscription.opened(handle)
 

@@ -1,7 +1,8 @@
 """Reads settings: from the call, else the environment, else the file, else the default.
 
-What is given by a name that is no setting is an error, so that nothing is ignored in silence. Other
-variables that begin with `HEADWATER_` are allowed: commands and tests have some of their own.
+A name in the file or in the call that is no setting is an error, and so is a variable with the name
+that a setting had before. Other variables that begin with `HEADWATER_` are ignored: commands and
+tests have some of their own, and Kubernetes adds more.
 """
 
 from __future__ import annotations
