@@ -26,7 +26,11 @@ def demo(
     data_dir: DataDir = None,
     port: Annotated[
         int | None,
-        typer.Option(help="The port to listen on; default: 8484, or a free port if that is taken."),
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="The port to listen on; default: 8484, or a free port if that is taken.",
+        ),
     ] = None,
     seconds: Annotated[float | None, typer.Option(help="Stop after this many seconds.")] = None,
     no_browser: Annotated[

@@ -23,8 +23,8 @@ OP_STYLES = {
 }
 _VALUE_CHARACTERS_MAX = 60
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = Console(highlight=False, soft_wrap=True, emoji=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 encode = msgspec.json.Encoder(decimal_format="number").encode
 """JSON as clients get it. Numerics keep their digits."""

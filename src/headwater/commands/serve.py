@@ -36,7 +36,8 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="The address to listen on.")] = None,
     port: Annotated[
-        int | None, typer.Option(help="The port to listen on; 0 for any free port.")
+        int | None,
+        typer.Option(min=0, max=65_535, help="The port to listen on; 0 for any free port."),
     ] = None,
     insecure: Annotated[
         bool,

@@ -131,7 +131,7 @@ class Gateway:
         if self.settings.opens_every_table and not self.has_hook:
             logger.warning(
                 "every client with a token may read every enabled table: declare @hw.authorize,"
-                " or set [auth] role, or set [gateway] tables = closed and declare tables"
+                ' or set [auth] role, or set [gateway] tables = "closed" and declare tables'
             )
         self._start(self._keep_alive())
         self._start(self._recheck_often())

@@ -328,7 +328,7 @@ def of_clients(settings: Settings, has_hook: bool | None = None) -> Finding:
         topic,
         "warn",
         f"every client with a token may read every enabled table{unless}",
-        "Declare @hw.authorize, set [auth] role, or set [gateway] tables = closed and declare"
+        'Declare @hw.authorize, set [auth] role, or set [gateway] tables = "closed" and declare'
         " tables.",
     )
 

@@ -49,7 +49,8 @@ def run_pipeline(
     ] = None,
     lake: LakeFolder = None,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Serve Prometheus metrics on this port of 127.0.0.1.")
+        int | None,
+        typer.Option(min=0, max=65_535, help="Serve Prometheus metrics on this port of 127.0.0.1."),
     ] = None,
     url: Url = None,
     embedded: Embedded = False,
