@@ -25,7 +25,7 @@ unit: install ## Run the tests that need no server: no PostgreSQL, Spark, Node o
 
 # They start hundreds of programs, each of which would compile all it imports.
 test: install ## Run every test, several files at a time (ARGS="-n 0 -k word" for one after the other)
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 4 $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 5 $(ARGS)
 
 sim: install ## Repeat the crash simulation (SEED=8123 SECONDS=60)
 	SEED=$(SEED) SECONDS=$(SECONDS) $(BIN)/python -m pytest tests/simulation -s
