@@ -78,16 +78,20 @@ async def test_clients_of_a_stopped_gateway_reconnect_and_lose_nothing(
         "create table counted (id int generated always as identity primary key)"
     )
     await connection.execute("select headwater.enable_reactivity('counted')")
-    got: list[int] = []
+    got, begun = list[int](), asyncio.Event()
     with serving(url, tmp_path) as first, serving(url, tmp_path) as second:
 
         async def consume() -> None:
-            async with connect([first.url, second.url], backoff=quick) as hw:
-                async for transaction in hw.changes("counted"):
+            async with (
+                connect([first.url, second.url], backoff=quick) as hw,
+                hw.changes("counted") as feed,
+            ):
+                begun.set()
+                async for transaction in feed:
                     got.extend(change.after["id"] for change in transaction.changes)
 
         consuming = asyncio.create_task(consume())
-        await until(lambda: first.metric("headwater_subscriptions", kind="changes") == 1)
+        await begun.wait()
         written = 0
         stopping: asyncio.Future[int] | None = None
         for number in range(300):

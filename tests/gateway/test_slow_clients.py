@@ -183,7 +183,9 @@ async def test_a_paused_feed_misses_nothing(
     """The frame that did not fit any more is also sent later."""
     with serving(url, tmp_path, **LENIENT) as gateway:
         async with raw(gateway, "/v1/changes?tables=pages&overflow=pause") as reader:
-            await until(lambda: gateway.metric("headwater_subscriptions", kind="changes") == 1)
+            events = _events(reader)
+            while (await anext(events))["type"] != "subscribed":
+                pass
             while gateway.metric("headwater_overflows_total", policy="pause") == 0:
                 await turn_pages(connection, 1)
             await turn_pages(connection, 1)
@@ -191,7 +193,7 @@ async def test_a_paused_feed_misses_nothing(
             last = (await cursor.fetchone() or (0,))[0]
             versions: dict[int, int] = {}
             async with asyncio.timeout(60):
-                async for message in _events(reader):
+                async for message in events:
                     for transaction in message.get("transactions", ()):
                         for change in transaction["changes"]:
                             version = change["after"]["version"]
