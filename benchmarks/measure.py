@@ -12,6 +12,7 @@ from statistics import median
 import msgspec
 import psycopg
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from headwater import EmbeddedPostgres
@@ -86,5 +87,8 @@ def report(title: str, results: list[Result]) -> None:
         table.add_column(column)
     for result in results:
         mark = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}[result.met]
-        table.add_row(result.name, result.value, result.target, mark, result.detail)
+        name, value, target, detail = map(
+            escape, (result.name, result.value, result.target, result.detail)
+        )
+        table.add_row(name, value, target, mark, detail)
     Console().print(table)
