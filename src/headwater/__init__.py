@@ -47,8 +47,10 @@ def _available_names() -> list[str]:
     are left out: a program that reads every name, as `import *` does, must not fail."""
     from headwater.pipeline.packages import missing
 
-    left_out = _PIPELINE if missing() else "none"
-    return [*sorted(n for n in _MODULES if not _MODULES[n].startswith(left_out)), "__version__"]
+    names = sorted(_MODULES)
+    if missing():
+        names = [name for name in names if not _MODULES[name].startswith(_PIPELINE)]
+    return [*names, "__version__"]
 
 
 def __dir__() -> list[str]:

@@ -144,6 +144,33 @@ def test_a_wrong_option_is_a_usage_error() -> None:
     assert "No such option" in done.stderr
 
 
+PORTS = [["serve", "--port"], ["demo", "--port"], ["pipeline", "run", "--metrics-port"]]
+
+
+@pytest.mark.parametrize("command", PORTS, ids=" ".join)
+@pytest.mark.parametrize("port", ["-1", "65536"])
+def test_a_port_that_does_not_exist(command: list[str], port: str) -> None:
+    done = headwater(*command, port)
+    assert done.returncode == 2
+    assert command[-1] in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+UNUSABLE = [
+    "postgresql://ann:secret%zz@db/shop",
+    "postgresql://ann:secret@[::1/shop",
+    "mysql://ann:secret@db/shop",
+]
+
+
+@pytest.mark.parametrize("url", UNUSABLE)
+def test_an_unusable_url_does_not_show_its_password(url: str) -> None:
+    done = headwater("status", "--url", url)
+    assert done.returncode == 2
+    assert "the database URL is not usable" in done.stderr
+    assert "secret" not in done.stdout + done.stderr
+
+
 def test_the_version() -> None:
     done = headwater("--version")
     assert (done.returncode, done.stdout) == (0, f"headwater {__version__}\n")

@@ -35,7 +35,7 @@ class Viewer:
         self.n = n
         self.rows = self.truth()
         self.error: HeadwaterError | None = None
-        self.pokes = 0
+        self.pokes = self.gaps = 0
 
     def truth(self) -> dict[int, dict[str, int]]:
         rows = self._hub.database.rows["things"]
@@ -54,7 +54,7 @@ class Viewer:
                         case Remove(_, (id,)):
                             self.rows.pop(id, None)
             case Gap():
-                self.rows = self.truth()
+                self.rows, self.gaps = self.truth(), self.gaps + 1
             case Poke():
                 self.pokes += 1
 
@@ -162,6 +162,28 @@ async def test_a_poke_reads_nothing() -> None:
     await world.part.subscribe("all", TopicDefinition("all", poke=True), viewer)
     await world.hub.commit(world.history._signal([1]))
     assert viewer.pokes == 1
+
+
+@pytest.mark.parametrize("ticks", range(12))
+async def test_a_gap_is_sent_although_the_viewer_pauses_again(ticks: int) -> None:
+    """At each step of the event loop on the way to the gap, which waits for the end of a flush."""
+    world = World(0)
+    await world.hub.commit()
+    viewer = await world.join(2)
+    subscription = world.viewers[0][1]
+    subscription.pause()
+    flushes = world.hub.flushes
+    assert flushes.position is not None
+    subscription.lose(flushes.position)
+    flushes.begin_step(flushes.position)
+    subscription.resume()
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    subscription.pause()
+    flushes.end_step()
+    subscription.resume()
+    await world.compare()
+    assert viewer.gaps == 1
 
 
 async def test_a_step_that_fails_is_read_from_the_log() -> None:
