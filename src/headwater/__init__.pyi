@@ -39,9 +39,13 @@ from headwater.errors import NotFound as NotFound
 from headwater.errors import NotInstalled as NotInstalled
 from headwater.errors import PermissionMissing as PermissionMissing
 from headwater.errors import PipelineError as PipelineError
+from headwater.errors import PositionLost as PositionLost
 from headwater.errors import Refused as Refused
 from headwater.errors import ResultError as ResultError
 from headwater.errors import ResyncRequired as ResyncRequired
+from headwater.errors import SourceError as SourceError
+from headwater.errors import SourceRefused as SourceRefused
+from headwater.errors import SourceUnavailable as SourceUnavailable
 from headwater.errors import TimedOut as TimedOut
 from headwater.errors import Unauthorized as Unauthorized
 from headwater.errors import Unavailable as Unavailable

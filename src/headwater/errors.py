@@ -6,6 +6,10 @@
     │   └── PermissionMissing  … because the role lacks a privilege
     ├── NotInstalled           the schema `headwater` is missing or of another version
     ├── CaptureError           a table cannot be captured
+    │   └── SourceError        … because its source cannot be read
+    │       ├── SourceUnavailable  … now; trying again may help
+    │       ├── SourceRefused      … as it is: a right, a setting, a table, a type
+    │       └── PositionLost       … from where it was: the changes no longer exist
     ├── InvalidQuery           a filter, order or live query does not fit its table
     ├── ResyncRequired         the log no longer reaches back to a position
     ├── Diverged               a replica no longer equals the result it follows
@@ -66,6 +70,32 @@ class NotInstalled(HeadwaterError):
 
 class CaptureError(HeadwaterError):
     code = "capture"
+
+
+class SourceError(CaptureError):
+    """A source database cannot be read."""
+
+    code = "source"
+
+
+class SourceUnavailable(SourceError):
+    """The source cannot be reached, or ended the connection. Trying again may help."""
+
+    code = "source_unavailable"
+    retryable = True
+
+
+class SourceRefused(SourceError):
+    """The source cannot be captured as it is: a right, a setting, a table or a type is wrong."""
+
+    code = "source_refused"
+
+
+class PositionLost(SourceError):
+    """The source no longer has the changes after a position. `headwater source resnapshot NAME`
+    copies its tables again."""
+
+    code = "position_lost"
 
 
 class InvalidQuery(HeadwaterError):

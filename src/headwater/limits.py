@@ -692,3 +692,17 @@ ADMIN_LAKE_REQUESTS_AT_ONCE = 1
 
 ADMIN_LAKE_SECONDS_MAX = 60.0
 """How long reading the history of a row from the lake may take."""
+
+# Sources
+SOURCE_PART_CHANGES = 2_000
+"""Rows of a source's transaction that are in memory at once. A larger transaction passes in parts,
+and is still one transaction in the mirror."""
+
+SOURCE_PART_BYTES = 8_000_000
+"""Bytes of such a part. A single row may be larger."""
+
+SOURCE_CHUNK_ROWS = 10_000
+"""Rows that the copy of a table reads from the source at once."""
+
+SOURCE_CHUNK_BYTES = 16_000_000
+"""Bytes of such a chunk. A single row may be larger."""
