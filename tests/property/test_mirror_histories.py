@@ -14,6 +14,7 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import Any
 
+import psycopg
 import pytest
 
 from headwater.capture.mirror import registry
@@ -139,7 +140,14 @@ async def _until_complete(stage: Stage, connection: Connection) -> None:
 
 
 async def check_mirrors(connection: Connection, history: History, complete: bool = False) -> None:
-    """In one snapshot: every live mirror has the rows of the source at the saved position."""
+    """Every live mirror has the rows of the source at the saved position. A statement sees columns
+    as they are now, not as they are in its snapshot: then another snapshot is taken."""
+    while True:
+        with suppress(psycopg.errors.UndefinedColumn):
+            return await _check_snapshot(connection, history, complete)
+
+
+async def _check_snapshot(connection: Connection, history: History, complete: bool) -> None:
     async with connection.transaction():
         await connection.execute("set transaction isolation level repeatable read, read only")
         cursor = await connection.execute(
@@ -159,9 +167,7 @@ async def check_mirrors(connection: Connection, history: History, complete: bool
             await _check_mirror(connection, history, position, name)
 
 
-async def _check_mirror(
-    connection: Connection, history: History, position: int, name: str
-) -> None:
+async def _check_mirror(connection: Connection, history: History, position: int, name: str) -> None:
     # A mirror may have columns of the source's present already.
     cursor = await connection.execute(
         "select attname::text from pg_attribute where attrelid = %s::regclass and attnum > 0"
