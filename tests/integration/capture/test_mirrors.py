@@ -1,5 +1,5 @@
-"""Mirrors and runners over a real PostgreSQL, with a scripted source: what people request, what goes
-wrong, and what stays as it was."""
+"""Mirrors and runners over a real PostgreSQL, with a scripted source: what people request, what
+goes wrong, and what stays as it was."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ class Stage:
     async def rows(self, table: str = "orders") -> list[tuple[Any, ...]]:
         try:
             return await self.fetch(
-                f"select t.id::text, t.name, t.amount::text, t.note from shop.{table} t order by t.id"
+                f"select t.id::text, t.name, t.amount::text, t.note from shop.{table} t"
+                " order by t.id"
             )
         except psycopg.errors.UndefinedTable:
             return []
@@ -347,7 +348,7 @@ async def test_a_table_added_later_is_copied_and_one_left_out_stays(stage: Stage
 
 
 async def test_a_predicate_leaves_rows_out(stage: Stage) -> None:
-    where = {"column": "amount", "op": ">=", "value": "500"}
+    where = ["amount", ">=", 500]
     definition = SourceDefinition("shop", SHOP.url, "shop", (TableSpec("orders", where=where),))
     await stage.start(definition)
 
