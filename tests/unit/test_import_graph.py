@@ -62,7 +62,7 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": {"protocol"},
     "logs": set(),
     "views": {"pipeline"},
-    "capture": {"model", "errors", "limits", "settings", "database", "capture"},
+    "capture": {"model", "errors", "limits", "settings", "database", "live", "capture"},
     "embedded": {"errors", "limits", "database", "embedded"},
     "admin": {
         "errors", "limits", "database", "capture", "log", "live", "hub", "gateway", "pipeline",
