@@ -44,3 +44,7 @@ begin
     execute format('grant select (name, kind) on headwater.sources to %s', reader);
   end loop;
 end $do$;
+
+-- URLs may have passwords: with row-level security and no policy, a `grant select on all tables` does not
+-- open this table to readers of the log.
+alter table headwater.source_definitions enable row level security;
