@@ -89,6 +89,7 @@ def change_as_json(change: Change, transaction: Transaction) -> str:
             "user_id": change.actor.user_id,
             "function_name": change.actor.function_name,
             "trace_id": change.actor.trace_id,
+            "origin": change.origin,
         }
     )
 
