@@ -51,9 +51,10 @@ CLASSES: dict[Class, frozenset[str]] = {
     # The owner of the schema only. Those that run with its rights also check who calls them.
     "gateway": _names(
         """
-        adopt check_gateway is_activity_looked_at is_over issue_ticket looks_at_activity may_signal
-        new_secret publish_once redeem_ticket remember_trimmed rename_log set_retention trim_log
-        trim_requests trim_tickets trim_user_requests write_activity
+        adopt adopt_sources append_changes check_gateway expect_rows guard_mirror
+        is_activity_looked_at is_over issue_ticket looks_at_activity may_signal new_secret
+        publish_once redeem_ticket remember_trimmed rename_log save_position set_retention trim_log
+        trim_requests trim_source_transactions trim_tickets trim_user_requests write_activity
         """
     ),
 }
