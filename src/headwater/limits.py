@@ -706,3 +706,13 @@ SOURCE_CHUNK_ROWS = 10_000
 
 SOURCE_CHUNK_BYTES = 16_000_000
 """Bytes of such a chunk. A single row may be larger."""
+
+SOURCE_PROCESS_RESTART_SECONDS = (1.0, 30.0)
+"""First and longest pause before the process that runs the sources is started again."""
+
+SOURCE_PROCESS_STOP_SECONDS = 30.0
+"""How long the process that runs the sources may take to stop. Then it is killed, which loses no
+change."""
+
+SOURCE_LOOK_SECONDS = 5.0
+"""How often a gateway without sources looks whether one was added."""

@@ -2,40 +2,26 @@
 command line.
 
 Everything that can be checked without the source is checked here, and an error says which source
-and which table it is about. A URL may contain `${NAME}`: it is stored as it is written, so that no
-password is in the database, and the process that opens the source reads the variable.
+and which table it is about. What the URL means is in `kinds`.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
-from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from headwater.capture.kinds import has_references, kind_of
 from headwater.capture.source import SourceDefinition, TableSpec
-from headwater.database import is_reserved, without_password
+from headwater.database import is_reserved
 from headwater.errors import ConfigError, InvalidQuery
 from headwater.live.filters.filter import Filter, conditions, from_json, to_json
 from headwater.live.filters.text import parse_conditions
 from headwater.settings.sources import SourceEntry
 
-SCHEMES = {
-    "postgresql": "postgresql",
-    "postgres": "postgresql",
-    "mysql": "mysql",
-    "mariadb": "mysql",
-    "mongodb": "mongodb",
-    "mongodb+srv": "mongodb",
-    "sqlite": "sqlite",
-}
-"""The kind of source of each scheme of a URL."""
-
-_VARIABLE = re.compile(r"\$\{([^}]*)\}")
-_NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
+_NAME = re.compile(r"[\w-]{1,50}")
 
 
 class TableOptions(TypedDict, total=False):
@@ -54,7 +40,7 @@ TablesGiven: TypeAlias = "Iterable[str] | Mapping[str, TableOptions]"
 """Names of tables; or a mapping from names to options, `{}` for none."""
 
 
-def define(
+def define_source(
     url: str,
     *,
     into: str,
@@ -69,8 +55,7 @@ def define(
         name = into
         hint = f"Give it one beside into={into!r}: name='shop'."
     else:
-        hint = "Names have lower-case letters, digits, _ and -, begin with a letter, and are at"
-        hint += " most 40 characters long."
+        hint = "Names have letters, digits, _ and -, and at most 50 characters."
     if not _is_name(name):
         raise ConfigError(f"source {name!r:.100}: this is not a name of a source", hint=hint)
     _check_url(name, url)
@@ -98,7 +83,7 @@ def from_settings(name: str, entry: SourceEntry) -> SourceDefinition:
     given = {table: msgspec.to_builtins(entry.table.get(table, {})) for table in entry.tables}
     given |= {table: msgspec.to_builtins(each) for table, each in entry.table.items()}
     try:
-        return define(
+        return define_source(
             entry.url,
             into=entry.into,
             name=name,
@@ -128,38 +113,16 @@ def _check_into(into: Any) -> None:
 
 def _check_url(name: str, url: Any) -> None:
     if not isinstance(url, str) or not url or "\0" in url:
-        raise ConfigError(f"source {name}: the URL is missing", hint=_URL_HINT)
-    for variable in _VARIABLE.findall(url):
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
-            raise ConfigError(
-                f"source {name}: ${{{variable:.100}}} in its URL is not the name of a variable",
-                hint="Write a variable of the environment as ${SHOP_PASSWORD}.",
-            )
-    if not _VARIABLE.fullmatch(url):
-        _check_scheme(name, url)
-
-
-def _check_scheme(name: str, url: str) -> None:
-    scheme, separator, _ = url.partition("://")
-    if not separator or scheme.lower() not in SCHEMES:
-        # Not with the URL: without a scheme, no part of it is known to be no password.
-        what = f"the scheme {scheme!r:.20}" if separator else "a URL without a scheme"
-        raise ConfigError(f"source {name}: {what} is of no kind of source", hint=_URL_HINT)
-
-
-_URL_HINT = (
-    "A URL looks like postgresql://user@host/database, mysql://user@host/database,"
-    " mongodb://host/database or sqlite:///path/to/file.db."
-)
-
-
-def kind_of(url: str) -> str | None:
-    """The kind of source of a URL; None while the whole URL is a variable.
-
-    >>> kind_of("mariadb://db/shop"), kind_of("${SHOP_URL}")
-    ('mysql', None)
-    """
-    return SCHEMES.get(urlsplit(_VARIABLE.sub("", url)).scheme)
+        raise ConfigError(
+            f"source {name}: the URL is missing",
+            hint="For example: mysql://headwater:${SHOP_PASSWORD}@db/shop",
+        )
+    if has_references(url.partition("://")[0]):
+        return  # The scheme is known where the source is opened.
+    try:
+        kind_of(url)
+    except ConfigError as error:
+        raise ConfigError(f"source {name}: {error}", hint=error.hint) from None
 
 
 # ------------------------------------------------------------------------ tables
@@ -309,38 +272,3 @@ def _options(source: str, options: Mapping[str, Any]) -> dict[str, Any]:
             f"source {source}: an option of {names} has a value that JSON cannot hold",
             hint="Give texts, numbers, true or false.",
         ) from error
-
-
-# ------------------------------------------------------------------------ variables
-
-
-def variables_of(url: str) -> list[str]:
-    """The variables that a URL needs.
-
-    >>> variables_of("mysql://${USER}:${SHOP_PASSWORD}@db/shop")
-    ['USER', 'SHOP_PASSWORD']
-    """
-    return list(dict.fromkeys(_VARIABLE.findall(url)))
-
-
-def resolved(
-    definition: SourceDefinition, environment: Mapping[str, str] | None = None
-) -> SourceDefinition:
-    """The definition with the variables of its URL replaced by their values. ConfigError for a
-    variable that is not set."""
-    values = os.environ if environment is None else environment
-    for name in variables_of(definition.url):
-        if not values.get(name):
-            raise ConfigError(
-                f"source {definition.name}: the environment has no {name}, which its URL"
-                f" {without_password(definition.url)} needs",
-                hint=f"Set {name} for the process that runs the source.",
-            )
-    whole = _VARIABLE.fullmatch(definition.url)
-    if whole is not None:
-        url = values[whole[1]]
-        _check_scheme(definition.name, url)
-    else:
-        # A password may have characters that mean something in a URL.
-        url = _VARIABLE.sub(lambda match: quote(values[match[1]], safe=""), definition.url)
-    return msgspec.structs.replace(definition, url=url)

@@ -104,11 +104,13 @@ class Gateway:
         channels: Channels | None = None,
         registry: ChannelRegistry | None = None,
         declared: Collection[str] = (),
+        declared_sources: Collection[str] = (),
         activity_period: timedelta = ACTIVITY_PERIOD,
     ) -> None:
         """`queries` and `mutations` are the functions of the application by name; `runner` executes
         mutations; `topics` and `channels` are the declared ones, and `registry` has the open
-        channels; `declared` are the tables that the application declares."""
+        channels; `declared` are the tables that the application declares, and
+        `declared_sources` its sources, whose mirrors are declared too."""
         self.hub = hub
         self.calls = CallHandler(hub, queries, mutations, runner)
         self.settings = settings
@@ -119,7 +121,9 @@ class Gateway:
         self.stopping = False
         self._authenticator = Authenticator.from_settings(settings.auth)
         self._topics = Topics() if topics is None else topics
-        self._authorization = Authorization(hub, settings, authorize, self._topics, declared)
+        self._authorization = Authorization(
+            hub, settings, authorize, self._topics, declared, declared_sources
+        )
         self._tickets = Tickets(url)
         self._connections: dict[str, GatewayConnection] = {}
         self.activity = Activity(hub, self.metrics, self._connections.values, activity_period)
