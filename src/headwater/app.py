@@ -520,6 +520,7 @@ class Headwater:
             return await (await connection.execute(statement.encode(), values)).fetchall()
 
     async def _start_gateway(self) -> None:
+        from headwater.admin.measurements import DatabaseMetrics
         from headwater.channels.registry import ChannelRegistry
         from headwater.gateway.gateway import Gateway
         from headwater.hub.hub import Hub
@@ -564,6 +565,7 @@ class Headwater:
             registry=registry,
             declared=self._rules,
             declared_sources=self._sources.definitions,
+            measure_database=DatabaseMetrics(self.url, metrics).measure,
         )
         self.gateway = await self._stack.enter_async_context(gateway)
 

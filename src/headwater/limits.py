@@ -690,6 +690,10 @@ values."""
 ADMIN_LAKE_REQUESTS_AT_ONCE = 1
 """Requests of admins to the lake that a gateway handles at a time; further ones wait."""
 
+METRICS_SECONDS_MIN = 5.0
+"""How old the metrics of sources and cursors may be: they are read from the database at most this
+often."""
+
 ADMIN_LAKE_SECONDS_MAX = 60.0
 """How long reading the history of a row from the lake may take."""
 
@@ -713,6 +717,9 @@ SOURCE_PROCESS_RESTART_SECONDS = (1.0, 30.0)
 SOURCE_PROCESS_STOP_SECONDS = 30.0
 """How long the process that runs the sources may take to stop. Then it is killed, which loses no
 change."""
+
+SOURCE_CHECK_SECONDS = 30.0
+"""How long a source may take to answer the check before it is added."""
 
 SOURCE_LOOK_SECONDS = 5.0
 """How often a gateway without sources looks whether one was added."""

@@ -69,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
     "embedded": {"errors", "limits", "database", "embedded"},
     "admin": {
         "errors", "limits", "database", "capture", "log", "live", "hub", "gateway", "pipeline",
-        "admin",
+        "admin", "metrics",
     },
     "app": {
         "model", "errors", "limits", "settings", "identity", "database", "metrics", "tasks",
