@@ -19,7 +19,6 @@ from headwater.database import connect
 from headwater.errors import NotFound
 from headwater.limits import SOURCE_PROCESS_STOP_SECONDS
 from headwater.logs import log_as_json
-from headwater.tasks import ended
 
 app = typer.Typer()
 
@@ -76,4 +75,5 @@ async def run_until_cancelled(url: str, names: list[str] | None) -> None:
         await asyncio.shield(running)
     finally:
         await supervisor.stop()
-        await ended(running)
+        await asyncio.wait({running})
+    running.result()

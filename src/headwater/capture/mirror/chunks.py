@@ -1,0 +1,81 @@
+"""A chunk of a copy that waits for the tail of changes.
+
+The rows of a chunk are as they were at some moment between its two positions. Until the tail has
+passed the second one, changes of its keys are applied to the rows in memory. Then the rows are as the
+tail left them, and can be written over whatever the target has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headwater.capture.mirror.runs import Delete, Insert, Recopy, Rekey, Run, Truncate, Update
+from headwater.capture.source import UNCHANGED, Chunk, SourceKey, SourceRow
+
+
+class PendingChunk:
+    """The rows of one chunk by their keys."""
+
+    def __init__(self, chunk: Chunk, key: Sequence[int]) -> None:
+        self.low, self.high, self.last = chunk.low, chunk.high, chunk.last
+        self._key = tuple(key)
+        self.rows: dict[SourceKey, SourceRow] = {self.key_of(row): row for row in chunk.rows}
+
+    def key_of(self, row: SourceRow) -> SourceKey:
+        return tuple([row[i] for i in self._key])  # type: ignore[misc]
+
+    def absorb(self, run: Run) -> Run | None:
+        """Apply what concerns rows in memory; returns what is left for the target. Deletes always
+        concern both: the target may have an earlier version of the row."""
+        match run:
+            case Insert(rows):
+                left = self._merge(rows)
+                return Insert(left) if left else None
+            case Update(rows, columns):
+                left = self._merge(rows)
+                return Update(left, columns) if left else None
+            case Delete(keys):
+                for key in keys:
+                    self.rows.pop(key, None)
+                return run
+            case Truncate():
+                self.rows.clear()
+                return run
+            case Rekey(key, row):
+                return self._rekey(key, row)
+            case Recopy():
+                return run
+
+    def _merge(self, rows: Sequence[SourceRow]) -> list[SourceRow]:
+        """Returns the rows that are not in memory."""
+        left = []
+        for row in rows:
+            key = self.key_of(row)
+            if key in self.rows:
+                self.rows[key] = merge(self.rows[key], row)
+            else:
+                left.append(row)
+        return left
+
+    def _rekey(self, key: SourceKey, row: SourceRow) -> Run | None:
+        """A row in memory changes its key there; both keys may be in the target, too."""
+        new = self.key_of(row)
+        if new == key and key in self.rows:
+            self.rows[key] = merge(self.rows[key], row)
+            return None
+        old = self.rows.pop(key, None)
+        if old is None and new in self.rows:
+            # The chunk was read after this change: the row is here under its new key already.
+            self.rows[new] = merge(self.rows[new], row)
+            return Delete([key])
+        if old is None:
+            return Rekey(key, row)
+        self.rows[new] = merge(old, row)
+        return Delete([key])
+
+
+def merge(old: SourceRow, new: SourceRow) -> SourceRow:
+    """The new row, with the values of the old one where it has none."""
+    if UNCHANGED not in new:
+        return new
+    return tuple([o if n is UNCHANGED else n for o, n in zip(old, new, strict=True)])
