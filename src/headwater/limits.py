@@ -711,7 +711,6 @@ SOURCE_CHUNK_ROWS = 10_000
 SOURCE_CHUNK_BYTES = 16_000_000
 """Bytes of such a chunk. A single row may be larger."""
 
-<<<<<<< HEAD
 SOURCE_PROCESS_RESTART_SECONDS = (1.0, 30.0)
 """First and longest pause before the process that runs the sources is started again."""
 
@@ -722,9 +721,12 @@ change."""
 SOURCE_CHECK_SECONDS = 30.0
 """How long a source may take to answer the check before it is added."""
 
+SOURCE_REMOVE_SECONDS = 60.0
+"""How long `headwater source remove` waits until the source is removed."""
+
 SOURCE_LOOK_SECONDS = 5.0
 """How often a gateway without sources looks whether one was added."""
-=======
+
 SOURCE_QUEUE_CHANGES = 10_000
 """Changes of a source that are read ahead while PostgreSQL applies others."""
 
@@ -754,4 +756,3 @@ SOURCE_HEALTH_SECONDS = 10.0
 
 SOURCE_POLL_SECONDS = 5.0
 """How often a supervisor looks for requests that no notification announced."""
->>>>>>> core

@@ -112,11 +112,7 @@ class Metrics:
         self.source_lag_bytes = gauge(
             "source_lag_bytes", "Bytes that a source stores for Headwater", "source"
         )
-        self.source_report_seconds = gauge(
-            "source_report_seconds",
-            "Time since a source's state was reported",
-            "source",
-        )
+        self.source_up = gauge("source_up", "1 while a process runs the source", "source")
         self.source_copied_rows = gauge(
             "source_copied_rows", "Rows of a source that were copied", "source"
         )

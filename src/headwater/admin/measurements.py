@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import get_args
 
 import psycopg
 
-from headwater.capture.mirror import registry
-from headwater.capture.mirror.registry import SourceState, State
+from headwater.admin.sources import SourceReport, reports
+from headwater.capture.mirror.registry import State
 from headwater.database import Connection, connect
 from headwater.errors import HeadwaterError
 from headwater.limits import ADMIN_SECONDS_MAX, METRICS_SECONDS_MIN
@@ -49,7 +49,7 @@ class DatabaseMetrics:
     async def _read(self) -> None:
         connection = await connect(self._url, purpose="metrics")
         try:
-            found = await registry.sources(connection)
+            found = await reports(connection)
             saved = await cursors.list_all(connection)
             retention = await _retention(connection)
         finally:
@@ -57,14 +57,14 @@ class DatabaseMetrics:
         self._show(found, saved, retention)
 
     def _show(
-        self, found: list[SourceState], saved: list[SavedCursor], retention: timedelta
+        self, found: list[SourceReport], saved: list[SavedCursor], retention: timedelta
     ) -> None:
         metrics = self._metrics
         for gauge in (
             metrics.source_state,
             metrics.source_lag_seconds,
             metrics.source_lag_bytes,
-            metrics.source_report_seconds,
+            metrics.source_up,
             metrics.source_copied_rows,
             metrics.source_estimated_rows,
             metrics.source_tables_copying,
@@ -73,23 +73,24 @@ class DatabaseMetrics:
             metrics.cursor_lost,
         ):
             gauge.clear()
-        for source in found:
-            self._show_source(source)
-        self._changes.set({source.name: source.changes for source in found})
-        self._transactions.set({source.name: source.transactions for source in found})
+        for report in found:
+            self._show_source(report)
+        sources = [report.source for report in found]
+        self._changes.set({source.name: source.changes for source in sources})
+        self._transactions.set({source.name: source.transactions for source in sources})
         for cursor in saved:
             self._show_cursor(cursor, retention)
 
-    def _show_source(self, source: SourceState) -> None:
+    def _show_source(self, report: SourceReport) -> None:
+        source = report.source
         metrics, name = self._metrics, source.name
+        metrics.source_up.labels(name).set(report.is_run)
         for state in get_args(State):  # alerts need the value 0 to see an increase
             metrics.source_state.labels(name, state).set(state == source.state)
         if source.lag is not None:
             metrics.source_lag_seconds.labels(name).set(source.lag)
         if source.lag_bytes is not None:
             metrics.source_lag_bytes.labels(name).set(source.lag_bytes)
-        age = datetime.now(UTC) - source.updated_at
-        metrics.source_report_seconds.labels(name).set(max(0.0, age.total_seconds()))
         tables = source.tables
         copying = sum(table.state in ("copying", "recopying") for table in tables)
         metrics.source_tables_copying.labels(name).set(copying)

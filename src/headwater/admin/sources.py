@@ -13,18 +13,22 @@ from headwater.capture.mirror import registry
 from headwater.capture.mirror.registry import DeclaredSource, SourceState, TableState
 from headwater.capture.postgres.doctor import Finding
 from headwater.capture.running.check import check_source
+from headwater.capture.running.runner import LEASE_CLASS
 from headwater.capture.source import Problem
-from headwater.database import Connection, without_password
+from headwater.database import Connection, translated, without_password
 from headwater.errors import HeadwaterError, NotFound
+
+WITHOUT_RUNNER = frozenset({"paused", "failed", "refused", "lost", "diverged"})
+"""States in which a process may have the source without its lease."""
 
 BROKEN = frozenset({"failed", "refused", "lost", "diverged"})
 """States in which no change arrives until something is repaired."""
 
 
-async def find_source(connection: Connection, name: str) -> tuple[DeclaredSource, SourceState]:
+async def find_source(connection: Connection, name: str) -> tuple[DeclaredSource, SourceReport]:
     """NotFound if there is no such source."""
     declared = {each.definition.name: each for each in await registry.definitions(connection)}
-    states = {each.name: each for each in await registry.sources(connection)}
+    states = {each.source.name: each for each in await reports(connection)}
     if name not in declared or name not in states:
         known = ", ".join(declared)
         raise NotFound(
@@ -68,17 +72,47 @@ def _expected(table: TableState) -> int:
     return max(table.copied, table.estimate or 0)
 
 
-def problem_of(source: SourceState) -> Problem | None:
+class SourceReport(msgspec.Struct, frozen=True):
+    """The state of a source, and whether a process runs it: one that was killed cannot report."""
+
+    source: SourceState
+    is_run: bool
+
+
+async def reports(connection: Connection) -> list[SourceReport]:
+    """All sources, in the order of their names."""
+    found = await registry.sources(connection)
+    with translated():
+        cursor = await connection.execute(_LEASES, (LEASE_CLASS,))
+        leased = {name for (name,) in await cursor.fetchall()}
+    return [
+        SourceReport(each, each.name in leased or each.state in WITHOUT_RUNNER) for each in found
+    ]
+
+
+_LEASES = """
+    select s.name
+    from headwater.sources s
+    join pg_locks l
+      on l.locktype = 'advisory' and l.objsubid = 2 and l.granted
+     and l.objid = (hashtext(s.name)::bigint & 4294967295)::oid
+    where l.classid = %s::bigint::oid
+      and l.database = (select oid from pg_database where datname = current_database())
+"""
+
+
+def problem_of(report: SourceReport) -> Problem | None:
     """What is wrong, and what to do about it."""
+    source = report.source
     if source.error is not None:
         return Problem(source.error, source.hint or "")
     if source.state in BROKEN:
         return Problem(f"it is {source.state}", source.hint or "")
-    if source.warning is not None:
-        return Problem(source.warning, source.hint or "", warning=True)
-    if source.state in ("waiting", "stopped") and source.runner is None:
+    if not report.is_run:
         fix = "Start headwater serve, or: headwater source run"
         return Problem("no process runs it", fix, warning=True)
+    if source.warning is not None:
+        return Problem(source.warning, source.hint or "", warning=True)
     return None
 
 
@@ -87,17 +121,18 @@ def problem_of(source: SourceState) -> Problem | None:
 
 async def examine(connection: Connection, *, at_source: bool = False) -> list[Finding]:
     """A finding for each source; with `at_source`, also what its database refuses."""
-    findings = [of_source(each) for each in await registry.sources(connection)]
+    findings = [of_source(each) for each in await reports(connection)]
     if at_source:
         for declared in await registry.definitions(connection):
             findings += await _of_database(declared)
     return findings
 
 
-def of_source(source: SourceState) -> Finding:
+def of_source(report: SourceReport) -> Finding:
     """The state of a source, as its runner last reported it."""
+    source = report.source
     topic = f"source {source.name}"
-    problem = problem_of(source)
+    problem = problem_of(report)
     if problem is not None:
         if problem.warning:
             return Finding(topic, "warn", problem.what, problem.fix or None)

@@ -7,8 +7,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from headwater.capture.mirror import registry
-from headwater.capture.mirror.registry import SourceState
+from headwater.admin.sources import SourceReport, reports
 from headwater.capture.postgres import triggers
 from headwater.capture.postgres.triggers import CapturedTable
 from headwater.database import Connection, translated
@@ -52,7 +51,7 @@ class Status(msgspec.Struct, frozen=True):
     """The file with the output of the pipeline's Spark, if it is on this machine."""
     lagging: list[LaggingView] = []
     """As the gateways reported in the last seconds."""
-    sources: list[SourceState] = []
+    sources: list[SourceReport] = []
 
 
 async def log_status(connection: Connection) -> LogStatus:
@@ -72,7 +71,7 @@ async def read_status(connection: Connection, lake: str) -> Status:
             await progress.list_all(connection),
             log_file.found(lake, spark_folder()),
             await _lagging(connection),
-            await registry.sources(connection),
+            await reports(connection),
         )
 
 

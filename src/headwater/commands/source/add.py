@@ -193,12 +193,12 @@ def _tables(names: list[str], parts: dict[str, list[str]]) -> dict[str, Any]:
                     f"{flag} {text!r:.200} names no table",
                     hint=f"Write the table first: {flag} 'orders: …'",
                 )
-            if names and name not in tables:
+            if name not in names:
                 raise ConfigError(
                     f"{text!r:.200} is about table {name}, which is not mirrored",
                     hint=f"Add --table {name}",
                 )
-            _add_part(tables.setdefault(name, {}), option, rest.strip())
+            _add_part(tables[name], option, rest.strip())
     return tables
 
 

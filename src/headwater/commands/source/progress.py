@@ -14,7 +14,7 @@ from headwater.admin.sources import BROKEN, copied_share
 from headwater.capture.mirror import registry
 from headwater.capture.mirror.registry import SourceState
 from headwater.commands.output import as_json, err, print_note
-from headwater.database import Connection
+from headwater.database import Connection, translated
 from headwater.errors import NotFound, PositionLost, SourceError, SourceRefused
 
 LOOK_SECONDS = 0.5
@@ -41,15 +41,27 @@ async def wait_until_live(connection: Connection, name: str, *, json: bool) -> S
                     )
             if source.state in BROKEN:
                 raise _failure(source)
-            if is_live(source):
+            if source.state == "running" and await _is_copied(connection, name):
                 return source
     raise NotFound(f"source {name} was removed")
 
 
-def is_live(source: SourceState) -> bool:
-    """Whether it runs, and all of its tables are copied."""
-    states = {table.state for table in source.tables}
-    return source.state == "running" and not states & {"copying", "recopying"}
+async def _is_copied(connection: Connection, name: str) -> bool:
+    """Whether no table is being copied, and no copy is requested. The state of the source is
+    written a moment later than that of its tables."""
+    with translated():
+        cursor = await connection.execute(_COPIES, {"name": name})
+        return await cursor.fetchone() is None
+
+
+_COPIES = """
+    select from headwater.source_definitions
+    where name = %(name)s and resnapshot is not null
+    union all
+    select from headwater.source_tables
+    where source = %(name)s and state in ('copying', 'recopying')
+    limit 1
+"""
 
 
 async def _states(connection: Connection, name: str) -> AsyncIterator[SourceState]:

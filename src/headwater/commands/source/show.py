@@ -11,8 +11,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from headwater.admin.sources import copied_share, find_source, problem_of, shown_definition
-from headwater.capture.mirror import registry
+from headwater.admin.sources import (
+    SourceReport,
+    copied_share,
+    find_source,
+    problem_of,
+    reports,
+    shown_definition,
+)
 from headwater.capture.mirror.registry import SourceState, TableState
 from headwater.capture.postgres import schema
 from headwater.commands.execution import connected, run
@@ -47,8 +53,8 @@ def list_sources(
     async def work() -> None:
         async with connected(settings_for(url, embedded, data_dir)) as connection:
             await schema.require(connection)
-            found = await registry.sources(connection)
-        print_result(found, sources_view(found), json=json)
+            found = await reports(connection)
+        print_result([document(each) for each in found], sources_view(found), json=json)
 
     run(work())
 
@@ -69,10 +75,10 @@ def status(
     async def work() -> None:
         async with connected(settings_for(url, embedded, data_dir)) as connection:
             await schema.require(connection)
-            declared, state = await find_source(connection, name)
+            declared, report = await find_source(connection, name)
         definition = shown_definition(declared)
-        document = msgspec.to_builtins(state, builtin_types=()) | {"definition": definition}
-        print_result(document, source_view(definition, state), json=json)
+        shown = document(report) | {"definition": definition}
+        print_result(shown, source_view(definition, report), json=json)
 
     run(work())
 
@@ -80,12 +86,18 @@ def status(
 # ------------------------------------------------------------------------ for people
 
 
-def sources_view(sources: list[SourceState]) -> Grid | Text:
-    if not sources:
+def document(report: SourceReport) -> dict[str, Any]:
+    """A source for programs: the row of `headwater.sources`, and whether a process runs it."""
+    return msgspec.structs.asdict(report.source) | {"is_run": report.is_run}
+
+
+def sources_view(reports: list[SourceReport]) -> Grid | Text:
+    if not reports:
         text = "There is no source. Add one: headwater source add URL --into SCHEMA"
         return Text(text, style="dim")
     grid = Grid("source", "kind", "into", "state", "tables", "lag", "changes", "problem", box=None)
-    for source in sources:
+    for report in reports:
+        source = report.source
         grid.add_row(
             source.name,
             source.kind,
@@ -94,7 +106,7 @@ def sources_view(sources: list[SourceState]) -> Grid | Text:
             tables_text(source),
             _lag(source),
             f"{source.changes:,}",
-            _problem(source),
+            _problem(report),
         )
     return grid
 
@@ -118,15 +130,16 @@ def _lag(source: SourceState) -> str:
     return lag if source.lag_bytes is None else f"{lag}, {short_size(source.lag_bytes)}"
 
 
-def _problem(source: SourceState) -> Text:
-    problem = problem_of(source)
+def _problem(report: SourceReport) -> Text:
+    problem = problem_of(report)
     if problem is None:
         return Text("")
-    style = "red" if source.error else "yellow"
+    style = "yellow" if problem.warning else "red"
     return Text(problem.what + (f"\n{problem.fix}" if problem.fix else ""), style=style)
 
 
-def source_view(definition: dict[str, Any], source: SourceState) -> Group:
+def source_view(definition: dict[str, Any], report: SourceReport) -> Group:
+    source = report.source
     facts = Grid.grid(padding=(0, 2))
     facts.add_row(
         "source", f"{source.name} ({source.kind}), declared by {definition['declared_by']}"
@@ -146,7 +159,8 @@ def source_view(definition: dict[str, Any], source: SourceState) -> Group:
     facts.add_row("lag", _lag(source))
     changes = f"{source.changes:,} in {source.transactions:,} transactions"
     facts.add_row("changes", changes)
-    facts.add_row("run by", source.runner or "no process. Run one: headwater source run")
+    runner = source.runner if report.is_run else None
+    facts.add_row("run by", runner or "no process. Run one: headwater source run")
     facts.add_row("reported", f"{source.updated_at:%Y-%m-%d %H:%M:%S}")
     parts: list[RenderableType] = [facts]
     if source.tables:
