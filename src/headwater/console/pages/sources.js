@@ -73,6 +73,7 @@ class Source {
   #before;
   #tables = new Grid("Tables", TABLE_COLUMNS, { key: (row) => row.name, empty: "Its tables are not known yet." });
   #position = h("code", { class: "wrap" });
+  #runner = h("span", { class: "wrap" });
 
   /** @param {string} name */
   constructor(name) {
@@ -80,7 +81,7 @@ class Source {
     this.element = card(
       name,
       this.#tables.element,
-      h("p", { class: "muted" }, "Position ", this.#position),
+      h("p", { class: "muted" }, "Position ", this.#position, this.#runner),
       h("div", { class: "plots" }, this.plots.map((each) => each.element)),
     );
   }
@@ -101,6 +102,7 @@ class Source {
     this.add(row);
     this.#tables.update(row.tables ?? []);
     setText(this.#position, row.position ?? "–");
+    setText(this.#runner, row.runner ? ` · run by ${row.runner}` : " · no process runs it");
     this.draw();
   }
 
@@ -142,7 +144,6 @@ const COLUMNS = [
   { name: "Changes", number: true, by: (/** @type {any} */ row) => row.changes, show: (/** @type {any} */ row) => count(row.changes) },
   { name: "Transactions", number: true, by: (/** @type {any} */ row) => row.transactions, show: (/** @type {any} */ row) => count(row.transactions) },
   { name: "Last commit", number: true, show: (/** @type {any} */ row) => row.committed_at ? moment(row.committed_at) : "–" },
-  { name: "Runs in", show: (/** @type {any} */ row) => row.runner ?? "no process" },
   { name: "Last change", number: true, show: (/** @type {any} */ row) => `${age(row.updated_at)} ago` },
 ];
 
