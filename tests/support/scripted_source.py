@@ -224,6 +224,7 @@ class ScriptedSource:
         self._random = rng
         self._failures = failures
         self.oldest = oldest
+        self._described: dict[str, SourceTable] = {}
         self.acknowledged: list[int] = []
         self.removed = False
         self.problems: list[Problem] = []
@@ -233,6 +234,7 @@ class ScriptedSource:
 
     async def tables(self) -> list[SourceTable]:
         found = self._history.tables(self._visible())
+        self._described = dict(found)
         wanted = {spec.name for spec in self._definition.tables} or set(found)
         return [found[name] for name in sorted(wanted)]
 
@@ -247,15 +249,13 @@ class ScriptedSource:
         await self._wait()
         high = self._visible()
         state = self._history.state(moment)[table.name]
-        keys = sorted((int(key) for key in state if after is None or int(key) > int(after[0])))
+        keys = sorted(int(key) for key in state if after is None or int(key) > int(after[0]))
         chosen = [state[str(key)] for key in keys[:rows]]
         last = (str(keys[rows - 1]),) if len(keys) > rows else None
         return Chunk(self._shaped(table, moment, chosen), last, str(low), str(high))
 
-    def _shaped(
-        self, wanted: SourceTable, moment: int, rows: list[SourceRow]
-    ) -> list[SourceRow]:
-        """The rows with the columns that the runner asked for: it may not have read of others yet."""
+    def _shaped(self, wanted: SourceTable, moment: int, rows: list[SourceRow]) -> list[SourceRow]:
+        """The rows with the columns that the runner asked for."""
         present = [c.name for c in self._history.tables(moment)[wanted.name].columns]
         places = [present.index(c.name) if c.name in present else None for c in wanted.columns]
         return [tuple(None if i is None else row[i] for i in places) for row in rows]
@@ -264,11 +264,11 @@ class ScriptedSource:
         at = int(after)
         if at < self.oldest:
             raise PositionLost(f"the changes after {after} no longer exist")
-        known = self._history.tables(self._visible())
+        known = self._described
         while True:
             if at >= self._visible():
                 yield Progress(str(at))
-                while at >= self._visible():
+                while at >= self._visible():  # noqa: ASYNC110 - another process may advance it
                     await asyncio.sleep(0.002)
             at += 1
             commit = self._history.commits[at - 1]
@@ -297,9 +297,7 @@ class ScriptedSource:
             parts.append(TransactionPart(changes[i : i + size]))
             i += size
         if parts and self._random.random() < 0.5:
-            parts[-1] = msgspec.structs.replace(
-                parts[-1], position=str(at), committed_at=committed
-            )
+            parts[-1] = msgspec.structs.replace(parts[-1], position=str(at), committed_at=committed)
             return parts
         return [*parts, TransactionPart((), str(at), committed)]
 

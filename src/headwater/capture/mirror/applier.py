@@ -1,9 +1,9 @@
 """Applies transactions of a source over one connection, without waiting for each answer.
 
-A source's transaction is one transaction here, which also saves the position. Statements are sent in
-pipeline mode; `flush` waits for all answers and raises the first error. After an error the server
-ignores what was sent behind it, so a prefix of the transactions is applied, never a part of one.
-Nothing of an applier is used after an error.
+A source's transaction is one transaction here, which also saves the position. Statements are sent
+in pipeline mode; `flush` waits for all answers and raises the first error. After an error the
+server ignores what was sent behind it, so a prefix of the transactions is applied, never a part of
+one. Nothing of an applier is used after an error.
 """
 
 from __future__ import annotations

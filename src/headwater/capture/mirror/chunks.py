@@ -1,8 +1,8 @@
 """A chunk of a copy that waits for the tail of changes.
 
 The rows of a chunk are as they were at some moment between its two positions. Until the tail has
-passed the second one, changes of its keys are applied to the rows in memory. Then the rows are as the
-tail left them, and can be written over whatever the target has.
+passed the second one, changes of its keys are applied to the rows in memory. Then the rows are as
+the tail left them, and can be written over what the target has.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the database stores about sources: their definitions, their state, and what was requested of
-them. Commands and the application declare sources and request changes here; a runner notices through
-a notification, or at its next look.
+"""What the database stores about sources: their definitions, their state, and what was requested
+of them. Commands and the application declare sources and request changes here. A runner notices
+through a notification, or at its next look.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ async def request_resume(connection: Connection, name: str) -> None:
 async def request_resnapshot(
     connection: Connection, name: str, tables: tuple[str, ...] = ()
 ) -> None:
-    """Copy these tables again, or all. The mirrors serve the old rows until the copy is complete."""
+    """Copy these tables again, or all. Mirrors serve the old rows until the copy is complete."""
     if tables:
         await _check_tables(connection, name, tables)
     await _request(
@@ -175,7 +175,9 @@ async def _request(
     with translated():
         async with connection.transaction():
             cursor = await connection.execute(
-                f"update headwater.source_definitions set {assignment} where name = %(name)s".encode(),
+                (
+                    f"update headwater.source_definitions set {assignment} where name = %(name)s"
+                ).encode(),
                 {"name": name, **(values or {})},
             )
             if cursor.rowcount == 0:
@@ -229,12 +231,13 @@ def _kind(url: str) -> str:
 def _check(definition: SourceDefinition) -> None:
     if not _NAME.fullmatch(definition.name):
         raise ConfigError(
-            f"the name of a source has letters, digits, - and _, at most 50: {definition.name!r:.80}",
+            f"{definition.name!r:.80} cannot be the name of a source: it has letters, digits, - and"
+            " _, at most 50",
             hint="For example: shop",
         )
     if not definition.into or len(definition.into.encode()) > 63 or is_reserved(definition.into):
         raise ConfigError(
-            f"source {definition.name}: {definition.into!r:.80} cannot be the schema of its mirrors",
+            f"source {definition.name}: {definition.into!r:.80} cannot be the schema of mirrors",
             hint='Give a schema of its own, such as into = "shop".',
         )
     _kind(definition.url)
@@ -269,7 +272,7 @@ def _check_against(definition: SourceDefinition, known: list[DeclaredSource]) ->
             )
         if (has.into, has.feed_only) != (definition.into, definition.feed_only):
             raise ConfigError(
-                f"source {name} mirrors into {has.into}; its schema and feed_only cannot be changed",
+                f"source {name} mirrors into {has.into}: schema and feed_only cannot be changed",
                 hint=f"Remove it first: headwater source remove {name}",
             )
         if _kind(has.url) != _kind(definition.url):

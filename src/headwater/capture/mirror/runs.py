@@ -22,7 +22,7 @@ class Insert(msgspec.Struct, frozen=True):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """Rows whose keys stay; they all carry the values of these columns, the key's not among them."""
+    """Rows whose keys stay. They all carry the values of these columns, none of them of the key."""
 
     rows: Sequence[SourceRow]
     columns: Columns

@@ -205,8 +205,8 @@ def _column(column: SourceColumn, in_key: bool) -> str:
 async def _guard(connection: Connection, mirror: Mirror) -> None:
     name = mirror.source.replace("'", "''")
     await connection.execute(
-        f"create trigger headwater_guard before insert or update or delete or truncate"
-        f" on {mirror.table} for each statement execute function headwater.guard_mirror('{name}')".encode()
+        f"create trigger headwater_guard before insert or update or delete or truncate on"
+        f" {mirror.table} execute function headwater.guard_mirror('{name}')".encode()
     )
 
 
@@ -219,8 +219,8 @@ async def make_live(connection: Connection, mirror: Mirror) -> None:
 
 
 async def alter(connection: Connection, mirror: Mirror, table: SourceTable) -> bool:
-    """Give the mirror the columns and the key of a new description. Returns whether its rows must be
-    copied because values are missing. The caller saves it."""
+    """Give the mirror the columns and the key of a new description. Returns whether its rows must
+    be copied because values are missing. The caller saves it."""
     await check_types(connection, table)
     old = {column.name: column for column in mirror.description.columns}
     new = {column.name: column for column in table.columns}
@@ -307,7 +307,8 @@ async def begin_copy(connection: Connection, mirror: Mirror) -> None:
         columns = ", ".join(f"t.{quoted(c.name)}" for c in mirror.columns)
         key = ", ".join(quoted(name) for name in mirror.description.key)
         await connection.execute(
-            f"create table {mirror.staging} as select {columns} from {mirror.table} t limit 0".encode()
+            f"create table {mirror.staging} as"
+            f" select {columns} from {mirror.table} t limit 0".encode()
         )
         await connection.execute(f"revoke all on {mirror.staging} from public".encode())
         await connection.execute(f"alter table {mirror.staging} add primary key ({key})".encode())
@@ -325,8 +326,8 @@ async def drop_staging(connection: Connection, mirror: Mirror) -> None:
 
 
 async def replace_rows(connection: Connection, mirror: Mirror) -> None:
-    """Make the mirror equal to its staging table. Only rows that differ are written, so watchers get
-    exactly the difference."""
+    """Make the mirror equal to its staging table. Only rows that differ are written, so watchers
+    get exactly the difference."""
     await connection.execute("set local enable_seqscan = on")
     await connection.execute(f"analyze {mirror.staging}".encode())
     same_key = " and ".join(f"m.{quoted(n)} = s.{quoted(n)}" for n in mirror.description.key)
@@ -343,7 +344,7 @@ async def replace_rows(connection: Connection, mirror: Mirror) -> None:
         left, right = (", ".join(f"{x}.{name}" for name in others) for x in "ms")
         await connection.execute(
             f"update {mirror.table} m set {sets} from {mirror.staging} s"
-            f" where {same_key} and row({left}) *<> row({right})".encode()
+            f" where {same_key} and record_image_ne(row({left}), row({right}))".encode()
         )
     await connection.execute(
         f"insert into {mirror.table} ({names}) select {values} from {mirror.staging} s"

@@ -207,7 +207,7 @@ class FeedWriter:
         columns = []
         for column, cell in zip(self._statements.columns, row, strict=True):
             if cell is not UNCHANGED:
-                parameters.append(cast("str | None", cell))
+                parameters.append(cell)
                 columns.append(f"${len(parameters)}::{column.type} as {quoted(column.name)}")
         return f"(select row_to_json(v) from (select {', '.join(columns)}) v)"
 

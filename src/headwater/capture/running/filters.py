@@ -1,8 +1,8 @@
 """Leaves out rows that the predicate of a definition does not match, for sources that cannot do it
 themselves.
 
-Only the columns of the predicate are decoded. A row that begins to match is written, and one that no
-longer matches is deleted, whether or not it is there. Where the change does not carry enough to
+Only the columns of the predicate are decoded. A row that begins to match is written, and one that
+no longer matches is deleted, whether or not it is there. Where the change does not carry enough to
 decide, the table is copied again: a wrong row is never written.
 """
 

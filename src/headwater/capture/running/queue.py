@@ -1,5 +1,5 @@
-"""Items of a source that wait to be applied, so that the source is read while PostgreSQL works. It is
-bounded by their size, as far as that is known without reading every value."""
+"""Items of a source that wait to be applied, so that the source is read while PostgreSQL works.
+They are bounded by their size, as far as that is known without reading every value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ItemQueue:
         self._error: BaseException | None = None
 
     async def fill(self, items: AsyncIterator[Item]) -> None:
-        """Read the items to their end. What they raise is raised by `get` after the last of them."""
+        """Read the items to their end. What they raise, `get_nowait` raises after the last one."""
         try:
             async for item in items:
                 while self._changes > SOURCE_QUEUE_CHANGES or self._bytes > SOURCE_QUEUE_BYTES:

@@ -1,5 +1,5 @@
-"""Runs one source for as long as it is declared: sessions, one after the other, with a pause after an
-error. Only the process that has the source's lease runs it; others wait."""
+"""Runs one source for as long as it is declared: sessions, one after the other, with a pause after
+an error. Only the process that has the source's lease runs it; others wait."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from headwater.limits import SOURCE_CHUNK_ROWS, SOURCE_RETRY_SECONDS_MAX
 logger = logging.getLogger(__name__)
 
 LEASE_CLASS = 1752654964
-"""Of the advisory lock that is the lease, see headwater.lock_class(); the second number is a hash of
-the source's name."""
+"""Of the advisory lock that is the lease, see headwater.lock_class(). The second number is a hash
+of the source's name."""
 
 _DIVERGED = frozenset({"21", "22", "23", "27"})
 """Of SQLSTATE: the mirror does not take a change that its source made."""
@@ -138,7 +138,8 @@ class Runner:
 
     def _backoff(self) -> float:
         self._failures += 1
-        longest = min(SOURCE_RETRY_SECONDS_MAX, self._retry_seconds * 2 ** min(self._failures, 10))
+        doubled: float = self._retry_seconds * 2.0 ** min(self._failures, 10)
+        longest = min(SOURCE_RETRY_SECONDS_MAX, doubled)
         return random.uniform(0.3, 1.0) * longest
 
     async def _run_with_lease(self) -> float:

@@ -60,8 +60,8 @@ _IDLE_SECONDS = 0.2
 
 
 class Session:
-    """Runs one source until `stop` is set. `stop` may be set at any time: the transaction at hand is
-    finished first."""
+    """Runs one source until `stop` is set. `stop` may be set at any time: the transaction at hand
+    is finished first."""
 
     def __init__(
         self,
@@ -120,7 +120,8 @@ class Session:
         self._status.warning = "\n".join(warnings) or None
 
     async def _reconcile(self) -> None:
-        """Bring mirrors and definition together, and find the position to begin at; all or nothing."""
+        """Bring mirrors and definition together, and find the position to begin at: all or
+        nothing."""
         name, schema = self._definition.name, self._definition.into
         async with self._connection.transaction():
             self._mirrors = await tables.load(self._connection, name, schema)
@@ -264,8 +265,8 @@ class Session:
                 await self._tick(idle=False)
 
     async def _apply_available(self, queue: ItemQueue) -> bool:
-        """Apply items that are there, up to a bound, and wait for the answers. Returns whether there
-        was any."""
+        """Apply items that are there, up to a bound, and wait for the answers. Returns whether
+        there was any."""
         taken = changes = transactions = 0
         lag: datetime | None = None
         while changes < SOURCE_BATCH_CHANGES and transactions < SOURCE_BATCH_TRANSACTIONS:
@@ -376,7 +377,8 @@ class Session:
     async def _write_chunk(self) -> None:
         assert self._copying is not None
         mirror, writer = self._mirrors[self._copying], self._writers[self._copying]
-        assert isinstance(writer, CopyWriter) and writer.pending is not None
+        assert isinstance(writer, CopyWriter)
+        assert writer.pending is not None
         last = writer.pending.last
         await self._applier.begin()
         mirror.copied += await writer.write_chunk(self._applier)
