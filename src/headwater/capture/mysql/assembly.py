@@ -1,8 +1,8 @@
 """From events of the binary log to the items of the contract: whole transactions in bounded parts,
 schema changes before the rows that have them, and positions between transactions.
 
-It reads no socket and no clock. The only thing that it asks for is the catalog, after DDL. The rows'
-columns are always those of their table map, because the catalog may be ahead of the log.
+It reads no socket and no clock. The only thing that it asks for is the catalog, after DDL. The
+rows' columns are always those of their table map, because the catalog may be ahead of the log.
 """
 
 from __future__ import annotations
@@ -253,11 +253,13 @@ class Assembler:
 
     def _table_map(self, body: bytes) -> None:
         number, layout = int.from_bytes(body[:6], "little"), body[6:]
-        binding = self._bindings.get(layout, False)
-        if binding is False or (binding and self._known(binding.table) is not binding.table):
+        binding = self._bindings.get(layout)
+        if layout not in self._bindings or (
+            binding is not None and self._known(binding.table) is not binding.table
+        ):
             binding = self._bind(body)
             self._bindings[layout] = binding
-        self._by_id[number] = binding or None
+        self._by_id[number] = binding
 
     def _key(self, schema: str, table: str) -> tuple[str, str]:
         return (schema.lower(), table.lower()) if self._fold else (schema, table)

@@ -48,7 +48,8 @@ _NON_BLOCK, _THROUGH_GTID = 0x01, 0x04
 
 
 class Handover:
-    """Items from a thread to an event loop. The thread waits while the loop has not taken enough."""
+    """Items from a thread to an event loop. The thread waits while the loop has not taken
+    enough."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -115,8 +116,8 @@ class Handover:
 
 
 class Packets:
-    """Packets of a connection, read with large reads. A payload of 2²⁴-1 bytes continues in the next
-    packet."""
+    """Packets of a connection, read with large reads. A payload of 2²⁴-1 bytes continues in the
+    next packet."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -215,7 +216,7 @@ class BinlogStream:
         if self._connection is None:
             return
         number = self._connection.thread_id()
-        self._connection._force_close()  # type: ignore[attr-defined]
+        self._connection._force_close()
         with contextlib.suppress(Exception), connect(self._address) as other:
             query(other, f"kill {int(number)}")
 

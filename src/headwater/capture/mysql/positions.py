@@ -1,9 +1,9 @@
 """Positions in a binary log, and how two of them compare.
 
-A position is a text such as `mariadb 1 binlog.000003:4711 0-1-55`: the dialect, the server (its UUID,
-or its id on MariaDB), the file and the offset in it, and the GTIDs up to there, or `-` on a server
-without them. File and offset order everything on one server. GTIDs order it on all servers of a
-replication group, so that capture continues after a failover.
+A position is a text such as `mariadb 1 binlog.000003:4711 0-1-55`: the dialect, the server (its
+UUID, or its id on MariaDB), the file and the offset in it, and the GTIDs up to there, or `-` on a
+server without them. File and offset order everything on one server. GTIDs order it on all servers
+of a replication group, so that capture continues after a failover.
 
     >>> Position.parse("mariadb 1 binlog.000003:4711 0-1-55").offset
     4711

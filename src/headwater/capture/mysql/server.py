@@ -1,8 +1,9 @@
-"""The server: its dialect and release, where its binary log ends, and how to resume from a position.
+"""The server: its dialect and release, where its binary log ends, and how to resume from a
+position.
 
-On MariaDB a position on the same server is resumed by file and offset, after its GTIDs were compared
-with those at that place: a reset log has other ones. After a failover it is resumed by GTID. MySQL is
-resumed by GTID where it has them.
+On MariaDB a position on the same server is resumed by file and offset, after its GTIDs were
+compared with those at that place: a reset log has other ones. After a failover it is resumed by
+GTID. MySQL is resumed by GTID where it has them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A chunk of a table's rows, and the positions between which they were read.
 
-MariaDB says at which place of the binary log a consistent snapshot was taken. MySQL does not: there,
-GTIDs are read before and after, since a GTID counts as executed only when its rows are visible.
-Without GTIDs, a short read lock on the table waits for transactions that are in the log already but
-not visible yet.
+MariaDB says at which place of the binary log a consistent snapshot was taken. MySQL does not:
+there, GTIDs are read before and after, since a GTID counts as executed only when its rows are
+visible. Without GTIDs, a short read lock on the table waits for transactions that are in the log
+already but not visible yet.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Snapshots:
         if more:
             # The rest of the answer is not wanted: the connection is closed with it.
             self.broken = True
-            self._connection._force_close()  # type: ignore[attr-defined]
+            self._connection._force_close()
         else:
             cursor.close()
         last = self._last(source, found) if more or len(found) >= limit else None

@@ -1,7 +1,8 @@
-"""What a statement in the binary log does to tables: DDL, and writes that were logged as statements.
+"""What a statement in the binary log does to tables: DDL, and writes that were logged as
+statements.
 
-May name a table that did not change, and must never miss one that did. Statements are tokenised, not
-parsed: names and the first words decide.
+May name a table that did not change, and must never miss one that did. Statements are tokenised,
+not parsed: names and the first words decide.
 """
 
 from __future__ import annotations

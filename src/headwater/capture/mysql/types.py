@@ -24,8 +24,9 @@ Kind: TypeAlias = Literal[
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """A column of the source. `size` is digits, bytes, bits or digits of a second, whatever the kind
-    needs. `charset` is the source's name of it; empty for bytes. `members` are of an enum or set."""
+    """A column of the source. `size` is digits, bytes, bits or digits of a second, whatever the
+    kind needs. `charset` is the source's name of it; empty for bytes. `members` are of an enum or
+    set."""
 
     name: str
     kind: Kind
@@ -108,7 +109,7 @@ def from_catalog(
         kind = "geometry"
     if is_json and kind == "text":
         kind = "json"
-    if "compressed" in lower.partition("*/")[0] and "/*" in lower or "mariadb-5.3" in lower:
+    if ("compressed" in lower.partition("*/")[0] and "/*" in lower) or "mariadb-5.3" in lower:
         kind = "unsupported"
     if booleans and re.match(r"tinyint\(1\)(?! unsigned)", lower):
         kind = "boolean"

@@ -1,5 +1,5 @@
-"""Values of MySQL and MariaDB as the texts that PostgreSQL reads, the same from a query and from the
-binary log.
+"""Values of MySQL and MariaDB as the texts that PostgreSQL reads, the same from a query and from
+the binary log.
 
 The functions for dates give None for those that PostgreSQL does not have: zero dates, and dates in
 the year 0. PostgreSQL cannot store NUL in a text; it becomes U+2400, its picture.
@@ -203,9 +203,9 @@ def _compressed(number: int) -> str:
 # ------------------------------------------------------------------------ from a query
 
 
-def from_query(shape: Shape, tables: dict[str, str]) -> Callable[[str | bytes], str | None] | None:
-    """How to convert a value that a query gave; None if it already is the text. Values are text, or
-    bytes where `select_expression` asks for them."""
+def from_query(shape: Shape, tables: dict[str, str]) -> Callable[[str | bytes], str | None]:
+    """How to convert a value that a query gave: text, or bytes where the column has bytes or
+    `select_expression` asks for them."""
     match shape.kind:
         case "tinyint" | "smallint" | "mediumint" | "int" | "bigint":
             return _of_text(integer) if "zerofill" in shape.declared.lower() else _plain

@@ -12,9 +12,6 @@ from collections.abc import Callable
 from typing import TypeAlias
 from uuid import UUID
 
-from headwater.capture.mysql.wire import table_map as wire
-from headwater.capture.mysql.wire.events import WireColumn
-from headwater.capture.mysql.wire.json_binary import json_from_binary
 from headwater.capture.mysql.types import Shape
 from headwater.capture.mysql.values import (
     NUL_PICTURE,
@@ -28,6 +25,9 @@ from headwater.capture.mysql.values import (
     json_text,
     without_nul,
 )
+from headwater.capture.mysql.wire import table_map as wire
+from headwater.capture.mysql.wire.events import WireColumn
+from headwater.capture.mysql.wire.json_binary import json_from_binary
 
 Reader: TypeAlias = Callable[[bytes, int], tuple[str | None, int]]
 

@@ -83,7 +83,7 @@ class TableMap(NamedTuple):
 
 def is_intact(event: bytes | memoryview) -> bool:
     """Whether the checksum at the end of an event is right."""
-    (expected,) = struct.unpack_from("<I", event, len(event) - CHECKSUM_SIZE)
+    expected = int.from_bytes(event[-CHECKSUM_SIZE:], "little")
     return zlib.crc32(event[:-CHECKSUM_SIZE]) == expected
 
 

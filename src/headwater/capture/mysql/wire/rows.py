@@ -1,7 +1,7 @@
 """Rows of a captured table, from the bytes of a rows event.
 
-`RowReader` is made once for each table map. It gives the values of the mirrored columns, in the order
-of the mirror, and passes over the others.
+`RowReader` is made once for each table map. It gives the values of the mirrored columns, in the
+order of the mirror, and passes over the others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The table map: which columns the rows that follow it have, as the table was when they were written.
+"""The table map: which columns the rows that follow it have, as the table was when they were
+written.
 
-With `binlog_row_metadata=FULL` it has the names, signs, character sets, members and the key as well,
-so that rows are read rightly whatever the catalog says by now.
+With `binlog_row_metadata=FULL` it has the names, signs, character sets, members and the key as
+well, so that rows are read rightly whatever the catalog says by now.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from headwater.capture.mysql.wire.events import TableMap, WireColumn, length
  VARCHAR, BIT, TIMESTAMP2, DATETIME2, TIME2) = (
     1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19,
 )  # fmt: skip
-(BLOB_COMPRESSED, VARCHAR_COMPRESSED, JSON, NEWDECIMAL, ENUM, SET, TINY_BLOB, MEDIUM_BLOB, LONG_BLOB,
- BLOB, VAR_STRING, STRING, GEOMETRY) = (
+(BLOB_COMPRESSED, VARCHAR_COMPRESSED, JSON, NEWDECIMAL, ENUM, SET, TINY_BLOB, MEDIUM_BLOB,
+ LONG_BLOB, BLOB, VAR_STRING, STRING, GEOMETRY) = (
     140, 141, 245, 246, 247, 248, 249, 250, 251, 252, 253, 254, 255,
 )  # fmt: skip
 
