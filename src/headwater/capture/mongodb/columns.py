@@ -1,8 +1,8 @@
 """The mirror of a collection: its columns, and how a document becomes a row.
 
 Every mirror has `_id` (its key, as text) and `doc` (the document, as `jsonb`). A definition
-declares more by path: `types={"total.amount": "numeric"}` adds the column `total_amount`. `columns` and
-`exclude` of a definition are paths of fields, too: a field left out is neither in `doc` nor a
+declares more by path: `types={"total.amount": "numeric"}` adds the column `total_amount`. `columns`
+and `exclude` of a definition are paths of fields, too: a field left out is neither in `doc` nor a
 column. A value that does not fit its declared type is NULL in that column; it is still in `doc`.
 """
 

@@ -45,6 +45,8 @@ class Batch(NamedTuple):
 
     number: int
     """Counts the replies to one operation."""
+    first: bool
+    """Whether it is the reply that opened the cursor, which may be empty although events follow."""
     size: int
     token: Mapping[str, Any] | None
     """From where the stream continues after this batch."""
@@ -83,6 +85,7 @@ class Replies(CommandListener):
         last = self._batches.get(comment)
         self._batches[comment] = Batch(
             last.number + 1 if last else 1,
+            "firstBatch" in cursor,
             len(documents),
             cursor.get("postBatchResumeToken"),
             cursor.get("atClusterTime") or (last.read_at if last else None),

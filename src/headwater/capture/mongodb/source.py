@@ -110,16 +110,16 @@ class MongoSource:
         collection = self._connection.database.get_collection(
             layout.name, codec_options=CODEC, read_concern=ReadConcern("snapshot")
         )
-        return collection.find(
+        cursor = collection.find(
             pipeline.pushed(layout) or {},
             layout.projection(),
             sort=[("_id", 1)],
             hint=[("_id", 1)],
-            min=None if after is None else [("_id", key_value(after[0]))],
             limit=rows + 2,
             batch_size=min(rows + 2, _BATCH_DOCUMENTS),
             comment=comment,
         )
+        return cursor if after is None else cursor.min([("_id", key_value(after[0]))])
 
     async def _read(
         self, cursor: AsyncCursor[Document], layout: Layout, after: SourceKey | None, rows: int

@@ -75,7 +75,7 @@ class Stream:
         self._assembler = Assembler()
         self._comment = f"headwater changes {next(_numbers)}"
         self._fragments: Document = {}
-        self._batch_bytes = 0
+        self._batch = self._given = self._batch_bytes = 0
 
     async def items(self) -> AsyncIterator[Item]:
         server = await self._connection.server()
@@ -85,6 +85,8 @@ class Stream:
                     event = await stream.try_next()
                     async for item in self._received(event, server.sharded):
                         yield item
+                for item in self._ended(complete=True):
+                    yield item
         finally:
             self._connection.replies.forget(self._comment)
 
@@ -142,9 +144,6 @@ class Stream:
             for item in self._batch_over(batch, sharded):
                 yield item
 
-    _batch = 0
-    _given = 0
-
     def _count(self, batch: Batch) -> None:
         if batch.number != self._batch:
             self._batch, self._given, self._batch_bytes = batch.number, 0, 0
@@ -152,17 +151,25 @@ class Stream:
 
     def _batch_over(self, batch: Batch, sharded: bool) -> Iterator[Item]:
         """A replica set fills a batch unless its log has ended, so a transaction is whole then. A
-        router may send less; events of the same time may follow."""
-        if not sharded and batch.size < BATCH_EVENTS and self._batch_bytes < _BATCH_BYTES:
-            yield from self._ended(complete=True)
-        elif sharded and not self._assembler.in_transaction:
+        router may send less, and so may the first reply: events of the same time may follow."""
+        proves_little = sharded or batch.first
+        if proves_little and not self._assembler.in_transaction:
             yield from self._ended(complete=False)
+        elif not proves_little and not self._cut(batch):
+            yield from self._ended(complete=True)
+
+    def _cut(self, batch: Batch) -> bool:
+        """Whether the server may have ended the batch because it was full."""
+        return batch.size >= BATCH_EVENTS or self._batch_bytes >= _BATCH_BYTES
 
     def _idle(self, batch: Batch, sharded: bool) -> Iterator[Item]:
-        """An empty batch: the end of the log."""
-        yield from self._ended(complete=not sharded)
+        """An empty batch: the end of the log, unless it is the first reply."""
+        if batch.first and self._assembler.in_transaction:
+            return
+        complete = not sharded and not batch.first
+        yield from self._ended(complete=complete)
         if batch.token is not None:
-            position = Position.of_token(batch.token, complete=not sharded)
+            position = Position.of_token(batch.token, complete=complete)
             if position != self.position:
                 self.position = position
                 yield Progress(str(position))
@@ -191,31 +198,24 @@ class Stream:
     # -------------------------------------------------------------------- events
 
     async def _event(self, event: Document) -> AsyncIterator[Item]:
+        for item in self._assembler.begin(_event_of(event)):
+            self._moved(item)
+            yield item
         kind = event["operationType"]
-        if kind in pipeline.ROW_EVENTS:
-            async for item in self._row_event(event, kind):
-                yield item
-            return
-        for item in self._ended(complete=True):
-            yield item
-        async for item in self._collection_event(event, kind):
-            yield item
-        for item in self._ended(complete=True):
+        handle = self._row_event if kind in pipeline.ROW_EVENTS else self._collection_event
+        async for item in handle(event, kind):
             yield item
 
     async def _row_event(self, event: Document, kind: str) -> AsyncIterator[Item]:
         name = event["ns"]["coll"]
         layout = self._plan.by_name.get(name)
         if layout is None:
-            for item in self._ended(complete=True):
-                yield item
             layout = await self._appeared(name)
             if layout is not None:
                 yield SchemaChange(layout.table)
         changes = [] if layout is None else await self._changes(event, kind, layout)
         self._batch_bytes += sum(map(size_of, changes))
-        for item in self._assembler.add(_event_of(event), changes):
-            self._moved(item)
+        for item in self._assembler.add(changes):
             yield item
 
     async def _changes(self, event: Document, kind: str, layout: Layout) -> list[Change]:
@@ -249,7 +249,7 @@ class Stream:
         if kind == "rename" and (layout := await self._known(to)) is not None:
             yield SchemaChange(layout.table)
             changes = [Change(layout.name, "truncate")]
-        for item in self._assembler.add(_event_of(event), changes):
+        for item in self._assembler.add(changes):
             yield item
 
     async def _created(self, event: Document, name: str) -> Layout | None:

@@ -61,11 +61,14 @@ class Assembler:
         """Whether the open events belong to a transaction of a session."""
         return self._last is not None and self._last.transaction is not None
 
-    def add(self, event: Event, changes: list[Change]) -> Iterator[Item]:
-        """The next event; without changes if it concerns no row of the mirror."""
+    def begin(self, event: Event) -> Iterator[Item]:
+        """The next event: ends the open transaction, unless the event belongs to it."""
         if self._last is not None and not _same(self._last, event):
             yield from self.end(complete=True)
         self._last = event
+
+    def add(self, changes: list[Change]) -> Iterator[Item]:
+        """What the event did; nothing if it concerns no row of the mirror."""
         for change in changes:
             size = size_of(change)
             if self._full(size):
