@@ -236,11 +236,14 @@ async def _until(connection: Connection, schema_name: str, rows: int) -> None:
         if source.state in ("refused", "lost", "diverged"):
             raise RuntimeError(f"{source.error}: {source.hint}")
         if [table.state for table in source.tables] == ["live"]:
-            cursor = await connection.execute(f'select count(*) from "{schema_name}".orders'.encode())
-            (found,) = (await cursor.fetchall())[0]
-            if found >= rows:
+            if await _count(connection, schema_name) >= rows:
                 return
         await asyncio.sleep(0.05)
+
+
+async def _count(connection: Connection, schema_name: str) -> int:
+    cursor = await connection.execute(f'select count(*) from "{schema_name}".orders'.encode())
+    return int((await cursor.fetchall())[0][0])
 
 
 def _rate(name: str, count: int, started: float, target: int | None = None) -> Result:
@@ -259,12 +262,10 @@ async def _catch_up(
     database: SourceDatabase, connection: Connection, runner: Runner, rows: int, changes: int
 ) -> Result:
     """From the moment at which the first change of the backlog is here until the last one is."""
-    cursor = await connection.execute(f'select count(*) from "{database.kind}".orders'.encode())
-    (before,) = (await cursor.fetchall())[0]
+    before = await _count(connection, database.kind)
     runner.start()
     await _until(connection, database.kind, before + 1)
-    cursor = await connection.execute(f'select count(*) from "{database.kind}".orders'.encode())
-    (begun,) = (await cursor.fetchall())[0]
+    begun = await _count(connection, database.kind)
     started = time.perf_counter()
     await _until(connection, database.kind, before + changes // 2)
     return _rate(
@@ -323,8 +324,7 @@ async def _memory(
     """The runner's highest memory while one transaction of all rows passes, beside what it has
     before."""
     before = runner.megabytes()
-    cursor = await connection.execute(f'select count(*) from "{database.kind}".orders'.encode())
-    (present,) = (await cursor.fetchall())[0]
+    present = await _count(connection, database.kind)
     first = 10_000_000
     if isinstance(database, PostgresDatabase):
         execute(

@@ -1,8 +1,8 @@
-"""A way of capture in a test: begin it for some tables of the driver's database, and read what came of
-it in Headwater's: the rows, and the changes in the log.
+"""A way of capture in a test: begin it for some tables of the driver's database, and read what came
+of it in Headwater's: the rows, and the changes in the log.
 
-`MirrorCapture` is a source with a runner in this process. `LocalCapture` is for tables in Headwater's
-own database, by triggers or from the WAL: there the table is its own mirror.
+`MirrorCapture` is a source with a runner in this process. `LocalCapture` is for tables in
+Headwater's own database, by triggers or from the WAL: there the table is its own mirror.
 """
 
 from __future__ import annotations

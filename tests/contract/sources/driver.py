@@ -1,5 +1,5 @@
-"""What the contract suite needs of a source database: to write to it, to read it as the judge, and to
-break it. There is one driver for each way of capture, in `drivers/`.
+"""What the contract suite needs of a source database: to write to it, to read it as the judge, and
+to break it. There is one driver for each way of capture, in `drivers/`.
 
 All drivers have the same table, `TABLE`: an integer key, a text, a decimal with two places, and a
 nullable text that may be large.
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, Protocol
 from headwater.capture.source import SourceDefinition
 
 COLUMNS = ("id", "name", "amount", "note")
-"""Of the table that every driver creates: bigint key, text, numeric(12,2), text that may be NULL."""
+"""Of the table that every driver creates: bigint key, text, numeric(12,2), text or NULL."""
 
 
 class TypeCase(NamedTuple):
-    """A column type of the source: its declaration there, a literal to insert, and the mirror's type
-    and value as PostgreSQL prints them."""
+    """A column type of the source: its declaration there, a literal to insert, and the mirror's
+    type and value as PostgreSQL prints them."""
 
     declared: str
     literal: Any
@@ -65,7 +65,7 @@ class SourceDriver(Protocol):
 
     async def writer(self) -> Writer: ...
     async def rows(self, table: str) -> list[tuple[Any, ...]]:
-        """All rows in the order of `id`, as (int, str, Decimal, str | None), and further columns."""
+        """All rows in the order of `id`: (int, str, Decimal, str | None), and further columns."""
         ...
 
     async def add_column(self, table: str, name: str, default: int) -> None:
