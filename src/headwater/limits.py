@@ -361,6 +361,9 @@ WAL_CAPTURE_SECONDS = 10.0
 """How long a reader of the log waits for capture from the WAL while that makes no progress. Then
 the reader has lost the database, and tries again."""
 
+WAL_CAPTURE_BEHIND_BYTES = 64 * 1024 * 1024
+"""`headwater doctor` warns of capture from the WAL that is further behind."""
+
 WAL_APPEND_CHANGES = 5_000
 WAL_APPEND_BYTES = 8_000_000
 """Changes that capture from the WAL holds in memory before it sends them to the log. A transaction

@@ -46,7 +46,7 @@ _Step: TypeAlias = _Question | float
 async def wait(connection: Connection, slot: str, upto: int) -> None:
     """Return when the log has everything up to this place in the WAL. The connection must not be in
     a transaction. DatabaseError, with the reason, if capture makes no progress."""
-    steps = _wait(slot, upto, connection.info.server_version, time.monotonic)
+    steps = _wait(slot, int(upto), connection.info.server_version, time.monotonic)
     answer: tuple[Any, ...] | None = None
     try:
         while True:
@@ -68,7 +68,7 @@ def wait_blocking(
     server_version: int,
 ) -> None:
     """The same for a caller that blocks."""
-    steps = _wait(slot, upto, server_version, time.monotonic)
+    steps = _wait(slot, int(upto), server_version, time.monotonic)
     answer: tuple[Any, ...] | None = None
     try:
         while True:
@@ -94,7 +94,7 @@ def _wait(
                 f"capture from the WAL was ended or its slot {slot} was lost",
                 hint="It is tried again. `headwater doctor` shows the state of the slot.",
             )
-        confirmed, flushed = answer
+        confirmed, flushed = map(int, answer)
         if confirmed >= upto:
             return
         if flushed < upto and pause > _FIRST_PAUSE and not was_flushed:

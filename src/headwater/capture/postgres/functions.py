@@ -43,7 +43,8 @@ CLASSES: dict[Class, frozenset[str]] = {
         remember remove_capture same_columns set_entries set_trigger settle settle_row since_of
         slot_condition strike_noted strike_source swap_formats sync_table sync_tables take_back
         take_turn transaction_mark trusts upsert_source add_wal_member check_wal
-        is_in_step_with_triggers is_in_step_with_wal is_watched_by_triggers make_wal_slot
+        is_in_step_with_triggers is_in_step_with_wal is_watched_by_triggers make_wal_publication
+        make_wal_slot
         remove_captures remove_wal_member sync_with_triggers sync_with_wal use_wal_slot wal_kind
         """
     ),
@@ -54,7 +55,8 @@ CLASSES: dict[Class, frozenset[str]] = {
     "gateway": _names(
         """
         adopt adopt_by_triggers check_gateway drop_wal_slots end_wal_capture is_activity_looked_at
-        is_over issue_ticket looks_at_activity may_signal new_secret publish_once redeem_ticket remember_trimmed rename_log set_retention trim_log
+        is_over issue_ticket looks_at_activity may_signal new_secret publish_once redeem_ticket
+        remember_trimmed rename_log set_retention trim_log
         trim_requests trim_tickets trim_user_requests wal_relation write_activity
         """
     ),

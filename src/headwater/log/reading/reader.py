@@ -174,8 +174,8 @@ class LogReader:
         return await self._batch(connection, since, position, page, (int(written), int(flushed)))
 
     async def _read_complete(self, connection: Connection, since: Position) -> LogBatch:
-        """The same where tables are captured from the WAL. The position is taken first; its rows are
-        read when they are there, in a newer snapshot."""
+        """The same where tables are captured from the WAL. The position is taken first; its rows
+        are read when they are there, in a newer snapshot."""
         snapshot, feed, written = await _one(connection, _NOW)
         if not feed:
             self._waits = False
@@ -198,7 +198,7 @@ class LogReader:
             self._check(since, installation, floor)
             if not self._slots.must_repeat(retention, int(slot), position):
                 break
-        lsns = (written, max(written, int(flushed)))
+        lsns = (int(written), max(int(written), int(flushed)))
         return await self._batch(outside, since, position, page, lsns)
 
     def _check(self, since: Position, installation: bytes, floor: bytes) -> None:
@@ -311,7 +311,6 @@ class LogReader:
             yield Transaction(xid, self._shapes.changes(pending.take(xid)), since)
         for xid in order[-1:]:
             yield Transaction(xid, self._shapes.changes(pending.take(xid)), position)
-
 
     def _in_order(self, pending: PendingTransactions) -> list[int]:
         """The transactions in an order in which they can have committed. With capture from the WAL,

@@ -79,6 +79,24 @@ begin
   end if;
 end $$;
 
+-- The publication whose tables the slot is read for. Before PostgreSQL 18 a slot cannot be read for a
+-- publication that is younger than the slot, so it is made in an earlier transaction. Returns whether it
+-- was made now.
+create function headwater.make_wal_publication() returns boolean
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if exists (select from pg_publication where pubname = headwater.wal_publication()) then
+    return false;
+  end if;
+  execute format('create publication %I with (publish = ''insert, update, delete, truncate''%s)',
+    headwater.wal_publication(),
+    case when current_setting('server_version_num')::integer >= 180000
+         then ', publish_generated_columns = stored' else '' end);
+  return true;
+end $$;
+
 -- The slot that feeds the log; makes one where there is none, or the present one is lost. PostgreSQL
 -- makes a slot only in a transaction that has not written yet, and it stays if that is rolled back.
 create function headwater.make_wal_slot() returns text
@@ -92,6 +110,11 @@ begin
        select from pg_replication_slots
        where slot_name = name and wal_status is distinct from 'lost') then
     return name;
+  end if;
+  if current_setting('server_version_num')::integer < 180000
+     and not exists (select from pg_publication where pubname = headwater.wal_publication()) then
+    raise exception 'headwater: before PostgreSQL 18, the publication for the WAL is made first, by itself'
+      using errcode = 'object_not_in_prerequisite_state', hint = 'select headwater.make_wal_publication();';
   end if;
   name := format('headwater_%s_%s', (select id from headwater.installation),
                  to_hex((extract(epoch from clock_timestamp()) * 1000000)::bigint));
@@ -196,11 +219,7 @@ begin
   if c.relkind = 'r' and c.relreplident <> 'f' then
     execute format('alter table only %s replica identity full', member::regclass);
   end if;
-  if not exists (select from pg_publication where pubname = publication) then
-    execute format('create publication %I with (publish = ''insert, update, delete, truncate''%s)', publication,
-      case when current_setting('server_version_num')::integer >= 180000
-           then ', publish_generated_columns = stored' else '' end);
-  end if;
+  perform headwater.make_wal_publication();
   if not c.relispartition and not exists (
        select from pg_publication_rel r join pg_publication p on p.oid = r.prpubid
        where p.pubname = publication and r.prrelid = member) then
@@ -543,6 +562,7 @@ $$;
 
 revoke all on function
   headwater.wal_publication(), headwater.is_wal_captured(oid), headwater.check_wal(oid), headwater.make_wal_slot(),
+  headwater.make_wal_publication(),
   headwater.use_wal_slot(text), headwater.end_wal_capture(), headwater.drop_wal_slots(interval),
   headwater.add_wal_member(oid, oid), headwater.remove_wal_member(oid), headwater.is_in_step_with_wal(oid),
   headwater.sync_with_wal(oid), headwater.is_in_step(oid), headwater.sync_table(oid), headwater.is_watched(oid),

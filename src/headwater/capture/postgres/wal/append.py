@@ -46,10 +46,12 @@ STEADY_SECONDS = 10.0
 
 
 class WalCapture:
-    """Call `run`, which ends after `stop`. Any number of processes may run it; one works."""
+    """Call `run`, which ends after `stop`. Any number of processes may run it; one works. With
+    `leaves_when_idle`, it also ends when there is nothing to do, or another process does it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, leaves_when_idle: bool = False) -> None:
         self._url = url
+        self._leaves_when_idle = leaves_when_idle
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -76,6 +78,9 @@ class WalCapture:
         while not self._stopping.is_set():
             if await is_needed(connection) and await _take_lock(connection):
                 await self._capture(connection)
+            if self._leaves_when_idle:
+                self.stop()
+                return
             await self._pause(LOOK_SECONDS)
 
     async def _pause(self, seconds: float) -> None:
@@ -162,6 +167,11 @@ async def is_needed(connection: Connection) -> bool:
     return bool((await _one(connection, _IS_NEEDED))[0])
 
 
+async def is_free(connection: Connection) -> bool:
+    """Whether tables are captured from the WAL, and no process does it."""
+    return bool((await _one(connection, _IS_FREE))[0])
+
+
 async def end(connection: Connection) -> bool:
     """Drop the slot and the publication if no table is captured from the WAL any more."""
     ended = bool((await _one(connection, "select headwater.end_wal_capture()"))[0])
@@ -190,6 +200,7 @@ async def _take_lock(connection: Connection) -> bool:
 async def _begin(connection: Connection) -> tuple[Any, ...]:
     """The slot, the publication, the place from which to read, and an id of about now. Where the
     slot is lost, the tables are captured again with a new one."""
+    await connection.execute("select headwater.make_wal_publication()")
     (slot,) = await _one(connection, "select headwater.make_wal_slot()")
     await connection.execute("select headwater.use_wal_slot(%s)", (slot,))
     return await _one(connection, _BEGIN)
@@ -203,6 +214,14 @@ async def _one(connection: Connection, statement: str, values: Any = None) -> tu
 
 
 _IS_NEEDED = "select exists (select from headwater.installation where wal_slot is not null)"
+
+_IS_FREE = """
+    select exists (
+      select from headwater.installation i
+      left join pg_replication_slots s on s.slot_name = i.wal_slot
+      where i.wal_slot is not null and s.active is not true)
+    and (select pg_has_role(nspowner, 'MEMBER') from pg_namespace where nspname = 'headwater')
+"""
 
 _HAS_TABLES = """
     select exists (select from headwater.tables where enabled and capture = 'wal'),

@@ -16,7 +16,7 @@ import msgspec
 
 from headwater.capture.postgres.wal.pgoutput import Row
 
-quoted = cast(Callable[[str], str], encode_basestring)
+quoted: Callable[[str], str] = encode_basestring
 """A text as JSON, with the escapes that PostgreSQL uses."""
 
 ServerValues: TypeAlias = Mapping[tuple[str, str], str]
@@ -36,7 +36,7 @@ class NotWritten(LookupError):
 
 
 class ImageWriter:
-    """Writes the images of one relation's rows. `names` are the columns in the order of its rows."""
+    """Writes the images of a relation's rows. `names` are the columns in the order of its rows."""
 
     def __init__(self, columns: Sequence[ImageColumn], names: Sequence[str]) -> None:
         places = {name: place for place, name in enumerate(names)}
