@@ -128,7 +128,8 @@ def system_postgres() -> Iterator[str]:
 
         run("initdb", "-U", "postgres", "--auth=trust", "-E", "UTF8", "--locale=C.UTF-8", "-N")
         settings = [
-            f"-c {name}={value}" for name, value in (FAST | {"listen_addresses": ""}).items()
+            f"-c {name}={value}"
+            for name, value in (FAST | {"listen_addresses": "", "wal_level": "logical"}).items()
         ]
         options = " ".join([f"-k {folder}", *settings])
         run("pg_ctl", "-w", "-l", str(data / "log"), "-o", options, "start")

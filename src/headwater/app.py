@@ -17,6 +17,7 @@ import msgspec
 
 from headwater.capture.declaration import TablesGiven, define_source
 from headwater.capture.postgres import schema, triggers
+from headwater.capture.postgres.wal.process import WalCaptureProcess
 from headwater.capture.running.application import ApplicationSources
 from headwater.capture.source import SourceDefinition
 from headwater.channels.bus import NOTIFY, Bus
@@ -93,6 +94,7 @@ class Headwater:
         self._functions = Functions()
         self._views: dict[str, StreamingView] = {}
         self._tables: dict[str, Rules] = {}
+        self._captures: dict[str, triggers.Capture | None] = {}
         self._rules: dict[str, Rules] = {}
         self._sources = ApplicationSources(self.settings.source)
         self._serves = False
@@ -119,11 +121,14 @@ class Headwater:
         filterable: Iterable[str] | None = None,
         sortable: Iterable[str] | None = None,
         limit_max: int = WINDOW_ROWS_MAX,
+        capture: triggers.Capture | None = None,
     ) -> None:
         """Declare a table; its changes are captured when Headwater starts.
 
         Live queries may filter by the `filterable` columns and order by the `sortable` ones (None
-        for all columns), and have at most `limit_max` rows.
+        for all columns), and have at most `limit_max` rows. Changes are captured by triggers, or
+        with `capture="wal"` from the write-ahead log, which costs writers less. Without it, a table
+        that is captured already stays as it is.
         """
         if type(limit_max) is not int or limit_max < 1:
             raise ConfigError(
@@ -137,6 +142,7 @@ class Headwater:
                 hint=f"Declare it before `async with`, or call: await hw.enable({name!r})",
             )
         self._tables[name] = Rules(filterable, sortable, limit_max)
+        self._captures[name] = capture
 
     def source(
         self,
@@ -481,7 +487,7 @@ class Headwater:
             if keep := self.settings.log.retention_period:
                 await maintenance.set_retention(connection, keep)
             for name, rules in self._tables.items():
-                label = await triggers.enable(connection, name)
+                label = await triggers.enable(connection, name, self._captures[name])
                 rules.check(await triggers.find_enabled(connection, label))
                 self._rules[label] = rules
             await self._sources.declare(connection, runs=self._runs_sources)
@@ -499,6 +505,8 @@ class Headwater:
         every = self.settings.log.maintenance_period.total_seconds()
         task = asyncio.create_task(maintenance.run(self.url, every=every))
         self._stack.push_async_callback(ended, task)
+        watch = asyncio.create_task(WalCaptureProcess(self.url).run())
+        self._stack.push_async_callback(ended, watch)
         if self._app is not None:
             await self._start_gateway()
         if self._runs_sources:
@@ -587,10 +595,11 @@ class Headwater:
         finally:
             await connection.close()
 
-    async def enable(self, name: str) -> str:
-        """Capture a table's changes from now on."""
+    async def enable(self, name: str, *, capture: triggers.Capture | None = None) -> str:
+        """Capture a table's changes from now on: by triggers, or with `capture="wal"` from the
+        write-ahead log. Without it, a table that is captured already stays as it is."""
         async with self._connection("setup") as connection:
-            return await triggers.enable(connection, name)
+            return await triggers.enable(connection, name, capture)
 
     async def disable(self, name: str) -> str:
         """Stop capturing a table's changes."""

@@ -357,6 +357,18 @@ OPENING_BYTES_MAX = 256 * 1024 * 1024
 """Bytes of the first result of a live query, or of a part of it, as the database sends its rows. A
 larger one is refused (`result_too_large`), and the rest is not read."""
 
+WAL_CAPTURE_SECONDS = 10.0
+"""How long a reader of the log waits for capture from the WAL while that makes no progress. Then
+the reader has lost the database, and tries again."""
+
+WAL_CAPTURE_BEHIND_BYTES = 64 * 1024 * 1024
+"""`headwater doctor` warns of capture from the WAL that is further behind."""
+
+WAL_APPEND_CHANGES = 5_000
+WAL_APPEND_BYTES = 8_000_000
+"""Changes that capture from the WAL holds in memory before it sends them to the log. A transaction
+may have more: they are sent in parts, in one transaction."""
+
 FLUSH_SECONDS_MAX = 60.0
 """A flush that takes longer is cancelled, because the database does not respond: the gateway is not
 ready, and connects again."""
