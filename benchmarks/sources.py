@@ -28,7 +28,7 @@ from headwater.capture.postgres import schema
 from headwater.capture.source import SourceDefinition, TableSpec
 from headwater.database import Connection, connect
 from headwater.log.reading.follow import follow
-from tests.support.mariadb import mariadb
+from tests.support.mariadb import running_mariadb
 
 TARGETS = {"postgresql": 50_000, "mysql": 30_000}
 """Changes a second of a catch-up."""
@@ -358,7 +358,7 @@ def _databases(kinds: list[str]) -> Iterator[Iterator[SourceDatabase]]:
                 with scratch_server(wal_level="logical") as server:
                     yield PostgresDatabase(server.url)
             if "mysql" in kinds:
-                with mariadb() as server:
+                with running_mariadb() as server:
                     yield MysqlDatabase(server)
             if "sqlite" in kinds:
                 yield SqliteDatabase(Path(folder, "shop.db"))

@@ -13,11 +13,15 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from decimal import Decimal
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from headwater.capture.mirror import registry
 from headwater.capture.running.supervisor import Supervisor
+from headwater.capture.postgres import triggers
+from headwater.capture.postgres.wal.append import WalCapture
 from headwater.database import Connection
+from headwater.limits import SOURCE_CHUNK_ROWS
 from tests.contract.sources.driver import SourceDriver
 
 T = TypeVar("T")
@@ -56,7 +60,7 @@ class Capture:
     async def same(self, *tables: str) -> None:
         """Wait until the tables' mirrors equal the source."""
         for table in tables:
-            await self.eventually(lambda table=table: self._differences(table), [])
+            await self.eventually(partial(self._differences, table), list[str]())
 
     async def _differences(self, table: str) -> list[str]:
         there, here = await self.driver.rows(table), await self.rows(table)
@@ -146,15 +150,15 @@ class MirrorCapture(Capture):
     async def begin(self, *tables: str, chunk_rows: int | None = None, **options: Any) -> None:
         await self.declare(*tables, **options)
         await self.start(chunk_rows)
-        await self.eventually(lambda: self.states(*tables), ["live"] * len(tables))
+        wanted: list[str | None] = ["live"] * len(tables)
+        await self.eventually(partial(self.states, *tables), wanted)
 
     async def declare(self, *tables: str, **options: Any) -> None:
         definition = self.driver.definition(*tables, **options)
         await registry.declare(self.connection, definition, "command")
 
     async def start(self, chunk_rows: int | None = None) -> None:
-        settings = {} if chunk_rows is None else {"chunk_rows": chunk_rows}
-        self._supervisor = Supervisor(self.url, **settings)
+        self._supervisor = Supervisor(self.url, chunk_rows=chunk_rows or SOURCE_CHUNK_ROWS)
         self._task = asyncio.create_task(self._supervisor.run())
 
     async def states(self, *tables: str) -> list[str | None]:
@@ -194,15 +198,38 @@ class MirrorCapture(Capture):
 class LocalCapture(Capture):
     """Tables of Headwater's own database, captured in one of two ways."""
 
-    def __init__(self, driver: SourceDriver, connection: Connection, url: str, way: str) -> None:
+    schema = "public"
+    _capture: WalCapture | None = None
+
+    def __init__(
+        self, driver: SourceDriver, connection: Connection, url: str, way: triggers.Capture
+    ) -> None:
         super().__init__(driver, connection, url)
         self.way = way
 
     async def begin(self, *tables: str, **options: Any) -> None:
         for table in tables:
-            await self.connection.execute(
-                "select headwater.enable_reactivity(%s)", (self._name(table),)
-            )
+            await triggers.enable(self.connection, self._name(table), self.way)
+        if self.way == "wal":
+            self._capture = WalCapture(self.url)
+            self._task = asyncio.create_task(self._capture.run())
+
+    async def changes(self, *tables: str) -> list[LogChange]:
+        """After the log is complete: it is read behind the tables."""
+        if self.way == "wal":
+            await self.eventually(self._is_complete, True)
+        return await super().changes(*tables)
+
+    async def _is_complete(self) -> bool:
+        cursor = await self.connection.execute(
+            "select bool_and(confirmed_flush_lsn >= pg_current_wal_insert_lsn())"
+            " from pg_replication_slots where database = current_database()"
+        )
+        return bool((await cursor.fetchall())[0][0])
 
     async def end(self) -> None:
-        pass
+        if self._capture is not None:
+            for table in await triggers.list_tables(self.connection):
+                await triggers.disable(self.connection, table.label)
+            self._capture.stop()
+            await self._task

@@ -46,7 +46,8 @@ class SourceDriver(Protocol):
     can: frozenset[str]
     """What this way of capture or its database has: `transactions` (several writes in one, and
     rollback), `interleave` (two open writers at once), `rekey`, `truncate`, `ddl`, `lose_position`,
-    `restart` (the server can be killed and started again), `names` (quoted and unicode names)."""
+    `restart` (the server can be killed and started again), `names` (quoted and unicode names),
+    `keyless` (tables without a key)."""
 
     types: list[TypeCase]
 
@@ -73,6 +74,15 @@ class SourceDriver(Protocol):
         ...
 
     async def drop_column(self, table: str, name: str) -> None: ...
+    async def create_keyless_table(self, name: str) -> None: ...
+    async def allow_filter(self, table: str, column: str) -> None:
+        """What a predicate over the column needs at the source, as the docs page of it says."""
+        ...
+
+    async def leftovers(self) -> list[str]:
+        """What capture has made at the source and is still there: slots, triggers, tables."""
+        ...
+
     async def lose_position(self) -> None:
         """Make the source forget changes that were not read yet (purge, drop the slot, …)."""
         ...

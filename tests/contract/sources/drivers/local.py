@@ -3,12 +3,14 @@ The table is its own mirror."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from psycopg import AsyncConnection
 
 from headwater.capture.source import SourceDefinition
-from tests.contract.sources.drivers.postgres_wal import PostgresWalDriver
+from tests.contract.sources.drivers.postgres_wal import POSTGRES_TYPES, PostgresWalDriver
 
 
 class LocalDriver(PostgresWalDriver):
@@ -19,12 +21,18 @@ class LocalDriver(PostgresWalDriver):
     def __init__(self, url: str, way: str) -> None:
         self.url = url
         self.kind = way
-        self.types = [
-            case
-            for case in super().types_of_postgresql()
-            if case.declared not in ("mood", "mood[]", "price", "pair", "regclass")
-        ]
+        own = ("mood", "mood[]", "price", "pair", "regclass")
+        self.types = [case for case in POSTGRES_TYPES if case.declared not in own]
         self._writers: list[AsyncConnection[Any]] = []
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, url: str, way: str) -> AsyncIterator[LocalDriver]:  # type: ignore[override]
+        driver = cls(url, way)
+        try:
+            yield driver
+        finally:
+            await driver.close()
 
     def definition(self, *tables: str, **options: Any) -> SourceDefinition:
         raise NotImplementedError
