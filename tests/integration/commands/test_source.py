@@ -245,7 +245,7 @@ def test_list_and_status(run: Run, url: str, database: ScriptedDatabase) -> None
         assert "sqlite:///scripted.db?password=***" in text
         assert "orders" in text
         (status,) = run("--json", group=("status",)).documents
-        assert status["sources"][0]["source"]["name"] == "shop"
+        assert status["sources"][0]["name"] == "shop"
         assert "shop" in run(group=("status",)).out
         assert "source shop" in run(group=("doctor",)).out
     killed = run("list").out
