@@ -73,18 +73,16 @@ class DatabaseMetrics:
             metrics.cursor_lost,
         ):
             gauge.clear()
-        for report in found:
-            self._show_source(report)
-        sources = [report.source for report in found]
-        self._changes.set({source.name: source.changes for source in sources})
-        self._transactions.set({source.name: source.transactions for source in sources})
+        for source in found:
+            self._show_source(source)
+        self._changes.set({source.name: source.changes for source in found})
+        self._transactions.set({source.name: source.transactions for source in found})
         for cursor in saved:
             self._show_cursor(cursor, retention)
 
-    def _show_source(self, report: SourceReport) -> None:
-        source = report.source
+    def _show_source(self, source: SourceReport) -> None:
         metrics, name = self._metrics, source.name
-        metrics.source_up.labels(name).set(report.is_run)
+        metrics.source_up.labels(name).set(source.is_run)
         for state in get_args(State):  # alerts need the value 0 to see an increase
             metrics.source_state.labels(name, state).set(state == source.state)
         if source.lag is not None:

@@ -28,7 +28,7 @@ BROKEN = frozenset({"failed", "refused", "lost", "diverged"})
 async def find_source(connection: Connection, name: str) -> tuple[DeclaredSource, SourceReport]:
     """NotFound if there is no such source."""
     declared = {each.definition.name: each for each in await registry.definitions(connection)}
-    states = {each.source.name: each for each in await reports(connection)}
+    states = {each.name: each for each in await reports(connection)}
     if name not in declared or name not in states:
         known = ", ".join(declared)
         raise NotFound(
@@ -72,10 +72,9 @@ def _expected(table: TableState) -> int:
     return max(table.copied, table.estimate or 0)
 
 
-class SourceReport(msgspec.Struct, frozen=True):
+class SourceReport(SourceState, frozen=True):
     """The state of a source, and whether a process runs it: one that was killed cannot report."""
 
-    source: SourceState
     is_run: bool
 
 
@@ -86,7 +85,11 @@ async def reports(connection: Connection) -> list[SourceReport]:
         cursor = await connection.execute(_LEASES, (LEASE_CLASS,))
         leased = {name for (name,) in await cursor.fetchall()}
     return [
-        SourceReport(each, each.name in leased or each.state in WITHOUT_RUNNER) for each in found
+        SourceReport(
+            **msgspec.structs.asdict(each),
+            is_run=each.name in leased or each.state in WITHOUT_RUNNER,
+        )
+        for each in found
     ]
 
 
@@ -101,14 +104,13 @@ _LEASES = """
 """
 
 
-def problem_of(report: SourceReport) -> Problem | None:
+def problem_of(source: SourceReport) -> Problem | None:
     """What is wrong, and what to do about it."""
-    source = report.source
     if source.error is not None:
         return Problem(source.error, source.hint or "")
     if source.state in BROKEN:
         return Problem(f"it is {source.state}", source.hint or "")
-    if not report.is_run:
+    if not source.is_run:
         fix = "Start headwater serve, or: headwater source run"
         return Problem("no process runs it", fix, warning=True)
     if source.warning is not None:
@@ -128,11 +130,10 @@ async def examine(connection: Connection, *, at_source: bool = False) -> list[Fi
     return findings
 
 
-def of_source(report: SourceReport) -> Finding:
+def of_source(source: SourceReport) -> Finding:
     """The state of a source, as its runner last reported it."""
-    source = report.source
     topic = f"source {source.name}"
-    problem = problem_of(report)
+    problem = problem_of(source)
     if problem is not None:
         if problem.warning:
             return Finding(topic, "warn", problem.what, problem.fix or None)

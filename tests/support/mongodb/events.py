@@ -237,24 +237,9 @@ class ChangeCursor:
         }
 
     def _shaped(self, event: dict[str, Any] | None) -> list[dict[str, Any]]:
-        splits = False
-        for stage in self._stages:
-            if event is None:
-                return []
-            ((name, argument),) = stage.items()
-            match name:
-                case "$match":
-                    event = event if matches(event, argument) else None
-                case "$addFields":
-                    event = add_fields(event, argument)
-                case "$project":
-                    event = project(event, argument)
-                case "$unset":
-                    event = without(event, [argument] if isinstance(argument, str) else argument)
-                case "$changeStreamSplitLargeEvent":
-                    splits = True
-                case _:
-                    raise Unsupported(name)
+        *stages, last = self._stages
+        splits = "$changeStreamSplitLargeEvent" in last
+        event = shaped(event, stages if splits else self._stages)
         if event is None:
             return []
         size = len(bson.encode(event, codec_options=CODEC))
@@ -264,6 +249,26 @@ class ChangeCursor:
             raise Failure(10334, f"BSONObj size: {size} is invalid. Size must be between 0 and"
                                  f" {self._split_bytes}")  # fmt: skip
         return _split(event)
+
+
+def shaped(event: dict[str, Any] | None, stages: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The event after these stages; None if one of them holds it back."""
+    for stage in stages:
+        if event is None:
+            return None
+        ((name, argument),) = stage.items()
+        match name:
+            case "$match":
+                event = event if matches(event, argument) else None
+            case "$addFields":
+                event = add_fields(event, argument)
+            case "$project":
+                event = project(event, argument)
+            case "$unset":
+                event = without(event, [argument] if isinstance(argument, str) else argument)
+            case _:
+                raise Unsupported(name)
+    return event
 
 
 def _split(event: dict[str, Any]) -> list[dict[str, Any]]:

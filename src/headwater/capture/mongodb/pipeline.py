@@ -13,6 +13,7 @@ different fields, so the document of each restricted collection moves to a place
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -189,5 +190,8 @@ def _same(field: Field, operator: str, values: Sequence[Any]) -> bool:
 
 
 def _unless_other(path: str, field: Field, condition: dict[str, Any]) -> dict[str, Any]:
-    types = ["int", "long", "double"] if field.type in _NUMBERS else ["string"]
-    return {"$or": [condition, {path: {"$not": {"$type": types}}}]}
+    if field.type not in _NUMBERS:
+        return {"$or": [condition, {path: {"$not": {"$type": "string"}}}]}
+    # NaN is below all numbers in MongoDB, and above them in PostgreSQL.
+    others = {path: {"$not": {"$type": ["int", "long", "double"]}}}
+    return {"$or": [condition, {path: math.nan}, others]}

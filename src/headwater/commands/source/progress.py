@@ -25,7 +25,7 @@ async def wait_until_live(connection: Connection, name: str, *, json: bool) -> S
     bar = None if json else _bar()
     last: dict[str, Any] = {}
     with bar or nullcontext():
-        task = None if bar is None else bar.add_task(name, total=None)
+        task = None if bar is None else bar.add_task(name, total=None, rows="")
         warned = False
         async for source in _states(connection, name):
             if json and (step := _step(source)) != last:

@@ -54,7 +54,7 @@ def list_sources(
         async with connected(settings_for(url, embedded, data_dir)) as connection:
             await schema.require(connection)
             found = await reports(connection)
-        print_result([document(each) for each in found], sources_view(found), json=json)
+        print_result(found, sources_view(found), json=json)
 
     run(work())
 
@@ -75,10 +75,10 @@ def status(
     async def work() -> None:
         async with connected(settings_for(url, embedded, data_dir)) as connection:
             await schema.require(connection)
-            declared, report = await find_source(connection, name)
+            declared, source = await find_source(connection, name)
         definition = shown_definition(declared)
-        shown = document(report) | {"definition": definition}
-        print_result(shown, source_view(definition, report), json=json)
+        document = msgspec.structs.asdict(source) | {"definition": definition}
+        print_result(document, source_view(definition, source), json=json)
 
     run(work())
 
@@ -86,18 +86,12 @@ def status(
 # ------------------------------------------------------------------------ for people
 
 
-def document(report: SourceReport) -> dict[str, Any]:
-    """A source for programs: the row of `headwater.sources`, and whether a process runs it."""
-    return msgspec.structs.asdict(report.source) | {"is_run": report.is_run}
-
-
-def sources_view(reports: list[SourceReport]) -> Grid | Text:
-    if not reports:
+def sources_view(sources: list[SourceReport]) -> Grid | Text:
+    if not sources:
         text = "There is no source. Add one: headwater source add URL --into SCHEMA"
         return Text(text, style="dim")
     grid = Grid("source", "kind", "into", "state", "tables", "lag", "changes", "problem", box=None)
-    for report in reports:
-        source = report.source
+    for source in sources:
         grid.add_row(
             source.name,
             source.kind,
@@ -106,7 +100,7 @@ def sources_view(reports: list[SourceReport]) -> Grid | Text:
             tables_text(source),
             _lag(source),
             f"{source.changes:,}",
-            _problem(report),
+            _problem(source),
         )
     return grid
 
@@ -130,16 +124,15 @@ def _lag(source: SourceState) -> str:
     return lag if source.lag_bytes is None else f"{lag}, {short_size(source.lag_bytes)}"
 
 
-def _problem(report: SourceReport) -> Text:
-    problem = problem_of(report)
+def _problem(source: SourceReport) -> Text:
+    problem = problem_of(source)
     if problem is None:
         return Text("")
     style = "yellow" if problem.warning else "red"
     return Text(problem.what + (f"\n{problem.fix}" if problem.fix else ""), style=style)
 
 
-def source_view(definition: dict[str, Any], report: SourceReport) -> Group:
-    source = report.source
+def source_view(definition: dict[str, Any], source: SourceReport) -> Group:
     facts = Grid.grid(padding=(0, 2))
     facts.add_row(
         "source", f"{source.name} ({source.kind}), declared by {definition['declared_by']}"
@@ -159,7 +152,7 @@ def source_view(definition: dict[str, Any], report: SourceReport) -> Group:
     facts.add_row("lag", _lag(source))
     changes = f"{source.changes:,} in {source.transactions:,} transactions"
     facts.add_row("changes", changes)
-    runner = source.runner if report.is_run else None
+    runner = source.runner if source.is_run else None
     facts.add_row("run by", runner or "no process. Run one: headwater source run")
     facts.add_row("reported", f"{source.updated_at:%Y-%m-%d %H:%M:%S}")
     parts: list[RenderableType] = [facts]

@@ -113,7 +113,7 @@ def _double(value: Any) -> str:
 def _real(value: Any) -> str:
     double = float(_double(value))
     try:
-        single: float = struct.unpack("f", struct.pack("f", double))[0]
+        single: float = struct.unpack("<f", struct.pack("<f", double))[0]
     except OverflowError:
         raise Misfit("out of range") from None
     if single == 0 and double != 0:
