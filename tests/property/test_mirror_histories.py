@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from headwater.capture.mirror import registry
-from headwater.capture.mirror.chunks import merge
+from headwater.capture.mirror.runs import merge
 from headwater.capture.running.supervisor import Supervisor
 from headwater.capture.source import SourceDefinition, SourceRow
 from headwater.database import Connection, connect

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headwater.capture.mirror.runs import Delete, Insert, Recopy, Rekey, Run, Truncate, Update
+from headwater.capture.mirror.runs import (
+    Delete,
+    Insert,
+    Recopy,
+    Rekey,
+    Run,
+    Truncate,
+    Update,
+    merge,
+)
 from headwater.capture.source import UNCHANGED, Chunk, SourceKey, SourceRow
 
 
@@ -58,24 +67,20 @@ class PendingChunk:
         return left
 
     def _rekey(self, key: SourceKey, row: SourceRow) -> Run | None:
-        """A row in memory changes its key there; both keys may be in the target, too."""
+        """Either key may also be in the target. If the new key is here, the chunk was read after
+        this change: an earlier row of that key would have been removed before. If only the old key
+        is here, it may be that of a later row, whose values must not be taken for this one."""
         new = self.key_of(row)
         if new == key and key in self.rows:
             self.rows[key] = merge(self.rows[key], row)
             return None
-        old = self.rows.pop(key, None)
-        if old is None and new in self.rows:
-            # The chunk was read after this change: the row is here under its new key already.
+        had = self.rows.pop(key, None) is not None
+        if new in self.rows:
             self.rows[new] = merge(self.rows[new], row)
             return Delete([key])
-        if old is None:
+        if not had:
             return Rekey(key, row)
-        self.rows[new] = merge(old, row)
+        if UNCHANGED in row:
+            return Recopy()
+        self.rows[new] = row
         return Delete([key])
-
-
-def merge(old: SourceRow, new: SourceRow) -> SourceRow:
-    """The new row, with the values of the old one where it has none."""
-    if UNCHANGED not in new:
-        return new
-    return tuple([o if n is UNCHANGED else n for o, n in zip(old, new, strict=True)])

@@ -98,7 +98,8 @@ class Splitter:
                 start, seen, columns = i, set(), carried
             if moved:
                 assert old is not None
-                yield Rekey(self.key_of(old), row)
+                # What the source left out of the row may be in the version before.
+                yield Rekey(self.key_of(old), merge(old, row))
                 start = i + 1
             else:
                 seen.add(key)
@@ -109,6 +110,13 @@ class Splitter:
         if UNCHANGED not in row:
             return self._others
         return tuple(i for i in self._others if row[i] is not UNCHANGED)
+
+
+def merge(old: SourceRow, new: SourceRow) -> SourceRow:
+    """The new row, with the values of the old one where it has none."""
+    if UNCHANGED not in new:
+        return new
+    return tuple([o if n is UNCHANGED else n for o, n in zip(old, new, strict=True)])
 
 
 def _without_repetition(keys: list[SourceKey], items: list[_T]) -> Iterator[Sequence[_T]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias, cast
 
-from headwater.capture.mirror.chunks import PendingChunk, merge
+from headwater.capture.mirror.chunks import PendingChunk
 from headwater.capture.mirror.runs import (
     Delete,
     Insert,
@@ -24,6 +24,7 @@ from headwater.capture.mirror.runs import (
     Splitter,
     Truncate,
     Update,
+    merge,
 )
 from headwater.capture.mirror.statements import Statement, TableStatements, quoted
 from headwater.capture.mirror.tables import Mirror
