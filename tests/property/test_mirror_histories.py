@@ -140,16 +140,16 @@ async def _until_complete(stage: Stage, connection: Connection) -> None:
 
 
 async def check_mirrors(connection: Connection, history: History, complete: bool = False) -> None:
-    """Every live mirror has the rows of the source at the saved position. A statement sees columns
-    as they are now, not as they are in its snapshot: then another snapshot is taken."""
-    while True:
-        with suppress(psycopg.errors.UndefinedColumn):
-            return await _check_snapshot(connection, history, complete)
-
-
-async def _check_snapshot(connection: Connection, history: History, complete: bool) -> None:
+    """In one snapshot: every live mirror has the rows of the source at the saved position. The
+    tables are locked before the snapshot is taken, because snapshots do not protect from DDL."""
     async with connection.transaction():
         await connection.execute("set transaction isolation level repeatable read, read only")
+        try:
+            for name in history.first:
+                await connection.execute(f"lock table shop.{name} in access share mode".encode())
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            assert not complete
+            raise psycopg.Rollback from None
         cursor = await connection.execute(
             "select position from headwater.source_transactions order by xid desc limit 1"
         )
