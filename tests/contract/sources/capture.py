@@ -98,7 +98,11 @@ class Capture:
             f"select * from {self._name(table)} where id = {id}".encode()
         )
         names = [column.name for column in cursor.description or () if column.name != "id"]
-        listed = ", ".join(f'"{name}"::text' for name in names)
+        # As their output functions print them: a cast to text writes a boolean differently.
+        listed = ", ".join(
+            f"""case when "{name}" is distinct from null then format('%s', "{name}") end"""
+            for name in names
+        )
         cursor = await self.connection.execute(
             f"select {listed} from {self._name(table)} where id = {id}".encode()
         )
