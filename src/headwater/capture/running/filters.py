@@ -8,7 +8,6 @@ decide, the table is copied again: a wrong row is never written.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -138,8 +137,7 @@ _CANONICAL = {
 
 
 def _canonical(type_: str) -> str:
-    """The name without its schema and its length (`numeric(12,2)`)."""
-    name = re.sub(r"\([\d, ]*\)", "", type_.removeprefix("pg_catalog."))
+    name = type_.removeprefix("pg_catalog.").strip('"')
     return _CANONICAL.get(name, name)
 
 
