@@ -241,5 +241,5 @@ class TriggerWriter:
             f" WHERE d.id > c.id AND d.shape = {self._number} AND {same} AND (d.op IN"
             f" ('{DELETE}', '{VANISHED}') OR d.op IN ('{UPDATE}', '{UPDATED_GONE}') AND ({moved}))"
             f" AND NOT EXISTS (SELECT 1 FROM {self._queue} e WHERE e.id > d.id AND e.shape ="
-            f" {self._number} AND e.op IN ('{INSERT}', '{UPDATE}') AND {back}))"
+            f" {self._number} AND e.op = '{INSERT}' AND {back}))"
         )
