@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Final
+from urllib.parse import quote
 
 import msgspec
 
@@ -62,22 +63,24 @@ def has_references(text: str) -> bool:
 
 
 def resolve(url: str, environment: Mapping[str, str] | None = None) -> str:
-    """The URL with the values of the environment.
+    """The URL with the values of the environment. A user or password is quoted: it may have
+    characters that mean something in a URL.
 
-    >>> resolve("mysql://app:${SHOP_PASSWORD}@db/shop", {"SHOP_PASSWORD": "secret"})
-    'mysql://app:secret@db/shop'
+    >>> resolve("mysql://app:${SHOP_PASSWORD}@${DB}", {"SHOP_PASSWORD": "p@ss", "DB": "db:3307/s"})
+    'mysql://app:p%40ss@db:3307/s'
     """
     values = os.environ if environment is None else environment
+    host = url.rfind("@")
 
     def value(match: re.Match[str]) -> str:
         found = values.get(match[1])
-        if found is None:
+        if not found:
             raise ConfigError(
                 f"the URL of the source refers to the environment variable {match[1]}, which is"
                 " not set",
                 hint=f"Set {match[1]} for the process that runs the source.",
             )
-        return found
+        return quote(found, safe="") if match.start() < host else found
 
     return _REFERENCE.sub(value, url)
 

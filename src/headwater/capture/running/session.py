@@ -389,7 +389,11 @@ class Session:
             await tables.make_live(self._connection, mirror)
             mirror.state = "live"
         await tables.save(self._connection, mirror)
-        await self._applier.commit_only()
+        if last is None:
+            # What a copy changed in the mirror is traced to this position.
+            await self._commit(self._position, None)
+        else:
+            await self._applier.commit_only()
         await self._applier.flush()
         if last is None:
             self._copying = None
