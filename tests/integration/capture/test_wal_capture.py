@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import psycopg
 import pytest
@@ -54,8 +55,8 @@ async def test_a_message_says_who_writes(url: str, connection: Connection) -> No
     async with captured(url, connection, "orders") as probe:
         await run(
             connection,
-            "begin; select pg_logical_emit_message(true, 'headwater.actor',"
-            """ '["ada", "ship", "trace-1"]'); insert into orders values (1); commit""",
+            "begin; select headwater.set_actor('ada', 'ship', 'trace-1');"
+            " insert into orders values (1); commit",
             "begin; select pg_logical_emit_message(true, 'headwater.actor', 'nothing');"
             " insert into orders values (2); commit",
         )
@@ -63,6 +64,23 @@ async def test_a_message_says_who_writes(url: str, connection: Connection) -> No
         assert (first.actor.user_id, first.actor.function_name) == ("ada", "ship")
         assert first.actor.trace_id == "trace-1"
         assert second.actor.user_id is None
+
+
+async def test_a_mutation_is_named_as_the_writer(url: str, connection: Connection) -> None:
+    await run(connection, ORDERS)
+    hw = Headwater(url)
+    hw.table("orders", capture="wal")
+
+    @hw.mutation
+    async def ship(ctx: Any) -> None:
+        await ctx.execute("insert into orders values (1)")
+
+    async with hw, probing(url) as probe:
+        await ship()
+        (change,) = await probe.changes()
+        assert change.actor.function_name == "ship"
+        assert change.actor.trace_id
+        await hw.disable("orders")
 
 
 async def test_changing_the_way_of_capture_is_a_reset_and_loses_nothing(

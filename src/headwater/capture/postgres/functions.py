@@ -18,7 +18,7 @@ def _names(text: str) -> frozenset[str]:
 CLASSES: dict[Class, frozenset[str]] = {
     # Every role. `signal` checks its caller itself. PostgreSQL gives the triggers to new
     # partitions, whose owner must be allowed to use them; on other tables they do nothing.
-    "public": _names("signal capture_row note_move pass_row"),
+    "public": _names("signal capture_row note_move pass_row say_actor set_actor"),
     # Roles that follow the log and look at the state of capture (`tail`, `status`, `doctor`). The
     # page docs/howto/existing-database.md grants exactly these.
     "reader": _names(

@@ -577,6 +577,30 @@ as $$
   from base b where b.typtype <> 'd'
 $$;
 
+-- Says in the WAL who writes, where tables are captured from it. Every role may send such a message anyway.
+create function headwater.say_actor(actor text) returns void
+language sql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select pg_logical_emit_message(true, 'headwater.actor', actor)
+  from headwater.installation where wal_slot is not null
+$$;
+
+-- The same for a writer that is not a mutation: select headwater.set_actor('ada', 'import', 'trace-1').
+create function headwater.set_actor(user_id text, function_name text default null, trace_id text default null)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform set_config('headwater.user_id', coalesce(user_id, ''), true),
+          set_config('headwater.function_name', coalesce(function_name, ''), true),
+          set_config('headwater.trace_id', coalesce(trace_id, ''), true);
+  perform headwater.say_actor(json_build_array(user_id, function_name, trace_id)::text);
+end $$;
+
+grant execute on function headwater.say_actor(text), headwater.set_actor(text, text, text) to public;
+
 revoke all on function
   headwater.wal_publication(), headwater.is_wal_captured(oid), headwater.check_wal(oid), headwater.make_wal_slot(),
   headwater.make_wal_publication(),
