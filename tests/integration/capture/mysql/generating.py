@@ -1,5 +1,5 @@
-"""Random tables over all types, random rows, and random statements of interleaved connections, from a
-seed. The database itself decides which statements succeed."""
+"""Random tables over all types, random rows, and random statements of interleaved connections,
+from a seed. The database itself decides which statements succeed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def _texts(of: list[str]) -> Literal:
 
 
 def _bytes(size: int) -> Literal:
-    return lambda rng: "x'" + rng.randbytes(rng.randrange(size + 1)).hex() + rng.choice(["", "00"]) + "'"
+    return lambda rng: "x'" + rng.randbytes(rng.randrange(size + 1)).hex() + rng.choice(["", "00"])
+    + "'"
 
 
 def _dates(rng: random.Random) -> str:
@@ -61,7 +62,8 @@ def _timestamp(digits: int) -> Literal:
     def literal(rng: random.Random) -> str:
         if rng.random() < 0.1:
             return "'0000-00-00 00:00:00'"
-        return f"'{rng.randint(1971, 2037)}-0{rng.randint(1, 9)}-1{rng.randint(0, 9)} {_clock(rng, digits)}'"
+        return f"'{rng.randint(1971, 2037)}-0{rng.randint(1, 9)}-1{rng.randint(0, 9)} {_clock(rng,
+        digits)}'"
 
     return literal
 
