@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from itertools import zip_longest
-from typing import Any
 
 from headwater.capture.mysql.source import MysqlSource
 from headwater.capture.source import (
@@ -94,5 +93,5 @@ def transactions(items: list[Item]) -> list[TransactionPart]:
 
 
 def positions(items: list[Item]) -> list[str]:
-    found: list[Any] = [item.position for item in items if isinstance(item, TransactionPart |
-    Progress)] return [position for position in found if position is not None]
+    found = [item.position for item in items if isinstance(item, TransactionPart | Progress)]
+    return [position for position in found if position is not None]

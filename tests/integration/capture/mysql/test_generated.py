@@ -39,9 +39,7 @@ def seeds(default: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", seeds(12))
-async def test_folded_changes_are_the_table(
-    driver: MysqlDriver, empty_url: str, seed: int
-) -> None:
+async def test_folded_changes_are_the_table(driver: MysqlDriver, empty_url: str, seed: int) -> None:
     history = History(driver.server, driver.database, seed)
     try:
         async with opened(driver.definition("t")) as source:
@@ -114,9 +112,7 @@ def _compared(driver: MysqlDriver, url: str, table: SourceTable) -> None:
     ours = sql.SQL(", ").join(map(sql.Identifier, names))
     with psycopg.connect(url) as connection:
         found = connection.execute(sql.SQL("select {} from t").format(ours)).fetchall()
-    expected = driver.server.run(
-        f"select {theirs} from t", database=driver.database
-    )
+    expected = driver.server.run(f"select {theirs} from t", database=driver.database)
     assert sorted(map(repr, map(_plain, found))) == sorted(map(repr, map(_plain, expected)))
 
 
