@@ -108,7 +108,7 @@ class Snapshots:
         if more:
             # The rest of the answer is not wanted: the connection is closed with it.
             self.broken = True
-            self._connection._force_close()
+            _abandon(self._connection)
         else:
             cursor.close()
         last = self._last(source, found) if more or len(found) >= limit else None
@@ -145,6 +145,13 @@ class Snapshots:
                 value = row[place]
                 if value is None or (isinstance(value, str) and NUL_PICTURE in value):
                     raise key_error(source.name, source.columns[place].name, row)
+
+
+def _abandon(connection: Any) -> None:
+    """Close it in the middle of an answer, which the driver would otherwise read to its end."""
+    connection._result.unbuffered_active = False
+    connection._result = None
+    connection._force_close()
 
 
 def shape_of(table: Table, column: SourceColumn) -> Shape | None:
