@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _numbers = itertools.count()
+
+_SAVEPOINT = re.compile(
+    r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?\*/)*(?:savepoint|release|rollback)\b", re.I | re.S
+)
 
 
 class SqliteChange(msgspec.Struct, frozen=True):
@@ -69,7 +74,8 @@ class _Event(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """`identity` are expressions that find a row, and their places in an image; None for the rowid."""
+    """`identity` are expressions that find a row, and their places in an image; None is the
+    rowid."""
 
     names: tuple[str, ...]
     key: tuple[str, ...]
@@ -107,8 +113,8 @@ class SqliteHooks:
         self._install()
 
     def on_commit(self, callback: OnCommit) -> OnCommit:
-        """Call the function with each transaction's changes, in the thread that committed. Also as a
-        decorator."""
+        """Call the function with each transaction's changes, in the thread that committed. Also as
+        a decorator."""
         self._callbacks.append(callback)
         return callback
 
@@ -202,10 +208,16 @@ class SqliteHooks:
             self._resolve(start)
             if not is_certain and self._is_undone(statement, start):
                 self._events[start:] = [e for e in self._events[start:] if e.statement != statement]
-        elif sql[:1] in "sSrR-/ \n\t;":
+            self._settle(statement, start)
+        elif _SAVEPOINT.match(sql):
             self._follow_savepoint(sql)
-        self._events[start:] = [e._replace(statement=None) for e in self._events[start:]]
         self._finish()
+
+    def _settle(self, statement: int, start: int) -> None:
+        """Its events are not undone alone any more."""
+        for i in range(start, len(self._events)):
+            if self._events[i].statement == statement:
+                self._events[i] = self._events[i]._replace(statement=None)
 
     def _start_of(self, statement: int) -> int:
         """Where its events begin; they are among the last ones."""
@@ -237,12 +249,13 @@ class SqliteHooks:
 
     def _finish(self) -> None:
         """Deliver, if the transaction was committed."""
-        if not self._is_committing or self._connection.in_transaction:
-            # The commit failed and the transaction is still open, or there was none.
-            self._is_committing = False
+        if self._connection.in_transaction:
+            self._is_committing = False  # the commit failed, and the transaction is still open
+            return
+        self._savepoints.clear()
+        if not self._is_committing:
             return
         self._is_committing = False
-        self._savepoints.clear()
         if self._events:
             self._resolve(0)
             events, self._events = self._events, []
