@@ -130,7 +130,8 @@ class History:
 
     def key(self) -> int | str:
         r = self.random.randint(1, 6)
-        return self.random.choice([r, r, f"key{r}", f"KEY{r}"])
+        keys: list[int | str] = [r, r, f"key{r}", f"KEY{r}"]
+        return self.random.choice(keys)
 
     def text(self) -> str | None:
         return self.random.choice(["a", "b", "A", "z", "q", None, "ü\N{SNOWMAN}", "", "o'h"])
