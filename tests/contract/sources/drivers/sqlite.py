@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ class SqliteWriter:
 
 class SqliteDriver:
     kind = "sqlite"
-    can = frozenset({"transactions", "rekey", "ddl", "lose_position", "names"})
+    can = frozenset({"transactions", "rekey", "ddl", "lose_position", "names", "keyless"})
     """Not `truncate`: `DELETE FROM` is a delete of each row. Not `interleave`: there is one writer
     at a time. Not `restart`: there is no server."""
 
@@ -127,6 +128,15 @@ class SqliteDriver:
         self.path = folder / "shop.db"
         self._writers: list[SqliteWriter] = []
         self._run_now(lambda db: db.execute(f"pragma journal_mode = {journal_mode}"))
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, folder: Path) -> AsyncIterator[SqliteDriver]:
+        driver = cls(folder)
+        try:
+            yield driver
+        finally:
+            await driver.close()
 
     def definition(self, *tables: str, **options: Any) -> SourceDefinition:
         specs = tuple(TableSpec(name) for name in tables)
@@ -163,6 +173,18 @@ class SqliteDriver:
 
     async def drop_column(self, table: str, name: str) -> None:
         await self._run(f"alter table {quoted(table)} drop column {quoted(name)}")
+
+    async def create_keyless_table(self, name: str) -> None:
+        await self._run(f"create table {quoted(name)} (a integer)")
+
+    async def allow_filter(self, table: str, column: str) -> None:
+        """A predicate needs nothing: the runner decides it."""
+
+    async def leftovers(self) -> list[str]:
+        found = await self._run(
+            "select name from sqlite_master where substr(name, 1, 11) = '_headwater_' order by name"
+        )
+        return [name for (name,) in found]
 
     async def lose_position(self) -> None:
         await self._run(f"delete from {quoted(QueueNames.of('shop').queue)}")
