@@ -110,8 +110,8 @@ NO_ACTOR = Actor()
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a mirrored change came from: the name of the source, its own position after the
     transaction (an LSN, a GTID, a resume token, a queue id) and when that transaction was committed
-    there. Rows of a first copy have the position of the copy, and no time. `kind` is the source's
-    kind (`mysql`), if the source still exists."""
+    there. What a later copy changed has the position of the copy, and no time. `kind` is the
+    source's kind (`mysql`), if the source still exists."""
 
     source: str
     position: str | None = None

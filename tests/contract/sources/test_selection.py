@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from headwater import Headwater
+from headwater.capture.mirror import registry
 from headwater.capture.source import TableSpec
 from headwater.log.debezium import from_debezium, to_debezium
 from headwater.log.reading.follow import follow
@@ -123,6 +124,27 @@ async def test_a_change_is_traced_to_its_source(
         assert (again.op, again.key, again.before, again.after) == (
             change.op, change.key, change.before, change.after,
         )  # fmt: skip
+
+
+async def test_what_a_copy_changes_is_traced(
+    driver: SourceDriver, mirror: MirrorCapture, url: str
+) -> None:
+    """It has the position that the copy was made at, and no time of a commit."""
+    await driver.create_table("orders")
+    await write(driver, ("insert", "orders", row(1)))
+    await mirror.begin("orders")
+    async with Headwater(url) as hw:
+        since = await hw.position()
+    async with mirror.connection.transaction():
+        await mirror.connection.execute("set local headwater.applies = 'shop'")
+        await mirror.connection.execute("delete from shop.orders")
+    await registry.request_resnapshot(mirror.connection, "shop", ())
+    lost, again = await logged(url, since, 2)
+    assert (lost.op, lost.origin) == ("delete", None)
+    assert (again.op, again.before, again.key) == ("insert", None, (1,))
+    assert again.origin is not None
+    assert (again.origin.source, again.origin.committed_at) == ("shop", None)
+    assert again.origin.position
 
 
 async def logged(url: str, since: Position, count: int) -> list[Change]:

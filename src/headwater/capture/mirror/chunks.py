@@ -2,7 +2,8 @@
 
 The rows of a chunk are as they were at some moment between its two positions. Until the tail has
 passed the second one, changes of its keys are applied to the rows in memory. Then the rows are as
-the tail left them, and can be written over what the target has.
+the tail left them, and can be written over what the target has. Rows in memory are lost in a crash,
+and read again: so only rows that the same chunk would contain again are changed there.
 """
 
 from __future__ import annotations
@@ -78,9 +79,4 @@ class PendingChunk:
         if new in self.rows:
             self.rows[new] = merge(self.rows[new], row)
             return Delete([key])
-        if not had:
-            return Rekey(key, row)
-        if UNCHANGED in row:
-            return Recopy()
-        self.rows[new] = row
-        return Delete([key])
+        return Recopy() if had and UNCHANGED in row else Rekey(key, row)

@@ -82,7 +82,7 @@ def connect(address: Address, **options: Any) -> Connection[Any]:
     pymysql = _driver()
     arguments: dict[str, Any] = {
         "host": address.host, "port": address.port, "user": address.user,
-        "password": address.password, "charset": "utf8mb4", "autocommit": True, "conv": {},
+        "password": address.password.encode(), "charset": "utf8mb4", "autocommit": True, "conv": {},
         "read_timeout": READ_SECONDS, "write_timeout": READ_SECONDS,
         "connect_timeout": int(address.parameters.get("connect-timeout", CONNECT_SECONDS)),
         "init_command": "set time_zone = '+00:00', sql_mode = '', sql_quote_show_create = 1",
@@ -140,7 +140,7 @@ def literal(connection: Connection[Any], value: str | bytes | int) -> str:
         return str(value)
     if isinstance(value, bytes):
         return f"x'{value.hex()}'"
-    return f"'{connection.escape_string(value)}'"
+    return str(connection.escape(value))
 
 
 def quoted(*names: str) -> str:

@@ -138,11 +138,10 @@ class Session:
                 assert start is not None
                 await positions.save(self._connection, name, saved, start)
                 self._applier.position = start
+            for mirror in self._mirrors.values():
+                self._set_writer(mirror)
         assert self._applier.position is not None
         self._position = self._applier.position
-        self._unflushed = None
-        for mirror in self._mirrors.values():
-            self._set_writer(mirror)
 
     @property
     def _copies_all(self) -> bool:
@@ -390,7 +389,11 @@ class Session:
             await tables.make_live(self._connection, mirror)
             mirror.state = "live"
         await tables.save(self._connection, mirror)
-        await self._applier.commit_only()
+        if last is None:
+            # What a copy changed in the mirror is traced to this position.
+            await self._commit(self._position, None)
+        else:
+            await self._applier.commit_only()
         await self._applier.flush()
         if last is None:
             self._copying = None

@@ -197,11 +197,11 @@ def _present(reader: RowReader, row: QueueRow, images: Images, misfits: Misfits)
         misfits.count_row(reader.name)
     after = None if new is None else reader.row(row.image)
     match row.op:
-        case triggers.INSERT:
+        case triggers.INSERT if row.key[0] is None:
             return Step(reader, None, new, after, None, new, None)
-        case triggers.REPLACE | triggers.PRESENT:
+        case triggers.PRESENT:
             return Step(reader, None, new, after, None, None, images.take(reader.name, new))
-        case triggers.UPDATE:
+        case triggers.UPDATE | triggers.INSERT:
             old = reader.key(row.key)
             before = images.take(reader.name, old)
             if old == new:

@@ -9,7 +9,7 @@ none of it:
   these statements about keys into inserts, updates and deletes).
 - BEFORE INSERT and BEFORE UPDATE write the rows that have the same value in a unique index, with a
   token of that value. The AFTER trigger with the same token finds which of them are gone: those
-  were replaced.
+  were replaced. An insert names the row with the same key that it replaced.
 - Columns are read from `t NATURAL LEFT JOIN (SELECT NULL AS a, …)`. A column that was dropped is
   then found in the second table, and neither the ALTER nor a later write fails.
 
@@ -23,7 +23,7 @@ from headwater.capture.sqlite.shapes import Shape, UniqueIndex
 from headwater.capture.sqlite.statements import quoted
 
 # Operations of queue rows. The letters are stored in files.
-BEFORE, INSERT, REPLACE, UPDATE, DELETE = "b", "i", "r", "u", "d"
+BEFORE, INSERT, UPDATE, DELETE = "b", "i", "u", "d"
 VANISHED = "v"  # replaced by another row
 PRESENT = "s"  # the row that the key of OLD has now
 INSERTED_GONE, UPDATED_GONE = "g", "w"  # another trigger removed the row since
@@ -51,11 +51,11 @@ class TriggerWriter:
 
     def statements(self) -> list[str]:
         bodies = (
-            ("BEFORE INSERT", [self._clear("NEW"), *self._candidates("NEW")]),
+            ("BEFORE INSERT", self._candidates()),
             ("AFTER INSERT", self._after_insert()),
             ("BEFORE UPDATE", self._before_update()),
             ("AFTER UPDATE", self._after_update()),
-            ("BEFORE DELETE", [self._image(BEFORE, self._same("OLD"), "OLD")]),
+            ("BEFORE DELETE", [self._image(BEFORE, self._same("OLD"), self._key_of("OLD"))]),
             ("AFTER DELETE", self._after_delete()),
         )
         return [
@@ -66,21 +66,20 @@ class TriggerWriter:
     # ------------------------------------------------------------ triggers
 
     def _after_insert(self) -> list[str]:
-        token = self._token(0, "NEW")
-        is_replaced = f"EXISTS (SELECT 1 FROM {self._queue} c WHERE c.token = {token} AND"
-        op = f"CASE WHEN {is_replaced} {self._not_deleted()}) THEN 'r' ELSE 'i' END"
+        replaced = [
+            f"(SELECT c.k{i} FROM {self._queue} c WHERE {self._is_candidate(self._newest(0))})"
+            for i in range(len(self._shape.key))
+        ]
         return [
             self._vanished(f"SELECT 1 FROM {self._table} t WHERE {self._same('c')}"),
-            self._image(op, self._same("NEW")),
+            self._image(INSERT, self._same("NEW"), ", ".join(replaced)),
             self._gone(INSERTED_GONE, self._keys, "NEW"),
-            self._clear("NEW"),
         ]
 
     def _before_update(self) -> list[str]:
         return [
-            self._image(BEFORE, self._same("OLD"), "OLD"),
-            self._clear("NEW"),
-            *self._candidates("NEW", self._same("OLD")),
+            self._image(BEFORE, self._same("OLD"), self._key_of("OLD")),
+            *self._candidates(self._same("OLD")),
         ]
 
     def _after_update(self) -> list[str]:
@@ -91,11 +90,10 @@ class TriggerWriter:
         )
         row = f"SELECT 1 FROM {self._table} t WHERE {self._same('c')} AND NOT ({self._same('NEW')})"
         return [
-            self._vanished(row),
-            self._image(UPDATE, self._same("NEW"), "OLD"),
+            self._vanished(row, update=True),
+            self._image(UPDATE, self._same("NEW"), self._key_of("OLD")),
             self._gone(UPDATED_GONE, both, "OLD", "NEW"),
             self._image(PRESENT, other),
-            self._clear("NEW"),
         ]
 
     def _after_delete(self) -> list[str]:
@@ -107,13 +105,12 @@ class TriggerWriter:
 
     # ------------------------------------------------------------ statements
 
-    def _image(self, op: str, where: str, key_of: str | None = None, token: str = "NULL") -> str:
+    def _image(self, op: str, where: str, key: str = "", token: str = "NULL") -> str:
         """Write the row of the table that matches."""
-        op = f"'{op}'" if len(op) == 1 else op
-        keys = (f", {self._keys}", f", {self._key_of(key_of)}") if key_of else ("", "")
+        columns, values = (f", {self._keys}", f", {key}") if key else ("", "")
         return (
-            f"INSERT INTO {self._queue} (at, shape, op, token, {self._images}{keys[0]})"
-            f" SELECT {_AT}, {self._number}, {op}, {token}, {self._values}{keys[1]}"
+            f"INSERT INTO {self._queue} (at, shape, op, token, {self._images}{columns})"
+            f" SELECT {_AT}, {self._number}, '{op}', {token}, {self._values}{values}"
             f" FROM {self._table} AS t {self._fallback()} WHERE {where};"
         )
 
@@ -125,29 +122,24 @@ class TriggerWriter:
             f" (SELECT 1 FROM {self._table} AS t WHERE {self._same('NEW')});"
         )
 
-    def _candidates(self, row: str, itself: str | None = None) -> list[str]:
+    def _candidates(self, itself: str | None = None) -> list[str]:
         """Write the rows that the new one replaces, if its statement says REPLACE."""
         found = []
         for i, index in enumerate(self._shape.uniques):
-            where = self._conflict(index, row)
+            where = self._conflict(index)
             if itself is not None:
-                where = f"NOT ({itself}) AND {where}"
-                if index.columns:
-                    where = f"{self._changed(index)} AND {where}"
-            found.append(self._image(BEFORE, where, "t", self._token(i, row)))
+                where = f"{self._changed(i)} AND NOT ({itself}) AND {where}"
+            found.append(self._image(BEFORE, where, self._key_of("t"), self._token(i)))
         return found
 
-    def _vanished(self, still_there: str) -> str:
+    def _vanished(self, still_there: str, *, update: bool = False) -> str:
+        newest = ", ".join(self._newest(i, update) for i in range(len(self._shape.uniques)))
         return (
             f"INSERT INTO {self._queue} (at, shape, op, {self._keys}) SELECT {_AT}, {self._number},"
-            f" '{VANISHED}', {self._prefixed('c')} FROM {self._queue} c WHERE c.token IN"
-            f" ({self._tokens('NEW')}) AND {self._not_deleted()} AND NOT EXISTS ({still_there})"
+            f" '{VANISHED}', {self._prefixed('c')} FROM {self._queue} c"
+            f" WHERE {self._is_candidate(newest)} AND NOT EXISTS ({still_there})"
             f" GROUP BY {self._prefixed('c')};"
         )
-
-    def _clear(self, row: str) -> str:
-        """Tokens of a statement that replaced nothing must not be found again."""
-        return f"UPDATE {self._queue} SET token = NULL WHERE token IN ({self._tokens(row)});"
 
     # ------------------------------------------------------------ expressions
 
@@ -182,7 +174,11 @@ class TriggerWriter:
         ]
         return f"({' OR '.join(terms)})"
 
-    def _changed(self, index: UniqueIndex) -> str:
+    def _changed(self, i: int) -> str:
+        """Whether an update changes a value of a unique index; otherwise it replaces nothing."""
+        index = self._shape.uniques[i]
+        if not index.columns:
+            return f"({self._token(i, 'OLD')} IS NOT {self._token(i)})"
         terms = [
             f"OLD.{quoted(name)} IS NOT NEW.{quoted(name)} COLLATE {coll}"
             for name, coll in zip(index.expressions, index.collations, strict=True)
@@ -198,15 +194,15 @@ class TriggerWriter:
             found.append((name, f" COLLATE {coll}"))
         return found
 
-    def _conflict(self, index: UniqueIndex, row: str) -> str:
+    def _conflict(self, index: UniqueIndex) -> str:
         if index.columns:
             return " AND ".join(
-                f"t.{quoted(name)} = {row}.{quoted(name)} COLLATE {coll}"
+                f"t.{quoted(name)} = NEW.{quoted(name)} COLLATE {coll}"
                 for name, coll in zip(index.expressions, index.collations, strict=True)
             )
         key = ", ".join(quoted(name) for name in self._shape.key)
         terms = [
-            f"({expression}) = (SELECT {expression} FROM {self._row_as_table(row)}) COLLATE {coll}"
+            f"({expression}) = (SELECT {expression} FROM {self._as_table('NEW')}) COLLATE {coll}"
             for expression, coll in zip(index.expressions, index.collations, strict=True)
         ]
         if index.predicate is not None:
@@ -214,27 +210,36 @@ class TriggerWriter:
         where = " AND ".join(terms)
         return f"({self._key_of('t')}) IN (SELECT {key} FROM {self._table} WHERE {where})"
 
-    def _row_as_table(self, row: str) -> str:
+    def _as_table(self, row: str) -> str:
         """So that an expression over the table's columns can be computed for NEW."""
         columns = ", ".join(f"{row}.{quoted(n)} AS {quoted(n)}" for n in self._shape.every)
         return f"(SELECT {columns})"
 
-    def _token(self, i: int, row: str) -> str:
+    def _token(self, i: int, row: str = "NEW") -> str:
+        """The values of NEW in a unique index, as one text."""
         index = self._shape.uniques[i]
-        if index.columns:
-            values = [f"quote({row}.{quoted(name)})" for name in index.expressions]
-            return f"'{self._number}:{i}:' || {' || '.join(values)}"
-        values = [f"quote({expression})" for expression in index.expressions]
+        names = [f"{row}.{quoted(name)}" for name in index.expressions]
+        values = [f"quote({value})" for value in (names if index.columns else index.expressions)]
         text = f"'{self._number}:{i}:' || {' || '.join(values)}"
-        return f"(SELECT {text} FROM {self._row_as_table(row)})"
+        return text if index.columns else f"(SELECT {text} FROM {self._as_table(row)})"
 
-    def _tokens(self, row: str) -> str:
-        return ", ".join(self._token(i, row) for i in range(len(self._shape.uniques)))
+    def _newest(self, i: int, update: bool = False) -> str:
+        token = self._token(i)
+        if update:
+            token = f"CASE WHEN {self._changed(i)} THEN {token} END"
+        return f"(SELECT max(id) FROM {self._queue} WHERE token = {token})"
 
-    def _not_deleted(self) -> str:
-        """With recursive triggers, the AFTER DELETE trigger has written that `c` was replaced."""
-        same = " AND ".join(f"d.k{i} IS c.k{i}" for i in range(len(self._shape.key)))
+    def _is_candidate(self, ids: str) -> str:
+        """Whether `c` is a row that this statement may have replaced, and of which no trigger wrote
+        yet that it is gone: the time is the same during a statement."""
+        places = list(enumerate(self._shape.key_places()))
+        same = " AND ".join(f"d.k{i} IS c.k{i}" for i, _ in places)
+        moved = " OR ".join(f"d.c{place} IS NOT d.k{i}" for i, place in places)
+        back = " AND ".join(f"e.c{place} IS c.k{i}" for i, place in places)
         return (
-            f"NOT EXISTS (SELECT 1 FROM {self._queue} d WHERE d.id > c.id AND d.op = '{DELETE}'"
-            f" AND d.shape = {self._number} AND {same})"
+            f"c.id IN ({ids}) AND c.at = {_AT} AND NOT EXISTS (SELECT 1 FROM {self._queue} d"
+            f" WHERE d.id > c.id AND d.shape = {self._number} AND {same} AND (d.op IN"
+            f" ('{DELETE}', '{VANISHED}') OR d.op IN ('{UPDATE}', '{UPDATED_GONE}') AND ({moved}))"
+            f" AND NOT EXISTS (SELECT 1 FROM {self._queue} e WHERE e.id > d.id AND e.shape ="
+            f" {self._number} AND e.op = '{INSERT}' AND {back}))"
         )
