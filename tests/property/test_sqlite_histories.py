@@ -27,7 +27,8 @@ STEPS = 25
 
 TABLES = [
     "create table {t} (k integer primary key, u text {unique}, v, w text {generated})",
-    "create table {t} (k integer primary key autoincrement, u text {unique}, v, w text {generated})",
+    "create table {t} (k integer primary key autoincrement, u text {unique}, v,"
+    " w text {generated})",
     "create table {t} (k text primary key, u text {unique}, v, w text {generated})",
     "create table {t} (k text primary key collate nocase, u text {unique}, v, w text {generated})",
     "create table {t} (k text, u text {unique}, v integer, w text {generated},"
@@ -70,7 +71,7 @@ class History:
         self.random = random.Random(seed)
         self.path = path
         self.names = ["alpha", 'be "ta']
-        self.keys: dict[str, bool] = {}
+        self.fail = "or fail"
         db = self.connect(path)
         db.execute(f"pragma journal_mode = {self.random.choice(['wal', 'delete', 'persist'])}")
         self.create_tables(db)
@@ -105,7 +106,10 @@ class History:
     def create_triggers(self, db: sqlite3.Connection, temp: str = "") -> None:
         for n in range(self.random.randint(1, 2)):
             name, other = self.random.sample(self.names, 2)
-            statement = self.random.choice(TRIGGERS).format(
+            # Temporary triggers always run before ours. What one deletes that was just inserted in
+            # the place of another row is a documented limit.
+            kinds = [TRIGGERS[i] for i in (0, 1, 5, 6)] if temp else TRIGGERS
+            statement = self.random.choice(kinds).format(
                 temp=temp, i=_quoted(f"own {temp} {n}"), t=_quoted(name), other=_quoted(other)
             )
             with suppress(sqlite3.OperationalError):  # it exists
@@ -129,7 +133,7 @@ class History:
             return self.tree_statement(schema)
         t = f"{schema}.{_quoted(self.random.choice(self.names))}"
         conflict = self.random.choice(
-            ["", "", "or replace", "or replace", "or ignore", "or fail", "or rollback"]
+            ["", "", "or replace", "or replace", "or ignore", "or rollback", self.fail]
         )
         row = (self.key(), self.text(), self.number())
         if kind < 0.5:
@@ -240,6 +244,9 @@ async def test_triggers_that_were_created_later(seed: int, tmp_path: Path) -> No
 
     def create(history: History) -> None:
         temp = history.random.choice(["", "temp"])
+        if temp:
+            # They always run before ours; FAIL in one leaves a change that no trigger can write.
+            history.fail = "or abort"
         history.create_triggers(history.writers[0][0], temp)
 
     await follow(seed, tmp_path / "shop.db", create)

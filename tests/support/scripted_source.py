@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import msgspec
 
+from headwater.capture.running.supervisor import Supervisor
 from headwater.capture.source import (
     UNCHANGED,
     Cell,
@@ -323,3 +326,43 @@ class ScriptedSource:
             await asyncio.sleep(0)
         if self._random.random() < 0.05:
             await asyncio.sleep(0.002)
+
+
+class FileSource(ScriptedSource):
+    """For a process of its own: the number of visible commits is in one file, and the position that
+    was acknowledged in another. The source forgets everything before that."""
+
+    def __init__(self, definition: SourceDefinition, history: History, folder: Path) -> None:
+        self._visible_file = folder / "visible"
+        self._acknowledged_file = folder / "acknowledged"
+        oldest = _number(self._acknowledged_file)
+        super().__init__(
+            definition, history, lambda: _number(self._visible_file), random.Random(), oldest=oldest
+        )
+
+    async def acknowledge(self, upto: str) -> None:
+        await super().acknowledge(upto)
+        new = self._acknowledged_file.with_suffix(".new")
+        new.write_text(upto)
+        new.rename(self._acknowledged_file)
+
+
+def _number(file: Path) -> int:
+    return int(file.read_text()) if file.exists() else 0
+
+
+def main(url: str, folder: str, seed: str, commits: str, chunk_rows: str) -> None:
+    """Run the source `shop` until the process is killed."""
+    history = History(int(seed), int(commits))
+
+    def open_source(definition: SourceDefinition) -> FileSource:
+        return FileSource(definition, history, Path(folder))
+
+    supervisor = Supervisor(
+        url, open_source=open_source, chunk_rows=int(chunk_rows), retry_seconds=0.02
+    )
+    asyncio.run(supervisor.run())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

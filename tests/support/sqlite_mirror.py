@@ -1,7 +1,8 @@
 """A mirror in memory that follows a SQLite source and accepts only changes that fit.
 
-An insert of a row that is there, an update or a delete of one that is not, and a row before a change
-that is not the mirror's are errors: the source must say exactly what happened.
+An insert of a row that is there, an update or a delete of one that is not, and a row before a
+change that is not the mirror's are errors: the source must say exactly what happened. Only of a
+table that was copied again, changes up to the moment of the copy are ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Rows = dict[SourceKey, SourceRow]
 
 
 async def copy(source: SqliteSource, table: SourceTable, rows: int = 7) -> Rows:
-    """The table as it is now, read in chunks."""
+    """The table as it is now, read in chunks. Meanwhile there are no writers."""
     found: Rows = {}
     last: SourceKey | None = None
     while True:
@@ -53,6 +54,7 @@ class ExactMirror:
         self.items: list[Item] = []
         self.changes = 0
         self.compares_before = True
+        self._copied: dict[str, str] = {}
         self._iterator: AsyncIterator[Item] | None = None
 
     async def start(self) -> None:
@@ -81,15 +83,23 @@ class ExactMirror:
         match item:
             case TransactionPart(changes, position):
                 for change in changes:
-                    self._apply(change)
+                    if not self._is_copied(change.table):
+                        self._apply(change)
                 self.position = position or self.position
             case Progress(position):
                 self.position = position
             case SchemaChange(table):
                 self.tables[table.name] = table
                 self.rows[table.name] = await copy(self.source, table)
+                self._copied[table.name] = (await self.source.snapshot(table, None, 1)).high
             case TableDropped(name):
                 self.rows.pop(name, None)
+
+    def _is_copied(self, table: str) -> bool:
+        """Whether the table was copied after all changes that are received now."""
+        if table in self._copied and self.source.contains(self.position, self._copied[table]):
+            del self._copied[table]
+        return table in self._copied
 
     def _apply(self, change: RowChanges) -> None:
         table, rows = self.tables[change.table], self.rows[change.table]

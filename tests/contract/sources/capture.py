@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from decimal import Decimal
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from headwater.capture.mirror import registry
 from headwater.capture.running.supervisor import Supervisor
@@ -23,8 +23,6 @@ from headwater.capture.postgres.wal.append import WalCapture
 from headwater.database import Connection
 from headwater.limits import SOURCE_CHUNK_ROWS
 from tests.contract.sources.driver import SourceDriver
-
-T = TypeVar("T")
 
 DEADLINE_SECONDS = 60.0
 
@@ -60,14 +58,14 @@ class Capture:
     async def same(self, *tables: str) -> None:
         """Wait until the tables' mirrors equal the source."""
         for table in tables:
-            await self.eventually(partial(self._differences, table), list[str]())
+            await self.eventually(partial(self._differences, table), [])
 
     async def _differences(self, table: str) -> list[str]:
         there, here = await self.driver.rows(table), await self.rows(table)
         only = [f"- {row!r:.200}" for row in there if row not in here]
         return only + [f"+ {row!r:.200}" for row in here if row not in there]
 
-    async def eventually(self, ask: Callable[[], Awaitable[T]], wanted: T) -> None:
+    async def eventually(self, ask: Callable[[], Awaitable[object]], wanted: object) -> None:
         deadline = time.monotonic() + DEADLINE_SECONDS
         while (found := await ask()) != wanted:
             if time.monotonic() > deadline:
@@ -98,7 +96,11 @@ class Capture:
             f"select * from {self._name(table)} where id = {id}".encode()
         )
         names = [column.name for column in cursor.description or () if column.name != "id"]
-        listed = ", ".join(f'"{name}"::text' for name in names)
+        # As their output functions print them: a cast to text writes a boolean differently.
+        listed = ", ".join(
+            f"""case when "{name}" is distinct from null then format('%s', "{name}") end"""
+            for name in names
+        )
         cursor = await self.connection.execute(
             f"select {listed} from {self._name(table)} where id = {id}".encode()
         )
@@ -150,8 +152,7 @@ class MirrorCapture(Capture):
     async def begin(self, *tables: str, chunk_rows: int | None = None, **options: Any) -> None:
         await self.declare(*tables, **options)
         await self.start(chunk_rows)
-        wanted: list[str | None] = ["live"] * len(tables)
-        await self.eventually(partial(self.states, *tables), wanted)
+        await self.eventually(partial(self.states, *tables), ["live"] * len(tables))
 
     async def declare(self, *tables: str, **options: Any) -> None:
         definition = self.driver.definition(*tables, **options)

@@ -154,7 +154,7 @@ async def test_a_resnapshot_keeps_what_people_added(
     for number in range(1_000, 1_030):
         await write(driver, ("insert", "orders", row(number)))
         assert await mirror.count("orders") >= 119
-    await mirror.eventually(partial(_requests, mirror), list[str]())
+    await mirror.eventually(partial(_requests, mirror), [])
     await mirror.same("orders")
     assert await _additions(mirror) == before
     changes = await mirror.changes("orders")

@@ -133,7 +133,7 @@ def runner(url: str, name: str = "shop") -> int | None:
     """The process that reports the state of the source."""
     with psycopg.connect(url) as connection:
         row = connection.execute(
-            "select runner from headwater.sources where name = %s and state = 'failed'", (name,)
+            "select runner from headwater.sources where name = %s and error is not null", (name,)
         ).fetchone()
     return int(row[0].rpartition(":")[2]) if row and row[0] else None
 

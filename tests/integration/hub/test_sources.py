@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -135,3 +136,29 @@ async def test_mirrors_of_declared_sources_are_declared(
         await opened(at, "shop.orders")
         with pytest.raises(Forbidden, match=r"table other\.customers is not open to clients"):
             await opened(at, "other.customers")
+
+
+SQLITE = """
+from headwater import Headwater, c
+
+hw = Headwater()
+hw.source("sqlite://PATH", into="shop", tables={"orders": {"where": c.status == "open"}})
+"""
+
+
+async def test_a_database_of_sqlite(url: str, tmp_path: Path) -> None:
+    """From the declaration to a client: the gateway's child process copies and follows it."""
+    path = tmp_path / "shop.db"
+    with sqlite3.connect(path) as database:
+        database.execute("create table orders (id integer primary key, status text)")
+        database.execute("insert into orders values (1, 'open'), (2, 'paid')")
+    (tmp_path / "shop.py").write_text(SQLITE.replace("PATH", str(path)))
+    with serving(url, tmp_path, program="shop:hw") as at:
+        await until(lambda: at.metric("headwater_source_state", source="shop", state="running"))
+        async with connect(at.url) as client, client.live({"table": "shop.orders"}) as live:
+            assert [row["id"] for row in live.rows] == [1]
+            with sqlite3.connect(path) as database:
+                database.execute("update orders set status = 'open' where id = 2")
+            async for _ in live:
+                if [row["id"] for row in live.rows] == [1, 2]:
+                    break

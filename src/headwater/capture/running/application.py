@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import psycopg
 
 from headwater.capture.declaration import from_settings
-from headwater.capture.kinds import resolve
+from headwater.capture.kinds import open_source
 from headwater.capture.mirror import registry
 from headwater.capture.mirror.registry import DeclaredBy
 from headwater.capture.running.process import SourcesProcess
@@ -62,10 +62,10 @@ class ApplicationSources:
 
     async def declare(self, connection: Connection, *, runs: bool) -> None:
         """Write the definitions to the database. `runs` says that this process will run them, so
-        that their environment must be complete."""
+        that their environment and drivers must be complete."""
         for definition, declared_by in self._declared.values():
             if runs:
-                _check_environment(definition)
+                await _check_open(definition)
             if await registry.declare(connection, definition, declared_by):
                 logger.info("source %s is declared", definition.name)
 
@@ -89,9 +89,11 @@ class ApplicationSources:
         await SourcesProcess(url).run()
 
 
-def _check_environment(definition: SourceDefinition) -> None:
+async def _check_open(definition: SourceDefinition) -> None:
+    """ConfigError for an option that its kind does not have, a driver that is not installed, or a
+    variable that is not set. The source is not asked."""
     try:
-        resolve(definition.url)
+        await open_source(definition).close()
     except ConfigError as error:
         raise ConfigError(f"source {definition.name}: {error}", hint=error.hint) from error
 

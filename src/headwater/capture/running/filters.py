@@ -137,7 +137,7 @@ _CANONICAL = {
 
 
 def _canonical(type_: str) -> str:
-    name = type_.removeprefix("pg_catalog.")
+    name = type_.removeprefix("pg_catalog.").strip('"')
     return _CANONICAL.get(name, name)
 
 

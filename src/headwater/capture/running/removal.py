@@ -11,24 +11,40 @@ from datetime import datetime
 
 from headwater.capture.kinds import kind_of, open_source, resolve
 from headwater.capture.mirror import registry
+from headwater.capture.postgres.wal.slots import slot_name
 from headwater.capture.running.runner import OpenSource
 from headwater.capture.running.supervisor import Supervisor
 from headwater.capture.source import Source, SourceDefinition
+from headwater.capture.sqlite.shapes import OWN_PREFIX
 from headwater.database import Connection
 from headwater.errors import ConfigError, SourceUnavailable
 from headwater.limits import SOURCE_REMOVE_SECONDS
 
 _LOOK_SECONDS = 0.2
 
-LEFT_BEHIND = {
-    "postgresql": "the replication slot and the publication of the source. The slot keeps WAL until"
-    " it is dropped: select pg_drop_replication_slot(slot_name) from pg_replication_slots where"
-    " slot_name like 'headwater\\_%'; and: drop publication, for those named headwater_…",
-    "mysql": "nothing: a binary log has no list of its readers",
-    "mongodb": "nothing: a change stream ends with its connection",
-    "sqlite": "the triggers and the queue table whose names begin with headwater_",
-}
-"""What stays at each kind of source that is removed without asking it."""
+
+def left_behind(definition: SourceDefinition) -> str:
+    """What stays at a source that is removed without asking it, and how to remove it there."""
+    match stored_kind(definition):
+        case "postgresql":
+            return _left_at_postgres(definition)
+        case "mysql" | "mongodb":
+            return "nothing: it has no list of its readers"
+        case "sqlite":
+            prefix = f"{OWN_PREFIX}{definition.name}_"
+            return f"the triggers and tables whose names begin with {prefix}; drop them"
+    return "what the source needed to be captured"
+
+
+def _left_at_postgres(definition: SourceDefinition) -> str:
+    slot = definition.options.get("slot") or slot_name(definition.name)
+    left = (
+        f"the replication slot {slot}, which keeps WAL until it is dropped:"
+        f" select pg_drop_replication_slot('{slot}')"
+    )
+    if definition.options.get("publication"):
+        return left
+    return f"{left}; and the publication: drop publication {slot_name(definition.name)}"
 
 
 class _AbsentSource:

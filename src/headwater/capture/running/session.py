@@ -138,11 +138,10 @@ class Session:
                 assert start is not None
                 await positions.save(self._connection, name, saved, start)
                 self._applier.position = start
+            for mirror in self._mirrors.values():
+                self._set_writer(mirror)
         assert self._applier.position is not None
         self._position = self._applier.position
-        self._unflushed = None
-        for mirror in self._mirrors.values():
-            self._set_writer(mirror)
 
     @property
     def _copies_all(self) -> bool:

@@ -171,11 +171,16 @@ class Queue:
         ).fetchone()
         pattern = f"{self.names.prefix}{stored.number}_"
         rows = db.execute(
-            "select sql from sqlite_master where type = 'trigger' and substr(name, 1, ?) = ?"
-            " and tbl_name = ?",
-            (len(pattern), pattern, stored.shape.table),
-        )
-        return sorted(row[0] for row in rows.fetchall()) == msgspec.json.decode(
+            "select rowid, name, sql from sqlite_master where type = 'trigger'"
+            " and tbl_name = ? collate nocase order by rowid",
+            (stored.shape.table,),
+        ).fetchall()
+        ours = [row for row in rows if row[1].startswith(pattern)]
+        # SQLite runs the newest trigger first. One that runs before ours and fails with FAIL would
+        # leave a change that is not in the queue.
+        later = [row for row in rows if row[0] > ours[0][0]] if ours else []
+        is_newest = all(row[1].startswith(OWN_PREFIX) for row in later)
+        return is_newest and sorted(row[2] for row in ours) == msgspec.json.decode(
             made, type=list[str]
         )
 

@@ -232,12 +232,14 @@ class TriggerWriter:
     def _is_candidate(self, ids: str) -> str:
         """Whether `c` is a row that this statement may have replaced, and of which no trigger wrote
         yet that it is gone: the time is the same during a statement."""
-        same = " AND ".join(f"d.k{i} IS c.k{i}" for i in range(len(self._shape.key)))
-        moved = " OR ".join(
-            f"d.c{place} IS NOT d.k{i}" for i, place in enumerate(self._shape.key_places())
-        )
+        places = list(enumerate(self._shape.key_places()))
+        same = " AND ".join(f"d.k{i} IS c.k{i}" for i, _ in places)
+        moved = " OR ".join(f"d.c{place} IS NOT d.k{i}" for i, place in places)
+        back = " AND ".join(f"e.c{place} IS c.k{i}" for i, place in places)
         return (
             f"c.id IN ({ids}) AND c.at = {_AT} AND NOT EXISTS (SELECT 1 FROM {self._queue} d"
             f" WHERE d.id > c.id AND d.shape = {self._number} AND {same} AND (d.op IN"
-            f" ('{DELETE}', '{VANISHED}') OR d.op IN ('{UPDATE}', '{UPDATED_GONE}') AND ({moved})))"
+            f" ('{DELETE}', '{VANISHED}') OR d.op IN ('{UPDATE}', '{UPDATED_GONE}') AND ({moved}))"
+            f" AND NOT EXISTS (SELECT 1 FROM {self._queue} e WHERE e.id > d.id AND e.shape ="
+            f" {self._number} AND e.op = '{INSERT}' AND {back}))"
         )

@@ -11,7 +11,7 @@ from headwater.admin.sources import find_source
 from headwater.app import database
 from headwater.capture.mirror import registry
 from headwater.capture.postgres import schema
-from headwater.capture.running.removal import LEFT_BEHIND, remove_source, stored_kind
+from headwater.capture.running.removal import left_behind, remove_source
 from headwater.commands.execution import connected, run
 from headwater.commands.options import (
     DataDir,
@@ -153,7 +153,7 @@ def remove(
                 await remove_source(connection, found, name, drop=drop_tables, force=force)
             finally:
                 await connection.close()
-        left = LEFT_BEHIND.get(stored_kind(definition), "what the source needed") if force else None
+        left = left_behind(definition) if force else None
         mirrors = f"The mirrors in {definition.into} are"
         mirrors += " dropped." if drop_tables else " ordinary tables now."
         text = f"Removed source {name}. {mirrors}"

@@ -22,9 +22,8 @@ import psycopg
 
 from headwater.capture.postgres.wal.appending import LogAppender
 from headwater.capture.postgres.wal.connecting import SETTINGS
-from headwater.capture.postgres.wal.pgoutput import Decoder, parse_lsn
+from headwater.capture.postgres.wal.pgoutput import parse_lsn
 from headwater.capture.postgres.wal.replication import (
-    RECEIVE_MESSAGES,
     Keepalive,
     ReplicationStream,
     open_stream,
@@ -40,6 +39,11 @@ CAPTURE_LOCK = (1752654962, 6)  # see headwater.lock_class() in 002_waking.sql
 LOOK_SECONDS = 1.0
 """How often it looks whether tables are captured from the WAL, and whether no other process does
 this."""
+
+BUSY_MESSAGES = 60
+BUSY_PAUSE_SECONDS = 0.02
+"""After this many messages at once, it waits a little: fewer and larger appends leave writers more
+of the processors."""
 
 STEADY_SECONDS = 10.0
 """After a session this long, the pause before the next attempt is the shortest again."""
@@ -122,13 +126,14 @@ class _Run:
         self._stream = stream
         self._appender = appender
         self._idle_lsn = 0
-        self._looked = time.monotonic()
+        self._looked = self._written = time.monotonic()
+        self._received = 0
         self._ends_at: int | None = None
 
     async def until(self, stopping: asyncio.Event) -> None:
         """Return when `stopping` is set, or when no table is captured from the WAL and everything
         from before that is in the log."""
-        decoder, appender = Decoder(), self._appender
+        appender = self._appender
         while not (stopping.is_set() and appender.is_between):
             items = await self._stream.receive()
             for item in items:
@@ -136,11 +141,19 @@ class _Run:
                     if appender.is_between:
                         self._idle_lsn = item.end_lsn
                 else:
-                    appender.take(decoder.decode(item.payload), len(item.payload))
-            if appender.is_full or (appender.is_between and len(items) < RECEIVE_MESSAGES):
+                    appender.take(item.payload)
+            if appender.is_full or (appender.is_between and self._is_due(len(items))):
                 await self._write()
+                if len(items) < BUSY_MESSAGES <= self._received and appender.is_between:
+                    await asyncio.sleep(BUSY_PAUSE_SECONDS)
+                self._received, self._written = 0, time.monotonic()
             if appender.is_between and await self._is_over():
                 return
+
+    def _is_due(self, received: int) -> bool:
+        """Whether to write now: no more messages wait, or those that came first wait for long."""
+        self._received += received
+        return received < BUSY_MESSAGES or time.monotonic() > self._written + BUSY_PAUSE_SECONDS
 
     async def _write(self) -> None:
         appender = self._appender

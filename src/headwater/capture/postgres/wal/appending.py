@@ -8,7 +8,9 @@ meanwhile, a row before its change is not in the WAL), it says that the table mu
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -22,8 +24,6 @@ from headwater.capture.postgres.wal.images import (
     ServerValues,
 )
 from headwater.capture.postgres.wal.pgoutput import (
-    Begin,
-    Commit,
     Delete,
     Insert,
     LogicalMessage,
@@ -32,6 +32,7 @@ from headwater.capture.postgres.wal.pgoutput import (
     Row,
     Truncate,
     Update,
+    decode,
     print_lsn,
 )
 from headwater.capture.source import UNCHANGED
@@ -43,14 +44,21 @@ ACTOR = "headwater.actor"
 
 
 class Writer:
-    """A transaction of the WAL. `done` are the tables of which it has said that they must be read
-    again."""
+    """A transaction of the WAL: the begin and the end of its rows in the log, as COPY reads them.
+    `done` are the tables of which it has said that they must be read again."""
 
-    def __init__(self, xid: int, at: str) -> None:
-        self.xid = xid
-        self.at = at
-        self.actor: tuple[str | None, ...] = (None, None, None)
+    __slots__ = ("begin", "done", "end")
+
+    def __init__(self, xid: int, microseconds: int) -> None:
+        self.begin = f"{xid}\t{_EPOCH + timedelta(microseconds=microseconds)}\t"
+        self.end = "\t\\N\t\\N\t\\N\n"
         self.done: set[int] = set()
+
+    def act_as(self, actor: Iterable[str | None]) -> None:
+        self.end = "\t" + "\t".join(map(_field, actor)) + "\n"
+
+
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 Change: TypeAlias = Relation | Insert | Update | Delete | Truncate
@@ -80,6 +88,7 @@ class _Plan:
         self.stale = described.stale
         self.members = frozenset(described.members)
         self.writer = ImageWriter(described.columns, names)
+        self.is_plain = not self.stale and not self.writer.server_columns
         self.key = [names.index(name) for name in described.key] if not self.stale else []
 
 
@@ -125,29 +134,31 @@ class LogAppender:
     def is_full(self) -> bool:
         return len(self._taken) >= limits.WAL_APPEND_CHANGES or self._size > limits.WAL_APPEND_BYTES
 
-    def take(self, message: Message, size: int) -> None:
-        """Collect a message; `size` is that of its bytes."""
+    def take(self, data: bytes) -> None:
+        """Collect a message of pgoutput. Most are of small transactions, so the begin and the end
+        of one are read here."""
+        kind = data[0]
+        if kind == _BEGIN_KIND:
+            _, microseconds, xid = _BEGIN(data, 1)
+            # Ids that are in use at the same time are less than 2**31 apart.
+            self._nearby = widened(xid, self._nearby)
+            self._writer = Writer(self._nearby, microseconds)
+        elif kind == _COMMIT_KIND:
+            self._writer, self._reached = None, _COMMIT(data, 10)[0]
+        else:
+            self._take(decode(data), len(data))
+
+    def _take(self, message: Message, size: int) -> None:
         match message:
-            case Begin():
-                self._writer = Writer(self._widen(message.xid), message.committed_at.isoformat())
-            case Commit():
-                self._writer, self._reached = None, message.end_lsn
             case Relation() | Insert() | Update() | Delete() | Truncate():
                 assert self._writer is not None, "a change outside of a transaction"
                 self._taken.append((self._writer, message))
                 self._size += size
             case LogicalMessage(transactional=True, prefix=prefix) if prefix == ACTOR:
                 assert self._writer is not None, "an actor outside of a transaction"
-                self._writer.actor = _actor(message.content)
+                self._writer.act_as(_actor(message.content))
             case _:
                 pass
-
-    def _widen(self, xid: int) -> int:
-        """The whole id: the nearest one with these lower bits.
-
-        Ids that are in use at the same time are less than 2**31 apart."""
-        self._nearby = widened(xid, self._nearby)
-        return self._nearby
 
     # -------------------------------------------------------------------- writing
 
@@ -170,14 +181,14 @@ class LogAppender:
         taken, self._taken, self._size = self._taken, [], 0
         await self._describe([message for _, message in taken if isinstance(message, Relation)])
         values = await self._server_values(taken)
-        lines = b"".join(
+        lines = [
             _line(writer, row)
             for writer, message in taken
             for row in self._rows(writer, message, values)
-        )
+        ]
         if lines:
             async with self._connection.cursor().copy(_COPY) as copy:
-                await copy.write(lines)
+                await copy.write("".join(lines).encode())
 
     async def _commit(self, reached: int) -> None:
         notices = [(label, row) for label, row in self._last.values()]
@@ -264,6 +275,14 @@ class LogAppender:
 
     def _rows(self, writer: Writer, message: Change, values: ServerValues) -> Iterator[LogRow]:
         """The rows of the log for a message."""
+        if type(message) is Insert:
+            plan = self._plans[message.relation]
+            if plan is not None and plan.is_plain:
+                self._sent += 1
+                row = LogRow(plan.shape, "I", None, plan.writer.image(message.new, values))
+                self._last[plan.root] = (plan.label, row)
+                yield row
+                return
         for plan, row in self._planned_rows(writer, message, values):
             if row.op == "R":
                 if plan.root in writer.done:
@@ -391,16 +410,16 @@ _NOTIFY = """
 
 _OPERATIONS = {"I": "INSERT", "U": "UPDATE", "D": "DELETE", "T": "TRUNCATE", "R": "RESET"}
 
+_BEGIN_KIND, _COMMIT_KIND = b"BC"
+_BEGIN = struct.Struct(">QqI").unpack_from
+_COMMIT = struct.Struct(">Q").unpack_from
+
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 
-def _line(writer: Writer, row: LogRow) -> bytes:
-    user, function, trace = map(_field, writer.actor)
-    before, after = _field(row.before), _field(row.after)
-    return (
-        f"{writer.xid}\t{writer.at}\t{row.shape}\t{row.op}\t{before}\t{after}"
-        f"\t{user}\t{function}\t{trace}\n"
-    ).encode()
+def _line(writer: Writer, row: LogRow) -> str:
+    shape, op, before, after = row
+    return f"{writer.begin}{shape}\t{op}\t{_field(before)}\t{_field(after)}{writer.end}"
 
 
 def _field(text: str | None) -> str:
