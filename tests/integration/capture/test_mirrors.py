@@ -17,7 +17,9 @@ from headwater.capture.postgres import schema
 from headwater.capture.running.supervisor import Supervisor
 from headwater.capture.source import (
     UNCHANGED,
+    Item,
     Problem,
+    Progress,
     RowChanges,
     SourceDefinition,
     TableSpec,
@@ -281,6 +283,27 @@ async def test_positions_are_trimmed_with_the_log_but_the_last_one(stage: Stage)
 
 
 # ------------------------------------------------------------------------ what goes wrong
+
+
+class DeafSource(ScriptedSource):
+    """Loses the first cancellation, as `asyncio.wait_for` can before Python 3.12."""
+
+    async def changes(self, after: str) -> AsyncIterator[Item]:
+        yield Progress(after)
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        await asyncio.sleep(60)
+
+
+async def test_a_source_that_loses_a_cancellation_is_stopped_all_the_same(stage: Stage) -> None:
+    def open_deaf(definition: SourceDefinition) -> DeafSource:
+        return DeafSource(definition, stage.history, lambda: stage.visible, random.Random(1))
+
+    stage._supervisor = Supervisor(stage.url, open_source=open_deaf)
+    await stage.start()
+    await stage.until_equal()
+    async with asyncio.timeout(20):
+        await stage.stop()
 
 
 async def test_a_problem_at_the_source_refuses_it_with_the_fix(stage: Stage) -> None:

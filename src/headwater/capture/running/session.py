@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -61,6 +62,9 @@ from headwater.limits import (
 _IDLE_SECONDS = 0.2
 """How long to wait for an item before looking at the clock."""
 
+_CANCEL_SECONDS = 0.5
+"""How long a task may take to end before it is cancelled once more."""
+
 
 class Session:
     """Runs one source until `stop` is set. `stop` may be set at any time: the transaction at hand
@@ -106,9 +110,7 @@ class Session:
                 await self._finish()
             finally:
                 if self._chunk is not None:
-                    self._chunk.cancel()
-                    with suppress(asyncio.CancelledError, Exception):
-                        await self._chunk
+                    await _end(self._chunk)
 
     # ------------------------------------------------------------ start
 
@@ -425,6 +427,14 @@ async def _running(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        await _end(task)
+
+
+async def _end(task: asyncio.Task[Any]) -> None:
+    """Cancel a task until it ends. Before Python 3.12, `asyncio.wait_for` may swallow one
+    cancellation; a source that uses it would be read for ever."""
+    while not task.done():
         task.cancel()
-        with suppress(asyncio.CancelledError, Exception):
-            await task
+        await asyncio.wait({task}, timeout=_CANCEL_SECONDS)
+    if not task.cancelled():
+        task.exception()  # it was seen before, or comes too late

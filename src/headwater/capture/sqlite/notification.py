@@ -42,7 +42,8 @@ class FileWatch:
     async def wait(self, seconds: float) -> bool:
         """Until a change or for this long. Returns whether there was a notification."""
         try:
-            await asyncio.wait_for(self._changed.wait(), seconds)
+            async with asyncio.timeout(seconds):  # unlike wait_for, it never loses a cancellation
+                await self._changed.wait()
         except TimeoutError:
             return False
         self._changed.clear()
