@@ -8,10 +8,11 @@ one. Nothing of an applier is used after an error.
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import datetime
 from typing import Any
 
+import psycopg
 from psycopg import AsyncRawCursor
 
 from headwater.capture.mirror import positions
@@ -115,6 +116,13 @@ class Applier:
         if self._pipeline is not None:
             pipeline, self._pipeline = self._pipeline, None
             await pipeline.aclose()
+
+    async def close(self) -> None:
+        """Close the connection. A transaction that is open is rolled back, also if statements of it
+        are still being executed."""
+        await self.connection.close()
+        with suppress(psycopg.Error):
+            await self.flush()
 
     async def _enter(self) -> None:
         if self._pipeline is None:

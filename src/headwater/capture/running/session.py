@@ -109,6 +109,7 @@ class Session:
                 await self._follow(queue)
                 await self._finish()
             finally:
+                await self._applier.close()
                 if self._chunk is not None:
                     await _end(self._chunk)
 
