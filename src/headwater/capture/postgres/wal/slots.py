@@ -103,7 +103,7 @@ def slot_name(source: str) -> str:
     """The slot of a source: lower-case letters, digits and underscores, at most 63.
 
     >>> slot_name("shop"), slot_name("Shop 2")
-    ('headwater_shop', 'headwater_shop_2_3fd3f70c')
+    ('headwater_shop', 'headwater_shop_2_f58cd829')
     """
     name = re.sub(r"[^a-z0-9_]", "_", source.lower())
     if name == source and len(name) <= 53:

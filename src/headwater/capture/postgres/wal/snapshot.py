@@ -96,15 +96,13 @@ async def read_chunk(
     low: Position,
     visibility: Visibility,
 ) -> Chunk:
-    """One chunk, of the statement that `chunk_statement` made."""
+    """One chunk, of the statement that `chunk_statement` made. After an error the connection is
+    not usable."""
     await _begin(connection, visibility)
-    try:
-        server = await read_server(connection)
-        found, full = await _copy(connection, statement, rows)
-    finally:
-        if not connection.closed:
-            await connection.rollback()
-            await connection.set_autocommit(True)
+    server = await read_server(connection)
+    found, full = await _copy(connection, statement, rows)
+    await connection.rollback()
+    await connection.set_autocommit(True)
     if server.flushed < server.inserted:
         await flush(connection)
     places = table.key_places()
@@ -138,6 +136,10 @@ async def _begin(connection: Connection, visibility: Visibility) -> None:
         await asyncio.sleep(0.01)
 
 
+class _Full(Exception):
+    """A chunk has enough bytes. Raised inside the COPY, so that the driver cancels the rest."""
+
+
 async def _copy(connection: Connection, statement: Sql, rows: int) -> tuple[list[SourceRow], bool]:
     """The rows, and whether there may be more."""
     found: list[SourceRow] = []
@@ -149,8 +151,10 @@ async def _copy(connection: Connection, statement: Sql, rows: int) -> tuple[list
                 async for data in copy:
                     size += len(data)
                     if found and size > SOURCE_CHUNK_BYTES:
-                        return found, True  # the rest is cancelled
+                        raise _Full
                     found.append(parse_line(bytes(data)))
+    except _Full:
+        return found, True
     except (psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedTable) as error:
         raise SourceUnavailable(
             f"a table of the source was altered while it was copied: {error.diag.message_primary}",
