@@ -62,6 +62,13 @@ _SERVER = """
 """
 
 
+async def flush(connection: Connection) -> None:
+    """Make the server flush its log. A commit that writes something does; a message is the least
+    that can be written, and readers of the log skip it."""
+    await connection.execute("set synchronous_commit = local")
+    await connection.execute("select pg_logical_emit_message(true, 'headwater', '')")
+
+
 def end_of_record(lsn: int, block: int) -> int:
     """Where the last record before an insert position ends. At the start of a page the position is
     behind the page's header, which no reader of the log ever reports.

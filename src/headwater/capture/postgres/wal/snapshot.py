@@ -21,7 +21,7 @@ from psycopg import sql
 
 from headwater.capture.postgres.wal.connecting import fetch
 from headwater.capture.postgres.wal.positions import Position
-from headwater.capture.postgres.wal.slots import read_server
+from headwater.capture.postgres.wal.slots import flush, read_server
 from headwater.capture.source import Chunk, SourceKey, SourceRow, SourceTable
 from headwater.database import Connection
 from headwater.errors import SourceUnavailable
@@ -110,13 +110,6 @@ async def read_chunk(
     return Chunk(found, last, str(low), str(server.position))
 
 
-async def flush(connection: Connection) -> None:
-    """Make the server flush its log. A commit that writes something does; a message is the least
-    that can be written, and readers of the log skip it."""
-    await connection.execute("set synchronous_commit = local")
-    await connection.execute("select pg_logical_emit_message(true, 'headwater', '')")
-
-
 async def _begin(connection: Connection, visibility: Visibility) -> None:
     """Begin a transaction whose snapshot sees what it must."""
     until = time.monotonic() + VISIBLE_SECONDS
@@ -146,8 +139,9 @@ async def _copy(connection: Connection, statement: Sql, rows: int) -> tuple[list
     size = 0
     try:
         async with connection.cursor() as cursor:
-            text = f"copy ({statement.text}) to stdout".encode()
-            async with cursor.copy(text, statement.values) as copy:
+            # With a value in any case: without one, the driver would not read "%%" as "%".
+            text = f"copy ({statement.text} limit %s) to stdout".encode()
+            async with cursor.copy(text, (*statement.values, rows)) as copy:
                 async for data in copy:
                     size += len(data)
                     if found and size > SOURCE_CHUNK_BYTES:
@@ -167,7 +161,6 @@ def chunk_statement(
     from_: str,
     table: SourceTable,
     after: SourceKey | None,
-    rows: int,
     where: Sql | None,
     by_text: Sequence[str],
 ) -> Sql:
@@ -176,8 +169,8 @@ def chunk_statement(
 
     >>> from headwater.capture.source import SourceColumn
     >>> t = SourceTable("t", "t", (SourceColumn("id", "bigint"), SourceColumn("x", "text")), ("id",))
-    >>> chunk_statement("only public.t", t, ("7",), 10, None, ())
-    Sql(text='select "id", "x" from only public.t where ("id") > (%s) order by "id" limit 10', values=('7',))
+    >>> chunk_statement("only public.t", t, ("7",), None, ())
+    Sql(text='select "id", "x" from only public.t where ("id") > (%s) order by "id"', values=('7',))
     """  # noqa: E501
     columns = ", ".join(identifier(column.name) for column in table.columns)
     keys = [_key(name, name in by_text) for name in table.key]
@@ -188,7 +181,7 @@ def chunk_statement(
     text = f"select {columns} from {from_.replace('%', '%%')}"
     if conditions:
         text += " where " + " and ".join(each.text for each in conditions)
-    text += f" order by {', '.join(keys)} limit {int(rows)}"
+    text += f" order by {', '.join(keys)}"
     return Sql(text, tuple(value for each in conditions for value in each.values))
 
 
