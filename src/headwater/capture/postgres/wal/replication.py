@@ -94,16 +94,15 @@ class ReplicationStream:
 
     async def receive(self) -> Sequence[Received]:
         """At least one item, as soon as there is one. Raises `SourceUnavailable` when the
-        connection ends."""
+        connection ends. A cancelled call loses nothing."""
         try:
-            if items := self._drain():
-                await asyncio.sleep(0)  # a stream that never pauses must not stop other tasks
-                return items
-            while True:
+            await asyncio.sleep(0)  # a stream that never pauses must not stop other tasks
+            while not (items := self._drain()):
                 self._pgconn.consume_input()
                 if items := self._drain():
-                    return items
+                    break
                 await self._ready()
+            return items
         except psycopg.Error as error:
             raise self._ended(error) from error
 
