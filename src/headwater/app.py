@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import msgspec
 
 from headwater.capture.postgres import schema, triggers
-from headwater.capture.postgres.wal.process import WalCaptureProcess
+from headwater.capture.postgres.wal.append.process import WalCaptureProcess
 from headwater.channels.bus import NOTIFY, Bus
 from headwater.channels.definitions import ChannelDefinition, Channels, message_json, published
 from headwater.database import Connection, check_question_url, connect, translated
