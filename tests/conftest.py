@@ -62,6 +62,8 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith("tests/spark/") and not nodeid.startswith(_WITHOUT_SPARK):
             return "first Spark" if nodeid.startswith(_FIRST_SPARK) else "second Spark"
+        if nodeid.startswith("tests/contract/sources/"):
+            return f"source {nodeid.partition('[')[2].partition('-')[0]}"
         if nodeid.startswith(
             ("tests/gateway/", "tests/browser/", "tests/regressions/test_gateway.py")
         ):

@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
+from headwater.capture.declaration import TablesGiven, define_source
 from headwater.capture.postgres import schema, triggers
 from headwater.capture.postgres.wal.append.process import WalCaptureProcess
+from headwater.capture.running.application import ApplicationSources
+from headwater.capture.source import SourceDefinition
 from headwater.channels.bus import NOTIFY, Bus
 from headwater.channels.definitions import ChannelDefinition, Channels, message_json, published
 from headwater.database import Connection, check_question_url, connect, translated
@@ -93,6 +96,8 @@ class Headwater:
         self._tables: dict[str, Rules] = {}
         self._captures: dict[str, triggers.Capture | None] = {}
         self._rules: dict[str, Rules] = {}
+        self._sources = ApplicationSources(self.settings.source)
+        self._serves = False
         self._authorize: Authorize | None = None
         self._app: Starlette | None = None
         self._started = False
@@ -138,6 +143,37 @@ class Headwater:
             )
         self._tables[name] = Rules(filterable, sortable, limit_max)
         self._captures[name] = capture
+
+    def source(
+        self,
+        url: str,
+        /,
+        *,
+        into: str,
+        tables: TablesGiven | None = None,
+        name: str | None = None,
+        feed_only: bool = False,
+        **options: Any,
+    ) -> None:
+        """Declare a database elsewhere whose tables are mirrored into the schema `into`.
+
+        `tables` are names, or a mapping from names to what is mirrored of each: `columns` or
+        `exclude`, `where` (a filter such as `c.status == "open"`), `types` and `target`. Without
+        `tables`, all of them are mirrored. The URL may contain `${NAME}`, which is read from the
+        environment when the source is opened. With `feed_only`, changes go to the log and the lake,
+        and there is no mirror. `name` is `into` unless it is given; `options` depend on the kind of
+        source.
+        """
+        definition = define_source(
+            url, into=into, name=name, tables=tables, feed_only=feed_only, options=options
+        )
+        self._check_in_time(f"source {definition.name}")
+        self._sources.add(definition)
+
+    @property
+    def sources(self) -> Mapping[str, SourceDefinition]:
+        """The sources that the application and `headwater.toml` declare, by name."""
+        return self._sources.definitions
 
     def authorize(self, rule: Authorize) -> Authorize:
         """Register the authorize hook; used as a decorator.
@@ -414,6 +450,7 @@ class Headwater:
     async def lifespan(self, app: object) -> AsyncIterator[None]:
         """Runs Headwater as long as an ASGI application runs: `FastAPI(lifespan=hw.lifespan)`. Does
         nothing if Headwater runs already."""
+        self._serves = True
         async with nullcontext() if self._started else self:
             yield
 
@@ -453,6 +490,9 @@ class Headwater:
                 label = await triggers.enable(connection, name, self._captures[name])
                 rules.check(await triggers.find_enabled(connection, label))
                 self._rules[label] = rules
+            await self._sources.declare(connection, runs=self._runs_sources)
+            if self._runs_sources:
+                await self._sources.report_others(connection)
         self._started = True
         self._functions.start(self.url, self.settings)
         self._stack.push_async_callback(self._functions.close)
@@ -469,8 +509,26 @@ class Headwater:
         self._stack.push_async_callback(ended, watch)
         if self._app is not None:
             await self._start_gateway()
+        if self._runs_sources:
+            sources = asyncio.create_task(self._sources.run(self.url, self._ask), name="sources")
+            self._stack.push_async_callback(ended, sources)
+
+    @property
+    def _runs_sources(self) -> bool:
+        """A gateway and a served application run the sources of the database. A script runs them
+        if it declares one itself."""
+        served = self._serves or self._app is not None
+        return self.settings.sources.run and (served or self._sources.in_code)
+
+    async def _ask(self, statement: str, values: None) -> list[tuple[bool]]:
+        """A query about the database, over a connection that is there already if possible."""
+        if self.gateway is not None:
+            return await self.gateway.hub.tables.ask(statement, values)
+        async with self._connection("sources") as connection:
+            return await (await connection.execute(statement.encode(), values)).fetchall()
 
     async def _start_gateway(self) -> None:
+        from headwater.admin.measurements import DatabaseMetrics
         from headwater.channels.registry import ChannelRegistry
         from headwater.gateway.gateway import Gateway
         from headwater.hub.hub import Hub
@@ -514,6 +572,8 @@ class Headwater:
             channels=self.channels,
             registry=registry,
             declared=self._rules,
+            declared_sources=self._sources.definitions,
+            measure_database=DatabaseMetrics(self.url, metrics).measure,
         )
         self.gateway = await self._stack.enter_async_context(gateway)
 

@@ -1,5 +1,5 @@
-"""The state of an installation: the log, the captured tables, the cursors, the readers and the
-pipeline. `headwater status` prints it; the console shows a part of it."""
+"""The state of an installation: the log, the captured tables, the sources, the cursors, the readers
+and the pipeline. `headwater status` prints it; the console shows a part of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from headwater.admin.sources import SourceReport, reports
 from headwater.capture.postgres import triggers
 from headwater.capture.postgres.triggers import CapturedTable
 from headwater.database import Connection, translated
@@ -61,6 +62,7 @@ class Status(msgspec.Struct, frozen=True):
     """The file with the output of the pipeline's Spark, if it is on this machine."""
     lagging: list[LaggingView] = []
     """As the gateways reported in the last seconds."""
+    sources: list[SourceReport] = []
     wal_capture: WalCaptureStatus | None = None
 
 
@@ -81,6 +83,7 @@ async def read_status(connection: Connection, lake: str) -> Status:
             await progress.list_all(connection),
             log_file.found(lake, spark_folder()),
             await _lagging(connection),
+            await reports(connection),
             await wal_capture_status(connection),
         )
 

@@ -55,10 +55,11 @@ CLASSES: dict[Class, frozenset[str]] = {
     # The owner of the schema only. Those that run with its rights also check who calls them.
     "gateway": _names(
         """
-        adopt adopt_by_triggers check_gateway drop_wal_slots end_wal_capture is_activity_looked_at
-        is_over issue_ticket looks_at_activity may_signal new_secret publish_once redeem_ticket
-        remember_trimmed rename_log set_retention trim_log
-        trim_requests trim_tickets trim_user_requests wal_relation write_activity
+        adopt adopt_by_triggers adopt_sources append_changes check_gateway drop_wal_slots
+        end_wal_capture expect_rows guard_mirror is_activity_looked_at is_over issue_ticket
+        looks_at_activity may_signal new_secret publish_once redeem_ticket remember_trimmed
+        rename_log save_position set_retention trim_log trim_requests trim_source_transactions
+        trim_tickets trim_user_requests wal_relation write_activity
         """
     ),
 }

@@ -13,7 +13,7 @@ Which rows these are is decided in `headwater.log.between`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from functools import lru_cache
 from typing import Any
@@ -35,10 +35,11 @@ from headwater.log.between import (
     parameters,
     since_ranges,
 )
+from headwater.log.reading.origins import find_origins
 from headwater.log.reading.rows import ROWS_AS_JSON, LogRow, Shapes, decode_rows
 from headwater.log.reading.slots import Slots
 from headwater.log.reading.transactions import PendingTransactions
-from headwater.model import Position, Table, Transaction
+from headwater.model import Origin, Position, Table, Transaction
 
 _LOG_PAGE_CHANGES = 50_000
 """Changes in one read. With more since the position, they are read page by page."""
@@ -226,8 +227,10 @@ class LogReader:
             mark = marks.mark_of_read(since, position, stamps)
             position = msgspec.structs.replace(position, mark=mark)
         await self._shapes.learn(connection, {row.shape for row in rows})
+        mirrored = set() if backlog else self._shapes.mirrored(rows)
+        origins = await find_origins(connection, mirrored)
         return LogBatch(
-            () if backlog else tuple(self._assemble(rows, since, position)),
+            () if backlog else tuple(self._assemble(rows, origins, since, position)),
             position,
             *lsns,
             has_changes=bool(rows),
@@ -260,16 +263,22 @@ class LogReader:
         a consumer that resumes from an earlier one begins at `since` again."""
         held: Transaction | None = None
         pending = PendingTransactions()
+        origins: dict[int, Origin] = {}
         async with aclosing(self._pages(connection, since, until)) as pages:
             async for rows, upto in pages:
                 await self._shapes.learn(connection, {row.shape for row in rows})
                 pending.add(self._shapes.wanted(rows))
+                new = self._shapes.mirrored(rows) - origins.keys()
+                origins |= await find_origins(connection, new)
                 xids = self._in_order(pending)
                 finished = await _without_changes_beyond(connection, xids, upto)
                 for xid, ready, complete in pending.take_ready(finished):
                     if held is not None:
                         yield held
-                    held = Transaction(xid, self._shapes.changes(ready), since, complete)
+                    changes = self._shapes.changes(ready, origins)
+                    held = Transaction(xid, changes, since, complete)
+                    if complete:
+                        origins.pop(xid, None)
         if held is not None:
             yield Transaction(held.xid, held.changes, until)
 
@@ -301,16 +310,20 @@ class LogReader:
             await asyncio.gather(fetching, return_exceptions=True)
 
     def _assemble(
-        self, rows: list[LogRow], since: Position, position: Position
+        self,
+        rows: list[LogRow],
+        origins: Mapping[int, Origin],
+        since: Position,
+        position: Position,
     ) -> Iterator[Transaction]:
         """Whole transactions in the order of their last change."""
         pending = PendingTransactions()
         pending.add(self._shapes.wanted(rows))
         order = self._in_order(pending)
         for xid in order[:-1]:
-            yield Transaction(xid, self._shapes.changes(pending.take(xid)), since)
+            yield Transaction(xid, self._shapes.changes(pending.take(xid), origins), since)
         for xid in order[-1:]:
-            yield Transaction(xid, self._shapes.changes(pending.take(xid)), position)
+            yield Transaction(xid, self._shapes.changes(pending.take(xid), origins), position)
 
     def _in_order(self, pending: PendingTransactions) -> list[int]:
         """The transactions in an order in which they can have committed. With capture from the WAL,

@@ -229,6 +229,7 @@ class Planner:
             pair.slots,
             not_before=None if not_before is None else not_before.isoformat(),
             before=None if before is None else before.isoformat(),
+            origins=self.has_origins(),
         )
         return [
             msgspec.structs.replace(
@@ -259,6 +260,12 @@ class Planner:
         """Whether the server stores the time of every commit."""
         (setting,) = self._one("select current_setting('track_commit_timestamp')")
         return bool(setting == "on")
+
+    def has_origins(self) -> bool:
+        """Whether a source has applied transactions here. The schema may be of an earlier release,
+        which knew no sources."""
+        (known,) = self._one(_KNOWS_ORIGINS)
+        return bool(known and self._one(_HAS_ORIGINS)[0])
 
     # -------------------------------------------------------------------- the connection
 
@@ -355,6 +362,12 @@ _NEXT = f"""
     select min(seq) from headwater.log
     where slot = any(%(slots)s::smallint[]) and seq > %(after)s and {BETWEEN}
 """
+
+_KNOWS_ORIGINS = """
+    select has_table_privilege(to_regclass('headwater.source_transactions'), 'select')
+"""
+
+_HAS_ORIGINS = "select exists (select from headwater.source_transactions)"
 
 _RELATION = """
     select distinct relid::bigint from headwater.shapes
