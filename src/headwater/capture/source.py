@@ -29,15 +29,15 @@ class Missing(Enum):
 
 UNCHANGED: Final = Missing.UNCHANGED
 
-Cell: TypeAlias = str | None | Missing
+Cell: TypeAlias = str | Missing | None
 """A value as the text that PostgreSQL reads for the column's type; None is NULL."""
 
 SourceRow: TypeAlias = tuple[Cell, ...]
 """One row, in the order of `SourceTable.columns`."""
 
 SourceKey: TypeAlias = tuple[str, ...]
-"""The key's values, in the order of `SourceTable.key`. Two keys of a table are the same exactly when
-their texts are."""
+"""The key's values, in the order of `SourceTable.key`. Two keys of a table are the same exactly
+when their texts are."""
 
 
 class SourceColumn(msgspec.Struct, frozen=True):

@@ -29,6 +29,11 @@ class PendingTransactions:
         """In the order of each transaction's last row."""
         return list(self._rows)
 
+    def xids_by_time(self) -> list[int]:
+        """In the order of the times of each transaction's newest row."""
+        newest = {xid: max(row.at for row in rows) for xid, rows in self._rows.items()}
+        return sorted(newest, key=newest.__getitem__)
+
     def take(self, xid: int) -> list[LogRow]:
         return self._rows.pop(xid)
 
