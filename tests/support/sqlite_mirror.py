@@ -59,6 +59,7 @@ class ExactMirror:
         self._iterator: AsyncIterator[Item] | None = None
 
     async def start(self) -> None:
+        await self.restart()
         self.position = await self.source.start()
         for table in await self.source.tables():
             self.tables[table.name] = table
