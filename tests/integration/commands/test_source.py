@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
+import sqlite3
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
@@ -325,3 +330,31 @@ def test_remove_a_source_that_does_not_answer(
 
 def test_run_a_source_that_does_not_exist(run: Run) -> None:
     assert run("run", "nothing", "--json").error["message"] == "there is no source nothing"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_run_until_it_is_stopped(url: str, tmp_path: Path, number: signal.Signals) -> None:
+    """It copies a source, and Ctrl-C is its usual end."""
+    path = tmp_path / "shop.db"
+    with sqlite3.connect(path) as made:
+        made.execute("create table orders (id integer primary key, name text)")
+        made.execute("insert into orders values (1, 'a'), (2, 'b')")
+    environment = {"HEADWATER_URL": url, **os.environ}
+    headwater = [sys.executable, "-m", "headwater", "source"]
+    runner = subprocess.Popen(
+        [*headwater, "run"], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        adding = [*headwater, "add", "sqlite:///shop.db", "--into", "shop", "--wait", "--json"]
+        done = subprocess.run(
+            adding, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1])["state"] == "running"
+        assert stored(url, "select id from shop.orders order by 1") == [1, 2]
+        runner.send_signal(number)
+        assert runner.wait(30) == 0
+        assert stored(url, "select state from headwater.sources") == ["stopped"]
+    finally:
+        runner.kill()
+        runner.communicate()
