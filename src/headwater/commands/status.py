@@ -97,6 +97,9 @@ def status_view(status: Status) -> Group:
     facts.add_row("position", log.position)
     facts.add_row("oldest change", f"{log.oldest:%Y-%m-%d %H:%M:%S}" if log.oldest else "none")
     facts.add_row("readers", f"{log.readers}" + (", polling" if log.polling else ""))
+    if (wal := status.wal_capture) is not None:
+        state = "running" if wal.running else "not running: readers of the log wait"
+        facts.add_row("WAL capture", f"{state}, {wal.behind_bytes:,} bytes behind ({wal.state})")
     parts: list[RenderableType] = [facts, "", _tables(status), "", _cursors(status)]
     if status.sources:
         parts += ["", sources_view(status.sources)]

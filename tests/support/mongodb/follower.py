@@ -96,7 +96,7 @@ async def following(source: Source, mirror: Mirror) -> AsyncIterator[Callable[..
 
     task = asyncio.create_task(read())
 
-    async def until(condition: Callable[[], Any], seconds: float = 30) -> None:
+    async def until(condition: Callable[[], Any], seconds: float = 15) -> None:
         async def wait() -> None:
             async with changed:
                 await changed.wait_for(condition)

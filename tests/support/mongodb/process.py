@@ -29,7 +29,8 @@ class StandIn:
 
     @property
     def url(self) -> str:
-        name = "" if "--standalone" in self._options else "?replicaSet=standin"
+        alone = {"--standalone", "--router"} & set(self._options)
+        name = "" if alone else "?replicaSet=standin"
         return f"mongodb://127.0.0.1:{self.port}/{name}"
 
     def start(self) -> None:

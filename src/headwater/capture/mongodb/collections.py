@@ -5,12 +5,17 @@ Only ordinary collections have change streams. Views and time series are refused
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pymongo.errors import OperationFailure
 
 from headwater.capture.mongodb.columns import Layout
 from headwater.capture.mongodb.connection import Database
 from headwater.capture.source import SourceDefinition, TableSpec
 from headwater.errors import SourceRefused
+
+_UNAUTHORIZED = 13
 
 
 class Collection(NamedTuple):
@@ -24,12 +29,20 @@ class Collection(NamedTuple):
 async def existing(database: Database, names: list[str] | None = None) -> dict[str, Collection]:
     """Those with these names, or all except the server's own."""
     wanted = {"name": {"$in": names}} if names is not None else None
-    found = {}
-    async for entry in await database.list_collections(filter=wanted):
-        images = entry.get("options", {}).get("changeStreamPreAndPostImages", {})
-        kind = entry.get("type", "collection")
-        found[entry["name"]] = Collection(entry["name"], kind, bool(images.get("enabled")))
-    return {name: c for name, c in sorted(found.items()) if not name.startswith("system.")}
+    try:
+        found = [_of(entry) async for entry in await database.list_collections(filter=wanted)]
+    except OperationFailure as error:
+        if error.code != _UNAUTHORIZED or names is None:
+            raise
+        # A user may have the right to read some collections, and none to list them.
+        found = [Collection(name, "collection", False) for name in names]
+    return {each.name: each for each in sorted(found) if not each.name.startswith("system.")}
+
+
+def _of(entry: Mapping[str, Any]) -> Collection:
+    images = entry.get("options", {}).get("changeStreamPreAndPostImages", {})
+    kind = entry.get("type", "collection")
+    return Collection(entry["name"], kind, bool(images.get("enabled")))
 
 
 def layouts(definition: SourceDefinition, found: dict[str, Collection]) -> list[Layout]:

@@ -178,7 +178,7 @@ class MongoSource:
                 return Health()
         if window is None or self._position is None:
             return Health()
-        return _window_health(window, self._position)
+        return window_health(window, self._position)
 
     async def _oplog_window(self) -> tuple[int, int] | None:
         """The seconds of the oldest and of the newest entry."""
@@ -213,7 +213,7 @@ class MongoSource:
             raise SourceRefused(problem.what, hint=problem.fix)
 
 
-def _window_health(window: tuple[int, int], position: Position) -> Health:
+def window_health(window: tuple[int, int], position: Position) -> Health:
     oldest, newest = window
     left, whole = position.time[0] - oldest, newest - oldest
     if whole > 0 and left < _WINDOW_LOW * whole:

@@ -26,7 +26,7 @@ from headwater.capture.mysql.types import MAYBE_ZERO
 from headwater.capture.mysql.values import NUL_PICTURE
 from headwater.capture.mysql.wire import events
 from headwater.capture.mysql.wire.columns import reader
-from headwater.capture.mysql.wire.events import Gtid, Header
+from headwater.capture.mysql.wire.events import Gtid, Header, TableMap
 from headwater.capture.mysql.wire.rows import RowReader
 from headwater.capture.mysql.wire.table_map import read_table_map
 from headwater.capture.source import (
@@ -36,6 +36,7 @@ from headwater.capture.source import (
     RowChanges,
     RowOp,
     SchemaChange,
+    SourceColumn,
     SourceRow,
     TableDropped,
     TransactionPart,
@@ -64,6 +65,14 @@ class _Binding(NamedTuple):
     weight: int
 
 
+class _Stale:
+    """A table whose DDL was read, but not announced. `shape`: announce it even if the columns are
+    as before. `rows`: copy it."""
+
+    def __init__(self) -> None:
+        self.shape = self.rows = False
+
+
 class _Group:
     """Consecutive changes of one table with one operation."""
 
@@ -80,7 +89,13 @@ class Assembler:
     out. `weight` is the number of rows in them, `bytes` about their size."""
 
     def __init__(
-        self, after: Position, catalog: Catalog, look: Callable[[], Catalog], *, by_gtid: bool
+        self,
+        after: Position,
+        catalog: Catalog,
+        look: Callable[[], Catalog],
+        *,
+        by_gtid: bool,
+        named_columns: bool = True,
     ) -> None:
         self.items = list[Item]()
         self.weight = self.bytes = 0
@@ -93,10 +108,12 @@ class Assembler:
         self._mariadb_gtids = mariadb_gtids(after.gtids) if self._mariadb else {}
         self._mysql_gtids = GtidSet.parse("" if self._mariadb else after.gtids)
         self._has_gtids = bool(after.gtids) or self._mariadb
-        self._skipping = by_gtid
+        self._skipping, self._named_columns = by_gtid, named_columns
         self._gtid: Gtid | None = None
         self._charsets, self._fold = catalog.charsets, catalog.fold
         self._tables, self._absent = dict(catalog.tables), set(catalog.absent)
+        self._stale = dict[tuple[str, str], _Stale]()
+        self._owed = set[tuple[str, str]]()
         self._bindings = dict[bytes, _Binding | None]()
         self._by_id = dict[int, _Binding | None]()
         self._groups, self._rows, self._size, self._parts = list[_Group](), 0, 0, 0
@@ -209,6 +226,7 @@ class Assembler:
         self._end_transaction()
         if not self._groups and not self._parts:
             return
+        self._announce_stale(keep_parts=True)
         if committed_at is None and timestamp:
             committed_at = datetime.fromtimestamp(timestamp, UTC)
         self._part(str(self.reached), committed_at)
@@ -225,6 +243,7 @@ class Assembler:
     def progress(self) -> None:
         """Add the position that was reached without changes, if there is one."""
         if self.reached is not None and not self.in_transaction:
+            self._announce_stale()
             self.items.append(Progress(str(self.reached)))
             self.reached = None
 
@@ -272,13 +291,7 @@ class Assembler:
         known = self._tables.get(self._key(table_map.schema, table_map.table))
         if known is None:
             return None
-        table = described_by(table_map, known, self._charsets)
-        if table.source != known.source:
-            # Where the catalog is ahead, the DDL that follows in the log has the table copied.
-            present = self._look().tables.get(self._key(table.schema, table.name))
-            self._announce(table, copies=present is not None and present.source == table.source)
-        else:
-            table = known
+        table = self._described(table_map, known)
         shapes = described_by(table_map, table, self._charsets).shapes
         readers = [
             reader(column, shape, self._charsets.tables)
@@ -294,6 +307,23 @@ class Assembler:
         )
         bytea = any(column.type == "bytea" for column in table.source.columns)
         return _Binding(table, RowReader(readers, places), key, checked, 2 if bytea else 1)
+
+    def _described(self, table_map: TableMap, known: Table) -> Table:
+        """The table as its rows are from here on; announced where it changed."""
+        key = self._key(known.schema, known.name)
+        stale = self._stale.pop(key, None)
+        table = described_by(table_map, known, self._charsets)
+        if stale is None and _same_columns(table, known):
+            return known
+        present = self._look().tables.get(key)
+        if present is not None:
+            table = described_by(table_map, present, self._charsets)
+        fewer = _has_fewer(table, known)
+        if table.source != known.source or (stale is not None and stale.shape):
+            self._announce(table, present, copies=(stale or _Stale()).rows or not fewer)
+        else:
+            self._tables[key] = table
+        return self._tables[key]
 
     def _row_event(self, type: int, sent_as: int, body: bytes) -> None:
         binding = self._by_id.get(int.from_bytes(body[:6], "little"))
@@ -403,7 +433,6 @@ class Assembler:
         """What a statement did to captured tables. A table that it dropped and made again, as tools
         for online schema changes do, is only changed."""
         made = {self._key(e.schema, e.table) for e in found if e.act == "create"}
-        catalog: Catalog | None = None
         for effect in found:
             for key in self._touched(effect):
                 if effect.act == "write":
@@ -418,8 +447,7 @@ class Assembler:
                     if key not in made:
                         self._dropped(key)
                 else:
-                    catalog = catalog or self._look()
-                    self._changed(key, effect, catalog)
+                    self._changed(key, effect)
 
     def _touched(self, effect: Effect) -> list[tuple[str, str]]:
         if effect.act == "write":
@@ -439,34 +467,99 @@ class Assembler:
         return []
 
     def _dropped(self, key: tuple[str, str]) -> None:
+        self._bindings.clear()
         table = self._tables.pop(key)
+        self._stale.pop(key, None)
         self._absent.add(key)
         self._flush_before_schema()
         self.items.append(TableDropped(table.source.name))
 
-    def _changed(self, key: tuple[str, str], effect: Effect, catalog: Catalog) -> None:
-        table, known = catalog.tables.get(key), self._tables.get(key)
-        if table is None:  # It no longer exists: the event that dropped it follows.
+    def _changed(self, key: tuple[str, str], effect: Effect) -> None:
+        """The catalog may be ahead of the log, so the next table map says what has changed. Before
+        a position after the DDL is given away, the catalog has to."""
+        self._bindings.clear()
+        if key in self._tables:
+            stale = self._stale.setdefault(key, _Stale())
+            stale.shape, stale.rows = stale.shape or effect.shape, stale.rows or effect.rows
+            if not self._named_columns:
+                self._announce_stale()
             return
-        differs = known is None or table.source != known.source
-        if not differs and not effect.shape:
-            return
-        only_fewer = (
-            known is not None
-            and set(table.source.columns) <= set(known.source.columns)
-            and table.source.key == known.source.key
-        )
-        self._absent.discard(key)
-        self._announce(table, copies=effect.rows or not only_fewer)
+        present = self._look().tables.get(key)
+        if present is not None:  # Otherwise the event that dropped it again follows.
+            self._absent.discard(key)
+            self._announce(present, present, copies=True)
 
-    def _announce(self, table: Table, *, copies: bool) -> None:
-        self._tables[self._key(table.schema, table.name)] = table
-        self._flush_before_schema()
-        self.items.append(SchemaChange(table.source, copies))
+    def _announce_stale(self, *, keep_parts: bool = False) -> None:
+        if not self._stale:
+            return
+        catalog = self._look()
+        for key, stale in self._stale.items():
+            present, known = catalog.tables.get(key), self._tables[key]
+            if present is None:
+                continue
+            if stale.shape or present.source != known.source:
+                fewer = _has_fewer(present, known)
+                copies = stale.rows or not fewer
+                self._announce(present, present, copies=copies, keep_parts=keep_parts)
+        self._stale.clear()
+
+    def _announce(
+        self, table: Table, present: Table | None, *, copies: bool, keep_parts: bool = False
+    ) -> None:
+        """A copy that is not possible, because the table has gone or has another key by now, is
+        owed: the DDL that follows in the log has it made."""
+        key = self._key(table.schema, table.name)
+        table = _with_gaps(table, present)
+        self._tables[key] = table
+        copies = copies or key in self._owed
+        possible = present is not None and _has_key(table, present)
+        if copies and not possible:
+            self._owed.add(key)
+        else:
+            self._owed.discard(key)
+        if not keep_parts:
+            self._flush_before_schema()
+        self.items.append(SchemaChange(table.source, copies and possible))
 
     def _flush_before_schema(self) -> None:
         if self._groups:
             self._part()
+
+
+def _has_fewer(table: Table, known: Table) -> bool:
+    """Whether columns went and nothing else changed, so that the rows need no copy."""
+    new, old = table.source, known.source
+    return set(new.columns) <= set(old.columns) and new.key == old.key
+
+
+def _same_columns(table: Table, known: Table) -> bool:
+    """Whether rows have the announced columns, of which some may be nullable only here."""
+    new, old = table.source, known.source
+    return new.key == old.key and [(c.name, c.type) for c in new.columns] == [
+        (c.name, c.type) for c in old.columns
+    ]
+
+
+def _has_key(table: Table, present: Table) -> bool:
+    key = table.source.key
+    return key == present.source.key and {c for c in table.source.columns if c.name in key} <= set(
+        present.source.columns
+    )
+
+
+def _with_gaps(table: Table, present: Table | None) -> Table:
+    """Columns that the catalog no longer has may be NULL: a copy cannot read them."""
+    columns = set(present.source.columns) if present else set()
+    gaps = [
+        column if column in columns or column.name in table.source.key else _nullable(column)
+        for column in table.source.columns
+    ]
+    source = msgspec.structs.replace(table.source, columns=tuple(gaps))
+    return msgspec.structs.replace(table, source=source)
+
+
+def _nullable(column: SourceColumn) -> SourceColumn:
+    return msgspec.structs.replace(column, nullable=True)
 
 
 def _inflated(type: int, body: bytes) -> tuple[bytes, int]:

@@ -222,7 +222,11 @@ class MysqlSource:
             catalog = self._announced or self._look(connection)
         if by_gtid and server.identity != position.server:
             position = Position(server.dialect, server.identity, "", 0, position.gtids)
-        return position, by_gtid, Assembler(position, catalog, self._look_again, by_gtid=by_gtid)
+        named = server.dialect == "mariadb" or server.version >= (8, 0, 1)
+        assembler = Assembler(
+            position, catalog, self._look_again, by_gtid=by_gtid, named_columns=named
+        )
+        return position, by_gtid, assembler
 
     def _look_again(self) -> Catalog:
         with connect(self._address) as connection:
@@ -238,7 +242,8 @@ class MysqlSource:
         return self._snapshots.chunk(table, source, self._charsets, after, rows)
 
     def _table(self, connection: Connection[Any], source: SourceTable) -> Table:
-        """With the columns that the copy asks for; the catalog may be ahead of them."""
+        """The catalog may be ahead of what the copy asks for: columns that went are NULL in it. The
+        key must be there."""
         for catalog in (self._looked, None):
             known = catalog or self._look(connection)
             for table in known.tables.values():
@@ -246,6 +251,9 @@ class MysqlSource:
                     table.source.columns
                 ):
                     return table
+        for table in known.tables.values():
+            if table.source.name == source.name and table.source.key == source.key:
+                return table
         raise SourceUnavailable(
             f"{source.name} has changed at the source; the change has not been read yet"
         )

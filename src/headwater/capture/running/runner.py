@@ -69,7 +69,7 @@ class Runner:
         self._session: Session | None = None
         self._stopped = False
         self._changed = asyncio.Event()
-        statuses.add(self.status)
+        self._has_counts = False
 
     def update(self, declared: DeclaredSource) -> None:
         """What is declared and requested now."""
@@ -145,12 +145,14 @@ class Runner:
     async def _run_with_lease(self) -> float:
         if self._declared.paused and not self._declared.removing:
             self.status.enter("paused")
+            self._statuses.add(self.status)
             return SOURCE_RETRY_SECONDS_MAX
         connection = await connect(self._url, purpose=f"source {self.name}")
         try:
             holder = await _take_lease(connection, self.name)
             if holder is not None:
                 return self._wait_for(holder)
+            await self._load_counts(connection)
             self.status.runner = runner_name()
             self._statuses.add(self.status)
             source = self._open_source(self._declared.definition)
@@ -166,10 +168,22 @@ class Runner:
         finally:
             await connection.close()
 
-    async def _run_session(self, connection: Connection, source: Source) -> float:
-        session = Session(
-            source, self._declared, connection, self.status, chunk_rows=self._chunk_rows
+    async def _load_counts(self, connection: Connection) -> None:
+        """Continue to count where the last process ended."""
+        if self._has_counts:
+            return
+        cursor = await connection.execute(
+            "select changes, transactions, committed_at from headwater.sources where name = %s",
+            (self.name,),
         )
+        row = await cursor.fetchone()
+        if row is not None:
+            self.status.changes, self.status.transactions, self.status.committed_at = row
+        self._has_counts = True
+
+    async def _run_session(self, connection: Connection, source: Source) -> float:
+        definition = self._declared.definition
+        session = Session(source, definition, connection, self.status, chunk_rows=self._chunk_rows)
         if self._stopped or self._changed.is_set():
             return 0.0
         self._session = session
@@ -186,6 +200,7 @@ class Runner:
         self.status.enter("waiting", CaptureError(f"another runner has this source: {holder}"))
         # The one that runs it writes the row.
         self._statuses.remove(self.name)
+        logger.info("source %s: another runner has it: %s", self.name, holder)
         return min(2.0, SOURCE_RETRY_SECONDS_MAX)
 
     async def _remove(self, connection: Connection, source: Source) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import msgspec
@@ -59,10 +60,24 @@ class QueueNames(NamedTuple):
         return self.queue, self.state, self.shapes
 
 
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """A write transaction; all of it or nothing."""
+    db.execute("begin immediate")
+    try:
+        yield
+        db.execute("commit")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("rollback")
+        raise
+
+
 class Queue:
     """The queue of one source. Its methods run in the thread that has the connection."""
 
     def __init__(self, source: str) -> None:
+        self._source = source
         self.names = QueueNames.of(source)
         self.table = quoted(self.names.queue)
         self._state = quoted(self.names.state)
@@ -81,8 +96,28 @@ class Queue:
         """The generation of the queue and its epoch."""
         found = db.execute(f"select generation, epoch from {self._state}").fetchone()
         if found is None:
-            raise _lost("the state of its queue is missing")
+            raise self.lost("the state of its queue is missing")
         return found[0], found[1]
+
+    def lost(self, reason: str) -> PositionLost:
+        return PositionLost(
+            f"the changes after the position are not in the SQLite file: {reason}",
+            hint=f"copy the tables again: headwater source resnapshot {self._source}",
+        )
+
+    def renew(self, db: sqlite3.Connection) -> None:
+        """Begin a new generation if the queue or its state was emptied."""
+        sql = f"select (select count(*) from {self._state}), exists (select 1 from {self.table})"
+        if db.execute(sql).fetchone() == (1, 1):
+            return
+        with transaction(db):
+            (epoch,) = db.execute(
+                f"select max(coalesce(max(epoch), 0), (select coalesce(max(epoch), 0)"
+                f" from {self._state})) from {self._shapes}"
+            ).fetchone()
+            db.execute(f"delete from {self._state}")
+            db.execute(f"insert into {self._state} values (?, ?)", (secrets.token_hex(8), epoch))
+            db.execute(f"insert into {self.table} (at, op) values (julianday('now'), 'a')")
 
     def shapes(self, db: sqlite3.Connection) -> dict[int, StoredShape]:
         rows = db.execute(f"select number, epoch, name, shape, dropped from {self._shapes}")
@@ -98,7 +133,7 @@ class Queue:
         generation, epoch = self.epoch(db)
         found = db.execute(f"select id, at from {self.table} order by id desc limit 1").fetchone()
         if found is None:
-            raise _lost("its queue was emptied")
+            raise self.lost("its queue was emptied")
         return QueuePosition(generation, found[0], repr(found[1]), epoch)
 
     # ------------------------------------------------------------ triggers
@@ -107,19 +142,13 @@ class Queue:
         """Make what is missing. Reads first: without a difference nothing is locked."""
         if self.is_synchronized(db, specs):
             return
-        db.execute("begin immediate")
-        try:
+        with transaction(db):
             self._create_tables(db)
             different = self._differences(db, specs)
             if different:
                 db.execute(f"update {self._state} set epoch = epoch + 1")
             for name, shape, stored in different:
                 self._replace(db, name, shape, stored)
-            db.execute("commit")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("rollback")
-            raise
 
     def is_synchronized(self, db: sqlite3.Connection, specs: Sequence[TableSpec]) -> bool:
         return self.exists(db) and not self._differences(db, specs)
@@ -252,15 +281,9 @@ class Queue:
     # ------------------------------------------------------------ the end
 
     def remove(self, db: sqlite3.Connection) -> None:
-        db.execute("begin immediate")
-        try:
+        with transaction(db):
             self._drop_triggers(db, self.names.prefix)
             self._drop_tables(db)
-            db.execute("commit")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("rollback")
-            raise
 
     def _drop_triggers(self, db: sqlite3.Connection, prefix: str) -> None:
         names = db.execute(
@@ -283,21 +306,14 @@ class Queue:
         ).rowcount
 
 
-def _lost(reason: str) -> PositionLost:
-    return PositionLost(
-        f"the changes after the position are not in the SQLite file: {reason}",
-        hint="copy the tables again: headwater source resnapshot NAME",
-    )
-
-
 def verify(queue: Queue, db: sqlite3.Connection, position: QueuePosition) -> None:
     """The row that the position names must be in the queue, as it was written."""
     if not queue.exists(db):
-        raise _lost("it has no queue, so it is another file or its capture was removed")
+        raise queue.lost("it has no queue, so it is another file or its capture was removed")
     if queue.epoch(db)[0] != position.generation:
-        raise _lost("its queue is not the one that the position belongs to")
+        raise queue.lost("its queue is not the one that the position belongs to")
     found = db.execute(f"select at from {queue.table} where id = ?", (position.id,)).fetchone()
     if found is None:
-        raise _lost("its queue was emptied, or the file is an older copy")
+        raise queue.lost("its queue was emptied, or the file is an older copy")
     if repr(found[0]) != position.at:
-        raise _lost("its queue has another row there, so the file is a copy that was changed")
+        raise queue.lost("its queue has another row there, so the file is a copy that was changed")

@@ -131,6 +131,7 @@ class SqliteSource:
     async def start(self) -> str:
         def make(db: sqlite3.Connection) -> str:
             self._synchronize(db, must_exist=True)
+            self._queue.renew(db)
             return str(self._queue.last(db))
 
         return await self._main.run(make)

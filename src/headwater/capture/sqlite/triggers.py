@@ -85,10 +85,9 @@ class TriggerWriter:
     def _after_update(self) -> list[str]:
         places = self._shape.key_places()
         both = f"{self._keys}, " + ", ".join(f"c{i}" for i in places)
-        other = (
-            f"{self._differs('OLD', 'NEW')} AND {self._same('OLD')} AND NOT ({self._same('NEW')})"
-        )
-        row = f"SELECT 1 FROM {self._table} t WHERE {self._same('c')} AND NOT ({self._same('NEW')})"
+        not_new = f"({self._same('NEW')}) IS NOT 1"
+        other = f"{self._differs('OLD', 'NEW')} AND {self._same('OLD')} AND {not_new}"
+        row = f"SELECT 1 FROM {self._table} t WHERE {self._same('c')} AND {not_new}"
         return [
             self._vanished(row, update=True),
             self._image(UPDATE, self._same("NEW"), self._key_of("OLD")),
@@ -128,7 +127,7 @@ class TriggerWriter:
         for i, index in enumerate(self._shape.uniques):
             where = self._conflict(index)
             if itself is not None:
-                where = f"{self._changed(i)} AND NOT ({itself}) AND {where}"
+                where = f"{self._changed(i)} AND ({itself}) IS NOT 1 AND {where}"
             found.append(self._image(BEFORE, where, self._key_of("t"), self._token(i)))
         return found
 

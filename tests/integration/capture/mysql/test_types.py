@@ -28,7 +28,8 @@ def printed(url: str, table: SourceTable, row: tuple[str | None, ...]) -> list[s
         connection.execute(sql.SQL("create temp table t ({})").format(columns))
         places = ", ".join(["%s"] * len(row))
         connection.execute(f"insert into t values ({places})", row)  # type: ignore[arg-type]
-        names = ", ".join(f"case when c{i} is not null then format('%s', c{i}) end" for i in range(len(row)))
+        printed = "case when c{0} is not null then format('%s', c{0}) end"
+        names = ", ".join(printed.format(i) for i in range(len(row)))
         found = connection.execute(f"select {names} from t").fetchone()  # type: ignore[arg-type]
         assert found is not None
         return list(found)
