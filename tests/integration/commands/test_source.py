@@ -20,7 +20,8 @@ from headwater.capture.running import check, removal
 from headwater.capture.source import Problem
 from headwater.commands import program
 from headwater.errors import SourceUnavailable
-from tests.support.running_sources import ScriptedDatabase, running
+from tests.support.databases import fresh_database
+from tests.support.running_sources import ScriptedDatabase, running, supervised
 from tests.support.scripted_source import ScriptedSource
 
 SOURCE = "sqlite:///scripted.db?password=secret"
@@ -358,3 +359,23 @@ def test_run_until_it_is_stopped(url: str, tmp_path: Path, number: signal.Signal
     finally:
         runner.kill()
         runner.communicate()
+
+
+SLOTS = "select slot_name from pg_replication_slots where slot_name = 'headwater_removed'"
+PUBLICATIONS = "select pubname from pg_publication"
+
+
+def test_remove_leaves_no_slot_behind(run: Run, url: str, server_url: str) -> None:
+    """Of a PostgreSQL: a slot that stays would fill its disk."""
+    with fresh_database(server_url, installed=False) as elsewhere:
+        with psycopg.connect(elsewhere) as connection:
+            connection.execute("create table orders (id int primary key, name text)")
+            connection.execute("insert into orders values (1, 'a')")
+        with supervised(url):
+            done = run("add", elsewhere, "--into", "removed", "--wait", "--json")
+            assert done.documents[-1]["state"] == "running"
+            assert stored(url, "select name from removed.orders") == ["a"]
+            assert stored(elsewhere, SLOTS) == ["headwater_removed"]
+            assert run("remove", "removed", "--yes").code == 0
+        assert stored(elsewhere, SLOTS) == []
+        assert stored(elsewhere, PUBLICATIONS) == []
