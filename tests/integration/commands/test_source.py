@@ -353,6 +353,7 @@ def test_run_until_it_is_stopped(url: str, tmp_path: Path, number: signal.Signal
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout.splitlines()[-1])["state"] == "running"
         assert stored(url, "select id from shop.orders order by 1") == [1, 2]
+        assert stored(url, "select estimate from headwater.source_tables") == [2]
         runner.send_signal(number)
         assert runner.wait(30) == 0
         assert stored(url, "select state from headwater.sources") == ["stopped"]
@@ -375,6 +376,7 @@ def test_remove_leaves_no_slot_behind(run: Run, url: str, server_url: str) -> No
             done = run("add", elsewhere, "--into", "removed", "--wait", "--json")
             assert done.documents[-1]["state"] == "running"
             assert stored(url, "select name from removed.orders") == ["a"]
+            assert stored(url, "select estimate > 0 from headwater.source_tables") == [True]
             assert stored(elsewhere, SLOTS) == ["headwater_removed"]
             assert run("remove", "removed", "--yes").code == 0
         assert stored(elsewhere, SLOTS) == []
