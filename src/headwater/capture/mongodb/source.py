@@ -90,6 +90,16 @@ class MongoSource:
             stream = Stream(self._connection, await self._plan(), Position((0, 0)), self._scope)
             return str(await stream.present())
 
+    async def estimate(self, table: SourceTable) -> int | None:
+        """As the server counts documents; None for a server that does not say it."""
+        with translated(self.definition.url, f"counting the collection {table.name}"):
+            layout = self._layouts.get(table.name) or (await self._plan()).by_name[table.name]
+            collection = self._connection.database.get_collection(layout.name)
+            try:
+                return await collection.estimated_document_count()
+            except OperationFailure:
+                return None
+
     async def snapshot(self, table: SourceTable, after: SourceKey | None, rows: int) -> Chunk:
         with translated(self.definition.url, f"copying the collection {table.name}"):
             layout = self._layouts.get(table.name) or (await self._plan()).by_name[table.name]

@@ -152,6 +152,16 @@ class PostgresSource:
 
     # -------------------------------------------------------------------- reading
 
+    async def estimate(self, table: SourceTable) -> int | None:
+        """As the planner estimates it, also for a table that was never analysed."""
+        async with self._session("snapshot") as connection:
+            if table.name not in self._tables.catalog:
+                await self._tables.load(connection)
+            catalog = self._tables.catalog[table.name]
+            from_ = f"{'only ' if catalog.kind == 'r' else ''}{catalog.quoted}"
+            plan = await fetch_value(connection, f"explain (format json) select from {from_}")
+        return int(plan[0]["Plan"]["Plan Rows"])
+
     async def snapshot(self, table: SourceTable, after: SourceKey | None, rows: int) -> Chunk:
         low = self._tail.position if self._tail is not None else self._position
         async with self._session("snapshot") as connection:
