@@ -68,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "embedded": {"errors", "limits", "database", "embedded"},
     "admin": {
-        "errors", "limits", "database", "capture", "log", "live", "hub", "gateway", "pipeline",
+        "model", "errors", "limits", "database", "capture", "log", "live", "hub", "gateway", "pipeline",
         "admin", "metrics",
     },
     "app": {
