@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from headwater.capture.mirror import registry
-from headwater.capture.running.supervisor import Supervisor
 from headwater.capture.postgres import triggers
 from headwater.capture.postgres.wal.append import WalCapture
+from headwater.capture.running.supervisor import Supervisor
 from headwater.database import Connection
 from headwater.limits import SOURCE_CHUNK_ROWS
 from tests.contract.sources.driver import SourceDriver

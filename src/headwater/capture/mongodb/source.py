@@ -163,7 +163,7 @@ class MongoSource:
         low, high = Position(time), Position(following(time) if sharded else time)
         return Chunk(found, layout.key(found[-1]) if more else None, str(low), str(high))
 
-    async def changes(self, after: str) -> AsyncIterator[Item]:
+    async def changes(self, after: str) -> AsyncGenerator[Item, None]:
         position = Position.parse(after)
         with translated(self.definition.url, "reading the change stream"):
             await self._require_server()

@@ -104,7 +104,7 @@ class MysqlSource:
     async def snapshot(self, table: SourceTable, after: SourceKey | None, rows: int) -> Chunk:
         return await self._run(lambda connection: self._chunk(connection, table, after, rows))
 
-    async def changes(self, after: str) -> AsyncIterator[Item]:
+    async def changes(self, after: str) -> AsyncGenerator[Item, None]:
         position = Position.parse(after)
         self._position = position
         handover = Handover(asyncio.get_running_loop())

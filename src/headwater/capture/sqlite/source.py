@@ -165,7 +165,7 @@ class SqliteSource:
 
     # ------------------------------------------------------------ changes
 
-    async def changes(self, after: str) -> AsyncIterator[Item]:
+    async def changes(self, after: str) -> AsyncGenerator[Item, None]:
         position = QueuePosition.parse(after)
         connection = FileConnection(self._path, self._busy_seconds)
         watch = FileWatch(self._path)

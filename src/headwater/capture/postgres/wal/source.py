@@ -182,7 +182,7 @@ class PostgresSource:
             statement = chunk_statement(from_, table, after, where, by_text)
             return await read_chunk(connection, statement, table, rows, low, self._visibility)
 
-    async def changes(self, after: str) -> AsyncIterator[Item]:
+    async def changes(self, after: str) -> AsyncGenerator[Item, None]:
         position = parse_position(after)
         async with self._catalog_session() as connection:
             server = await read_server(connection)
