@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import threading
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headwater.capture.mysql import checks
@@ -100,7 +100,7 @@ class MysqlSource:
     async def snapshot(self, table: SourceTable, after: SourceKey | None, rows: int) -> Chunk:
         return await self._run(lambda connection: self._chunk(connection, table, after, rows))
 
-    async def changes(self, after: str) -> AsyncIterator[Item]:
+    async def changes(self, after: str) -> AsyncGenerator[Item, None]:
         position = Position.parse(after)
         self._position = position
         handover = Handover(asyncio.get_running_loop())
