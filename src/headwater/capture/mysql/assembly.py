@@ -93,6 +93,7 @@ class Assembler:
         self.weight = self.bytes = 0
         self.in_transaction = False
         self.reached: Position | None = None
+        self._given: Position | None = None
         self._look = look
         self._mariadb = after.dialect == "mariadb"
         self._server, self._dialect = after.server, after.dialect
@@ -178,8 +179,7 @@ class Assembler:
         file = events.text(body)
         if file != self._file:
             self._file, self._end = file, header.end
-        if self.reached is not None or self._end:
-            self._reach()
+        self._reach()
 
     # ------------------------------------------------------------------ transactions
 
@@ -222,7 +222,7 @@ class Assembler:
         if committed_at is None and timestamp:
             committed_at = datetime.fromtimestamp(timestamp, UTC)
         self._part(str(self.reached), committed_at)
-        self.reached, self._parts = None, 0
+        self._given, self.reached, self._parts = self.reached, None, 0
 
     def _part(self, position: str | None = None, committed_at: datetime | None = None) -> None:
         changes = [group.changes() for group in self._groups]
@@ -234,10 +234,12 @@ class Assembler:
 
     def progress(self) -> None:
         """Add the position that was reached without changes, if there is one."""
-        if self.reached is not None and not self.in_transaction:
-            self._announce_stale()
+        if self.reached is None or self.in_transaction:
+            return
+        self._announce_stale()
+        if self.reached != self._given:
             self.items.append(Progress(str(self.reached)))
-            self.reached = None
+        self._given, self.reached = self.reached, None
 
     def _roll_back(self) -> None:
         """The log has it only where a table without transactions was written as well."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import threading
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headwater.capture.mysql import checks

@@ -12,8 +12,8 @@ from headwater.capture.mysql.source import MysqlSource
 from headwater.capture.source import Problem, SourceDefinition, TableSpec
 from headwater.errors import ConfigError, HeadwaterError, SourceRefused, SourceUnavailable
 from tests.contract.sources.drivers.mysql import MysqlDriver
-from tests.integration.capture.mysql.reading import opened
 from tests.support.mariadb import ESCAPED_PASSWORD, PASSWORD, MariaDB, running_mariadb
+from tests.support.mysql.reading import opened
 
 
 async def _problems(definition: SourceDefinition) -> list[Problem]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -25,13 +26,13 @@ from headwater.capture.source import (
 )
 from headwater.errors import PositionLost, SourceRefused, SourceUnavailable
 from tests.contract.sources.drivers.mysql import MysqlDriver
-from tests.integration.capture.mysql.reading import (
+from tests.support.mariadb import running_mariadb
+from tests.support.mysql.reading import (
     changed,
     copied,
     opened,
     transactions,
 )
-from tests.support.mariadb import running_mariadb
 
 
 async def _orders(driver: MysqlDriver) -> None:
@@ -144,8 +145,8 @@ async def test_names(driver: MysqlDriver) -> None:
         f"alter table {quoted} drop column `ü %s`",
         name=name,
     )
-    first = [("insert", [], [("1", "2"), ("3", "4")])]
-    rest = [[("truncate", [], [])], [("insert", [], [("1", "2")])], SchemaChange]
+    first: Any = [("insert", [], [("1", "2"), ("3", "4")])]
+    rest: Any = [[("truncate", [], [])], [("insert", [], [("1", "2")])], SchemaChange]
     assert _plain(items) == [first, *rest]
     async with opened(driver.definition(name)) as source:
         (table,) = await source.tables()
@@ -246,6 +247,10 @@ async def test_progress_without_changes(driver: MysqlDriver) -> None:
         await _next_progress(changes, source, await source.start())
 
 
+async def _next(changes: AsyncIterator[Item]) -> Item:
+    return await anext(changes)
+
+
 async def _until(driver: MysqlDriver, question: str) -> None:
     """Until the question has a row."""
     async with asyncio.timeout(60):
@@ -282,7 +287,7 @@ async def test_a_cancelled_reader(driver: MysqlDriver) -> None:
     await _orders(driver)
     async with opened(driver.definition("orders")) as source:
         changes = source.changes(await source.start())
-        reading = asyncio.create_task(anext(changes))
+        reading = asyncio.create_task(_next(changes))
         await asyncio.sleep(0)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -521,8 +526,8 @@ async def test_compressed_events(driver: MysqlDriver) -> None:
         await driver.execute("set global log_bin_compress = 0")
     old = [(str(i), "1", "x" * 300) for i in (1, 2, 3)]
     new = [(str(i), "2", None) for i in (1, 2, 3)]
-    inserts, updates, deletes = [("insert", [], old)], [("update", old, new)], [("delete", new, [])]
-    assert _plain(items) == [inserts, updates, deletes, SchemaChange]
+    expected: Any = [[("insert", [], old)], [("update", old, new)], [("delete", new, [])]]
+    assert _plain(items) == [*expected, SchemaChange]
 
 
 async def test_without_checksums(driver: MysqlDriver) -> None:
@@ -609,14 +614,14 @@ async def test_a_second_reader_with_the_same_server_id(driver: MysqlDriver) -> N
     definition = driver.definition("orders", options={"server_id": 4242})
     async with opened(definition) as one, opened(definition) as two:
         first = one.changes(await one.start())
-        reading = asyncio.create_task(anext(first))
+        reading = asyncio.create_task(_next(first))
         processes = (
             "select count(*) from information_schema.processlist where command like 'Binlog%'"
         )
         async with asyncio.timeout(30):
             await _until(driver, f"{processes} having count(*) > 0")
             second = two.changes(await two.start())
-            other = asyncio.create_task(anext(second))
+            other = asyncio.create_task(_next(second))
             with pytest.raises((SourceRefused, SourceUnavailable)):
                 await reading
         await driver.execute("insert into orders values (1, 1, null)")
