@@ -13,7 +13,7 @@ in `headwater.errors`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from enum import Enum
 from typing import Any, Final, Literal, Protocol, TypeAlias

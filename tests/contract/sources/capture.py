@@ -243,6 +243,6 @@ class LocalCapture(Capture):
     async def end(self) -> None:
         if self._capture is not None:
             for table in await triggers.list_tables(self.connection):
-                await triggers.disable(self.connection, table.label)
+                await triggers.disable(self.connection, table.name)
             self._capture.stop()
             await self._task

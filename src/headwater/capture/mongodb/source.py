@@ -11,7 +11,7 @@ acknowledged: the server's log (the oplog) has a size or a duration of its own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from pymongo.asynchronous.cursor import AsyncCursor

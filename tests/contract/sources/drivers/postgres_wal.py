@@ -158,7 +158,8 @@ class PostgresWalDriver:
     async def leftovers(self) -> list[str]:
         async with await AsyncConnection.connect(self.url, autocommit=True) as connection:
             cursor = await connection.execute(
-                "select slot_name::text from pg_replication_slots where database = current_database()"
+                "select slot_name::text from pg_replication_slots"
+                " where database = current_database()"
                 " union all select pubname::text from pg_publication"
             )
             return [name for (name,) in await cursor.fetchall()]

@@ -13,7 +13,7 @@ is `lagging`, and `spool_folder` where large transactions wait for their commit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 import msgspec
