@@ -85,6 +85,8 @@ class Replica:
             async with asyncio.timeout(seconds):
                 while not until():
                     await self._read_chunk()
+                    if until():
+                        break
                     item = await anext(items)
                     before = self.position
                     self.apply(item)
