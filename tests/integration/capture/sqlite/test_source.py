@@ -302,6 +302,27 @@ async def test_tables_that_change(
     assert [table.name for table in await mirror.source.tables()] == ["orders"]
 
 
+async def test_columns_of_a_unique_index(db: sqlite3.Connection, mirror: ExactMirror) -> None:
+    """Others can be dropped at once, and these when Headwater has noticed that it is gone."""
+    db.execute("alter table orders add column code text")
+    db.execute("alter table orders add column other text")
+    db.execute("create unique index by_code on orders (lower(code)) where amount > 1")
+    await mirror.catch_up()
+    db.execute("alter table orders drop column other")
+    db.execute("insert into orders values (1, 'a', 2, 'x'), (2, 'b', 2, 'y')")
+    db.execute("insert or replace into orders values (3, 'c', 2, 'X')")
+    await mirror.catch_up()
+    await mirror.compare()
+    db.execute("drop index by_code")
+    with pytest.raises(sqlite3.OperationalError, match="trigger _headwater_shop_"):
+        db.execute("alter table orders drop column code")
+    await mirror.catch_up_without_start()
+    db.execute("alter table orders drop column code")
+    db.execute("insert or replace into orders values (3, 'd', 4)")
+    await mirror.catch_up()
+    await mirror.compare()
+
+
 async def test_a_change_of_columns_while_nothing_follows(
     db: sqlite3.Connection, mirror: ExactMirror
 ) -> None:
