@@ -233,10 +233,13 @@ class TriggerWriter:
         return f"(SELECT {', '.join(f'{row}.{quoted(n)} AS {quoted(n)}' for n in columns)})"
 
     def _token(self, i: int, row: str = "NEW") -> str:
-        """The values of NEW in a unique index, as one text."""
+        """The values of NEW in a unique index, as one text, and whether it is in a partial one: an
+        update may only change that."""
         index = self._shape.uniques[i]
         names = [f"{row}.{quoted(name)}" for name in index.expressions]
         values = [f"quote({value})" for value in (names if index.columns else index.expressions)]
+        if index.predicate is not None:
+            values.append(f"quote(({index.predicate}) IS TRUE)")
         text = f"'{self._number}:{i}:' || {' || '.join(values)}"
         return text if index.columns else f"(SELECT {text} FROM {self._as_table(index, row)})"
 

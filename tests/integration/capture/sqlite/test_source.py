@@ -535,7 +535,7 @@ def test_options_that_do_not_exist(path: Path) -> None:
 
 async def test_two_sources_of_one_file(db: sqlite3.Connection, path: Path) -> None:
     one = source_of(path, "orders")
-    other = SqliteSource(SourceDefinition('the "other"', f"sqlite:///{path}", "o"))
+    other = SqliteSource(SourceDefinition('shop_1_"x', f"sqlite:///{path}", "o"))
     mirrors = ExactMirror(one), ExactMirror(other)
     for mirror in mirrors:
         await mirror.start()
