@@ -149,6 +149,44 @@ async def test_a_file_that_is_attached_under_another_name(path: Path, mirror: Ex
     assert mirror.rows["orders"] == {("1",): ("1", "attached", "1")}
 
 
+NEWER = """
+import apsw, sys
+db = apsw.Connection(sys.argv[1])
+db.set_busy_timeout(60_000)
+assert apsw.sqlite_lib_version() != sys.argv[2]
+for statement in (
+    "insert into orders values (1, 'a', 1), (2, 'b', 2), (60, 'c', 3)",
+    "insert or replace into orders values (40, 'B', 5)",
+    "insert into orders values (1, 'z', 9) on conflict do update set amount = 7",
+    "update or replace orders set id = 40 where id = 1",
+    "insert or replace into orders select id, name || '!', amount from orders",
+    *sys.argv[3:],
+):
+    db.execute(statement)
+"""
+
+
+@pytest.mark.parametrize("last", ["", "alter table orders drop column amount"])
+async def test_a_program_with_another_sqlite(db: sqlite3.Connection, path: Path, last: str) -> None:
+    """The triggers that one release made work in another."""
+    db.execute("create unique index by_name on orders (lower(name)) where name <> ''")
+    db.execute(
+        "create trigger own after insert on orders when new.id > 50 begin"
+        " update orders set name = new.name || '+' where id = new.id; end"
+    )
+    mirror = ExactMirror(source_of(path, "orders"))
+    await mirror.start()
+    command = [sys.executable, "-c", NEWER, str(path), sqlite3.sqlite_version, last]
+    await asyncio.to_thread(subprocess.run, command, check=True)
+    await mirror.catch_up()
+    await mirror.compare()
+    assert sorted(mirror.rows["orders"]) == [("40",), ("60",)]
+    assert mirror.rows["orders"][("60",)][1] == "c+!+"
+    assert len(items(mirror, SchemaChange)) == bool(last)
+    await mirror.restart()
+    await mirror.source.close()
+
+
 async def test_several_tables_are_one_transaction(db: sqlite3.Connection, path: Path) -> None:
     db.execute('create table "order ""lines""" (a text, b text, primary key (b, a)) without rowid')
     mirror = ExactMirror(source_of(path))
