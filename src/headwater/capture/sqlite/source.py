@@ -7,6 +7,7 @@ connection reads changes, another does the rest; each has a thread of its own.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import time
@@ -183,7 +184,7 @@ class SqliteSource:
         reader = QueueReader(self._queue, self._misfits)
         known: Poll | None = None
         pause = POLL_SECONDS_MIN
-        is_sent = False
+        is_sent = is_woken = False
 
         def look(db: sqlite3.Connection) -> Poll | None:
             return poll(self._queue, db, position, known and known.data_version)
@@ -206,9 +207,14 @@ class SqliteSource:
                 continue
             known = found or known
             if found is None or (found.last.id == position.id and is_sent):
-                is_woken = await watch.wait(pause)
-                pause = POLL_SECONDS_MIN if is_woken else min(pause * 2, POLL_SECONDS_MAX)
+                if await watch.wait(pause):
+                    # Changes of other tables wake, too: not more often than polling would.
+                    await asyncio.sleep(POLL_SECONDS_MIN if is_woken else 0)
+                    is_woken, pause = True, POLL_SECONDS_MIN
+                else:
+                    is_woken, pause = False, min(pause * 2, POLL_SECONDS_MAX)
                 continue
+            is_woken = False
             pause = POLL_SECONDS_MIN
             if found.last.id == position.id:
                 yield Progress(str(position))

@@ -20,7 +20,7 @@ the statements can fail by itself or change the conflict handling of the writer'
 from __future__ import annotations
 
 from headwater.capture.sqlite.shapes import Shape, UniqueIndex
-from headwater.capture.sqlite.statements import quoted
+from headwater.capture.sqlite.statements import quoted, unquoted, words
 
 # Operations of queue rows. The letters are stored in files.
 BEFORE, INSERT, UPDATE, DELETE = "b", "i", "u", "d"
@@ -214,8 +214,9 @@ class TriggerWriter:
                 for name, coll in zip(index.expressions, index.collations, strict=True)
             )
         key = ", ".join(quoted(name) for name in self._shape.key)
+        new = self._as_table(index, "NEW")
         terms = [
-            f"({expression}) = (SELECT {expression} FROM {self._as_table('NEW')}) COLLATE {coll}"
+            f"({expression}) = (SELECT {expression} FROM {new}) COLLATE {coll}"
             for expression, coll in zip(index.expressions, index.collations, strict=True)
         ]
         if index.predicate is not None:
@@ -223,18 +224,24 @@ class TriggerWriter:
         where = " AND ".join(terms)
         return f"({self._key_of('t')}) IN (SELECT {key} FROM {self._table} WHERE {where})"
 
-    def _as_table(self, row: str) -> str:
-        """So that an expression over the table's columns can be computed for NEW."""
-        columns = ", ".join(f"{row}.{quoted(n)} AS {quoted(n)}" for n in self._shape.every)
-        return f"(SELECT {columns})"
+    def _as_table(self, index: UniqueIndex, row: str) -> str:
+        """So that an expression over the table's columns can be computed for NEW. With the columns
+        that it names only: no other one is needed, and each of them could be dropped."""
+        text = " ".join([*index.expressions, index.predicate or ""])
+        named = {unquoted(word).lower() for word in words(text)}
+        columns = [n for n in self._shape.every if n.lower() in named]
+        return f"(SELECT {', '.join(f'{row}.{quoted(n)} AS {quoted(n)}' for n in columns)})"
 
     def _token(self, i: int, row: str = "NEW") -> str:
-        """The values of NEW in a unique index, as one text."""
+        """The values of NEW in a unique index, as one text, and whether it is in a partial one: an
+        update may only change that."""
         index = self._shape.uniques[i]
         names = [f"{row}.{quoted(name)}" for name in index.expressions]
         values = [f"quote({value})" for value in (names if index.columns else index.expressions)]
+        if index.predicate is not None:
+            values.append(f"quote(({index.predicate}) IS TRUE)")
         text = f"'{self._number}:{i}:' || {' || '.join(values)}"
-        return text if index.columns else f"(SELECT {text} FROM {self._as_table(row)})"
+        return text if index.columns else f"(SELECT {text} FROM {self._as_table(index, row)})"
 
     def _has_candidates(self, update: bool = False) -> str:
         """Whether rows were written that this statement may have replaced."""

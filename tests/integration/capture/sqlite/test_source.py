@@ -149,6 +149,44 @@ async def test_a_file_that_is_attached_under_another_name(path: Path, mirror: Ex
     assert mirror.rows["orders"] == {("1",): ("1", "attached", "1")}
 
 
+NEWER = """
+import apsw, sys
+db = apsw.Connection(sys.argv[1])
+db.set_busy_timeout(60_000)
+assert apsw.sqlite_lib_version() != sys.argv[2]
+for statement in (
+    "insert into orders values (1, 'a', 1), (2, 'b', 2), (60, 'c', 3)",
+    "insert or replace into orders values (40, 'B', 5)",
+    "insert into orders values (1, 'z', 9) on conflict do update set amount = 7",
+    "update or replace orders set id = 40 where id = 1",
+    "insert or replace into orders select id, name || '!', amount from orders",
+    *sys.argv[3:],
+):
+    db.execute(statement)
+"""
+
+
+@pytest.mark.parametrize("last", ["", "alter table orders drop column amount"])
+async def test_a_program_with_another_sqlite(db: sqlite3.Connection, path: Path, last: str) -> None:
+    """The triggers that one release made work in another."""
+    db.execute("create unique index by_name on orders (lower(name)) where name <> ''")
+    db.execute(
+        "create trigger own after insert on orders when new.id > 50 begin"
+        " update orders set name = new.name || '+' where id = new.id; end"
+    )
+    mirror = ExactMirror(source_of(path, "orders"))
+    await mirror.start()
+    command = [sys.executable, "-c", NEWER, str(path), sqlite3.sqlite_version, last]
+    await asyncio.to_thread(subprocess.run, command, check=True)
+    await mirror.catch_up()
+    await mirror.compare()
+    assert sorted(mirror.rows["orders"]) == [("40",), ("60",)]
+    assert mirror.rows["orders"][("60",)][1] == "c+!+"
+    assert len(items(mirror, SchemaChange)) == bool(last)
+    await mirror.restart()
+    await mirror.source.close()
+
+
 async def test_several_tables_are_one_transaction(db: sqlite3.Connection, path: Path) -> None:
     db.execute('create table "order ""lines""" (a text, b text, primary key (b, a)) without rowid')
     mirror = ExactMirror(source_of(path))
@@ -300,6 +338,27 @@ async def test_tables_that_change(
     await mirror.catch_up()
     await mirror.compare()
     assert [table.name for table in await mirror.source.tables()] == ["orders"]
+
+
+async def test_columns_of_a_unique_index(db: sqlite3.Connection, mirror: ExactMirror) -> None:
+    """Others can be dropped at once, and these when Headwater has noticed that it is gone."""
+    db.execute("alter table orders add column code text")
+    db.execute("alter table orders add column other text")
+    db.execute("create unique index by_code on orders (lower(code)) where amount > 1")
+    await mirror.catch_up()
+    db.execute("alter table orders drop column other")
+    db.execute("insert into orders values (1, 'a', 2, 'x'), (2, 'b', 2, 'y')")
+    db.execute("insert or replace into orders values (3, 'c', 2, 'X')")
+    await mirror.catch_up()
+    await mirror.compare()
+    db.execute("drop index by_code")
+    with pytest.raises(sqlite3.OperationalError, match="trigger _headwater_shop_"):
+        db.execute("alter table orders drop column code")
+    await mirror.catch_up_without_start()
+    db.execute("alter table orders drop column code")
+    db.execute("insert or replace into orders values (3, 'd', 4)")
+    await mirror.catch_up()
+    await mirror.compare()
 
 
 async def test_a_change_of_columns_while_nothing_follows(
@@ -514,7 +573,7 @@ def test_options_that_do_not_exist(path: Path) -> None:
 
 async def test_two_sources_of_one_file(db: sqlite3.Connection, path: Path) -> None:
     one = source_of(path, "orders")
-    other = SqliteSource(SourceDefinition('the "other"', f"sqlite:///{path}", "o"))
+    other = SqliteSource(SourceDefinition('shop_1_"x', f"sqlite:///{path}", "o"))
     mirrors = ExactMirror(one), ExactMirror(other)
     for mirror in mirrors:
         await mirror.start()
