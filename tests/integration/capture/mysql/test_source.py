@@ -476,6 +476,17 @@ async def _caught_up(replica: MariaDB, gtids: str) -> None:
             await asyncio.sleep(0.05)
 
 
+async def test_estimate(driver: MysqlDriver) -> None:
+    """For the bar of a copy. The engine's own estimate is not exact."""
+    await _orders(driver)
+    await driver.execute(
+        "insert into orders select seq, 1, null from seq_1_to_5000", "analyze table orders"
+    )
+    async with opened(driver.definition("orders")) as source:
+        (table,) = await source.tables()
+        assert 2_500 < (await source.estimate(table) or 0) < 10_000
+
+
 async def test_health(driver: MysqlDriver) -> None:
     await _orders(driver)
     async with opened(driver.definition("orders")) as source:
