@@ -1,5 +1,5 @@
-"""Capture from the WAL: enabling, changing the way of capture, DDL, partitions, a runner that is not
-there, a slot that is lost, and what is left behind: nothing."""
+"""Capture from the WAL: enabling, changing the way of capture, DDL, partitions, a runner that is
+not there, a slot that is lost, and what is left behind: nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headwater import Headwater, limits
 from headwater.admin.status import wal_capture_status
 from headwater.capture.postgres import doctor, schema, triggers
 from headwater.capture.postgres.wal.append import WalCapture
-from headwater.capture.postgres.wal.process import WalCaptureProcess
+from headwater.capture.postgres.wal.append.process import WalCaptureProcess
 from headwater.database import Connection, connect
 from headwater.errors import ConfigError, DatabaseError, HeadwaterError
 from headwater.log import maintenance
@@ -193,7 +193,7 @@ DDL = (
 
 @pytest.mark.parametrize("statement", DDL)
 @pytest.mark.parametrize("runs", [True, False])
-async def test_rows_after_ddl_are_told_by_their_shape_or_by_a_reset(
+async def test_rows_after_ddl_have_the_new_shape_or_follow_a_reset(
     url: str, connection: Connection, statement: str, runs: bool
 ) -> None:
     """Where the runner did not run, it meets changes from before the DDL when the catalog is

@@ -25,6 +25,14 @@ SETTINGS = (
     "set plan_cache_mode = force_generic_plan",
     "set enable_seqscan = off",
     "set jit = off",
+    # A transaction takes as long as that of the source, whatever the role's settings are.
+    "set statement_timeout = 0",
+    "set lock_timeout = 0",
+    "set idle_in_transaction_session_timeout = 0",
+    "set default_transaction_isolation = 'read committed'",
+    "set default_transaction_read_only = off",
+    # A policy that is forced on the owner is an error here, and hides no row from a statement.
+    "set row_security = off",
     # Images of feed-only tables are written as capture writes them.
     "set datestyle = 'ISO'",
     "set intervalstyle = 'iso_8601'",

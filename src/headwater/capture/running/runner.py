@@ -37,6 +37,9 @@ of the source's name."""
 _DIVERGED = frozenset({"21", "22", "23", "27"})
 """Of SQLSTATE: the mirror does not take a change that its source made."""
 
+_UNTIL_REQUESTED = 86_400.0
+"""Seconds until the next attempt where only a request helps: a resnapshot."""
+
 OpenSource = Callable[[SourceDefinition], Source]
 
 
@@ -106,14 +109,14 @@ class Runner:
         try:
             return await self._run_with_lease()
         except PositionLost as error:
-            return self._fail("lost", error, SOURCE_RETRY_SECONDS_MAX)
+            return self._fail("lost", error, _UNTIL_REQUESTED)
         except (SourceRefused, ConfigError) as error:
             return self._fail("refused", error, SOURCE_RETRY_SECONDS_MAX)
         except SourceUnavailable as error:
             return self._fail("failed", error, self._backoff())
         except psycopg.Error as error:
             if (error.sqlstate or "")[:2] in _DIVERGED:
-                return self._fail("diverged", self._divergence(error), SOURCE_RETRY_SECONDS_MAX)
+                return self._fail("diverged", self._divergence(error), _UNTIL_REQUESTED)
             return self._fail("failed", translate(error, self._url), self._backoff())
         except HeadwaterError as error:
             return self._fail("failed", error, self._backoff())

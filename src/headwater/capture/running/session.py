@@ -19,13 +19,13 @@ import msgspec
 from headwater.capture.mirror import tables
 from headwater.capture.mirror.applier import Applier
 from headwater.capture.mirror.chunks import PendingChunk
+from headwater.capture.mirror.feeds import FeedWriter
 from headwater.capture.mirror.registry import TableState
 from headwater.capture.mirror.runs import Insert, tables_of
 from headwater.capture.mirror.tables import Mirror
 from headwater.capture.mirror.writers import (
     CopyWriter,
     ExactWriter,
-    FeedWriter,
     FilterRuns,
     TableWriter,
     TolerantWriter,

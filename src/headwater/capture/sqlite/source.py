@@ -34,7 +34,7 @@ from headwater.capture.sqlite.connection import Busy, FileConnection, FileReplac
 from headwater.capture.sqlite.copying import read_chunk
 from headwater.capture.sqlite.notification import POLL_SECONDS_MAX, POLL_SECONDS_MIN, FileWatch
 from headwater.capture.sqlite.position import QueuePosition
-from headwater.capture.sqlite.queue import Queue, verify
+from headwater.capture.sqlite.queue import Queue
 from headwater.capture.sqlite.reading import Announced, Poll, QueueReader, poll, time_of
 from headwater.capture.sqlite.shapes import find_specs, read_shape, refusal
 from headwater.capture.sqlite.statements import quoted
@@ -186,9 +186,7 @@ class SqliteSource:
         is_sent = False
 
         def look(db: sqlite3.Connection) -> Poll | None:
-            if (found := poll(self._queue, db, known and known.data_version)) is not None:
-                verify(self._queue, db, position)
-            return found
+            return poll(self._queue, db, position, known and known.data_version)
 
         while True:
             try:

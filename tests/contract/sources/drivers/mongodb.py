@@ -7,7 +7,8 @@ has the same typed columns as those of the other sources, beside `_id` and `doc`
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,10 @@ CASES = [
     TypeCase("numeric", Decimal128("1.10"), "numeric", "1.10"),
     TypeCase("numeric(12,2)", 0.125, "numeric(12,2)", "0.13"),
     TypeCase("double precision", 0.1, "double precision", "0.1"),
-    TypeCase("boolean", True, "boolean", "true"),
-    TypeCase("timestamp", DatetimeMS(1500), "timestamp", "1970-01-01 00:00:01.5"),
+    TypeCase("boolean", True, "boolean", "t"),
+    TypeCase(
+        "timestamp", DatetimeMS(1500), "timestamp without time zone", "1970-01-01 00:00:01.5"
+    ),
     TypeCase("date", DatetimeMS(-1), "date", "1969-12-31"),
     TypeCase("uuid", Binary.from_uuid(UUID(_ID)), "uuid", _ID),
     TypeCase("bytea", b"\x00\xff", "bytea", "\\x00ff"),
@@ -109,6 +112,15 @@ class MongoDriver:
         self._types: dict[str, dict[str, str]] = {}
         self.types = list(CASES)
 
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, folder: Path) -> AsyncIterator[MongoDriver]:
+        driver = cls(folder)
+        try:
+            yield driver
+        finally:
+            await driver.close()
+
     @property
     def server(self) -> StandIn:
         assert self._server is not None, "a real server is not ours to break"
@@ -152,6 +164,16 @@ class MongoDriver:
     async def drop_column(self, table: str, name: str) -> None:
         await self._client.get_default_database()[table].update_many({}, {"$unset": {name: ""}})
         del self._types[table][name]
+
+    async def create_keyless_table(self, name: str) -> None:
+        raise NotImplementedError("every document has an _id")
+
+    async def allow_filter(self, table: str, column: str) -> None:
+        """A predicate needs nothing: the runner decides it."""
+
+    async def leftovers(self) -> list[str]:
+        """Capture makes nothing in a MongoDB."""
+        return []
 
     async def lose_position(self) -> None:
         await self._client.admin.command("standInTruncateOplog")

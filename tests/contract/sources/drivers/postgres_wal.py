@@ -40,32 +40,26 @@ class PostgresWriter:
 
     async def insert_many(self, table: str, rows: list[dict[str, Any]]) -> None:
         names = list(rows[0])
-        statement = sql.SQL("insert into {} ({}) values ({})").format(
-            sql.Identifier(table),
-            sql.SQL(", ").join(map(sql.Identifier, names)),
-            sql.SQL(", ").join([sql.Placeholder()] * len(names)),
-        )
+        columns, places = ", ".join(map(_escaped, names)), ", ".join(["%s"] * len(names))
+        statement = f"insert into {_escaped(table)} ({columns}) values ({places})"
         async with self.connection.cursor() as cursor:
-            await cursor.executemany(statement, [[row[name] for name in names] for row in rows])
+            await cursor.executemany(
+                statement.encode(), [[row[name] for name in names] for row in rows]
+            )
 
     async def update(self, table: str, id: int, values: dict[str, Any]) -> None:
-        assignments = sql.SQL(", ").join(
-            sql.SQL("{} = {}").format(sql.Identifier(name), sql.Placeholder()) for name in values
-        )
-        statement = sql.SQL("update {} set {} where id = {}").format(
-            sql.Identifier(table), assignments, sql.Placeholder()
-        )
-        await self.connection.execute(statement, [*values.values(), id])
+        assignments = ", ".join(f"{_escaped(name)} = %s" for name in values)
+        statement = f"update {_escaped(table)} set {assignments} where id = %s"
+        await self.connection.execute(statement.encode(), [*values.values(), id])
 
     async def rekey(self, table: str, id: int, to: int) -> None:
         await self.update(table, id, {"id": to})
 
     async def delete(self, table: str, id: int) -> None:
-        statement = sql.SQL("delete from {} where id = %s").format(sql.Identifier(table))
-        await self.connection.execute(statement, [id])
+        await self.connection.execute(f"delete from {_escaped(table)} where id = %s".encode(), [id])
 
     async def truncate(self, table: str) -> None:
-        await self.connection.execute(sql.SQL("truncate {}").format(sql.Identifier(table)))
+        await self.connection.execute(f"truncate {_quoted(table)}".encode())
 
     async def commit(self) -> None:
         await self.connection.commit()
@@ -81,14 +75,14 @@ class PostgresWalDriver:
     can = frozenset(
         {
             "transactions", "interleave", "rekey", "truncate", "ddl", "lose_position", "restart",
-            "names",
+            "names", "keyless",
         }
     )  # fmt: skip
 
     types: list[TypeCase]
 
     def __init__(self, cluster: Cluster, database: str) -> None:
-        self.types = list(_TYPES)
+        self.types = list(POSTGRES_TYPES)
         self._cluster = cluster
         self._database = database
         self._writers: list[AsyncConnection[Any]] = []
@@ -154,6 +148,21 @@ class PostgresWalDriver:
     async def drop_column(self, table: str, name: str) -> None:
         await self.execute(f"alter table {_quoted(table)} drop column {_quoted(name)}")
 
+    async def create_keyless_table(self, name: str) -> None:
+        await self.execute(f"create table {_quoted(name)} (a integer)")
+
+    async def allow_filter(self, table: str, column: str) -> None:
+        """A column of a row filter must be in the replica identity."""
+        await self.execute(f"alter table {_quoted(table)} replica identity full")
+
+    async def leftovers(self) -> list[str]:
+        async with await AsyncConnection.connect(self.url, autocommit=True) as connection:
+            cursor = await connection.execute(
+                "select slot_name::text from pg_replication_slots where database = current_database()"
+                " union all select pubname::text from pg_publication"
+            )
+            return [name for (name,) in await cursor.fetchall()]
+
     async def lose_position(self) -> None:
         await self._run_elsewhere(
             "select pg_terminate_backend(active_pid) from pg_replication_slots"
@@ -206,7 +215,12 @@ def _quoted(name: str) -> str:
     return sql.Identifier(name).as_string()
 
 
-_TYPES = [
+def _escaped(name: str) -> str:
+    """For a statement with placeholders."""
+    return _quoted(name).replace("%", "%%")
+
+
+POSTGRES_TYPES = [
     TypeCase("smallint", "-32768", "smallint", "-32768"),
     TypeCase("integer", "2147483647", "integer", "2147483647"),
     TypeCase("bigint", "-9223372036854775808", "bigint", "-9223372036854775808"),

@@ -4,6 +4,7 @@ leave behind, and everything that can go wrong with a binary log."""
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from contextlib import aclosing
 from typing import Any
@@ -30,7 +31,7 @@ from tests.integration.capture.mysql.reading import (
     opened,
     transactions,
 )
-from tests.support.mariadb import MariaDB, running_mariadb
+from tests.support.mariadb import running_mariadb
 
 
 async def _orders(driver: MysqlDriver) -> None:
@@ -233,14 +234,23 @@ async def _next_progress(changes: Any, source: MysqlSource, upto: str) -> None:
 async def test_progress_without_changes(driver: MysqlDriver) -> None:
     """For tables that are not captured, after a rotation, and for databases elsewhere."""
     await _orders(driver)
-    async with opened(driver.definition("orders")) as source:
-        async with aclosing(source.changes(await source.start())) as changes:
-            await driver.execute("create table other (id int primary key)")
-            await _next_progress(changes, source, await source.start())
-            await driver.execute("insert into other values (1)")
-            await _next_progress(changes, source, await source.start())
-            await driver.execute("flush binary logs")
-            await _next_progress(changes, source, await source.start())
+    async with (
+        opened(driver.definition("orders")) as source,
+        aclosing(source.changes(await source.start())) as changes,
+    ):
+        await driver.execute("create table other (id int primary key)")
+        await _next_progress(changes, source, await source.start())
+        await driver.execute("insert into other values (1)")
+        await _next_progress(changes, source, await source.start())
+        await driver.execute("flush binary logs")
+        await _next_progress(changes, source, await source.start())
+
+
+async def _until(driver: MysqlDriver, question: str) -> None:
+    """Until the question has a row."""
+    async with asyncio.timeout(60):
+        while not await driver.execute(question):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def test_closing_leaves_nothing(driver: MysqlDriver) -> None:
@@ -253,12 +263,8 @@ async def test_closing_leaves_nothing(driver: MysqlDriver) -> None:
         dumps = f"{count} and command like 'Binlog%'"
         assert (await driver.execute(dumps))[0][0] == 1
         await changes.aclose()
-        async with asyncio.timeout(30):
-            while (await driver.execute(dumps))[0][0]:
-                await asyncio.sleep(0.02)
-    async with asyncio.timeout(30):
-        while (await driver.execute(count))[0][0]:
-            await asyncio.sleep(0.02)
+        await _until(driver, f"{dumps} having count(*) = 0")
+    await _until(driver, f"{count} having count(*) = 0")
     assert not [t for t in threading.enumerate() if t.name == "headwater-binlog"]
 
 
@@ -289,18 +295,18 @@ async def test_a_cancelled_reader(driver: MysqlDriver) -> None:
 
 
 async def test_copy_to_tail_without_a_gap_under_writes(driver: MysqlDriver) -> None:
-    """Chunks are read while three writers commit. Each row is as its chunk says, and then changed by
-    the transactions after the chunk's mark: neither one too many nor one too few."""
+    """Chunks are read while three writers commit. Each row is as its chunk says, and then changed
+    by the transactions after the chunk's mark: neither one too many nor one too few."""
     await driver.execute("create table t (id int primary key, n int not null)")
     await driver.execute("insert into t select seq * 2, 0 from seq_1_to_3000")
     stop = threading.Event()
 
     def write(number: int) -> None:
-        import random
-
         rng = random.Random(number)
         with driver.server.connect(driver.database) as connection, connection.cursor() as cursor:
-            while not stop.is_set():
+            for _ in range(3000):
+                if stop.is_set():
+                    return
                 cursor.execute("update t set n = n + 1 where id = %s", (rng.randrange(6000),))
                 cursor.execute("insert ignore into t values (%s, 0)", (rng.randrange(6000),))
                 cursor.execute("delete from t where id = %s", (rng.randrange(6000),))
@@ -427,7 +433,7 @@ async def test_position_of_another_server(driver: MysqlDriver, position: str) ->
 
 
 async def test_failover_by_gtid(driver: MysqlDriver) -> None:
-    """A replica with the same GTIDs, but other files and offsets, continues where its primary was."""
+    """A replica with the same GTIDs, but other files and offsets, continues after its primary."""
     with running_mariadb(server_id="2", log_slave_updates="1") as replica:
         primary = driver.server
         await driver.execute("reset master")
@@ -451,8 +457,9 @@ async def test_failover_by_gtid(driver: MysqlDriver) -> None:
             middle = await source.start()
             await driver.execute("insert into t values (4)")
             end = await source.start()
-        await _caught_up(replica, Position.parse(end).gtids)
         moved = MysqlDriver(replica, driver.database)
+        gtids = Position.parse(end).gtids
+        await _until(moved, f"select 1 from dual where master_gtid_wait('{gtids}', 5) = 0")
         await moved.execute("stop slave")
         await moved.execute("insert into t values (5)")
         async with opened(moved.definition("t")) as source:
@@ -468,12 +475,6 @@ async def test_failover_by_gtid(driver: MysqlDriver) -> None:
             assert Position.parse(last).server == "2"
             items = await changed(source, last, await source.start())
             assert [c.after for p in transactions(items) for c in p.changes] == [[("5",)]]
-
-
-async def _caught_up(replica: MariaDB, gtids: str) -> None:
-    async with asyncio.timeout(60):
-        while replica.run(f"select master_gtid_wait('{gtids}', 5)")[0][0] != 0:
-            await asyncio.sleep(0.05)
 
 
 async def test_estimate(driver: MysqlDriver) -> None:
@@ -624,8 +625,7 @@ async def test_a_second_reader_with_the_same_server_id(driver: MysqlDriver) -> N
             "select count(*) from information_schema.processlist where command like 'Binlog%'"
         )
         async with asyncio.timeout(30):
-            while not (await driver.execute(processes))[0][0]:
-                await asyncio.sleep(0.02)
+            await _until(driver, f"{processes} having count(*) > 0")
             second = two.changes(await two.start())
             other = asyncio.create_task(anext(second))
             with pytest.raises((SourceRefused, SourceUnavailable)):

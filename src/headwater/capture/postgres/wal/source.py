@@ -31,12 +31,13 @@ from headwater.capture.postgres.wal.slots import (
     check_usable,
     create_slot,
     drop_slot,
+    flush,
     judge,
     read_server,
     read_slot,
     slot_name,
 )
-from headwater.capture.postgres.wal.snapshot import Visibility, chunk_statement, flush, read_chunk
+from headwater.capture.postgres.wal.snapshot import Visibility, chunk_statement, read_chunk
 from headwater.capture.postgres.wal.spool import Spool
 from headwater.capture.postgres.wal.tail import Tail
 from headwater.capture.source import (
@@ -178,7 +179,7 @@ class PostgresSource:
             ]  # fmt: skip
             where = pushed_filter(self._tables.spec(table.name), catalog, table, types)
             from_ = f"{'only ' if catalog.kind == 'r' else ''}{catalog.quoted}"
-            statement = chunk_statement(from_, table, after, rows, where, by_text)
+            statement = chunk_statement(from_, table, after, where, by_text)
             return await read_chunk(connection, statement, table, rows, low, self._visibility)
 
     async def changes(self, after: str) -> AsyncIterator[Item]:
