@@ -70,10 +70,13 @@ class CapturedTables:
             for problem in table_problems(spec, catalog, self.types, self.version):
                 if not problem.warning:
                     raise SourceRefused(problem.what, hint=problem.fix)
-            assert catalog is not None
-            self.catalog[spec.name] = catalog
-            self._by_oid[catalog.oid] = spec
-            self.tables[spec.name] = source_table(spec, catalog, self.types, self.version)
+        there = [(spec, catalog) for spec, catalog in found if catalog is not None]
+        self.catalog = {spec.name: catalog for spec, catalog in there}
+        self._by_oid = {catalog.oid: spec for spec, catalog in there}
+        self.tables = {
+            spec.name: source_table(spec, catalog, self.types, self.version)
+            for spec, catalog in there
+        }
 
     async def _load_types(self, connection: Connection, tables: list[CatalogTable]) -> None:
         await self.types.load(connection, ((c.type, c.modifier) for t in tables for c in t.columns))
