@@ -131,17 +131,15 @@ class PostgresSource:
         if not self._tables.tables:
             await self._tables.load(connection)
         if self._options.publication is None:
-            await ensure_publication(
-                connection, self._publication, self._tables.published(), self._tables.version
-            )
+            tables = await self._tables.published(connection)
+            await ensure_publication(connection, self._publication, tables, self._tables.version)
 
     async def _check_publication(self, connection: Connection, position: Position) -> None:
         if not self._tables.tables:
             await self._tables.load(connection)
         managed = self._options.publication is None
-        await check_publication(
-            connection, self._publication, self._tables.published(), position.lsn, managed
-        )
+        tables = await self._tables.published(connection)
+        await check_publication(connection, self._publication, tables, position.lsn, managed)
 
     async def _make_slot(self, connection: Connection) -> Position:
         """A slot that still works is used again, from the present on."""
