@@ -75,14 +75,14 @@ class PostgresWalDriver:
     can = frozenset(
         {
             "transactions", "interleave", "rekey", "truncate", "ddl", "lose_position", "restart",
-            "names",
+            "names", "keyless",
         }
     )  # fmt: skip
 
     types: list[TypeCase]
 
     def __init__(self, cluster: Cluster, database: str) -> None:
-        self.types = list(_TYPES)
+        self.types = list(POSTGRES_TYPES)
         self._cluster = cluster
         self._database = database
         self._writers: list[AsyncConnection[Any]] = []
@@ -148,6 +148,22 @@ class PostgresWalDriver:
     async def drop_column(self, table: str, name: str) -> None:
         await self.execute(f"alter table {_quoted(table)} drop column {_quoted(name)}")
 
+    async def create_keyless_table(self, name: str) -> None:
+        await self.execute(f"create table {_quoted(name)} (a integer)")
+
+    async def allow_filter(self, table: str, column: str) -> None:
+        """A column of a row filter must be in the replica identity."""
+        await self.execute(f"alter table {_quoted(table)} replica identity full")
+
+    async def leftovers(self) -> list[str]:
+        async with await AsyncConnection.connect(self.url, autocommit=True) as connection:
+            cursor = await connection.execute(
+                "select slot_name::text from pg_replication_slots"
+                " where database = current_database()"
+                " union all select pubname::text from pg_publication"
+            )
+            return [name for (name,) in await cursor.fetchall()]
+
     async def lose_position(self) -> None:
         await self._run_elsewhere(
             "select pg_terminate_backend(active_pid) from pg_replication_slots"
@@ -205,7 +221,7 @@ def _escaped(name: str) -> str:
     return _quoted(name).replace("%", "%%")
 
 
-_TYPES = [
+POSTGRES_TYPES = [
     TypeCase("smallint", "-32768", "smallint", "-32768"),
     TypeCase("integer", "2147483647", "integer", "2147483647"),
     TypeCase("bigint", "-9223372036854775808", "bigint", "-9223372036854775808"),

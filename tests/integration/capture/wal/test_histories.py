@@ -19,7 +19,7 @@ from headwater.capture.postgres.wal.source import PostgresSource
 from headwater.capture.source import SourceDefinition
 from headwater.errors import SourceUnavailable
 from tests.contract.sources.drivers.postgres_wal import PostgresWalDriver
-from tests.integration.capture.wal.replica import Replica, judge, log_end
+from tests.support.wal_replica import Replica, judge, log_end
 
 TABLES = ("orders", "lines", "readings")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -12,7 +12,6 @@ from headwater.capture.postgres.wal import source as source_module
 from headwater.capture.postgres.wal.source import PostgresSource
 from headwater.capture.source import (
     UNCHANGED,
-    Item,
     Progress,
     RowChanges,
     SchemaChange,
@@ -21,7 +20,7 @@ from headwater.capture.source import (
     TransactionPart,
 )
 from tests.contract.sources.drivers.postgres_wal import PostgresWalDriver
-from tests.integration.capture.wal.replica import Replica, judge
+from tests.support.wal_replica import Replica, judge
 
 
 class Setting:
@@ -230,7 +229,7 @@ async def test_a_filter_never_hides_an_update_from_the_runner(setting: Setting) 
     assert (await source.snapshot(table, None, 10)).rows == []
     # With such a filter in the publication, PostgreSQL would refuse this update.
     await setting.driver.execute("update orders set amount = 20 where id = 1")
-    async with aclosing(cast(AsyncGenerator[Item], source.changes(position))) as items:
+    async with aclosing(source.changes(position)) as items:
         async for item in items:
             if isinstance(item, TransactionPart):
                 assert item.changes[0].after == [("1", "a", "20.00", None)]

@@ -116,12 +116,14 @@ class ReplicationStream:
                 else:
                     yield item.lsn, decoder.decode(item.payload)
 
-    def confirm(self, lsn: int) -> None:
-        """Everything up to here is durable; the server may forget it. Sent soon, not at once."""
+    def confirm(self, lsn: int, *, at_once: bool = False) -> None:
+        """Everything up to here is durable; the server may forget it. Sent soon, or at once."""
         if lsn <= self._confirmed:
             return
         self._confirmed = lsn
-        if self._timer is None and not self._closed:
+        if at_once and not self._closed:
+            self._send_status(ask=False)
+        elif self._timer is None and not self._closed:
             delay = max(0.0, self._sent_at + CONFIRM_SECONDS - time.monotonic())
             self._timer = asyncio.get_running_loop().call_later(delay, self._send_soon)
 

@@ -9,7 +9,7 @@ import pytest
 from headwater.capture.postgres.wal import pgoutput
 from headwater.capture.postgres.wal.pgoutput import Decoder, MalformedMessage, decode
 from headwater.capture.source import UNCHANGED
-from tests.unit.capture.postgres.wal import messages
+from tests.support import pgoutput_messages as messages
 
 MOMENT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 MICROSECONDS = 823_176_000_000_000 + 0

@@ -7,7 +7,7 @@ import pytest
 from headwater.capture.postgres.wal.pgoutput import Begin, Insert, Message
 from headwater.capture.postgres.wal.spool import Replay, Spool
 from headwater.errors import SourceUnavailable
-from tests.unit.capture.postgres.wal import messages
+from tests.support import pgoutput_messages as messages
 
 
 def taken(spool: Spool, *payloads: bytes) -> list[Message | list[Message]]:
