@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
 import psycopg
@@ -22,13 +22,9 @@ from headwater.errors import (
     SourceUnavailable,
 )
 from tests.contract.sources.drivers.postgres_wal import SETTINGS, PostgresWalDriver
-from tests.integration.capture.wal.replica import Replica, eventually
 from tests.support.cluster import Cluster, releases, running
 from tests.support.databases import database_url
-
-
-def items_of(source: PostgresSource, position: str) -> AsyncGenerator[Item]:
-    return cast(AsyncGenerator[Item], source.changes(position))
+from tests.support.wal_replica import Replica, eventually
 
 
 async def slots_of(driver: PostgresWalDriver) -> list[tuple[Any, ...]]:
@@ -51,7 +47,7 @@ async def test_removal_leaves_nothing_also_while_the_slot_is_read(
     source = PostgresSource(driver.definition("orders"))
     await source.remove()  # nothing to remove
     await source.tables()
-    items = items_of(source, await source.start())
+    items = source.changes(await source.start())
     reading = asyncio.ensure_future(anext(items))
 
     async def is_read() -> bool:
@@ -70,7 +66,7 @@ async def test_removal_leaves_nothing_also_while_the_slot_is_read(
     await source.close()
 
 
-async def _read_on(reading: asyncio.Future[Item], items: AsyncGenerator[Item]) -> None:
+async def _read_on(reading: asyncio.Future[Item], items: AsyncGenerator[Item, None]) -> None:
     await reading
     async for _ in items:
         pass
@@ -83,11 +79,11 @@ async def test_a_second_runner_is_refused(
     await driver.create_table("orders")
     one, two = (PostgresSource(driver.definition("orders")) for _ in range(2))
     position = await one.start()
-    items = items_of(one, position)
+    items = one.changes(position)
     await driver.execute("insert into orders values (1, 'a', 1, null)")
     await anext(items)
     with pytest.raises(SourceUnavailable, match="is active for PID") as error:
-        await anext(items_of(two, position))
+        await anext(two.changes(position))
     assert "Another runner" in (error.value.hint or "")
     assert any("is read by another connection" in p.what for p in await two.check())
     await items.aclose()
@@ -106,7 +102,7 @@ async def test_a_slot_that_was_dropped_is_a_lost_position(driver: PostgresWalDri
     assert (health.state, health.lag_bytes) == ("missing", None)
     assert "resnapshot" in (health.warning or "")
     with pytest.raises(PositionLost, match="does not exist"):
-        await anext(items_of(source, position))
+        await anext(source.changes(position))
     replica = Replica(source)
     await replica.begin()  # a new slot
     await driver.execute("insert into orders values (1, 'a', 1, null)")
@@ -124,7 +120,7 @@ async def test_positions_of_other_servers_and_times_are_lost(driver: PostgresWal
     begun = parse_position(replica.position)
     await driver.execute("insert into orders values (1, 'a', 1, null)")
     await replica.run(lambda: any(isinstance(i, TransactionPart) for i in replica.items))
-    items = items_of(source, replica.position)
+    items = source.changes(replica.position)
     reading = asyncio.ensure_future(anext(items))
 
     async def is_confirmed() -> bool:
@@ -145,7 +141,7 @@ async def test_positions_of_other_servers_and_times_are_lost(driver: PostgresWal
         ("nonsense", "not a position"),
     ]:
         with pytest.raises(PositionLost, match=reason):
-            await anext(items_of(source, position))
+            await anext(source.changes(position))
     await source.remove()
     await source.close()
 
@@ -170,7 +166,7 @@ async def test_a_publication_that_was_dropped_or_altered_is_a_lost_position(
         await driver.execute("insert into orders (id, name) values (1, 'a')")
         await source.tables()
         with pytest.raises(PositionLost, match=r"was (dropped|removed)"):
-            await anext(items_of(source, position))
+            await anext(source.changes(position))
         await driver.execute("truncate orders")
         if "all tables" in statements[-1]:
             await driver.execute("drop publication headwater_shop")
@@ -212,7 +208,7 @@ async def test_a_slot_that_the_server_gave_up_is_lost() -> None:
                     break
             assert states[-1] == "lost"
             with pytest.raises(PositionLost, match="invalidated"):
-                await anext(items_of(source, position))
+                await anext(source.changes(position))
             await source.start()  # a new slot in its place
             assert (await source.health()).state in ("ok", "unreserved")
             await source.remove()
