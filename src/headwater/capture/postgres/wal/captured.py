@@ -23,6 +23,7 @@ from headwater.capture.postgres.wal.catalog.describe import (
 from headwater.capture.postgres.wal.catalog.filtering import published_filter
 from headwater.capture.postgres.wal.catalog.mirror_types import TypeCatalog
 from headwater.capture.postgres.wal.catalog.publication import PublishedTable
+from headwater.capture.postgres.wal.connecting import fetch
 from headwater.capture.postgres.wal.pgoutput import Relation
 from headwater.capture.postgres.wal.slots import flush, read_server
 from headwater.capture.source import Item, SchemaChange, SourceTable, TableDropped, TableSpec
@@ -31,6 +32,12 @@ from headwater.errors import SourceRefused
 
 Found: TypeAlias = Sequence[tuple[TableSpec, CatalogTable | None]]
 Session: TypeAlias = Callable[[], AbstractAsyncContextManager[Connection]]
+
+
+_EXISTING = """
+    select c.oid::bigint from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where c.oid = any (%s::bigint[]::oid[]) order by n.nspname, c.relname
+"""
 
 
 class CatalogView(msgspec.Struct, frozen=True):
@@ -70,23 +77,27 @@ class CapturedTables:
             for problem in table_problems(spec, catalog, self.types, self.version):
                 if not problem.warning:
                     raise SourceRefused(problem.what, hint=problem.fix)
-            assert catalog is not None
-            self.catalog[spec.name] = catalog
-            self._by_oid[catalog.oid] = spec
-            self.tables[spec.name] = source_table(spec, catalog, self.types, self.version)
+        there = [(spec, catalog) for spec, catalog in found if catalog is not None]
+        self.catalog = {spec.name: catalog for spec, catalog in there}
+        self._by_oid = {catalog.oid: spec for spec, catalog in there}
+        self.tables = {
+            spec.name: source_table(spec, catalog, self.types, self.version)
+            for spec, catalog in there
+        }
 
     async def _load_types(self, connection: Connection, tables: list[CatalogTable]) -> None:
         await self.types.load(connection, ((c.type, c.modifier) for t in tables for c in t.columns))
 
-    def published(self) -> list[PublishedTable]:
-        return [
-            PublishedTable(
-                spec,
-                self.catalog[spec.name],
-                published_filter(spec, self.catalog[spec.name], self.tables[spec.name], self.types),
-            )
-            for spec in self._by_oid.values()
-        ]
+    async def published(self, connection: Connection) -> list[PublishedTable]:
+        """The tables for the publication. One that was dropped since is left out; its end is
+        returned with the changes."""
+        rows = await fetch(connection, _EXISTING, list(self._by_oid))
+        return [self._published(self._by_oid[oid]) for (oid,) in rows]
+
+    def _published(self, spec: TableSpec) -> PublishedTable:
+        catalog, table = self.catalog[spec.name], self.tables[spec.name]
+        where = published_filter(spec, catalog, table, self.types)
+        return PublishedTable(spec, catalog, where)
 
     def spec(self, name: str) -> TableSpec:
         return next(spec for spec in self._by_oid.values() if spec.name == name)

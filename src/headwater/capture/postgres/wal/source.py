@@ -21,7 +21,11 @@ import msgspec
 from headwater.capture.postgres.wal.captured import CapturedTables
 from headwater.capture.postgres.wal.catalog import checks
 from headwater.capture.postgres.wal.catalog.filtering import pushed_filter
-from headwater.capture.postgres.wal.catalog.publication import drop_publication, ensure_publication
+from headwater.capture.postgres.wal.catalog.publication import (
+    check_publication,
+    drop_publication,
+    ensure_publication,
+)
 from headwater.capture.postgres.wal.connecting import fetch_value, open_session, source_errors
 from headwater.capture.postgres.wal.positions import Position, parse_position
 from headwater.capture.postgres.wal.replication import ReplicationStream, open_stream
@@ -50,7 +54,7 @@ from headwater.capture.source import (
     SourceTable,
 )
 from headwater.database import Connection
-from headwater.errors import ConfigError, PositionLost, SourceError, SourceRefused
+from headwater.errors import ConfigError, SourceError, SourceRefused
 
 CATALOG_SECONDS = 5.0
 """How often the catalog is compared with what the log said."""
@@ -127,9 +131,15 @@ class PostgresSource:
         if not self._tables.tables:
             await self._tables.load(connection)
         if self._options.publication is None:
-            await ensure_publication(
-                connection, self._publication, self._tables.published(), self._tables.version
-            )
+            tables = await self._tables.published(connection)
+            await ensure_publication(connection, self._publication, tables, self._tables.version)
+
+    async def _check_publication(self, connection: Connection, position: Position) -> None:
+        if not self._tables.tables:
+            await self._tables.load(connection)
+        managed = self._options.publication is None
+        tables = await self._tables.published(connection)
+        await check_publication(connection, self._publication, tables, position.lsn, managed)
 
     async def _make_slot(self, connection: Connection) -> Position:
         """A slot that still works is used again, from the present on."""
@@ -187,6 +197,7 @@ class PostgresSource:
         async with self._catalog_session() as connection:
             server = await read_server(connection)
             await check_position(connection, self._url, self._slot, position, server)
+            await self._check_publication(connection, position)
             await self._publish(connection)
             await self._doubt(connection)
         self._position = Position(server.system, server.timeline, position.lsn)
@@ -199,8 +210,6 @@ class PostgresSource:
         try:
             async for item in tail.items():
                 yield item
-        except SourceRefused as error:
-            raise self._lost_publication(error) from error
         finally:
             self._position, self._tail, self._stream = tail.position, None, None
             watching.cancel()
@@ -215,16 +224,6 @@ class PostgresSource:
                 # The reader of the log meets the same error, and reports it.
                 with suppress(SourceError, ConfigError):
                     tail.view = await self._tables.view()
-
-    def _lost_publication(self, error: SourceRefused) -> SourceError:
-        """The server reads old changes with the publication of that time."""
-        if "publication" in str(error) and "does not exist" in str(error):
-            return PositionLost(
-                f"the publication {self._publication} was dropped at the source; changes since then"
-                " cannot be read",
-                hint="Copy the tables again: headwater source resnapshot NAME",
-            )
-        return error
 
     # -------------------------------------------------------------------- while running
 
