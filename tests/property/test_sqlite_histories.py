@@ -260,6 +260,31 @@ async def test_folded_changes_are_the_tables(seed: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + max(HISTORIES // 8, 5)))
+async def test_any_position_can_be_resumed(seed: int, tmp_path: Path) -> None:
+    """From each position, with the rows that the mirror had there, the rest leads to the tables."""
+    path = tmp_path / "shop.db"
+    history = History(seed, path)
+    tables = tuple(TableSpec(name) for name in [*history.names, "tree"])
+    source = SqliteSource(SourceDefinition("shop", f"sqlite:///{path}", "shop", tables))
+    mirror = ExactMirror(source)
+    mirror.compares_before = False
+    saved = []
+    with closing(history):
+        await mirror.start()
+        for _ in range(STEPS):
+            saved.append((mirror.position, {n: dict(rows) for n, rows in mirror.rows.items()}))
+            history.transaction()
+            await mirror.catch_up()
+    for position, rows in history.random.sample(saved, 8):
+        await mirror.restart()
+        mirror.position, mirror.rows = position, rows
+        await mirror.catch_up()
+        await mirror.compare()
+    await mirror.restart()
+    await source.close()
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + max(HISTORIES // 8, 5)))
 async def test_many_windows(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of one poll that are read in many parts."""
     monkeypatch.setattr(reading, "SOURCE_PART_CHANGES", 60)
