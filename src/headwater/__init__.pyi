@@ -63,6 +63,7 @@ from headwater.model import Enter as Enter
 from headwater.model import Leave as Leave
 from headwater.model import Match as Match
 from headwater.model import Move as Move
+from headwater.model import Origin as Origin
 from headwater.model import Position as Position
 from headwater.model import Reset as Reset
 from headwater.model import Table as Table

@@ -11,7 +11,7 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
@@ -144,6 +144,20 @@ class SqliteSource:
                 raise _missing(spec.name)
         self._queue.synchronize(db, specs)
 
+    async def estimate(self, table: SourceTable) -> int | None:
+        """By the rowids, which SQLite finds without reading the table; counted where there are
+        none."""
+
+        def count(db: sqlite3.Connection) -> int | None:
+            name = quoted(table.name)
+            try:
+                found = db.execute(f"select max(rowid) - min(rowid) + 1 from {name}").fetchone()
+            except sqlite3.OperationalError:
+                found = db.execute(f"select count(*) from {name}").fetchone()
+            return found[0] or 0
+
+        return await self._main.run(count)
+
     async def snapshot(self, table: SourceTable, after: SourceKey | None, rows: int) -> Chunk:
         def read(db: sqlite3.Connection) -> Chunk:
             return read_chunk(db, self._queue, table, after, rows, self._misfits)
@@ -152,7 +166,7 @@ class SqliteSource:
 
     # ------------------------------------------------------------ changes
 
-    async def changes(self, after: str) -> AsyncIterator[Item]:
+    async def changes(self, after: str) -> AsyncGenerator[Item, None]:
         position = QueuePosition.parse(after)
         connection = FileConnection(self._path, self._busy_seconds)
         watch = FileWatch(self._path)

@@ -270,7 +270,7 @@ async def test_closing_leaves_no_thread(db: sqlite3.Connection, path: Path) -> N
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.wait([waiting])
-    await iterator.aclose()  # type: ignore[attr-defined]
+    await iterator.aclose()
     await source.close()
     assert threading.active_count() == before
 
