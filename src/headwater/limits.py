@@ -766,5 +766,8 @@ SOURCE_STATUS_SECONDS = 1.0
 SOURCE_HEALTH_SECONDS = 10.0
 """How often a source is asked for its health."""
 
+SOURCE_STOP_SECONDS = 60.0
+"""How long a source may take to finish its transaction at hand. It is rolled back then."""
+
 SOURCE_POLL_SECONDS = 5.0
 """How often a supervisor looks for requests that no notification announced."""

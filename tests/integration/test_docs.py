@@ -623,6 +623,16 @@ def test_metrics() -> None:
     }
 
 
+def test_alert_rules_name_metrics() -> None:
+    """And only labels that these have."""
+    rules = [b.text for b in blocks(ROOT / "docs" / "howto" / "sources.md") if b.language == "yaml"]
+    found = re.findall(r"by \(([\w, ]+)\) \((headwater_\w+)", "".join(rules))
+    assert found
+    labels = {m._name: m._labelnames for name, m in vars(Metrics()).items() if name != "registry"}
+    for names, metric in found:
+        assert set(names.split(", ")) <= set(labels[metric]), metric
+
+
 def test_every_metric_is_used() -> None:
     modules = [path for path in (ROOT / "src").rglob("*.py") if path.name != "metrics.py"]
     source = "\n".join(path.read_text() for path in modules)

@@ -149,7 +149,12 @@ async def check_mirrors(connection: Connection, history: History, complete: bool
         try:
             for name in history.first:
                 await connection.execute(f"lock table shop.{name} in access share mode".encode())
-        except (psycopg.errors.UndefinedTable, psycopg.errors.DeadlockDetected):
+        except (
+            psycopg.errors.InvalidSchemaName,
+            psycopg.errors.UndefinedTable,
+            psycopg.errors.DeadlockDetected,
+        ):
+            assert not complete
             raise psycopg.Rollback from None  # the next look will see it
         cursor = await connection.execute(
             "select position from headwater.source_transactions order by xid desc limit 1"

@@ -19,6 +19,17 @@ from headwater.pipeline.stream import progress
 from headwater.pipeline.stream.progress import PipelineStream
 
 
+class WalCaptureStatus(msgspec.Struct, frozen=True):
+    """The slot that feeds the log, where tables are captured from the write-ahead log. While no
+    process reads it (`running`), readers of the log wait. `state` is PostgreSQL's: `reserved`,
+    `extended`, `unreserved`, `lost`, or `missing`."""
+
+    slot: str
+    running: bool
+    state: str
+    behind_bytes: int
+
+
 class LogStatus(msgspec.Struct, frozen=True):
     """`polling` means that a reader polls and writers send no NOTIFY."""
 
@@ -52,6 +63,7 @@ class Status(msgspec.Struct, frozen=True):
     lagging: list[LaggingView] = []
     """As the gateways reported in the last seconds."""
     sources: list[SourceReport] = []
+    wal_capture: WalCaptureStatus | None = None
 
 
 async def log_status(connection: Connection) -> LogStatus:
@@ -72,7 +84,15 @@ async def read_status(connection: Connection, lake: str) -> Status:
             log_file.found(lake, spark_folder()),
             await _lagging(connection),
             await reports(connection),
+            await wal_capture_status(connection),
         )
+
+
+async def wal_capture_status(connection: Connection) -> WalCaptureStatus | None:
+    """None where no table is captured from the write-ahead log."""
+    cursor = await connection.execute(_WAL_CAPTURE)
+    row = await cursor.fetchone()
+    return None if row is None else WalCaptureStatus(*row)
 
 
 async def _lagging(connection: Connection) -> list[LaggingView]:
@@ -89,6 +109,14 @@ _LAGGING = """
     order by 5, 1, 2
 """
 
+
+_WAL_CAPTURE = """
+    select i.wal_slot, coalesce(s.active, false),
+           case when s.slot_name is null then 'missing' else coalesce(s.wal_status, 'lost') end,
+           greatest(coalesce(pg_current_wal_lsn() - s.confirmed_flush_lsn, 0), 0)::bigint
+    from headwater.installation i left join pg_replication_slots s on s.slot_name = i.wal_slot
+    where i.wal_slot is not null
+"""
 
 _LOG = """
     select headwater.log_id(),

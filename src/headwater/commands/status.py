@@ -74,7 +74,7 @@ def doctor(
         async with connected(settings) as connection:
             findings = await database_doctor.examine(connection)
             findings.append(await database_doctor.of_questions(connection, settings.question_url))
-            if await schema.installed_version(connection) == schema.LATEST:
+            if any(each.topic == "schema" and each.level == "ok" for each in findings):
                 findings += await source_doctor.examine(connection, at_source=True)
         findings.append(database_doctor.of_clients(settings))
         findings += pipeline_doctor.examine(settings.lake.location)
@@ -97,6 +97,9 @@ def status_view(status: Status) -> Group:
     facts.add_row("position", log.position)
     facts.add_row("oldest change", f"{log.oldest:%Y-%m-%d %H:%M:%S}" if log.oldest else "none")
     facts.add_row("readers", f"{log.readers}" + (", polling" if log.polling else ""))
+    if (wal := status.wal_capture) is not None:
+        state = "running" if wal.running else "not running: readers of the log wait"
+        facts.add_row("WAL capture", f"{state}, {wal.behind_bytes:,} bytes behind ({wal.state})")
     parts: list[RenderableType] = [facts, "", _tables(status), "", _cursors(status)]
     if status.sources:
         parts += ["", sources_view(status.sources)]

@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from headwater.capture.mirror import registry
-from headwater.capture.running.supervisor import Supervisor
 from headwater.capture.postgres import triggers
 from headwater.capture.postgres.wal.append import WalCapture
+from headwater.capture.running.supervisor import Supervisor
 from headwater.database import Connection
 from headwater.limits import SOURCE_CHUNK_ROWS
 from tests.contract.sources.driver import SourceDriver
@@ -76,10 +76,13 @@ class Capture:
         return ""
 
     async def rows(self, table: str) -> list[tuple[Any, ...]]:
+        """Without the columns that the mirror of a collection has beside the declared ones."""
         cursor = await self.connection.execute(
             f"select * from {self._name(table)} order by id".encode()
         )
-        return await cursor.fetchall()
+        names = [column.name for column in cursor.description or ()]
+        places = [i for i, name in enumerate(names) if name not in ("_id", "doc")]
+        return [tuple(row[i] for i in places) for row in await cursor.fetchall()]
 
     async def count(self, table: str) -> int:
         return len(await self.rows(table))
@@ -95,7 +98,8 @@ class Capture:
         cursor = await self.connection.execute(
             f"select * from {self._name(table)} where id = {id}".encode()
         )
-        names = [column.name for column in cursor.description or () if column.name != "id"]
+        described = cursor.description or ()
+        names = [c.name for c in described if c.name not in ("id", "_id", "doc")]
         # As their output functions print them: a cast to text writes a boolean differently.
         listed = ", ".join(
             f"""case when "{name}" is distinct from null then format('%s', "{name}") end"""
@@ -125,7 +129,7 @@ class Capture:
             LogChange(
                 table,
                 op,
-                0 if key is None else int(json.loads(key)["id"]),
+                _id(key, after, before),
                 None if before is None else _image(before),
                 None if after is None else _image(after),
                 xid,
@@ -136,6 +140,14 @@ class Capture:
 
     def _name(self, table: str) -> str:
         return f'{self.schema}."{table.replace(chr(34), chr(34) * 2)}"'
+
+
+def _id(key: str | None, *images: str | None) -> int:
+    """0 for a truncate. The key of a collection is another column, with the same number."""
+    for text in (key, *images):
+        if text is not None and "id" in (values := json.loads(text)):
+            return int(values["id"])
+    return 0 if key is None else int(json.loads(key)["_id"])
 
 
 def _image(text: str) -> dict[str, Any]:
@@ -231,6 +243,6 @@ class LocalCapture(Capture):
     async def end(self) -> None:
         if self._capture is not None:
             for table in await triggers.list_tables(self.connection):
-                await triggers.disable(self.connection, table.label)
+                await triggers.disable(self.connection, table.name)
             self._capture.stop()
             await self._task

@@ -71,7 +71,7 @@ def _opened(
         case "MariaDB":
             return MysqlDriver.opened(request.getfixturevalue("mariadb"))
         case "MongoDB":
-            return MongoDriver.opened()
+            return MongoDriver.opened(folder)
         case "SQLite":
             return SqliteDriver.opened(folder)
         case _:

@@ -13,9 +13,9 @@ import pytest
 from headwater import Headwater
 from headwater.capture.mirror import registry
 from headwater.capture.source import TableSpec
+from headwater.live.filters.filter import c, to_json
 from headwater.log.debezium import from_debezium, to_debezium
 from headwater.log.reading.follow import follow
-from headwater.live.filters.filter import c, to_json
 from headwater.model import Change, Position
 from tests.contract.sources.capture import MirrorCapture
 from tests.contract.sources.driver import SourceDriver

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from headwater.capture.mirror import registry
+from headwater.capture.postgres import schema
 from headwater.capture.running.supervisor import Supervisor
 from headwater.capture.source import (
     UNCHANGED,
@@ -244,6 +245,39 @@ async def test_a_position_is_saved_from_the_one_that_was_saved_before(stage: Sta
     await stage.stop()
     with pytest.raises(psycopg.errors.SerializationFailure, match="not at the position"):
         await stage.connection.execute("select headwater.save_position('shop', '3', '4', null)")
+
+
+async def test_a_copied_database_has_the_position_and_waits_to_be_resumed(stage: Stage) -> None:
+    await stage.start()
+    await stage.until_equal()
+    await stage.stop()
+    await stage.connection.execute("update headwater.installation set home = 'elsewhere'")
+    await schema.install(stage.connection)
+    assert await stage.fetch("select paused from headwater.source_definitions") == [(True,)]
+    assert await stage.fetch("select xid::text, position from headwater.source_transactions") == [
+        ("1", "20")
+    ]
+    await registry.request_resume(stage.connection, "shop")
+    stage.commit(RowChanges("orders", "insert", [("1000", "new", "1.00", None)]))
+    stage._supervisor = Supervisor(stage.url, open_source=stage.open, retry_seconds=0.01)
+    await stage.start()
+    await stage.until_equal()
+
+
+async def test_positions_are_trimmed_with_the_log_but_the_last_one(stage: Stage) -> None:
+    await stage.start()
+    await stage.until_equal()
+    for number in range(5):
+        stage.commit(RowChanges("orders", "insert", [(str(1000 + number), "new", "1.00", None)]))
+    await stage.until_equal()
+    await stage.stop()
+    count = "select count(*) from headwater.source_transactions"
+    ((before,),) = await stage.fetch(count)
+    assert before > 5
+    assert await stage.fetch("select headwater.trim_source_transactions()") == [(0,)]
+    await stage.fetch("select setval('headwater.log_floor', 1000000000)")
+    assert await stage.fetch("select headwater.trim_source_transactions()") == [(before - 1,)]
+    assert await stage.fetch("select position from headwater.source_transactions") == [("25",)]
 
 
 # ------------------------------------------------------------------------ what goes wrong

@@ -142,7 +142,7 @@ SQLITE = """
 from headwater import Headwater, c
 
 hw = Headwater()
-hw.source("sqlite://PATH", into="shop", tables={"orders": {"where": c.status == "open"}})
+hw.source("sqlite:///PATH", into="shop", tables={"orders": {"where": c.status == "open"}})
 """
 
 

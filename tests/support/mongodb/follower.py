@@ -96,7 +96,7 @@ async def following(source: Source, mirror: Mirror) -> AsyncIterator[Callable[..
 
     task = asyncio.create_task(read())
 
-    async def until(condition: Callable[[], Any], seconds: float = 30) -> None:
+    async def until(condition: Callable[[], Any], seconds: float = 15) -> None:
         async def wait() -> None:
             async with changed:
                 await changed.wait_for(condition)
@@ -129,4 +129,5 @@ async def copied(source: Source, table: SourceTable, rows: int = 1000) -> list[S
         found += chunk.rows
         if chunk.last is None:
             return found
+        assert chunk.last != after, "the copy makes no progress"
         after = chunk.last

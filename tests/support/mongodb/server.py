@@ -1,9 +1,10 @@
 """The stand-in server: `python -m tests.support.mongodb.server --port 27017 --data FILE`.
 
 See the package for what it is and what it cannot prove. It prints `ready` when it accepts
-connections. `--standalone` makes it a server without a replica set, `--version` another version,
-`--split-bytes` the size above which an event is split. The commands `configureFailPoint` (only
-`failCommand`) and `standInTruncateOplog` let tests break it.
+connections, and ends with its standard input. `--standalone` makes it a server without a replica
+set, `--router` one that says that it is the router of a sharded cluster, `--version` another
+version, `--split-bytes` the size above which an event is split. The commands `configureFailPoint`
+(only `failCommand`) and `standInTruncateOplog` let tests break it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,8 @@ class Server:
         }  # fmt: skip
         if self._arguments.standalone:
             return document
+        if self._arguments.router:
+            return document | {"msg": "isdbgrid", "logicalSessionTimeoutMinutes": 30}
         me = f"127.0.0.1:{self._arguments.port}"
         return document | {
             "setName": "standin", "setVersion": 1, "secondary": False, "hosts": [me], "me": me,
@@ -322,10 +326,8 @@ class Server:
     def _rename(self, body: Body) -> None:
         db, _, coll = body["renameCollection"].partition(".")
         to = body["to"].partition(".")[2]
-        if (db, to) in self._storage.collections:
-            if not body.get("dropTarget"):
-                raise Failure(48, "target namespace exists")
-            self._one("drop", db, to)
+        if (db, to) in self._storage.collections and not body.get("dropTarget"):
+            raise Failure(48, "target namespace exists")
         self._one("rename", db, coll, to=to)
 
     def _one(self, kind: str, db: str, coll: str | None, **more: Any) -> None:
@@ -359,7 +361,10 @@ async def serve(arguments: argparse.Namespace) -> None:
     server = Server(arguments)
     async with await asyncio.start_server(server.connected, "127.0.0.1", arguments.port) as running:
         print("ready", flush=True)
-        await running.serve_forever()
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(running.serve_forever())
+            await asyncio.to_thread(sys.stdin.read)
+            serving.cancel()
 
 
 def main() -> None:
@@ -367,6 +372,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--standalone", action="store_true")
+    parser.add_argument("--router", action="store_true")
     parser.add_argument("--version", default="8.0.4")
     parser.add_argument("--split-bytes", type=int, default=16_793_600)
     asyncio.run(serve(parser.parse_args()))

@@ -25,6 +25,14 @@ SETTINGS = (
     "set plan_cache_mode = force_generic_plan",
     "set enable_seqscan = off",
     "set jit = off",
+    # A transaction takes as long as that of the source, whatever the role's settings are.
+    "set statement_timeout = 0",
+    "set lock_timeout = 0",
+    "set idle_in_transaction_session_timeout = 0",
+    "set default_transaction_isolation = 'read committed'",
+    "set default_transaction_read_only = off",
+    # A policy that is forced on the owner is an error here, and hides no row from a statement.
+    "set row_security = off",
     # Images of feed-only tables are written as capture writes them.
     "set datestyle = 'ISO'",
     "set intervalstyle = 'iso_8601'",
@@ -44,6 +52,7 @@ class Applier:
         self.connection = connection
         self.position = position
         self.is_open = False
+        self._is_progress = False  # the newest saved position is one without changes
         self._source = source
         self._cursor: AsyncRawCursor[Any] = AsyncRawCursor(connection)
         self._pipeline: AsyncExitStack | None = None
@@ -75,17 +84,31 @@ class Applier:
 
     async def commit(self, position: str, committed_at: datetime | None) -> None:
         """Save the position and commit."""
-        await self.begin()
-        await self._cursor.execute(
-            positions.SAVE, [self._source, self.position, position, committed_at], prepare=True
-        )
-        await self.send(_COMMIT)
-        self.position, self.is_open = position, False
+        await self._save(position, committed_at)
+        await self.commit_only()
+        self._is_progress = False
+
+    async def commit_progress(self, position: str) -> None:
+        """Save a position up to which nothing was changed. It replaces the last one of this kind,
+        so a quiet source does not fill the table."""
+        replaces = self._is_progress
+        await self._save(position, None)
+        if replaces:
+            await self.send(Statement(_FORGET, [self._source]))
+        await self.commit_only()
+        self._is_progress = True
 
     async def commit_only(self) -> None:
         """Commit what belongs to no transaction of the source: a chunk."""
         await self.send(_COMMIT)
         self.is_open = False
+
+    async def _save(self, position: str, committed_at: datetime | None) -> None:
+        await self.begin()
+        await self._cursor.execute(
+            positions.SAVE, [self._source, self.position, position, committed_at], prepare=True
+        )
+        self.position = position
 
     async def flush(self) -> None:
         """Wait for every answer. Statements may be executed on the connection itself afterwards."""
@@ -99,5 +122,10 @@ class Applier:
             await self._pipeline.enter_async_context(self.connection.pipeline())
 
 
+_FORGET = (
+    "delete from headwater.source_transactions t where t.xid = ("
+    "select n.xid from headwater.source_transactions n where n.source = $1"
+    " order by n.xid desc limit 1 offset 1)"
+)
 _BEGIN = Statement("begin", [])
 _COMMIT = Statement("commit", [])

@@ -50,10 +50,12 @@ class Mirror(msgspec.Struct):
 
 
 async def load(connection: Connection, source: str, schema: str) -> dict[str, Mirror]:
-    """The mirrors of a source, by the names of their tables."""
+    """The mirrors of a source, by the names of their tables; those that are no longer written
+    without their columns."""
     found = await load_all(connection, source, schema)
     for mirror in found.values():
-        await read_columns(connection, mirror)
+        if mirror.state not in ("dropped", "removed"):
+            await read_columns(connection, mirror)
     return found
 
 

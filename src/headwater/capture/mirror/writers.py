@@ -5,7 +5,7 @@
 | live | `ExactWriter`: a row that is not as expected ends the transaction |
 | being copied | `CopyWriter`: changes what is there, in the chunk at hand or in the copy's target |
 | live, with rows left out here | `TolerantWriter`: changes what is there |
-| feed only | `FeedWriter`: appends to the log |
+| feed only | `FeedWriter` in `feeds.py`: appends to the log |
 | dropped or removed | none |
 """
 
@@ -26,7 +26,7 @@ from headwater.capture.mirror.runs import (
     Update,
     merge,
 )
-from headwater.capture.mirror.statements import Statement, TableStatements, quoted
+from headwater.capture.mirror.statements import Statement, TableStatements
 from headwater.capture.mirror.tables import Mirror
 from headwater.capture.source import UNCHANGED, RowChanges, SourceRow
 
@@ -156,61 +156,6 @@ class CopyWriter(TolerantWriter):
             await sender.send(self._statements.insert(_values(rows), upsert=True))
         self.pending = None
         return len(rows)
-
-
-class FeedWriter:
-    """Appends changes to the log, for a table that has no rows here."""
-
-    needs_copy = False
-
-    def __init__(self, mirror: Mirror) -> None:
-        self._mirror = mirror
-        self._statements = mirror.statements()
-
-    async def write(self, sender: Sender, changes: Sequence[RowChanges]) -> None:
-        for change in changes:
-            op = change.op[0].upper()
-            if change.op == "truncate":
-                await sender.send(self._append(op, [], []))
-                continue
-            before = list(change.before) or [None] * len(change.after)
-            after: list[SourceRow | None] = list(change.after) or [None] * len(before)
-            for old, new in zip(before, after, strict=True):
-                # A change of a key is a delete and an insert, as in every table.
-                if old and new and any(old[i] != new[i] for i in self._statements.key):
-                    await sender.send(self._append("D", [old], [None]))
-                    await sender.send(self._append("I", [None], [new]))
-                else:
-                    full = old if op == "D" or (old and UNCHANGED not in old) else None
-                    await sender.send(self._append(op, [full], [new]))
-
-    def _append(
-        self,
-        op: str,
-        before: Sequence[SourceRow | None],
-        after: Sequence[SourceRow | None],
-    ) -> Statement:
-        parameters: list[str | int | None] = []
-        images = []
-        for rows in (before, after):
-            parts = [self._image(row, parameters) for row in rows]
-            images.append(f"array[{', '.join(parts)}]::json[]")
-        text = (
-            f"select headwater.append_changes({self._mirror.relid}::oid, '{op}',"
-            f" {images[0]}, {images[1]})"
-        )
-        return Statement(text, parameters)
-
-    def _image(self, row: SourceRow | None, parameters: list[str | int | None]) -> str:
-        """The JSON of a row, without the values that the source did not send."""
-        if row is None:
-            return "null"
-        columns = []
-        for column, cell in zip(self._statements.columns, row, strict=True):
-            if cell is not UNCHANGED:
-                parameters.append(cell)
-                columns.append(f"${len(parameters)}::{column.type} as {quoted(column.name)}")
-        return f"(select row_to_json(v) from (select {', '.join(columns)}) v)"
 
 
 def _values(rows: Sequence[SourceRow]) -> Sequence[Sequence[str | None]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from bson.codec_options import CodecOptions, DatetimeConversion
 from pymongo import AsyncMongoClient
@@ -154,7 +154,7 @@ def database_name(url: str) -> str:
     'shop'
     """
     parts = urlsplit(url)
-    name = parts.path.lstrip("/")
+    name = unquote(parts.path.lstrip("/"))
     if parts.scheme not in ("mongodb", "mongodb+srv") or not name or "/" in name:
         raise ConfigError(
             "the URL of a MongoDB source must name its database",

@@ -6,6 +6,7 @@ know, because the next attempt shows it again. A password is removed from every 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import unquote, urlsplit
@@ -104,7 +105,7 @@ def _message(error: Exception) -> str:
     """Without the driver's description of the topology and of the reply."""
     if isinstance(error, errors.OperationFailure):
         return str((error.details or {}).get("errmsg") or error).split(", full error:")[0]
-    return str(error).split(", Timeout:")[0].split(", Topology Description")[0]
+    return re.split(r", Timeout:|, Topology Description| \(configured timeouts", str(error))[0]
 
 
 def without_password(text: str, url: str) -> str:

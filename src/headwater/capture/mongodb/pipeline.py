@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from headwater.capture.mongodb.columns import Field, Layout, outermost
 
@@ -46,20 +46,24 @@ def stream_pipeline(layouts: Sequence[Layout], *, everything: bool, splits: bool
     return stages
 
 
-def document_of(event: Mapping[str, Any], layout: Layout, layouts: Sequence[Layout]) -> Any:
-    """The document after the change, from the place where the pipeline put it."""
-    return _placed(event, "fullDocument", layout, layouts)
+class Places(NamedTuple):
+    """The fields of an event that have a collection's document after and before the change."""
+
+    after: str
+    before: str
 
 
-def document_before(event: Mapping[str, Any], layout: Layout, layouts: Sequence[Layout]) -> Any:
-    return _placed(event, "fullDocumentBeforeChange", layout, layouts)
+ANYWHERE = Places(*_DOCUMENTS)
+"""Of a collection whose fields are not restricted."""
 
 
-def _placed(event: Mapping[str, Any], name: str, layout: Layout, layouts: Sequence[Layout]) -> Any:
-    restricted = [each for each in layouts if each.projection()]
-    if layout not in restricted:
-        return event.get(name)
-    return event.get(f"{_DOCUMENTS[name]}{restricted.index(layout)}")
+def places(layouts: Sequence[Layout]) -> dict[str, Places]:
+    """Where the pipeline puts the documents of each collection."""
+    found = dict.fromkeys((layout.name for layout in layouts), ANYWHERE)
+    restricted = (layout for layout in layouts if layout.projection())
+    for number, layout in enumerate(restricted):
+        found[layout.name] = Places(*(f"{place}{number}" for place in _DOCUMENTS.values()))
+    return found
 
 
 # ------------------------------------------------------------------------ stages

@@ -56,6 +56,17 @@ class Position(msgspec.Struct, frozen=True):
         return cls(token_time(data), data.upper(), type_bits, complete)
 
     @classmethod
+    def before(cls, token: Mapping[str, Any]) -> Position:
+        """Of a token that stands for a time rather than for an event: it precedes every event of
+        its time, so all events of the time before that are included.
+
+        >>> str(Position.before({"_data": "826553F10000000003" + "2B0429296E1404"}))
+        '1700000000.2:826553F100000000032B0429296E1404'
+        """
+        at = cls.of_token(token, complete=True)
+        return cls(_preceding(at.time), at.token, at.type_bits)
+
+    @classmethod
     def parse(cls, text: str) -> Position:
         """
         >>> Position.parse("5.1-:82AB,00").type_bits
@@ -98,6 +109,11 @@ class Position(msgspec.Struct, frozen=True):
     def next_time(self) -> ClusterTime:
         """The first time that is not included."""
         return following(self.time) if self.complete else self.time
+
+
+def _preceding(time: ClusterTime) -> ClusterTime:
+    seconds, number = time
+    return (seconds, number - 1) if number else (seconds - 1, 2**32 - 1)
 
 
 def following(time: ClusterTime) -> ClusterTime:

@@ -17,8 +17,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import bson
 from bson.datetime_ms import DatetimeMS
 from bson.timestamp import Timestamp
+from msgspec.structs import replace
 from pymongo.asynchronous.change_stream import AsyncChangeStream
 from pymongo.read_concern import ReadConcern
 
@@ -57,6 +59,7 @@ class Plan:
     ) -> None:
         self.layouts = layouts
         self.by_name = {layout.name: layout for layout in layouts}
+        self.places = pipeline.places(layouts)
         self.everything = everything
         images = [layout.name in found and found[layout.name].images for layout in layouts]
         self.after_images = bool(images) and all(images) and not everything
@@ -125,7 +128,7 @@ class Stream:
         finally:
             self._connection.replies.forget(self._comment)
         assert token is not None, "a change stream without a token"
-        return Position.of_token(token, complete=False)
+        return Position.before(token)
 
     # -------------------------------------------------------------------- batches
 
@@ -168,11 +171,19 @@ class Stream:
             return
         complete = not sharded and not batch.first
         yield from self._ended(complete=complete)
-        if batch.token is not None:
-            position = Position.of_token(batch.token, complete=complete)
-            if position != self.position:
-                self.position = position
-                yield Progress(str(position))
+        position = self._after(batch, complete)
+        if position != self.position:
+            self.position = position
+            yield Progress(str(position))
+
+    def _after(self, batch: Batch, complete: bool) -> Position:
+        """The position after an empty batch. Its token is that of the last event, or stands for a
+        later time up to which there are no events."""
+        if batch.token is None or batch.token["_data"] == self.position.token:
+            return replace(self.position, complete=self.position.complete or complete)
+        if complete:
+            return Position.of_token(batch.token, complete=True)
+        return Position.before(batch.token)
 
     def _ended(self, *, complete: bool) -> Iterator[Item]:
         for item in self._assembler.end(complete=complete):
@@ -220,11 +231,12 @@ class Stream:
 
     async def _changes(self, event: Document, kind: str, layout: Layout) -> list[Change]:
         identifier = event["documentKey"]["_id"]
-        earlier = pipeline.document_before(event, layout, self._plan.layouts)
+        places = self._plan.places.get(layout.name, pipeline.ANYWHERE)
+        earlier = event.get(places.before)
         before = layout.row(earlier) if earlier else None
         if kind == "delete":
             return [Change(layout.name, "delete", None, before or layout.key_row(identifier))]
-        document = pipeline.document_of(event, layout, self._plan.layouts)
+        document = event.get(places.after)
         if document is None and self._plan.after_images:
             document = await self._looked_up(layout, identifier)
         if document is None:
@@ -277,7 +289,7 @@ def _event_of(event: Mapping[str, Any]) -> Event:
     time: Timestamp = event["clusterTime"]
     transaction = None
     if "txnNumber" in event:
-        transaction = (bytes(event["lsid"]["id"]), int(event["txnNumber"]))
+        transaction = (bson.encode(event["lsid"]), int(event["txnNumber"]))
     return Event(event["_id"], (time.time, time.inc), transaction, _committed_at(event))
 
 

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 import msgspec
 
 from headwater import limits
-from headwater.capture.mysql.describe import Charsets, Table, described_by
+from headwater.capture.mysql.bindings import Binding, bind
+from headwater.capture.mysql.describe import (
+    Charsets,
+    Table,
+    described_by,
+    has_fewer,
+    has_key,
+    same_columns,
+    with_gaps,
+)
 from headwater.capture.mysql.positions import (
     GtidSet,
     Position,
@@ -22,15 +30,10 @@ from headwater.capture.mysql.positions import (
     print_mariadb_gtids,
 )
 from headwater.capture.mysql.statements import Effect, effects
-from headwater.capture.mysql.types import MAYBE_ZERO
-from headwater.capture.mysql.values import NUL_PICTURE
 from headwater.capture.mysql.wire import events
-from headwater.capture.mysql.wire.columns import reader
-from headwater.capture.mysql.wire.events import Gtid, Header
-from headwater.capture.mysql.wire.rows import RowReader
+from headwater.capture.mysql.wire.events import Gtid, Header, TableMap
 from headwater.capture.mysql.wire.table_map import read_table_map
 from headwater.capture.source import (
-    UNCHANGED,
     Item,
     Progress,
     RowChanges,
@@ -54,14 +57,12 @@ class Catalog(msgspec.Struct, frozen=True):
     fold: bool
 
 
-class _Binding(NamedTuple):
-    """How to read rows of a table map."""
+class _Stale:
+    """A table whose DDL was read, but not announced. `shape`: announce it even if the columns are
+    as before. `rows`: copy it."""
 
-    table: Table
-    rows: RowReader
-    key: tuple[int, ...]
-    checked: tuple[int, ...]
-    weight: int
+    def __init__(self) -> None:
+        self.shape = self.rows = False
 
 
 class _Group:
@@ -80,12 +81,19 @@ class Assembler:
     out. `weight` is the number of rows in them, `bytes` about their size."""
 
     def __init__(
-        self, after: Position, catalog: Catalog, look: Callable[[], Catalog], *, by_gtid: bool
+        self,
+        after: Position,
+        catalog: Catalog,
+        look: Callable[[], Catalog],
+        *,
+        by_gtid: bool,
+        named_columns: bool = True,
     ) -> None:
         self.items = list[Item]()
         self.weight = self.bytes = 0
         self.in_transaction = False
         self.reached: Position | None = None
+        self._given: Position | None = None
         self._look = look
         self._mariadb = after.dialect == "mariadb"
         self._server, self._dialect = after.server, after.dialect
@@ -93,12 +101,14 @@ class Assembler:
         self._mariadb_gtids = mariadb_gtids(after.gtids) if self._mariadb else {}
         self._mysql_gtids = GtidSet.parse("" if self._mariadb else after.gtids)
         self._has_gtids = bool(after.gtids) or self._mariadb
-        self._skipping = by_gtid
+        self._skipping, self._named_columns = by_gtid, named_columns
         self._gtid: Gtid | None = None
         self._charsets, self._fold = catalog.charsets, catalog.fold
         self._tables, self._absent = dict(catalog.tables), set(catalog.absent)
-        self._bindings = dict[bytes, _Binding | None]()
-        self._by_id = dict[int, _Binding | None]()
+        self._stale = dict[tuple[str, str], _Stale]()
+        self._owed = set[tuple[str, str]]()
+        self._bindings = dict[bytes, Binding | None]()
+        self._by_id = dict[int, Binding | None]()
         self._groups, self._rows, self._size, self._parts = list[_Group](), 0, 0, 0
         self._savepoints = dict[str, tuple[int, int, int, int, int]]()
 
@@ -169,8 +179,7 @@ class Assembler:
         file = events.text(body)
         if file != self._file:
             self._file, self._end = file, header.end
-        if self.reached is not None or self._end:
-            self._reach()
+        self._reach()
 
     # ------------------------------------------------------------------ transactions
 
@@ -209,10 +218,11 @@ class Assembler:
         self._end_transaction()
         if not self._groups and not self._parts:
             return
+        self._announce_stale(keep_parts=True)
         if committed_at is None and timestamp:
             committed_at = datetime.fromtimestamp(timestamp, UTC)
         self._part(str(self.reached), committed_at)
-        self.reached, self._parts = None, 0
+        self._given, self.reached, self._parts = self.reached, None, 0
 
     def _part(self, position: str | None = None, committed_at: datetime | None = None) -> None:
         changes = [group.changes() for group in self._groups]
@@ -224,9 +234,12 @@ class Assembler:
 
     def progress(self) -> None:
         """Add the position that was reached without changes, if there is one."""
-        if self.reached is not None and not self.in_transaction:
+        if self.reached is None or self.in_transaction:
+            return
+        self._announce_stale()
+        if self.reached != self._given:
             self.items.append(Progress(str(self.reached)))
-            self.reached = None
+        self._given, self.reached = self.reached, None
 
     def _roll_back(self) -> None:
         """The log has it only where a table without transactions was written as well."""
@@ -267,56 +280,42 @@ class Assembler:
     def _known(self, table: Table) -> Table | None:
         return self._tables.get(self._key(table.schema, table.name))
 
-    def _bind(self, body: bytes) -> _Binding | None:
+    def _bind(self, body: bytes) -> Binding | None:
         table_map = read_table_map(body, mariadb=self._mariadb)
         known = self._tables.get(self._key(table_map.schema, table_map.table))
         if known is None:
             return None
+        table = self._described(table_map, known)
+        return bind(table_map, table, self._charsets)
+
+    def _described(self, table_map: TableMap, known: Table) -> Table:
+        """The table as its rows are from here on; announced where it changed."""
+        key = self._key(known.schema, known.name)
+        stale = self._stale.pop(key, None)
         table = described_by(table_map, known, self._charsets)
-        if table.source != known.source:
-            # Where the catalog is ahead, the DDL that follows in the log has the table copied.
-            present = self._look().tables.get(self._key(table.schema, table.name))
-            self._announce(table, copies=present is not None and present.source == table.source)
+        if stale is None and same_columns(table, known):
+            return known
+        present = self._look().tables.get(key)
+        if present is not None:
+            table = described_by(table_map, present, self._charsets)
+        fewer = has_fewer(table, known)
+        if table.source != known.source or (stale is not None and stale.shape):
+            self._announce(table, present, copies=(stale or _Stale()).rows or not fewer)
         else:
-            table = known
-        shapes = described_by(table_map, table, self._charsets).shapes
-        readers = [
-            reader(column, shape, self._charsets.tables)
-            for column, shape in zip(table_map.columns, shapes, strict=True)
-        ]
-        names = [shape.name for shape in shapes]
-        places = [names.index(column.name) for column in table.source.columns]
-        key = table.source.key_places()
-        checked = tuple(
-            place
-            for place, name in zip(key, table.source.key, strict=True)
-            if shapes[names.index(name)].kind in MAYBE_ZERO | {"char", "text", "enum", "set"}
-        )
-        bytea = any(column.type == "bytea" for column in table.source.columns)
-        return _Binding(table, RowReader(readers, places), key, checked, 2 if bytea else 1)
+            self._tables[key] = table
+        return self._tables[key]
 
     def _row_event(self, type: int, sent_as: int, body: bytes) -> None:
         binding = self._by_id.get(int.from_bytes(body[:6], "little"))
         if binding is None:
             return
-        place = 8
-        if sent_as in events.COMPRESSED_ROWS:
-            body, place = _inflated(type, body)
-        images = binding.rows.read(type, body, place)
         op: RowOp = events.ROWS[type]  # type: ignore[assignment]
-        after, before = images.after, images.before
-        if op == "delete":
-            after, before = [], after
-        if not images.complete:
-            after = _completed(binding, op, after, before)
-        if binding.checked:
-            for row in after or before:
-                _check_key(binding, row)
-        self._add(binding, op, after, before, len(body) * binding.weight)
+        after, before, size = binding.read(type, op, body, inflate=type != sent_as)
+        self._add(binding, op, after, before, size)
 
     def _add(
         self,
-        binding: _Binding,
+        binding: Binding,
         op: RowOp,
         after: list[SourceRow],
         before: list[SourceRow],
@@ -403,7 +402,6 @@ class Assembler:
         """What a statement did to captured tables. A table that it dropped and made again, as tools
         for online schema changes do, is only changed."""
         made = {self._key(e.schema, e.table) for e in found if e.act == "create"}
-        catalog: Catalog | None = None
         for effect in found:
             for key in self._touched(effect):
                 if effect.act == "write":
@@ -418,8 +416,7 @@ class Assembler:
                     if key not in made:
                         self._dropped(key)
                 else:
-                    catalog = catalog or self._look()
-                    self._changed(key, effect, catalog)
+                    self._changed(key, effect)
 
     def _touched(self, effect: Effect) -> list[tuple[str, str]]:
         if effect.act == "write":
@@ -439,80 +436,60 @@ class Assembler:
         return []
 
     def _dropped(self, key: tuple[str, str]) -> None:
+        self._bindings.clear()
         table = self._tables.pop(key)
+        self._stale.pop(key, None)
         self._absent.add(key)
         self._flush_before_schema()
         self.items.append(TableDropped(table.source.name))
 
-    def _changed(self, key: tuple[str, str], effect: Effect, catalog: Catalog) -> None:
-        table, known = catalog.tables.get(key), self._tables.get(key)
-        if table is None:  # It no longer exists: the event that dropped it follows.
+    def _changed(self, key: tuple[str, str], effect: Effect) -> None:
+        """The catalog may be ahead of the log, so the next table map says what has changed. Before
+        a position after the DDL is given away, the catalog has to."""
+        self._bindings.clear()
+        if key in self._tables:
+            stale = self._stale.setdefault(key, _Stale())
+            stale.shape, stale.rows = stale.shape or effect.shape, stale.rows or effect.rows
+            if not self._named_columns:
+                self._announce_stale()
             return
-        differs = known is None or table.source != known.source
-        if not differs and not effect.shape:
-            return
-        only_fewer = (
-            known is not None
-            and set(table.source.columns) <= set(known.source.columns)
-            and table.source.key == known.source.key
-        )
-        self._absent.discard(key)
-        self._announce(table, copies=effect.rows or not only_fewer)
+        present = self._look().tables.get(key)
+        if present is not None:  # Otherwise the event that dropped it again follows.
+            self._absent.discard(key)
+            self._announce(present, present, copies=True)
 
-    def _announce(self, table: Table, *, copies: bool) -> None:
-        self._tables[self._key(table.schema, table.name)] = table
-        self._flush_before_schema()
-        self.items.append(SchemaChange(table.source, copies))
+    def _announce_stale(self, *, keep_parts: bool = False) -> None:
+        if not self._stale:
+            return
+        catalog = self._look()
+        for key, stale in self._stale.items():
+            present, known = catalog.tables.get(key), self._tables[key]
+            if present is None:
+                continue
+            if stale.shape or present.source != known.source:
+                fewer = has_fewer(present, known)
+                copies = stale.rows or not fewer
+                self._announce(present, present, copies=copies, keep_parts=keep_parts)
+        self._stale.clear()
+
+    def _announce(
+        self, table: Table, present: Table | None, *, copies: bool, keep_parts: bool = False
+    ) -> None:
+        """A copy that is not possible, because the table has gone or has another key by now, is
+        owed: the DDL that follows in the log has it made."""
+        key = self._key(table.schema, table.name)
+        table = with_gaps(table, present)
+        self._tables[key] = table
+        copies = copies or key in self._owed
+        possible = present is not None and has_key(table, present)
+        if copies and not possible:
+            self._owed.add(key)
+        else:
+            self._owed.discard(key)
+        if not keep_parts:
+            self._flush_before_schema()
+        self.items.append(SchemaChange(table.source, copies and possible))
 
     def _flush_before_schema(self) -> None:
         if self._groups:
             self._part()
-
-
-def _inflated(type: int, body: bytes) -> tuple[bytes, int]:
-    """A compressed event of MariaDB: its head is as usual, its rows are compressed."""
-    place = 8
-    if type in events.WITH_EXTRA_DATA:
-        place += int.from_bytes(body[place : place + 2], "little")
-    count, place = events.length(body, place)
-    size = (count + 7) // 8
-    place += size * (2 if type in (events.UPDATE_1, events.UPDATE_2) else 1)
-    return body[:place] + events.uncompressed(body[place:]), 8
-
-
-def _completed(
-    binding: _Binding, op: RowOp, after: list[SourceRow], before: list[SourceRow]
-) -> list[SourceRow]:
-    """Rows of a session that does not log all columns: an update's key is in the row before."""
-    if op == "insert" and any(UNCHANGED in row for row in after):
-        raise SourceRefused(
-            f"{binding.table.source.name} was written by a session with binlog_row_image=MINIMAL",
-            hint=f"Set binlog_row_image=FULL in every session. {_RESNAPSHOT}",
-        )
-    if op != "update":
-        return after
-    completed = list[SourceRow]()
-    for new, old in zip(after, before, strict=True):
-        row = list(new)
-        for place in binding.key:
-            if row[place] is UNCHANGED:
-                row[place] = old[place]
-        completed.append(tuple(row))
-    return completed
-
-
-def _check_key(binding: _Binding, row: SourceRow) -> None:
-    for place in binding.checked:
-        value = row[place]
-        if value is None or (isinstance(value, str) and NUL_PICTURE in value):
-            table = binding.table.source
-            raise key_error(table.name, table.columns[place].name, row)
-
-
-def key_error(table: str, column: str, row: SourceRow) -> SourceRefused:
-    shown = ", ".join(repr(value)[:40] for value in row[:4])
-    return SourceRefused(
-        f"{table}: the key of the row ({shown}, …) has in {column} a value that PostgreSQL cannot"
-        " store: a zero date, or a text with a NUL character",
-        hint="Correct or delete the row at the source, and copy the table again.",
-    )

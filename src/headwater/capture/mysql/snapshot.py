@@ -12,20 +12,21 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from headwater import limits
-from headwater.capture.mysql.assembly import key_error
+from headwater.capture.mysql.bindings import key_error
 from headwater.capture.mysql.connection import literal, query, quoted
 from headwater.capture.mysql.describe import Charsets, Table
 from headwater.capture.mysql.positions import Position
 from headwater.capture.mysql.server import Server, current_position, gtids_at
 from headwater.capture.mysql.types import Shape
 from headwater.capture.mysql.values import NUL_PICTURE, from_query, select_expression
-from headwater.capture.source import Chunk, SourceKey, SourceRow, SourceTable
+from headwater.capture.source import Chunk, SourceColumn, SourceKey, SourceRow, SourceTable
 from headwater.errors import SourceUnavailable
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection
 
 LOCK_SECONDS = 5
+_GAP = Shape("", "int")
 _NUMBER = re.compile(r"-?[0-9.]+(e[+-]?[0-9]+)?\Z")
 
 
@@ -88,8 +89,8 @@ class Snapshots:
     ) -> tuple[list[SourceRow], SourceKey | None]:
         from pymysql.cursors import SSCursor
 
-        shapes = [shape_of(table, column.name) for column in source.columns]
-        converters = [from_query(shape, charsets.tables) for shape in shapes]
+        shapes = [shape_of(table, column) for column in source.columns]
+        converters = [from_query(shape or _GAP, charsets.tables) for shape in shapes]
         statement = self._statement(table, source, after, limit)
         found, size, more = list[SourceRow](), 0, False
         cursor = self._connection.cursor(SSCursor)
@@ -107,25 +108,26 @@ class Snapshots:
         if more:
             # The rest of the answer is not wanted: the connection is closed with it.
             self.broken = True
-            self._connection._force_close()
+            _abandon(self._connection)
         else:
             cursor.close()
         last = self._last(source, found) if more or len(found) >= limit else None
-        self._check_keys(source, shapes, found)
+        self._check_keys(source, found)
         return found, last
 
     def _statement(
         self, table: Table, source: SourceTable, after: SourceKey | None, limit: int
     ) -> str:
         columns = [
-            select_expression(shape_of(table, column.name), quoted(column.name))
+            select_expression(shape, quoted(column.name)) if shape else "null"
             for column in source.columns
+            for shape in [shape_of(table, column)]
         ]
         keys = [quoted(name) for name in source.key]
         where = ""
         if after is not None:
             bounds = [
-                bound(self._connection, shape_of(table, name), value)
+                bound(self._connection, key_shape(table, name), value)
                 for name, value in zip(source.key, after, strict=True)
             ]
             where = f" where {following(keys, bounds)}"
@@ -137,7 +139,7 @@ class Snapshots:
     def _last(self, source: SourceTable, rows: list[SourceRow]) -> SourceKey:
         return tuple(str(rows[-1][place]) for place in source.key_places())
 
-    def _check_keys(self, source: SourceTable, shapes: list[Shape], rows: list[SourceRow]) -> None:
+    def _check_keys(self, source: SourceTable, rows: list[SourceRow]) -> None:
         for place in source.key_places():
             for row in rows:
                 value = row[place]
@@ -145,10 +147,24 @@ class Snapshots:
                     raise key_error(source.name, source.columns[place].name, row)
 
 
-def shape_of(table: Table, column: str) -> Shape:
-    shape = table.shape(column)
+def _abandon(connection: Any) -> None:
+    """Close it in the middle of an answer, which the driver would otherwise read to its end."""
+    connection._result.unbuffered_active = False
+    connection._result = None
+    connection._force_close()
+
+
+def shape_of(table: Table, column: SourceColumn) -> Shape | None:
+    """None for a column that the table no longer has, or has with another type."""
+    if any(c.name == column.name and c.type == column.type for c in table.source.columns):
+        return table.shape(column.name)
+    return None
+
+
+def key_shape(table: Table, name: str) -> Shape:
+    shape = table.shape(name)
     if shape is None:
-        raise SourceUnavailable(f"{table.source.name} changed: it no longer has {column}")
+        raise SourceUnavailable(f"{table.source.name} changed: it no longer has {name}")
     return shape
 
 

@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import threading
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headwater.capture.mysql import checks
 from headwater.capture.mysql.assembly import Assembler, Catalog
 from headwater.capture.mysql.binlog import BinlogStream, Handover
-from headwater.capture.mysql.connection import connect, parse_url, translated
+from headwater.capture.mysql.connection import connect, parse_url, query, translated
 from headwater.capture.mysql.describe import (
     Charsets,
     Table,
@@ -97,10 +97,14 @@ class MysqlSource:
     async def start(self) -> str:
         return str(await self._run(self._now))
 
+    async def estimate(self, table: SourceTable) -> int | None:
+        """As the storage engine estimates it."""
+        return await self._run(lambda connection: self._estimate(connection, table))
+
     async def snapshot(self, table: SourceTable, after: SourceKey | None, rows: int) -> Chunk:
         return await self._run(lambda connection: self._chunk(connection, table, after, rows))
 
-    async def changes(self, after: str) -> AsyncIterator[Item]:
+    async def changes(self, after: str) -> AsyncGenerator[Item, None]:
         position = Position.parse(after)
         self._position = position
         handover = Handover(asyncio.get_running_loop())
@@ -222,7 +226,11 @@ class MysqlSource:
             catalog = self._announced or self._look(connection)
         if by_gtid and server.identity != position.server:
             position = Position(server.dialect, server.identity, "", 0, position.gtids)
-        return position, by_gtid, Assembler(position, catalog, self._look_again, by_gtid=by_gtid)
+        named = server.dialect == "mariadb" or server.version >= (8, 0, 1)
+        assembler = Assembler(
+            position, catalog, self._look_again, by_gtid=by_gtid, named_columns=named
+        )
+        return position, by_gtid, assembler
 
     def _look_again(self) -> Catalog:
         with connect(self._address) as connection:
@@ -237,8 +245,19 @@ class MysqlSource:
         assert self._charsets is not None
         return self._snapshots.chunk(table, source, self._charsets, after, rows)
 
+    def _estimate(self, connection: Connection[Any], source: SourceTable) -> int | None:
+        table = self._table(connection, source)
+        found = query(
+            connection,
+            "select table_rows from information_schema.tables"
+            " where table_schema = %s and table_name = %s",
+            (table.schema, table.name),
+        )
+        return None if not found or found[0][0] is None else int(found[0][0])
+
     def _table(self, connection: Connection[Any], source: SourceTable) -> Table:
-        """With the columns that the copy asks for; the catalog may be ahead of them."""
+        """The catalog may be ahead of what the copy asks for: columns that went are NULL in it. The
+        key must be there."""
         for catalog in (self._looked, None):
             known = catalog or self._look(connection)
             for table in known.tables.values():
@@ -246,6 +265,9 @@ class MysqlSource:
                     table.source.columns
                 ):
                     return table
+        for table in known.tables.values():
+            if table.source.name == source.name and table.source.key == source.key:
+                return table
         raise SourceUnavailable(
             f"{source.name} has changed at the source; the change has not been read yet"
         )

@@ -37,6 +37,9 @@ of the source's name."""
 _DIVERGED = frozenset({"21", "22", "23", "27"})
 """Of SQLSTATE: the mirror does not take a change that its source made."""
 
+_UNTIL_REQUESTED = 86_400.0
+"""Seconds until the next attempt where only a request helps: a resnapshot."""
+
 OpenSource = Callable[[SourceDefinition], Source]
 
 
@@ -69,7 +72,7 @@ class Runner:
         self._session: Session | None = None
         self._stopped = False
         self._changed = asyncio.Event()
-        statuses.add(self.status)
+        self._has_counts = False
 
     def update(self, declared: DeclaredSource) -> None:
         """What is declared and requested now."""
@@ -106,14 +109,14 @@ class Runner:
         try:
             return await self._run_with_lease()
         except PositionLost as error:
-            return self._fail("lost", error, SOURCE_RETRY_SECONDS_MAX)
+            return self._fail("lost", error, _UNTIL_REQUESTED)
         except (SourceRefused, ConfigError) as error:
             return self._fail("refused", error, SOURCE_RETRY_SECONDS_MAX)
         except SourceUnavailable as error:
             return self._fail("failed", error, self._backoff())
         except psycopg.Error as error:
             if (error.sqlstate or "")[:2] in _DIVERGED:
-                return self._fail("diverged", self._divergence(error), SOURCE_RETRY_SECONDS_MAX)
+                return self._fail("diverged", self._divergence(error), _UNTIL_REQUESTED)
             return self._fail("failed", translate(error, self._url), self._backoff())
         except HeadwaterError as error:
             return self._fail("failed", error, self._backoff())
@@ -145,12 +148,14 @@ class Runner:
     async def _run_with_lease(self) -> float:
         if self._declared.paused and not self._declared.removing:
             self.status.enter("paused")
+            self._statuses.add(self.status)
             return SOURCE_RETRY_SECONDS_MAX
         connection = await connect(self._url, purpose=f"source {self.name}")
         try:
             holder = await _take_lease(connection, self.name)
             if holder is not None:
                 return self._wait_for(holder)
+            await self._load_counts(connection)
             self.status.runner = runner_name()
             self._statuses.add(self.status)
             source = self._open_source(self._declared.definition)
@@ -166,10 +171,22 @@ class Runner:
         finally:
             await connection.close()
 
-    async def _run_session(self, connection: Connection, source: Source) -> float:
-        session = Session(
-            source, self._declared, connection, self.status, chunk_rows=self._chunk_rows
+    async def _load_counts(self, connection: Connection) -> None:
+        """Continue to count where the last process ended."""
+        if self._has_counts:
+            return
+        cursor = await connection.execute(
+            "select changes, transactions, committed_at from headwater.sources where name = %s",
+            (self.name,),
         )
+        row = await cursor.fetchone()
+        if row is not None:
+            self.status.changes, self.status.transactions, self.status.committed_at = row
+        self._has_counts = True
+
+    async def _run_session(self, connection: Connection, source: Source) -> float:
+        definition = self._declared.definition
+        session = Session(source, definition, connection, self.status, chunk_rows=self._chunk_rows)
         if self._stopped or self._changed.is_set():
             return 0.0
         self._session = session
@@ -186,6 +203,7 @@ class Runner:
         self.status.enter("waiting", CaptureError(f"another runner has this source: {holder}"))
         # The one that runs it writes the row.
         self._statuses.remove(self.name)
+        logger.info("source %s: another runner has it: %s", self.name, holder)
         return min(2.0, SOURCE_RETRY_SECONDS_MAX)
 
     async def _remove(self, connection: Connection, source: Source) -> None:

@@ -16,20 +16,22 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from headwater.capture.mirror import positions, tables
+from headwater.capture.mirror import tables
 from headwater.capture.mirror.applier import Applier
 from headwater.capture.mirror.chunks import PendingChunk
-from headwater.capture.mirror.registry import DeclaredSource, TableState
+from headwater.capture.mirror.feeds import FeedWriter
+from headwater.capture.mirror.registry import TableState
 from headwater.capture.mirror.runs import Insert, tables_of
 from headwater.capture.mirror.tables import Mirror
 from headwater.capture.mirror.writers import (
     CopyWriter,
     ExactWriter,
-    FeedWriter,
     FilterRuns,
     TableWriter,
     TolerantWriter,
 )
+from headwater.capture.running.beginning import begin, bring_up
+from headwater.capture.running.durability import Acknowledger
 from headwater.capture.running.filters import row_filter
 from headwater.capture.running.queue import ItemQueue
 from headwater.capture.running.status import Status
@@ -39,15 +41,16 @@ from headwater.capture.source import (
     Progress,
     SchemaChange,
     Source,
+    SourceDefinition,
+    SourceKey,
     SourceRow,
     SourceTable,
     TableDropped,
     TransactionPart,
 )
 from headwater.database import Connection
-from headwater.errors import SourceRefused
+from headwater.errors import SourceError, SourceRefused
 from headwater.limits import (
-    SOURCE_ACKNOWLEDGE_SECONDS,
     SOURCE_BATCH_CHANGES,
     SOURCE_BATCH_TRANSACTIONS,
     SOURCE_CHUNK_ROWS,
@@ -66,7 +69,7 @@ class Session:
     def __init__(
         self,
         source: Source,
-        declared: DeclaredSource,
+        definition: SourceDefinition,
         connection: Connection,
         status: Status,
         *,
@@ -74,8 +77,7 @@ class Session:
     ) -> None:
         self.stop = asyncio.Event()
         self._source = source
-        self._declared = declared
-        self._definition = declared.definition
+        self._definition = definition
         self._connection = connection
         self._status = status
         self._chunk_rows = chunk_rows
@@ -87,15 +89,14 @@ class Session:
         self._schema_changes: list[SchemaChange | TableDropped] = []
         self._chunk: asyncio.Task[Chunk] | None = None
         self._copying: str | None = None
-        self._saved_at = self._acknowledged_at = time.monotonic()
-        self._acknowledged: str | None = None
-        self._unflushed: tuple[str, str] | None = None  # a position, and the WAL behind it
+        self._saved_at = time.monotonic()
+        self._acknowledger = Acknowledger(source, self._applier)
 
     async def run(self) -> None:
         self._status.enter("checking")
         await self._check()
         await self._applier.prepare()
-        await self._reconcile()
+        await self._begin()
         self._report()
         queue = ItemQueue()
         items = self._source.changes(self._position)
@@ -119,86 +120,24 @@ class Session:
         warnings = [f"{problem.what}. {problem.fix}" for problem in problems]
         self._status.warning = "\n".join(warnings) or None
 
-    async def _reconcile(self) -> None:
-        """Bring mirrors and definition together, and find the position to begin at: all or
-        nothing."""
-        name, schema = self._definition.name, self._definition.into
-        async with self._connection.transaction():
-            self._mirrors = await tables.load(self._connection, name, schema)
-            saved = await positions.saved(self._connection, name)
-            described = await self._source.tables()
-            is_new = saved is None or any(t.name not in self._mirrors for t in described)
-            for table in described:
-                await self._reconcile_table(table)
-            await self._note_removed({table.name for table in described})
-            await self._request_copies()
-            start = await self._source.start() if is_new or self._copies_all else saved
-            self._applier.position = saved
-            if saved is None or self._copies_all:
-                assert start is not None
-                await positions.save(self._connection, name, saved, start)
-                self._applier.position = start
-            for mirror in self._mirrors.values():
-                self._set_writer(mirror)
-        assert self._applier.position is not None
-        self._position = self._applier.position
-
-    @property
-    def _copies_all(self) -> bool:
-        return "*" in self._declared.resnapshot
-
-    async def _reconcile_table(self, table: SourceTable) -> None:
-        definition = self._definition
-        mirror = self._mirrors.get(table.name)
-        if mirror is None:
-            mirror = await tables.create(
-                self._connection, definition.name, definition.into, table,
-                feed_only=definition.feed_only,
-            )  # fmt: skip
-            self._mirrors[table.name] = mirror
-            return
-        returned = mirror.state in ("dropped", "removed")
-        if mirror.description != msgspec.structs.replace(table, target=mirror.description.target):
-            returned |= await tables.alter(self._connection, mirror, table)
-            await tables.save(self._connection, mirror)
-        if returned and not definition.feed_only:
-            await tables.begin_copy(self._connection, mirror)
-
-    async def _note_removed(self, described: set[str]) -> None:
-        """Tables that the definition no longer has stay as they are, and are no longer written."""
+    async def _begin(self) -> None:
+        begun = await begin(self._connection, self._source, self._definition)
+        self._mirrors = begun.mirrors
+        self._applier.position = self._position = begun.position
         for mirror in self._mirrors.values():
-            if mirror.name not in described and mirror.state not in ("dropped", "removed"):
-                mirror.state = "removed"
-                await tables.drop_staging(self._connection, mirror)
-                await tables.save(self._connection, mirror)
-
-    async def _request_copies(self) -> None:
-        """Begin the copies that were requested; the request is done with this transaction."""
-        wanted = self._declared.resnapshot
-        if not wanted:
-            return
-        if not self._definition.feed_only:
-            for mirror in self._mirrors.values():
-                if mirror.state not in ("dropped", "removed") and (
-                    self._copies_all or mirror.name in wanted
-                ):
-                    await tables.begin_copy(self._connection, mirror)
-        await self._connection.execute(
-            "update headwater.source_definitions set resnapshot = null"
-            " where name = %s and resnapshot = %s",
-            (self._definition.name, list(wanted)),
-        )
+            self._set_writer(mirror)
 
     # ------------------------------------------------------------ tables
 
     def _set_writer(self, mirror: Mirror) -> None:
         """Choose what changes of a table become, by its state."""
-        self._filters[mirror.name] = row_filter(self._source, self._definition, mirror)
-        wanted = self._filters[mirror.name]
-        writer: TableWriter | None
         if mirror.state in ("dropped", "removed"):
-            writer = None
-        elif self._definition.feed_only:
+            self._writers[mirror.name] = None
+            return
+        wanted = row_filter(self._source, self._definition, mirror)
+        self._filters[mirror.name] = wanted
+        writer: TableWriter
+        if self._definition.feed_only:
             writer = FeedWriter(mirror)
         elif mirror.state in ("copying", "recopying"):
             writer = CopyWriter(mirror, wanted)
@@ -233,8 +172,7 @@ class Session:
         table = change.table
         mirror = self._mirrors.get(table.name)
         if mirror is None or mirror.state in ("dropped", "removed"):
-            await self._reconcile_table(table)
-            mirror = self._mirrors[table.name]
+            mirror = await bring_up(self._connection, self._definition, self._mirrors, table)
         else:
             has_lost = await tables.alter(self._connection, mirror, table)
             await tables.save(self._connection, mirror)
@@ -329,33 +267,37 @@ class Session:
     # ------------------------------------------------------------ the copy
 
     async def _advance_copy(self) -> None:
-        """Read a chunk of the table that is copied, or write the one that the tail has passed."""
-        if self._is_chunk_due():
-            await self._write_chunk()
-        if self._copying is None:
-            self._copying = self._next_to_copy()
-        if self._copying is None or self._pending() is not None or self.stop.is_set():
-            return
-        mirror = self._mirrors[self._copying]
+        """Read and write chunks until one must wait for the tail. No change is applied meanwhile:
+        how old a chunk is, is only known when it has been read."""
+        while True:
+            if self._is_chunk_due():
+                await self._write_chunk()
+            if self._copying is None:
+                self._copying = self._next_to_copy()
+            if self._copying is None or self._pending() is not None or self.stop.is_set():
+                return
+            await self._read_chunk(self._copying)
+
+    async def _read_chunk(self, name: str) -> None:
+        mirror, writer = self._mirrors[name], self._writers[name]
+        assert isinstance(writer, CopyWriter)
         if mirror.estimate is None:
             mirror.estimate = await _estimate(self._source, mirror.description)
-        self._chunk = asyncio.create_task(
-            self._source.snapshot(mirror.description, mirror.cursor, self._chunk_rows)
-        )
+        if self._chunk is None:
+            self._chunk = self._reading(mirror, mirror.cursor)
         stopped = asyncio.create_task(self.stop.wait())
         try:
             await asyncio.wait({self._chunk, stopped}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()
-        if not self._chunk.done():
-            return  # the session ends
-        chunk, self._chunk = self._chunk.result(), None
-        writer = self._writers[self._copying]
-        assert isinstance(writer, CopyWriter)
-        wanted = self._filters[self._copying]
-        writer.pending = PendingChunk(_matching(chunk, wanted), writer.key)
-        if self._is_chunk_due():
-            await self._write_chunk()
+        if self._chunk.done():
+            chunk, self._chunk = self._chunk.result(), None
+            writer.pending = PendingChunk(_matching(chunk, self._filters[name]), writer.key)
+
+    def _reading(self, mirror: Mirror, after: SourceKey | None) -> asyncio.Task[Chunk]:
+        return asyncio.create_task(
+            self._source.snapshot(mirror.description, after, self._chunk_rows)
+        )
 
     def _next_to_copy(self) -> str | None:
         names = [m.name for m in self._mirrors.values() if m.state in ("copying", "recopying")]
@@ -379,6 +321,8 @@ class Session:
         assert isinstance(writer, CopyWriter)
         assert writer.pending is not None
         last = writer.pending.last
+        if last is not None:
+            self._chunk = self._reading(mirror, last)  # while this one is written
         await self._applier.begin()
         mirror.copied += await writer.write_chunk(self._applier)
         mirror.cursor = last
@@ -398,6 +342,7 @@ class Session:
         if last is None:
             self._copying = None
             self._set_writer(mirror)
+            await self._connection.execute(f"analyze {mirror.table}".encode())
         self._report()
 
     # ------------------------------------------------------------ the clock
@@ -409,51 +354,26 @@ class Session:
         if self._applier.position != self._position and (
             now - self._saved_at > SOURCE_PROGRESS_SECONDS
         ):
-            await self._commit(self._position, None)
+            await self._applier.commit_progress(self._position)
             await self._applier.flush()
-        if idle or now - self._acknowledged_at > SOURCE_ACKNOWLEDGE_SECONDS:
-            await self._acknowledge()
-
-    async def _acknowledge(self) -> None:
-        """Inform the source of the position once its transaction is on disk."""
-        saved = self._applier.position
-        assert saved is not None
-        if saved == self._acknowledged:
-            return
-        if self._unflushed is None:
-            self._unflushed = saved, ""
-        position, behind = self._unflushed
-        cursor = await self._connection.execute(
-            "select pg_current_wal_insert_lsn()::text,"
-            " %s <> '' and pg_current_wal_flush_lsn() >= nullif(%s, '')::pg_lsn",
-            (behind, behind),
-        )
-        row = await cursor.fetchone()
-        assert row is not None
-        if not behind:
-            self._unflushed = position, row[0]
-        elif row[1]:
-            await self._source.acknowledge(position)
-            self._acknowledged, self._unflushed = position, None
-            self._acknowledged_at = time.monotonic()
+            self._saved_at = now
+        await self._acknowledger.look(idle=idle)
 
     async def _finish(self) -> None:
         """Save how far an idle source was read. What is not acknowledged is read again, and its
         position is known to be applied."""
         if self._applier.position != self._position:
-            await self._commit(self._position, None)
+            await self._applier.commit_progress(self._position)
         await self._applier.flush()
-        with suppress(Exception):
-            cursor = await self._connection.execute("select pg_current_wal_insert_lsn()::text")
-            await cursor.fetchone()
 
     async def _watch_health(self) -> None:
         warning = self._status.warning
         while True:
-            health = await self._source.health()
-            self._status.lag_bytes = health.lag_bytes
-            texts = [text for text in (warning, health.warning) if text]
-            self._status.warning = "\n".join(texts) or None
+            with suppress(SourceError):  # the changes will say it
+                health = await self._source.health()
+                self._status.lag_bytes = health.lag_bytes
+                texts = [text for text in (warning, health.warning) if text]
+                self._status.warning = "\n".join(texts) or None
             await asyncio.sleep(SOURCE_HEALTH_SECONDS)
 
     # ------------------------------------------------------------ status

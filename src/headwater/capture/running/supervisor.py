@@ -18,7 +18,7 @@ from headwater.capture.running.runner import OpenSource, Runner
 from headwater.capture.running.status import StatusWriter
 from headwater.database import Connection, connect
 from headwater.errors import HeadwaterError
-from headwater.limits import SOURCE_CHUNK_ROWS, SOURCE_POLL_SECONDS
+from headwater.limits import SOURCE_CHUNK_ROWS, SOURCE_POLL_SECONDS, SOURCE_STOP_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,12 @@ class Supervisor:
             await connection.close()
 
     async def _enable(self, connection: Connection) -> None:
-        """The table of sources is reactive."""
+        """The table of sources is reactive, unless an admin has disabled it."""
+        cursor = await connection.execute(
+            "select from headwater.tables where relid = 'headwater.sources'::regclass"
+        )
+        if await cursor.fetchone() is not None:
+            return
         try:
             await triggers.enable(connection, "headwater.sources")
         except HeadwaterError as error:
@@ -107,6 +112,8 @@ class Supervisor:
     async def _end(self, name: str) -> None:
         runner, task = self._runners.pop(name)
         await runner.stop()
+        await asyncio.wait({task}, timeout=SOURCE_STOP_SECONDS)
+        task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         self._statuses.remove(name)
 

@@ -8,9 +8,11 @@ epoch copies that table again, because writes in between may not be in the queue
 
 from __future__ import annotations
 
+import re
 import secrets
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import msgspec
@@ -19,7 +21,7 @@ from headwater.capture.source import TableSpec
 from headwater.capture.sqlite.position import QueuePosition
 from headwater.capture.sqlite.shapes import OWN_PREFIX, Shape, read_shape
 from headwater.capture.sqlite.statements import quoted
-from headwater.capture.sqlite.triggers import TriggerWriter
+from headwater.capture.sqlite.triggers import TriggerWriter, trigger_names
 from headwater.errors import PositionLost, SourceRefused
 
 
@@ -59,10 +61,24 @@ class QueueNames(NamedTuple):
         return self.queue, self.state, self.shapes
 
 
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """A write transaction; all of it or nothing."""
+    db.execute("begin immediate")
+    try:
+        yield
+        db.execute("commit")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("rollback")
+        raise
+
+
 class Queue:
     """The queue of one source. Its methods run in the thread that has the connection."""
 
     def __init__(self, source: str) -> None:
+        self._source = source
         self.names = QueueNames.of(source)
         self.table = quoted(self.names.queue)
         self._state = quoted(self.names.state)
@@ -81,8 +97,28 @@ class Queue:
         """The generation of the queue and its epoch."""
         found = db.execute(f"select generation, epoch from {self._state}").fetchone()
         if found is None:
-            raise _lost("the state of its queue is missing")
+            raise self.lost("the state of its queue is missing")
         return found[0], found[1]
+
+    def lost(self, reason: str) -> PositionLost:
+        return PositionLost(
+            f"the changes after the position are not in the SQLite file: {reason}",
+            hint=f"copy the tables again: headwater source resnapshot {self._source}",
+        )
+
+    def renew(self, db: sqlite3.Connection) -> None:
+        """Begin a new generation if the queue or its state was emptied."""
+        sql = f"select (select count(*) from {self._state}), exists (select 1 from {self.table})"
+        if db.execute(sql).fetchone() == (1, 1):
+            return
+        with transaction(db):
+            (epoch,) = db.execute(
+                f"select max(coalesce(max(epoch), 0), (select coalesce(max(epoch), 0)"
+                f" from {self._state})) from {self._shapes}"
+            ).fetchone()
+            db.execute(f"delete from {self._state}")
+            db.execute(f"insert into {self._state} values (?, ?)", (secrets.token_hex(8), epoch))
+            db.execute(f"insert into {self.table} (at, op) values (julianday('now'), 'a')")
 
     def shapes(self, db: sqlite3.Connection) -> dict[int, StoredShape]:
         rows = db.execute(f"select number, epoch, name, shape, dropped from {self._shapes}")
@@ -98,7 +134,7 @@ class Queue:
         generation, epoch = self.epoch(db)
         found = db.execute(f"select id, at from {self.table} order by id desc limit 1").fetchone()
         if found is None:
-            raise _lost("its queue was emptied")
+            raise self.lost("its queue was emptied")
         return QueuePosition(generation, found[0], repr(found[1]), epoch)
 
     # ------------------------------------------------------------ triggers
@@ -107,19 +143,13 @@ class Queue:
         """Make what is missing. Reads first: without a difference nothing is locked."""
         if self.is_synchronized(db, specs):
             return
-        db.execute("begin immediate")
-        try:
+        with transaction(db):
             self._create_tables(db)
             different = self._differences(db, specs)
             if different:
                 db.execute(f"update {self._state} set epoch = epoch + 1")
             for name, shape, stored in different:
                 self._replace(db, name, shape, stored)
-            db.execute("commit")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("rollback")
-            raise
 
     def is_synchronized(self, db: sqlite3.Connection, specs: Sequence[TableSpec]) -> bool:
         return self.exists(db) and not self._differences(db, specs)
@@ -169,13 +199,13 @@ class Queue:
         (made,) = db.execute(
             f"select triggers from {self._shapes} where number = ?", (stored.number,)
         ).fetchone()
-        pattern = f"{self.names.prefix}{stored.number}_"
+        names = trigger_names(self.names.prefix, stored.number)
         rows = db.execute(
             "select rowid, name, sql from sqlite_master where type = 'trigger'"
             " and tbl_name = ? collate nocase order by rowid",
             (stored.shape.table,),
         ).fetchall()
-        ours = [row for row in rows if row[1].startswith(pattern)]
+        ours = [row for row in rows if row[1] in names]
         # SQLite runs the newest trigger first. One that runs before ours and fails with FAIL would
         # leave a change that is not in the queue.
         later = [row for row in rows if row[0] > ours[0][0]] if ours else []
@@ -192,7 +222,7 @@ class Queue:
         stored: StoredShape | None,
     ) -> None:
         if stored is not None:
-            self._drop_triggers(db, f"{self.names.prefix}{stored.number}_")
+            self._drop_triggers(db, trigger_names(self.names.prefix, stored.number))
         if shape is None:
             assert stored is not None
             self._insert_shape(db, name, stored.shape, [], dropped=True)
@@ -203,9 +233,10 @@ class Queue:
         for statement in statements:
             db.execute(statement)
         self._prove(db, shape)
+        names = trigger_names(self.names.prefix, number)
+        places = ", ".join("?" * len(names))
         rows = db.execute(
-            "select sql from sqlite_master where type = 'trigger' and substr(name, 1, ?) = ?",
-            (len(f"{self.names.prefix}{number}_"), f"{self.names.prefix}{number}_"),
+            f"select sql from sqlite_master where type = 'trigger' and name in ({places})", names
         )
         made = msgspec.json.encode(sorted(row[0] for row in rows.fetchall())).decode()
         db.execute(f"update {self._shapes} set triggers = ? where number = ?", (made, number))
@@ -252,23 +283,19 @@ class Queue:
     # ------------------------------------------------------------ the end
 
     def remove(self, db: sqlite3.Connection) -> None:
-        db.execute("begin immediate")
-        try:
-            self._drop_triggers(db, self.names.prefix)
+        with transaction(db):
+            self._drop_triggers(db, self._own_triggers(db))
             self._drop_tables(db)
-            db.execute("commit")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("rollback")
-            raise
 
-    def _drop_triggers(self, db: sqlite3.Connection, prefix: str) -> None:
-        names = db.execute(
-            "select name from sqlite_master where type = 'trigger' and substr(name, 1, ?) = ?",
-            (len(prefix), prefix),
-        ).fetchall()
-        for (name,) in names:
-            db.execute(f"drop trigger {quoted(name)}")
+    def _own_triggers(self, db: sqlite3.Connection) -> list[str]:
+        """Also those of shapes that are not stored; the name of another source may begin alike."""
+        pattern = re.compile(re.escape(self.names.prefix) + r"\d+_[a-z]{2}")
+        names = db.execute("select name from sqlite_master where type = 'trigger'").fetchall()
+        return [name for (name,) in names if pattern.fullmatch(name)]
+
+    def _drop_triggers(self, db: sqlite3.Connection, names: Sequence[str]) -> None:
+        for name in names:
+            db.execute(f"drop trigger if exists {quoted(name)}")
 
     def _drop_tables(self, db: sqlite3.Connection) -> None:
         for name in self.names.tables():
@@ -283,21 +310,14 @@ class Queue:
         ).rowcount
 
 
-def _lost(reason: str) -> PositionLost:
-    return PositionLost(
-        f"the changes after the position are not in the SQLite file: {reason}",
-        hint="copy the tables again: headwater source resnapshot NAME",
-    )
-
-
 def verify(queue: Queue, db: sqlite3.Connection, position: QueuePosition) -> None:
     """The row that the position names must be in the queue, as it was written."""
     if not queue.exists(db):
-        raise _lost("it has no queue, so it is another file or its capture was removed")
+        raise queue.lost("it has no queue, so it is another file or its capture was removed")
     if queue.epoch(db)[0] != position.generation:
-        raise _lost("its queue is not the one that the position belongs to")
+        raise queue.lost("its queue is not the one that the position belongs to")
     found = db.execute(f"select at from {queue.table} where id = ?", (position.id,)).fetchone()
     if found is None:
-        raise _lost("its queue was emptied, or the file is an older copy")
+        raise queue.lost("its queue was emptied, or the file is an older copy")
     if repr(found[0]) != position.at:
-        raise _lost("its queue has another row there, so the file is a copy that was changed")
+        raise queue.lost("its queue has another row there, so the file is a copy that was changed")

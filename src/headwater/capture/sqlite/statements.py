@@ -19,8 +19,8 @@ _TOKEN = re.compile(
 
 def quoted(name: str) -> str:
     """
-    >>> print(quoted('a "b"'))
-    "a ""b"\"""
+    >>> print(quoted('a "b" c'))
+    "a ""b"" c"
     """
     return '"' + name.replace('"', '""') + '"'
 

@@ -1,9 +1,10 @@
-"""Generated histories: the folded changes are the table that a query gives, and PostgreSQL reads every
-value. `HEADWATER_TEST_SEEDS=200:400` runs other histories."""
+"""Generated histories: the folded changes are the table that a query gives, and PostgreSQL reads
+every value. `HEADWATER_TEST_SEEDS=200:400` runs other histories."""
 
 from __future__ import annotations
 
 import os
+from decimal import Decimal
 from typing import Any
 
 import psycopg
@@ -21,8 +22,8 @@ from headwater.capture.source import (
 )
 from headwater.errors import SourceUnavailable
 from tests.contract.sources.drivers.mysql import MysqlDriver
-from tests.integration.capture.mysql.generating import History
-from tests.integration.capture.mysql.reading import (
+from tests.support.mysql.generating import History
+from tests.support.mysql.reading import (
     Rows,
     changed,
     copied,
@@ -38,9 +39,7 @@ def seeds(default: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", seeds(12))
-async def test_folded_changes_are_the_table(
-    driver: MysqlDriver, empty_url: str, seed: int
-) -> None:
+async def test_folded_changes_are_the_table(driver: MysqlDriver, empty_url: str, seed: int) -> None:
     history = History(driver.server, driver.database, seed)
     try:
         async with opened(driver.definition("t")) as source:
@@ -85,7 +84,7 @@ def _stored(url: str, table: SourceTable, rows: Rows) -> None:
         parts = [
             sql.SQL("{} {}{}").format(
                 sql.Identifier(column.name),
-                sql.SQL(column.type),  # type: ignore[arg-type]
+                sql.SQL(column.type),
                 sql.SQL("" if column.nullable else " not null"),
             )
             for column in table.columns
@@ -113,9 +112,7 @@ def _compared(driver: MysqlDriver, url: str, table: SourceTable) -> None:
     ours = sql.SQL(", ").join(map(sql.Identifier, names))
     with psycopg.connect(url) as connection:
         found = connection.execute(sql.SQL("select {} from t").format(ours)).fetchall()
-    expected = driver.server.run(
-        f"select {theirs} from t", database=driver.database
-    )
+    expected = driver.server.run(f"select {theirs} from t", database=driver.database)
     assert sorted(map(repr, map(_plain, found))) == sorted(map(repr, map(_plain, expected)))
 
 
@@ -127,7 +124,7 @@ def _value(value: Any) -> Any:
     if isinstance(value, str):
         text = value.replace("\0", "\u2400")
         return None if text[:4].isdigit() and text[4:5] == "-" else text  # An impossible date.
-    return None if str(value).startswith("0000-") else value
+    return Decimal(value) if isinstance(value, int) else value
 
 
 @pytest.mark.parametrize("seed", seeds(12))
@@ -178,7 +175,7 @@ async def _mirrored(
             ):
                 skipped.clear()
             case TransactionPart():
-                fold(rows, [*skipped, item], {"t": table})
+                fold(rows, [*skipped, item], {"t": table}, exact=False)
                 skipped.clear()
             case Progress() | TableDropped():
                 pass

@@ -17,12 +17,7 @@ from hypothesis import strategies as st
 
 from headwater.capture.mongodb.columns import Layout
 from headwater.capture.mongodb.connection import CODEC
-from headwater.capture.mongodb.pipeline import (
-    document_before,
-    document_of,
-    pushed,
-    stream_pipeline,
-)
+from headwater.capture.mongodb.pipeline import places, pushed, stream_pipeline
 from headwater.capture.source import TableSpec
 from tests.support.mongodb.events import shaped
 from tests.support.mongodb.matching import matches
@@ -31,6 +26,7 @@ PLAIN = Layout(TableSpec("plain"))
 PUBLIC = Layout(TableSpec("public", exclude=("secret", "card.number")))
 NARROW = Layout(TableSpec("narrow", columns=("name", "card.type", "items.sku")))
 LAYOUTS = [NARROW, PLAIN, PUBLIC]
+PLACES = places(LAYOUTS)
 
 DOCUMENT = {
     "_id": 1, "name": "Zoë", "secret": "s", "card": {"number": 4, "type": "x"},
@@ -54,7 +50,7 @@ def event(coll: str, kind: str = "insert", **fields: Any) -> dict[str, Any]:
 
 def test_documents_have_only_the_fields_of_their_collection() -> None:
     found = {
-        layout.name: document_of(through(event(layout.name)), layout, LAYOUTS) for layout in LAYOUTS
+        layout.name: through(event(layout.name))[PLACES[layout.name].after] for layout in LAYOUTS
     }
     assert found["plain"] == DOCUMENT
     assert found["public"] == {
@@ -69,13 +65,13 @@ def test_a_field_left_out_is_nowhere_in_the_event() -> None:
     sent = through(event("public", "update", fullDocumentBeforeChange=DOCUMENT))
     assert "secret" not in str(sent)
     assert "region" not in str(sent)
-    assert document_before(sent, PUBLIC, LAYOUTS)["card"] == {"type": "x"}
+    assert sent[PLACES["public"].before]["card"] == {"type": "x"}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_a_document_that_vanished_is_none(layout: Layout) -> None:
     sent = through(event(layout.name, "update", fullDocument=None))
-    assert document_of(sent, layout, LAYOUTS) is None
+    assert sent.get(PLACES[layout.name].after) is None
     assert sent["_id"] == {"_data": "82"}
     assert sent["documentKey"] == {"_id": 1}
 

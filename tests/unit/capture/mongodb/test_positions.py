@@ -46,7 +46,7 @@ def test_the_time_of_a_token() -> None:
 
 BARE, BEFORE, AFTER = Position(TIME), Position((TIME[0], 2)), Position((TIME[0] + 1, 1))
 OPEN, NEXT = Position(TIME, EVENT, None, False), Position(TIME, LATER, None, False)
-DONE, START = Position(TIME, LATER), Position(TIME, IDLE, None, False)
+DONE, START = Position(TIME, LATER), Position.before({"_data": IDLE})
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,7 @@ DONE, START = Position(TIME, LATER), Position(TIME, IDLE, None, False)
         (DONE, BARE, True),
         (OPEN, BARE, False),
         (START, BARE, False),
+        (BEFORE, START, True),
         (START, BEFORE, True),
         (NEXT, OPEN, True),
         (OPEN, NEXT, False),
@@ -75,4 +76,9 @@ def test_contains(position: Position, mark: Position, contained: bool) -> None:
 
 def test_a_stream_begins_after_a_time_that_is_complete() -> None:
     assert BARE.next_time() == (TIME[0], 4)
-    assert START.next_time() == TIME
+    assert START.next_time() == OPEN.next_time() == TIME
+
+
+def test_the_time_before_a_second_is_in_the_second_before() -> None:
+    data = f"82{5:08X}{0:08X}2B0429296E1404"
+    assert Position.before({"_data": data}).time == (4, 2**32 - 1)

@@ -15,6 +15,7 @@ declared type raises `Misfit`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -35,12 +36,16 @@ Conversion = Callable[[Any], str]
 REPLACEMENT = "\ufffd"
 """In place of NUL, which PostgreSQL's texts cannot contain."""
 
+_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+"""NUL in JSON, and not a backslash that is followed by the letters."""
+
 _encoder = msgspec.json.Encoder()
 
 
 def json_text(value: Any) -> str:
     """The relaxed extended JSON of a value, which `jsonb` accepts."""
-    return _encoder.encode(_plain(value)).decode()
+    text = _encoder.encode(_plain(value)).decode()
+    return _NUL.sub(rf"\1{REPLACEMENT}", text) if "\\u0000" in text else text
 
 
 def conversion(type_: str) -> Conversion | None:
@@ -72,16 +77,8 @@ def _quoted(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    convert = _PLAIN.get(type(value))
-    return rare(value) if convert is None else convert(value)
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _text(value: str) -> str:
-    return value.replace("\0", REPLACEMENT) if "\0" in value else value
+    kind = type(value)
+    return value if kind in _AS_IN_JSON else _PLAIN.get(kind, rare)(value)
 
 
 def _float(value: float) -> Any:
@@ -91,18 +88,19 @@ def _float(value: float) -> Any:
 
 
 def _dict(value: dict[str, Any]) -> dict[str, Any]:
-    return {name: _plain(inner) for name, inner in value.items()}
+    # Most values are as in JSON, and need no call.
+    return {
+        name: inner if type(inner) in _AS_IN_JSON else _plain(inner)
+        for name, inner in value.items()
+    }
 
 
 def _list(value: list[Any]) -> list[Any]:
     return [_plain(inner) for inner in value]
 
 
+_AS_IN_JSON = frozenset({str, int, bool, type(None)})
 _PLAIN: dict[type, Callable[[Any], Any]] = {
-    str: _text,
-    int: _same,
-    bool: _same,
-    type(None): _same,
     float: _float,
     dict: _dict,
     list: _list,

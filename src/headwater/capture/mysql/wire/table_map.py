@@ -27,7 +27,7 @@ _ONE_BYTE = frozenset((
 _TWO_BYTES = frozenset((
     VARCHAR, VAR_STRING, BIT, NEWDECIMAL, STRING, ENUM, SET, VARCHAR_COMPRESSED,
 ))  # fmt: skip
-_NUMERIC = frozenset((TINY, SHORT, INT24, LONG, LONGLONG, NEWDECIMAL, FLOAT, DOUBLE))
+_NUMERIC = frozenset((TINY, SHORT, INT24, LONG, LONGLONG, NEWDECIMAL, FLOAT, DOUBLE, YEAR))
 _CHARACTER = frozenset((STRING, VAR_STRING, VARCHAR, BLOB, BLOB_COMPRESSED, VARCHAR_COMPRESSED))
 _MEMBERS = frozenset((ENUM, SET))
 
@@ -90,8 +90,7 @@ def _described(
     if 4 not in metadata:
         return tuple(columns), None
     character = _CHARACTER | {GEOMETRY} if mariadb else _CHARACTER
-    numeric = _NUMERIC if mariadb else _NUMERIC | {YEAR}
-    signs = _signs(columns, metadata.get(1, b""), numeric)
+    signs = _signs(columns, metadata.get(1, b""))
     collations = _collations(columns, metadata, 2, 3, character.__contains__)
     collations |= _collations(columns, metadata, 10, 11, _MEMBERS.__contains__)
     members = _members(columns, metadata.get(5, b""), SET)
@@ -109,8 +108,8 @@ def _described(
     return described, _key(metadata)
 
 
-def _signs(columns: list[WireColumn], data: bytes, numeric: frozenset[int]) -> dict[int, bool]:
-    places = [i for i, column in enumerate(columns) if column.type in numeric]
+def _signs(columns: list[WireColumn], data: bytes) -> dict[int, bool]:
+    places = [i for i, column in enumerate(columns) if column.type in _NUMERIC]
     return {
         i: bool(data[n // 8] >> (7 - n % 8) & 1) for n, i in enumerate(places) if n // 8 < len(data)
     }

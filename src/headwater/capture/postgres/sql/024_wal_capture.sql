@@ -406,13 +406,13 @@ begin
     update headwater.tables t set enabled = false, capture = 'trigger' where t.relid = root;
     return headwater.enable_table(root);
   end if;
+  perform headwater.use_wal_slot(slot);
   perform headwater.add_wal_member(m, root) from headwater.members_of(root) m;
   insert into headwater.tables (relid, schema_name, table_name, enabled, capture)
   select root, n.nspname, c.relname, true, 'wal'
   from pg_class c join pg_namespace n on n.oid = c.relnamespace
   where c.oid = root
   on conflict (relid) do update set enabled = true, capture = 'wal', changed_at = clock_timestamp();
-  perform headwater.use_wal_slot(slot);
   -- Readers do not know what happened while the table was not captured.
   perform headwater.log_reset(root);
   return headwater.label(root);
@@ -481,24 +481,41 @@ begin
   perform headwater.adopt_by_triggers();
 end $$;
 
+-- The table of a relation that was captured from the WAL when a change was made, also if it is not now.
+create function headwater.wal_root(relation oid) returns oid
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+  with recursive ancestors (oid, depth) as (
+    select relation, 0
+    union all
+    select i.inhparent, a.depth + 1 from ancestors a join pg_inherits i on i.inhrelid = a.oid
+  )
+  select coalesce(
+    (select w.root from headwater.wal_members w where w.member = relation),
+    (select a.oid from ancestors a
+     where exists (select from headwater.shapes s where s.relid = a.oid) order by a.depth desc limit 1))
+$$;
+
 -- What the runner must know of a relation that it meets in the WAL: its table, the table's shape and key,
--- and for each column how its value is written in an image. Null where the relation is of no table that is
--- captured from the WAL. `due` says that the table must be read again, which is remembered as done.
+-- and for each column how its value is written in an image. `stale` says that the columns are not those of
+-- the change, `due` that the table must be read again, which is remembered as done. Null where nothing is
+-- known of the table.
 create function headwater.wal_relation(relation oid, columns jsonb) returns jsonb
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  table_oid oid := coalesce(
-    (select w.root from headwater.wal_members w where w.member = relation),
-    (select t.relid from headwater.tables t
-     where t.enabled and t.capture = 'wal' and relation in (select headwater.members_of(t.relid)) limit 1));
+  table_oid oid := headwater.wal_root(relation);
+  is_captured boolean;
   found jsonb;
   due boolean := false;
 begin
   if table_oid is null or not exists (select from pg_class where oid = table_oid) then
-    return null;
+    return (select jsonb_build_object('root', s.relid::bigint, 'shape', s.id, 'stale', true, 'label', s.table_name)
+            from headwater.shapes s where s.relid in (relation, table_oid) order by s.since desc limit 1);
   end if;
+  is_captured := headwater.is_wal_captured(table_oid);
   select coalesce(jsonb_agg(jsonb_build_array(a.attname, a.atttypid::bigint, a.atttypmod) order by a.attnum), '[]')
   into found
   from pg_attribute a
@@ -507,7 +524,7 @@ begin
     return jsonb_build_object('root', table_oid::bigint, 'shape', headwater.register_shape(table_oid), 'stale', true,
                               'label', headwater.label(table_oid));
   end if;
-  if exists (select from headwater.captures c
+  if is_captured and exists (select from headwater.captures c
              where c.root = table_oid and headwater.is_reset_due(c, headwater.observe(c.member, c.root))) then
     due := true;
     perform headwater.remember(headwater.observe(c.member, c.root))
@@ -517,7 +534,7 @@ begin
     'root', table_oid::bigint,
     'shape', headwater.register_shape(table_oid),
     'stale', headwater.describe(table_oid) -> 'key' = '[]',
-    'due', due or not exists (select from headwater.captures c where c.member = relation),
+    'due', due or is_captured and not exists (select from headwater.captures c where c.member = relation),
     'label', headwater.label(table_oid),
     'key', headwater.describe(table_oid) -> 'key',
     'members', (select jsonb_agg(m::bigint) from headwater.members_of(table_oid) m join pg_class c on c.oid = m
@@ -560,6 +577,30 @@ as $$
   from base b where b.typtype <> 'd'
 $$;
 
+-- Says in the WAL who writes, where tables are captured from it. Every role may send such a message anyway.
+create function headwater.say_actor(actor text) returns void
+language sql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select pg_logical_emit_message(true, 'headwater.actor', actor)
+  from headwater.installation where wal_slot is not null
+$$;
+
+-- The same for a writer that is not a mutation: select headwater.set_actor('ada', 'import', 'trace-1').
+create function headwater.set_actor(user_id text, function_name text default null, trace_id text default null)
+returns void
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform set_config('headwater.user_id', coalesce(user_id, ''), true),
+          set_config('headwater.function_name', coalesce(function_name, ''), true),
+          set_config('headwater.trace_id', coalesce(trace_id, ''), true);
+  perform headwater.say_actor(json_build_array(user_id, function_name, trace_id)::text);
+end $$;
+
+grant execute on function headwater.say_actor(text), headwater.set_actor(text, text, text) to public;
+
 revoke all on function
   headwater.wal_publication(), headwater.is_wal_captured(oid), headwater.check_wal(oid), headwater.make_wal_slot(),
   headwater.make_wal_publication(),
@@ -567,5 +608,6 @@ revoke all on function
   headwater.add_wal_member(oid, oid), headwater.remove_wal_member(oid), headwater.is_in_step_with_wal(oid),
   headwater.sync_with_wal(oid), headwater.is_in_step(oid), headwater.sync_table(oid), headwater.is_watched(oid),
   headwater.remove_captures(oid), headwater.enable_table(oid, text), headwater.enable_reactivity(text, text),
-  headwater.adopt(), headwater.wal_relation(oid, jsonb), headwater.wal_kind(oid)
+  headwater.adopt(), headwater.wal_relation(oid, jsonb), headwater.wal_kind(oid),
+  headwater.wal_root(oid)
 from public;

@@ -13,7 +13,7 @@ is `lagging`, and `spool_folder` where large transactions wait for their commit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 import msgspec
@@ -31,12 +31,13 @@ from headwater.capture.postgres.wal.slots import (
     check_usable,
     create_slot,
     drop_slot,
+    flush,
     judge,
     read_server,
     read_slot,
     slot_name,
 )
-from headwater.capture.postgres.wal.snapshot import Visibility, chunk_statement, flush, read_chunk
+from headwater.capture.postgres.wal.snapshot import Visibility, chunk_statement, read_chunk
 from headwater.capture.postgres.wal.spool import Spool
 from headwater.capture.postgres.wal.tail import Tail
 from headwater.capture.source import (
@@ -151,6 +152,16 @@ class PostgresSource:
 
     # -------------------------------------------------------------------- reading
 
+    async def estimate(self, table: SourceTable) -> int | None:
+        """As the planner estimates it, also for a table that was never analysed."""
+        async with self._session("snapshot") as connection:
+            if table.name not in self._tables.catalog:
+                await self._tables.load(connection)
+            catalog = self._tables.catalog[table.name]
+            from_ = f"{'only ' if catalog.kind == 'r' else ''}{catalog.quoted}"
+            plan = await fetch_value(connection, f"explain (format json) select from {from_}")
+        return int(plan[0]["Plan"]["Plan Rows"])
+
     async def snapshot(self, table: SourceTable, after: SourceKey | None, rows: int) -> Chunk:
         low = self._tail.position if self._tail is not None else self._position
         async with self._session("snapshot") as connection:
@@ -168,10 +179,10 @@ class PostgresSource:
             ]  # fmt: skip
             where = pushed_filter(self._tables.spec(table.name), catalog, table, types)
             from_ = f"{'only ' if catalog.kind == 'r' else ''}{catalog.quoted}"
-            statement = chunk_statement(from_, table, after, rows, where, by_text)
+            statement = chunk_statement(from_, table, after, where, by_text)
             return await read_chunk(connection, statement, table, rows, low, self._visibility)
 
-    async def changes(self, after: str) -> AsyncIterator[Item]:
+    async def changes(self, after: str) -> AsyncGenerator[Item, None]:
         position = parse_position(after)
         async with self._catalog_session() as connection:
             server = await read_server(connection)

@@ -152,7 +152,7 @@ class PartBuilder:
             before = self._before
             if self._op == "update" and not any(before):
                 before = []
-            self._changes.append(RowChanges(self._table, self._op, self._after, before))
+            self._changes.append(RowChanges(self._table, self._op, self._after or (), before or ()))
             self._after, self._before, self._table = [], [], None
 
     def _take(self) -> list[RowChanges]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from typing import Any
 
 import psycopg
 
-from headwater.capture.postgres.wal.appending import LogAppender
+from headwater.capture.postgres.wal.append.appender import LogAppender
 from headwater.capture.postgres.wal.connecting import SETTINGS
 from headwater.capture.postgres.wal.pgoutput import parse_lsn
 from headwater.capture.postgres.wal.replication import (
@@ -30,7 +31,7 @@ from headwater.capture.postgres.wal.replication import (
 )
 from headwater.database import Connection, connect
 from headwater.errors import HeadwaterError
-from headwater.log.reconnect import reconnect_pause
+from headwater.limits import RECONNECT_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,8 @@ class WalCapture:
             except (psycopg.Error, HeadwaterError, OSError) as error:
                 if time.monotonic() - began > STEADY_SECONDS:
                     attempt = 0
-                pause = reconnect_pause(attempt)
+                first, longest = RECONNECT_SECONDS
+                pause = min(first * 2.0 ** min(attempt, 16), longest) * random.uniform(0.5, 1.0)
                 attempt += 1
                 logger.warning("WAL capture: %s; trying again in %.1f s", error, pause)
                 await self._pause(pause)

@@ -1,5 +1,5 @@
-"""Random tables over all types, random rows, and random statements of interleaved connections, from a
-seed. The database itself decides which statements succeed."""
+"""Random tables over all types, random rows, and random statements of interleaved connections,
+from a seed. The database itself decides which statements succeed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ def _texts(of: list[str]) -> Literal:
 
 
 def _bytes(size: int) -> Literal:
-    return lambda rng: "x'" + rng.randbytes(rng.randrange(size + 1)).hex() + rng.choice(["", "00"]) + "'"
+    def literal(rng: random.Random) -> str:
+        data = rng.randbytes(rng.randrange(size + 1)).hex()
+        return f"x'{data}{rng.choice(['', '00'])}'"
+
+    return literal
 
 
 def _dates(rng: random.Random) -> str:
@@ -61,7 +65,8 @@ def _timestamp(digits: int) -> Literal:
     def literal(rng: random.Random) -> str:
         if rng.random() < 0.1:
             return "'0000-00-00 00:00:00'"
-        return f"'{rng.randint(1971, 2037)}-0{rng.randint(1, 9)}-1{rng.randint(0, 9)} {_clock(rng, digits)}'"
+        day = f"{rng.randint(1971, 2037)}-0{rng.randint(1, 9)}-1{rng.randint(0, 9)}"
+        return f"'{day} {_clock(rng, digits)}'"
 
     return literal
 
@@ -81,7 +86,9 @@ def _decimal(precision: int, scale: int) -> Literal:
     def literal(rng: random.Random) -> str:
         digits = rng.randint(1, precision)
         number = rng.randrange(10**digits)
-        return rng.choice(["", "-"]) + f"{number // 10**scale}.{number % 10**scale:0{max(scale, 1)}d}"
+        return (
+            rng.choice(["", "-"]) + f"{number // 10**scale}.{number % 10**scale:0{max(scale, 1)}d}"
+        )
 
     return literal
 
@@ -239,7 +246,11 @@ class History:
             connection = self.rng.choice(self._connections)
             try:
                 self._step(connection)
-            except (pymysql.err.IntegrityError, pymysql.err.OperationalError, pymysql.err.DataError):
+            except (
+                pymysql.err.IntegrityError,
+                pymysql.err.OperationalError,
+                pymysql.err.DataError,
+            ):
                 connection.rollback()
             except pymysql.err.ProgrammingError as error:
                 raise AssertionError(error.args) from error
@@ -272,7 +283,9 @@ class History:
         self._execute(connection, self.statement())
 
     def statement(self) -> str:
-        kind = self.rng.choice(["insert"] * 4 + ["replace", "upsert", "update", "rekey", "delete", "join"])
+        kind = self.rng.choice(
+            ["insert"] * 4 + ["replace", "upsert", "update", "rekey", "delete", "join"]
+        )
         where = f"where rand({self.rng.randrange(99)}) < 0.3 limit {self.rng.randint(1, 5)}"
         name, literal = self._pick(self.values)
         if kind == "insert":
