@@ -129,4 +129,5 @@ async def copied(source: Source, table: SourceTable, rows: int = 1000) -> list[S
         found += chunk.rows
         if chunk.last is None:
             return found
+        assert chunk.last != after, "the copy makes no progress"
         after = chunk.last

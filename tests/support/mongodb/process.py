@@ -38,7 +38,9 @@ class StandIn:
             sys.executable, "-m", "tests.support.mongodb.server",
             "--port", str(self.port), "--data", str(self._data), *self._options,
         ]  # fmt: skip
-        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+        # The server ends when its standard input does: it never outlives a test that is killed.
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe)
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n"
 
@@ -49,7 +51,9 @@ class StandIn:
             process.kill()
             process.wait()
             assert process.stdout is not None
+            assert process.stdin is not None
             process.stdout.close()
+            process.stdin.close()
 
 
 def _free_port() -> int:

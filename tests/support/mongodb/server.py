@@ -1,10 +1,10 @@
 """The stand-in server: `python -m tests.support.mongodb.server --port 27017 --data FILE`.
 
 See the package for what it is and what it cannot prove. It prints `ready` when it accepts
-connections. `--standalone` makes it a server without a replica set, `--router` one that says
-that it is the router of a sharded cluster, `--version` another version,
-`--split-bytes` the size above which an event is split. The commands `configureFailPoint` (only
-`failCommand`) and `standInTruncateOplog` let tests break it.
+connections, and ends with its standard input. `--standalone` makes it a server without a replica
+set, `--router` one that says that it is the router of a sharded cluster, `--version` another
+version, `--split-bytes` the size above which an event is split. The commands `configureFailPoint`
+(only `failCommand`) and `standInTruncateOplog` let tests break it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -360,7 +361,10 @@ async def serve(arguments: argparse.Namespace) -> None:
     server = Server(arguments)
     async with await asyncio.start_server(server.connected, "127.0.0.1", arguments.port) as running:
         print("ready", flush=True)
-        await running.serve_forever()
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(running.serve_forever())
+            await asyncio.to_thread(sys.stdin.read)
+            serving.cancel()
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """The collections of a database: which there are, of which kind, and whether they store images.
 
-Only ordinary collections have change streams. Views and time series are refused by name.
+Only ordinary collections have change streams. Views and time series are refused by name, and so are
+capped collections, whose oldest documents vanish without an event.
 """
 
 from __future__ import annotations
@@ -16,12 +17,20 @@ from headwater.capture.source import SourceDefinition, TableSpec
 from headwater.errors import SourceRefused
 
 _UNAUTHORIZED = 13
+_NOT_CAPTURED = {
+    "view": ("which has no change stream", "Capture the collection that it is made from."),
+    "timeseries": ("which has no change stream", "Write to an ordinary collection as well."),
+    "capped collection": (
+        "whose oldest documents vanish without an event",
+        "Use an ordinary collection with a TTL index, whose deletes are events.",
+    ),
+}
 
 
 class Collection(NamedTuple):
     name: str
     kind: str
-    """`collection`, `view` or `timeseries`."""
+    """`collection`, `capped collection`, `view` or `timeseries`."""
     images: bool
     """Whether the server stores documents as they were before and after each change."""
 
@@ -40,8 +49,9 @@ async def existing(database: Database, names: list[str] | None = None) -> dict[s
 
 
 def _of(entry: Mapping[str, Any]) -> Collection:
-    images = entry.get("options", {}).get("changeStreamPreAndPostImages", {})
-    kind = entry.get("type", "collection")
+    options = entry.get("options", {})
+    images = options.get("changeStreamPreAndPostImages", {})
+    kind = "capped collection" if options.get("capped") else entry.get("type", "collection")
     return Collection(entry["name"], kind, bool(images.get("enabled")))
 
 
@@ -59,10 +69,8 @@ def layouts(definition: SourceDefinition, found: dict[str, Collection]) -> list[
 def layout_of(spec: TableSpec, found: dict[str, Collection]) -> Layout:
     collection = found.get(spec.name)
     if collection is not None and collection.kind != "collection":
-        raise SourceRefused(
-            f"{spec.name} is a {collection.kind}, which has no change stream",
-            hint="Capture the collection that it is made from.",
-        )
+        reason, fix = _NOT_CAPTURED.get(collection.kind, _NOT_CAPTURED["view"])
+        raise SourceRefused(f"{spec.name} is a {collection.kind}, {reason}", hint=fix)
     if not spec.name or spec.name.startswith("system.") or "$" in spec.name or "\0" in spec.name:
         raise SourceRefused(
             f"{spec.name!r:.100} is not the name of a collection that can be captured",

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import bson
 from bson.datetime_ms import DatetimeMS
 from bson.timestamp import Timestamp
 from msgspec.structs import replace
@@ -288,7 +289,7 @@ def _event_of(event: Mapping[str, Any]) -> Event:
     time: Timestamp = event["clusterTime"]
     transaction = None
     if "txnNumber" in event:
-        transaction = (bytes(event["lsid"]["id"]), int(event["txnNumber"]))
+        transaction = (bson.encode(event["lsid"]), int(event["txnNumber"]))
     return Event(event["_id"], (time.time, time.inc), transaction, _committed_at(event))
 
 

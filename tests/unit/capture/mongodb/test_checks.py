@@ -29,6 +29,8 @@ def test_servers(server: Server, what: list[str]) -> None:
 FOUND = {
     "orders": Collection("orders", "collection", False),
     "paid": Collection("paid", "view", False),
+    "log": Collection("log", "capped collection", False),
+    "heat": Collection("heat", "timeseries", False),
 }
 
 
@@ -38,6 +40,8 @@ FOUND = {
         ([TableSpec("orders")], None, False),
         ([TableSpec("ordres")], "ordres does not exist", True),
         ([TableSpec("paid")], "paid is a view", False),
+        ([TableSpec("log")], "log is a capped collection, whose oldest", False),
+        ([TableSpec("heat")], "heat is a timeseries, which has no change stream", False),
         ([TableSpec("system.views")], "not the name of a collection", False),
         ([TableSpec("orders", types={"a": "inet"})], "cannot have the type", False),
         ([TableSpec("orders", types={"a": "text"}, exclude=("a",))], "and left out", True),
