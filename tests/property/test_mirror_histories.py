@@ -22,11 +22,12 @@ from headwater.capture.mirror.runs import merge
 from headwater.capture.running.supervisor import Supervisor
 from headwater.capture.source import SourceDefinition, SourceRow
 from headwater.database import Connection, connect
+from headwater.errors import NotFound
 from tests.support.databases import fresh_database
 from tests.support.generators.sizes import first_seed, size
 from tests.support.scripted_source import History, ScriptedSource
 
-HISTORIES = size("mirrored", 12, large=400)
+HISTORIES = size("mirrored", 6, large=400)
 FIRST = first_seed(0)
 COMMITS = 60
 DEADLINE = 60.0
@@ -73,6 +74,12 @@ class Stage:
             await self._task
         self._task = None
 
+    async def resnapshot(self, connection: Connection) -> None:
+        """Of all tables, or of one."""
+        with suppress(NotFound):  # the table is not here yet
+            tables = self.random.choice([(), ("orders",), ("customers",)])
+            await registry.request_resnapshot(connection, "shop", tables)
+
     async def interrupt(self, connection: Connection) -> None:
         if self.random.random() < 0.5:
             await connection.execute(
@@ -97,8 +104,20 @@ async def test_mirrors_follow_changes_of_columns(server_url: str, seed: int) -> 
     await _run(server_url, history, seed, DEFINITION, log=False)
 
 
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + HISTORIES))
+async def test_mirrors_equal_the_source_between_resnapshots(server_url: str, seed: int) -> None:
+    history = History(seed, COMMITS)
+    await _run(server_url, history, seed, DEFINITION, log=False, resnapshots=0.1)
+
+
 async def _run(
-    server_url: str, history: History, seed: int, definition: SourceDefinition, *, log: bool
+    server_url: str,
+    history: History,
+    seed: int,
+    definition: SourceDefinition,
+    *,
+    log: bool,
+    resnapshots: float = 0.0,
 ) -> None:
     with fresh_database(server_url, installed=True) as url:
         connection = await connect(url, purpose="test")
@@ -107,6 +126,8 @@ async def _run(
         await stage.start()
         try:
             while stage.visible < COMMITS:
+                if stage.random.random() < resnapshots:
+                    await stage.resnapshot(connection)
                 await _step(stage, connection)
             await _until_complete(stage, connection)
             await stage.stop()

@@ -66,8 +66,8 @@ class RowFilter:
     def __call__(self, run: Run) -> Sequence[Run]:
         match run:
             case Insert(rows):
-                kept = [row for row in rows if self._is_wanted(row)]
-                return [Insert(kept)] if kept else []
+                matching = [row for row in rows if self._is_wanted(row)]
+                return [Insert(matching)] if matching else []
             case Update(rows):
                 return self._updates(run, rows)
             case Rekey(key, row):
