@@ -141,7 +141,7 @@ async def test_what_a_copy_changes_is_traced(
     await registry.request_resnapshot(mirror.connection, "shop", ())
     lost, again = await logged(url, since, 2)
     assert (lost.op, lost.origin) == ("delete", None)
-    assert (again.op, again.before, again.key) == ("insert", None, (1,))
+    assert (again.op, again.key, again.after) == ("insert", lost.key, lost.before)
     assert again.origin is not None
     assert (again.origin.source, again.origin.committed_at) == ("shop", None)
     assert again.origin.position
