@@ -22,6 +22,7 @@ from headwater.capture.postgres.wal.append import WalCapture
 from headwater.capture.running.supervisor import Supervisor
 from headwater.database import Connection
 from headwater.limits import SOURCE_CHUNK_ROWS
+from headwater.log import complete
 from tests.contract.sources.driver import SourceDriver
 
 DEADLINE_SECONDS = 60.0
@@ -229,17 +230,13 @@ class LocalCapture(Capture):
             self._task = asyncio.create_task(self._capture.run())
 
     async def changes(self, *tables: str) -> list[LogChange]:
-        """After the log is complete: it is read behind the tables."""
+        """After the log is complete: it is behind the tables."""
         if self.way == "wal":
-            await self.eventually(self._is_complete, True)
+            cursor = await self.connection.execute(
+                f"select {complete.SLOT}, {complete.WRITTEN}".encode()
+            )
+            await complete.wait(self.connection, *(await cursor.fetchall())[0])
         return await super().changes(*tables)
-
-    async def _is_complete(self) -> bool:
-        cursor = await self.connection.execute(
-            "select bool_and(confirmed_flush_lsn >= pg_current_wal_insert_lsn())"
-            " from pg_replication_slots where database = current_database()"
-        )
-        return bool((await cursor.fetchall())[0][0])
 
     async def end(self) -> None:
         if self._capture is not None:
