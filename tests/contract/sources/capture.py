@@ -87,7 +87,8 @@ class Capture:
         return [tuple(row[i] for i in places) for row in await cursor.fetchall()]
 
     async def count(self, table: str) -> int:
-        return len(await self.rows(table))
+        cursor = await self.connection.execute(f"select count(*) from {self._name(table)}".encode())
+        return int((await cursor.fetchall())[0][0])
 
     async def images(self, table: str) -> list[tuple[int, dict[str, Any]]]:
         cursor = await self.connection.execute(
