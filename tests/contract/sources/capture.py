@@ -22,6 +22,7 @@ from headwater.capture.postgres.wal.append import WalCapture
 from headwater.capture.running.supervisor import Supervisor
 from headwater.database import Connection
 from headwater.limits import SOURCE_CHUNK_ROWS
+from headwater.log import complete
 from tests.contract.sources.driver import SourceDriver
 
 DEADLINE_SECONDS = 60.0
@@ -78,14 +79,16 @@ class Capture:
     async def rows(self, table: str) -> list[tuple[Any, ...]]:
         """Without the columns that the mirror of a collection has beside the declared ones."""
         cursor = await self.connection.execute(
-            f"select * from {self._name(table)} order by id".encode()
+            f"select * from {self._name(table)} order by id".encode(),
+            prepare=False,  # its columns may change
         )
         names = [column.name for column in cursor.description or ()]
         places = [i for i, name in enumerate(names) if name not in ("_id", "doc")]
         return [tuple(row[i] for i in places) for row in await cursor.fetchall()]
 
     async def count(self, table: str) -> int:
-        return len(await self.rows(table))
+        cursor = await self.connection.execute(f"select count(*) from {self._name(table)}".encode())
+        return int((await cursor.fetchall())[0][0])
 
     async def images(self, table: str) -> list[tuple[int, dict[str, Any]]]:
         cursor = await self.connection.execute(
@@ -228,17 +231,13 @@ class LocalCapture(Capture):
             self._task = asyncio.create_task(self._capture.run())
 
     async def changes(self, *tables: str) -> list[LogChange]:
-        """After the log is complete: it is read behind the tables."""
+        """After the log is complete: it is behind the tables."""
         if self.way == "wal":
-            await self.eventually(self._is_complete, True)
+            cursor = await self.connection.execute(
+                f"select {complete.SLOT}, {complete.WRITTEN}".encode()
+            )
+            await complete.wait(self.connection, *(await cursor.fetchall())[0])
         return await super().changes(*tables)
-
-    async def _is_complete(self) -> bool:
-        cursor = await self.connection.execute(
-            "select bool_and(confirmed_flush_lsn >= pg_current_wal_insert_lsn())"
-            " from pg_replication_slots where database = current_database()"
-        )
-        return bool((await cursor.fetchall())[0][0])
 
     async def end(self) -> None:
         if self._capture is not None:

@@ -112,7 +112,9 @@ async def test_a_change_is_traced_to_its_source(
     await write(driver, ("delete", "orders", 1))
     changes = await logged(url, since, 3)
     positions = [change.origin.position for change in changes if change.origin]
-    assert len(set(positions)) == 3
+    # A source without numbered transactions may join some; each has a position of its own.
+    assert len(positions) == 3
+    assert len(set(positions)) == len({change.xid for change in changes})
     assert all(change.origin and change.origin.source == "shop" for change in changes)
     for change, op in zip(changes, "cud", strict=True):
         envelope: dict[str, Any] = msgspec.json.decode(
@@ -141,8 +143,7 @@ async def test_what_a_copy_changes_is_traced(
     await registry.request_resnapshot(mirror.connection, "shop", ())
     lost, again = await logged(url, since, 2)
     assert (lost.op, lost.origin) == ("delete", None)
-    assert (again.op, again.before) == ("insert", None)
-    assert (again.after or {})["id"] == 1
+    assert (again.op, again.key, again.after) == ("insert", lost.key, lost.before)
     assert again.origin is not None
     assert (again.origin.source, again.origin.committed_at) == ("shop", None)
     assert again.origin.position

@@ -261,6 +261,24 @@ async def test_a_large_transaction_is_appended_whole(
         assert [change.key for change in transaction.changes] == [(i,) for i in range(1, 5001)]
 
 
+async def test_a_value_that_the_log_does_not_accept_is_a_reset(
+    url: str, connection: Connection
+) -> None:
+    """Nested too deeply for the stack of the session that appends."""
+    await run(connection, "create table docs (id int primary key, doc json)")
+    ((database,),) = await rows(connection, "select current_database()::text")
+    await run(connection, f"alter database {database} set max_stack_depth = '100kB'")
+    async with captured(url, connection, "docs") as probe:
+        depth = 2_000
+        await run(
+            connection,
+            f"insert into docs values (1, (repeat('[', {depth}) || repeat(']', {depth}))::json)",
+        )
+        assert await probe.story() == [("reset",)]
+        await run(connection, "insert into docs values (2, '[]')")
+        assert await probe.story() == [("insert", 2)]
+
+
 # ---------------------------------------------------------------------- a runner that is not there
 
 

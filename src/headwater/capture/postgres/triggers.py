@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 from datetime import datetime
 from typing import Literal, LiteralString, TypeAlias, get_args
 
 import msgspec
+import psycopg
 from psycopg import errors
 
 from headwater.database import Connection, translated
@@ -57,7 +59,12 @@ async def enable(connection: Connection, name: str, capture: Capture | None = No
             )
             await connection.execute("select headwater.make_wal_publication()")
             await connection.execute("select headwater.make_wal_slot()")
-    label = await _call(connection, "select headwater.enable_reactivity(%s, %s)", name, capture)
+    try:
+        label = await _call(connection, "select headwater.enable_reactivity(%s, %s)", name, capture)
+    except BaseException:
+        with suppress(psycopg.Error):  # a slot that was made for nothing
+            await connection.execute("select headwater.drop_wal_slots(interval '0')")
+        raise
     if capture == "trigger":
         await end_wal_capture(connection)
     return label

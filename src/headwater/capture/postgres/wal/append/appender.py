@@ -8,6 +8,7 @@ meanwhile, a row before its change is not in the WAL), it says that the table mu
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -38,6 +39,16 @@ from headwater.capture.postgres.wal.pgoutput import (
 from headwater.capture.source import UNCHANGED
 from headwater.database import Connection
 from headwater.errors import DatabaseError
+
+logger = logging.getLogger(__name__)
+
+_NOT_WRITTEN = (
+    psycopg.DataError,
+    psycopg.ProgrammingError,
+    psycopg.IntegrityError,
+    psycopg.errors.StatementTooComplex,
+)
+"""A value is at fault, not the server: trying again would not help."""
 
 ACTOR = "headwater.actor"
 """The prefix of the message that says who writes: a JSON array of user, function and trace."""
@@ -186,9 +197,34 @@ class LogAppender:
             for writer, message in taken
             for row in self._rows(writer, message, values)
         ]
+        try:
+            await self._copy(lines)
+        except _NOT_WRITTEN as error:
+            # Without the context, which has values of the row.
+            reason = error.diag.message_primary
+            logger.warning("WAL capture: rows cannot be logged, tables are read again: %s", reason)
+            await self._copy(list(self._resets(taken)))
+
+    async def _copy(self, lines: Sequence[str]) -> None:
         if lines:
-            async with self._connection.cursor().copy(_COPY) as copy:
+            async with (
+                self._connection.transaction(),
+                self._connection.cursor().copy(_COPY) as copy,
+            ):
                 await copy.write("".join(lines).encode())
+
+    def _resets(self, taken: Iterable[tuple[Writer, Change]]) -> Iterator[str]:
+        """Instead of changes that the log does not accept: each transaction says which tables must
+        be read again."""
+        done: set[tuple[int, Writer]] = set()
+        for writer, message in taken:
+            oids = message.relations if isinstance(message, Truncate) else (_relation(message),)
+            for plan in filter(None, map(self._plans.get, oids)):
+                if (plan.root, writer) not in done:
+                    done.add((plan.root, writer))
+                    row = LogRow(plan.shape, "R")
+                    self._last[plan.root] = (plan.label, row)
+                    yield _line(writer, row)
 
     async def _commit(self, reached: int) -> None:
         notices = [(label, row) for label, row in self._last.values()]
@@ -267,7 +303,7 @@ class LogAppender:
                         (list(texts),),
                     )
                     values.update({(type_, text): json for text, json in await cursor.fetchall()})
-            except (psycopg.DataError, psycopg.ProgrammingError, psycopg.IntegrityError):
+            except _NOT_WRITTEN:
                 continue  # the type was altered: its rows are written as a reset
         return values
 
@@ -346,6 +382,10 @@ def _rows_of(message: Change) -> Iterator[tuple[int, Row]]:
         yield message.relation, message.new
     if isinstance(message, Update | Delete) and message.old is not None:
         yield message.relation, message.old
+
+
+def _relation(message: Relation | Insert | Update | Delete) -> int:
+    return message.oid if isinstance(message, Relation) else message.relation
 
 
 def _changed(plan: _Plan, message: Change, values: ServerValues) -> Iterator[LogRow]:

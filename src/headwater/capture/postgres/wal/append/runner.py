@@ -71,13 +71,15 @@ class WalCapture:
             try:
                 async with _connection(self._url) as connection:
                     await self._with(connection)
-            except (psycopg.Error, HeadwaterError, OSError) as error:
+            except (psycopg.Error, HeadwaterError, OSError, ValueError) as error:
                 if time.monotonic() - began > STEADY_SECONDS:
                     attempt = 0
                 first, longest = RECONNECT_SECONDS
                 pause = min(first * 2.0 ** min(attempt, 16), longest) * random.uniform(0.5, 1.0)
                 attempt += 1
-                logger.warning("WAL capture: %s; trying again in %.1f s", error, pause)
+                # Without the context of the driver's errors, which may have values of rows.
+                diagnosis = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+                logger.warning("WAL capture: %s; trying again in %.1f s", diagnosis or error, pause)
                 await self._pause(pause)
 
     async def _with(self, connection: Connection) -> None:
