@@ -29,6 +29,7 @@ class Mirror(msgspec.Struct):
     cursor: SourceKey | None = None
     copied: int = 0
     estimate: int | None = None
+    follows: bool = False
     columns: tuple[MirrorColumn, ...] = ()
 
     @property
@@ -62,15 +63,15 @@ async def load(connection: Connection, source: str, schema: str) -> dict[str, Mi
 async def load_all(connection: Connection, source: str, schema: str) -> dict[str, Mirror]:
     """The same without their columns, also of mirrors that somebody has dropped."""
     cursor = await connection.execute(
-        "select relid, state, description, cursor, copied, estimate"
+        "select relid, state, description, cursor, copied, estimate, follows"
         " from headwater.source_tables where source = %s order by name",
         (source,),
     )
     found = {}
-    for relid, state, description, key, copied, estimate in await cursor.fetchall():
+    for relid, state, description, key, copied, estimate, follows in await cursor.fetchall():
         table = msgspec.convert(description, SourceTable)
         found[table.name] = Mirror(
-            source, schema, relid, state, table, key and tuple(key), copied, estimate
+            source, schema, relid, state, table, key and tuple(key), copied, estimate, follows
         )
     return found
 
@@ -107,19 +108,19 @@ async def save(connection: Connection, mirror: Mirror) -> None:
         (
             mirror.source, mirror.name, mirror.description.target, mirror.relid, mirror.state,
             None if mirror.cursor is None else msgspec.json.encode(mirror.cursor).decode(),
-            mirror.copied, mirror.estimate, msgspec.json.encode(mirror.description).decode(),
+            mirror.copied, mirror.estimate, mirror.follows, msgspec.json.encode(mirror.description).decode(),
         ),
     )  # fmt: skip
 
 
 _SAVE = """
     insert into headwater.source_tables
-      (source, name, target, relid, state, cursor, copied, estimate, description)
-    values (%s, %s, %s, %s, %s, %s::json, %s, %s, %s::jsonb)
+      (source, name, target, relid, state, cursor, copied, estimate, follows, description)
+    values (%s, %s, %s, %s, %s, %s::json, %s, %s, %s, %s::jsonb)
     on conflict (source, name) do update
-    set (target, relid, state, cursor, copied, estimate, description)
+    set (target, relid, state, cursor, copied, estimate, follows, description)
       = (excluded.target, excluded.relid, excluded.state, excluded.cursor, excluded.copied,
-         excluded.estimate, excluded.description)
+         excluded.estimate, excluded.follows, excluded.description)
 """
 
 
@@ -297,10 +298,11 @@ async def _add_key(connection: Connection, mirror: Mirror, table: SourceTable) -
 # ------------------------------------------------------------------------ copies of live tables
 
 
-async def begin_copy(connection: Connection, mirror: Mirror) -> None:
+async def begin_copy(connection: Connection, mirror: Mirror, *, follows: bool = False) -> None:
     """Copy the table from its beginning: into the mirror if that was never complete, otherwise into
-    a staging table."""
-    mirror.cursor, mirror.copied = None, 0
+    a staging table. `follows` says that the mirror still has every row of its source, so that
+    changes are also applied to it until the copy replaces it."""
+    mirror.cursor, mirror.copied, mirror.follows = None, 0, follows
     if mirror.state == "copying":
         await connection.execute(f"truncate {mirror.table}".encode())
     else:

@@ -132,16 +132,29 @@ class TolerantWriter:
 
 
 class CopyWriter(TolerantWriter):
-    """Applies changes to a table while it is copied."""
+    """Applies changes to a table while it is copied. A mirror that follows its source meanwhile
+    gets them, too, through the writer `live`."""
 
-    def __init__(self, mirror: Mirror, filter_runs: FilterRuns | None = None) -> None:
+    def __init__(
+        self,
+        mirror: Mirror,
+        filter_runs: FilterRuns | None = None,
+        live: TableWriter | None = None,
+    ) -> None:
         target = mirror.staging if mirror.state == "recopying" else mirror.table
         super().__init__(mirror, filter_runs, target)
         self.pending: PendingChunk | None = None
+        self._live = live
 
     @property
     def key(self) -> tuple[int, ...]:
         return self._statements.key
+
+    async def write(self, sender: Sender, changes: Sequence[RowChanges]) -> None:
+        if self._live is not None:
+            await self._live.write(sender, changes)
+            self.needs_copy |= self._live.needs_copy
+        await super().write(sender, changes)
 
     async def _apply(self, sender: Sender, run: Run) -> None:
         left = run if self.pending is None else self.pending.absorb(run)

@@ -139,16 +139,16 @@ class Session:
             return
         wanted = row_filter(self._source, self._definition, mirror)
         self._filters[mirror.name] = wanted
-        writer: TableWriter
+        live: TableWriter = (
+            ExactWriter(mirror) if wanted is None else TolerantWriter(mirror, wanted)
+        )
         if self._definition.feed_only:
-            writer = FeedWriter(mirror)
+            self._writers[mirror.name] = FeedWriter(mirror)
         elif mirror.state in ("copying", "recopying"):
-            writer = CopyWriter(mirror, wanted)
-        elif wanted is not None:
-            writer = TolerantWriter(mirror, wanted)
+            follows = mirror.state == "recopying" and mirror.follows
+            self._writers[mirror.name] = CopyWriter(mirror, wanted, live if follows else None)
         else:
-            writer = ExactWriter(mirror)
-        self._writers[mirror.name] = writer
+            self._writers[mirror.name] = live
 
     async def _apply_schema_changes(self) -> None:
         """In the transaction of the next change, or in one of their own if there is none."""
@@ -177,11 +177,14 @@ class Session:
         if mirror is None or mirror.state in ("dropped", "removed"):
             mirror = await bring_up(self._connection, self._definition, self._mirrors, table)
         else:
+            follows = (mirror.state == "live" or mirror.follows) and (
+                table.key == mirror.description.key
+            )
             has_lost = await tables.alter(self._connection, mirror, table)
             await tables.save(self._connection, mirror)
             copied_now = mirror.state in ("copying", "recopying")
             if (has_lost or change.copies or copied_now) and not self._definition.feed_only:
-                await tables.begin_copy(self._connection, mirror)
+                await tables.begin_copy(self._connection, mirror, follows=follows)
         self._abandon_chunk(table.name)
         self._set_writer(mirror)
 

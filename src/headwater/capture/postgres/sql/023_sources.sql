@@ -52,6 +52,7 @@ create table headwater.source_tables (
   cursor json,
   copied bigint not null default 0,
   estimate bigint,
+  follows boolean not null default false, -- changes are also applied to the mirror while it is copied again
   description jsonb not null, -- capture/source.py: SourceTable
   primary key (source, name)
 );
