@@ -78,7 +78,8 @@ class Capture:
     async def rows(self, table: str) -> list[tuple[Any, ...]]:
         """Without the columns that the mirror of a collection has beside the declared ones."""
         cursor = await self.connection.execute(
-            f"select * from {self._name(table)} order by id".encode()
+            f"select * from {self._name(table)} order by id".encode(),
+            prepare=False,  # its columns may change
         )
         names = [column.name for column in cursor.description or ()]
         places = [i for i, name in enumerate(names) if name not in ("_id", "doc")]

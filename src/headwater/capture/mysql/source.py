@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from headwater.capture.mysql import checks
 from headwater.capture.mysql.assembly import Assembler, Catalog
 from headwater.capture.mysql.binlog import BinlogStream, Handover
-from headwater.capture.mysql.connection import connect, parse_url, query, translated
+from headwater.capture.mysql.connection import connect, interrupt, parse_url, query, translated
 from headwater.capture.mysql.describe import (
     Charsets,
     Table,
@@ -144,6 +144,8 @@ class MysqlSource:
         self._closed = True
         for stream in list(self._streams):
             stream.close()
+        if (connection := self._connection) is not None:
+            interrupt(connection)  # A query that a cancelled call has left.
         await asyncio.to_thread(self._disconnect)
 
     # ------------------------------------------------------------------ in threads

@@ -106,7 +106,11 @@ class TriggerWriter:
 
     def _after_update_or_replace(self) -> list[str]:
         not_new = f"({self._same('NEW')}) IS NOT 1"
-        row = f"SELECT 1 FROM {self._table} t WHERE {self._same('c')} AND {not_new}"
+        itself = " AND ".join(
+            f"c.k{i} IS OLD.{quoted(name)}" for i, name in enumerate(self._shape.key)
+        )
+        row = f"SELECT 1 WHERE {itself} UNION ALL"
+        row += f" SELECT 1 FROM {self._table} t WHERE {self._same('c')} AND {not_new}"
         return [self._vanished(row, update=True), *self._after_update()]
 
     def _after_delete(self) -> list[str]:

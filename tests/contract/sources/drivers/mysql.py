@@ -137,7 +137,7 @@ class MysqlDriver:
     can = frozenset(
         {
             "transactions", "interleave", "rekey", "truncate", "ddl", "lose_position", "restart",
-            "names", "keyless",
+            "names", "keyless", "missing",
         }
     )  # fmt: skip
 

@@ -75,7 +75,7 @@ class PostgresWalDriver:
     can = frozenset(
         {
             "transactions", "interleave", "rekey", "truncate", "ddl", "lose_position", "restart",
-            "names", "keyless",
+            "names", "keyless", "missing",
         }
     )  # fmt: skip
 

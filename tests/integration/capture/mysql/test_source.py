@@ -296,6 +296,24 @@ async def test_a_cancelled_reader(driver: MysqlDriver) -> None:
     assert not [t for t in threading.enumerate() if t.name == "headwater-binlog"]
 
 
+async def test_closing_ends_a_query(driver: MysqlDriver) -> None:
+    """A table that another session has locked is not waited for."""
+    await _orders(driver)
+    writer = await driver.writer()
+    await writer._run("lock tables orders write")
+    async with opened(driver.definition("orders")) as source:
+        (table,) = await source.tables()
+        reading = asyncio.create_task(source.snapshot(table, None, 10))
+        waiting = (
+            "select 1 from information_schema.processlist where state like 'Waiting for%lock%'"
+        )
+        await _until(driver, waiting)
+        async with asyncio.timeout(30):
+            await source.close()
+            with pytest.raises(SourceUnavailable):
+                await reading
+
+
 # ------------------------------------------------------------------------ the copy
 
 
