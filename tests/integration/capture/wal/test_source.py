@@ -285,12 +285,12 @@ async def test_columns_that_change_without_a_row_and_a_dropped_table(
 async def test_a_large_transaction_is_streamed_in_parts(setting: Setting) -> None:
     replica = await setting.copied("orders")
     writer = await setting.driver.writer()
-    await writer.connection.execute(
+    await writer.execute(
         "insert into orders select i, 'n' || i, i, repeat('z', 50) from generate_series(1, 9000) i"
     )
-    await writer.connection.execute("savepoint a")
-    await writer.connection.execute("update orders set name = 'rolled back'")
-    await writer.connection.execute("rollback to savepoint a")
+    await writer.execute("savepoint a")
+    await writer.execute("update orders set name = 'rolled back'")
+    await writer.execute("rollback to savepoint a")
     await setting.driver.execute("insert into orders values (100001, 'other', 1, null)")
     await replica.catch_up(setting.driver.url)
     assert len(replica.rows["orders"]) == 1

@@ -133,8 +133,7 @@ _GRANT = "Give the role the right: alter role … with login replication."
 _REFUSED_WORDS: dict[str, str] = {
     "password authentication failed": "Check the user and the password in the URL.",
     "no password supplied": "Put the password into the URL, or into a password file.",
-    "no pg_hba.conf entry": "Allow the connection in the server's pg_hba.conf, also for"
-    " replication if it names databases one by one, and reload the server.",
+    "no pg_hba.conf entry": "Allow the connection in the server's pg_hba.conf and reload it.",
     "does not exist": "Check the names in the URL and the tables of the source.",
     "must be superuser or replication role": _GRANT,
     "permission denied to start WAL sender": _GRANT,
